@@ -1,1 +1,1 @@
-"""Whose a session is: the room that claims, follows and sweeps."""
+"""Who owns a session: the room that claims, follows and sweeps."""

@@ -12,12 +12,12 @@ from orchestrator.session.output import UNREAD, Readers, Replay
 from orchestrator.store import LogTail, SessionStore, StoreUnavailable
 from orchestrator.store.base import RENEW_S, missing
 
-# Seconds between two looks at a log that grows; at most, once it does not, each time longer; after no answer.
+# Seconds between two looks at a log: while it grows; at most, while it does not (growing); after no answer.
 POLL_S = 0.05
 MOST_POLL_S = 0.4
 LONGER = 1.5
 RETRY_S = 0.2
-# Seconds that a log has answered for again before its owner's silence counts: the owner could not speak either.
+# Seconds for which a log has answered again before its owner's silence counts: the owner could not write either.
 SETTLED_S = 5.0
 
 
@@ -26,7 +26,7 @@ class NobodyDrives(Exception):
 
 
 class Followed(Protocol):
-    """A session that readers read here. See SessionDriver."""
+    """A session that is read here. See SessionDriver."""
 
     readers: Readers
     newest_fence: int
@@ -34,15 +34,15 @@ class Followed(Protocol):
 
 
 class Follower:
-    """Extends one session's output from its log, of which it reads what it has not seen.
+    """Extends one session's output from its log, reading what is new.
 
-    Only under a new fence, or where it has lost something, can a log hold another text than before: then all is read.
+    A log can hold another text than before only under a new fence, or after a loss: then all of it is read.
 
     Args:
         driver: counts the session's readers.
         owner: this orchestrator's name in the log.
         can_drive: sessions can be driven here now.
-        timeout: seconds after which a log that does not answer is given up, or a session that nobody drives.
+        timeout: seconds after which a silent log, or a session that nobody drives, is given up.
 
     wanted: set it to have the session claimed at the next look.
     """
@@ -73,14 +73,12 @@ class Follower:
         self._pause = POLL_S
 
     async def run(self) -> LogTail | None:
-        """The log's end once the session has ended, or ought to be driven here; None once nobody reads it here.
-
-        What is behind it has been shown.
+        """The log's end, shown, once the session has ended or should be driven here; None once nobody reads it here.
 
         Raises:
             StoreError: the log is lost, or does not answer.
             OtherText: the log contradicts what was shown.
-            NobodyDrives: readers do better to ask elsewhere.
+            NobodyDrives: readers should ask another orchestrator.
         """
         while True:
             log = await self._look()
@@ -102,7 +100,7 @@ class Follower:
                 raise
             return None
         if log is None or self._is_behind(log):
-            # The store has lost it. An owner that lives writes it again with its next sign of life.
+            # The store has lost it. A living owner writes it again with its next sign of life.
             if self._now() - self._answered > self._timeout:
                 raise missing(self._session_id)
             return None
@@ -115,7 +113,7 @@ class Follower:
         return log
 
     async def _news(self) -> LogTail | None:
-        """What the log has beyond what was seen of it; all that it has where that may have changed."""
+        """The log's unseen part; all of it where the seen part may have changed."""
         seen = self._replay.seen
         log = await self._store.tail(self._session_id, seen)
         if log is None or not seen or (log.fence == self._fence and log.length >= self._prompt_length + seen):
@@ -127,15 +125,15 @@ class Follower:
         return self._replay.output.prompt_length
 
     def _is_behind(self, log: LogTail) -> bool:
-        """It is the beginning of what was shown: neither a contradiction nor all."""
+        """The log is only the beginning of what was shown, which is no contradiction."""
         shown = self._replay.output.tokens
         end = log.skipped + len(log.tokens)
         return end < len(shown) and shown[log.skipped : end] == list(log.tokens)
 
     def _is_due(self, log: LogTail) -> bool:
-        """Nobody drives it, or who does gets no further, or a reader wants it here.
+        """Whether to claim: nobody drives it, its owner makes no progress, or a reader wants it here.
 
-        To end it no verifier is needed.
+        Ending it needs no verifier.
         """
         if not (self._can_drive() or log.cancelled):
             return False
@@ -146,14 +144,14 @@ class Follower:
         return self.wanted or stalled or silent or log.owner == self._owner
 
     def _check_driven(self, log: LogTail | None) -> None:
-        """A log that does not answer tells nothing of the owner. Raises NobodyDrives."""
+        """Count the owner's silence; that of the log says nothing about the owner. Raises NobodyDrives."""
         if log is None or not log.abandoned or self._can_drive():
             self._driven = self._now()
         if self._now() - self._driven > self._timeout:
             raise NobodyDrives("session_id: no verifier is there to go on with it, or no room")
 
     async def _note_reader(self) -> None:
-        """Who drives the session, and has no reader left, learns that there is one here."""
+        """Tell the owner, which may have no reader left, that there is one here."""
         if self._driver.readers.count and self._now() - self._noted >= RENEW_S:
             self._noted = self._now()
             with suppress(StoreUnavailable):

@@ -1,4 +1,4 @@
-"""Who drives a session: claiming, following, letting go; ends that somebody asks for where others drive."""
+"""Who drives a session: claiming, following, letting go; and ends that are asked for at another orchestrator."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from specwire.telemetry.logs import of_session
 # Cancellations and deletions: acknowledged only once the log has them, and kept until the owner must have heard.
 #
 # The flag in the log is what another owner hears, and what ends the session where its owner is lost. A log that is lost
-# before that is written again by its owner, who knows of neither, or comes back as it was before; so whoever has
-# promised the end says it again, for as long as the owner may take to look.
+# before that comes back as it was, or its owner, who knows of neither, writes it again. So the orchestrator that
+# promised the end repeats it for as long as the owner may take to look.
 
-# Seconds between two times that it is set, and for which that is repeated: an owner that lives writes in a lease.
+# Seconds between repeats of the flag, and for how long it is repeated: a living owner writes within a lease.
 AGAIN_S = LEASE_S / 5
 KEPT_S = 2 * LEASE_S
 # Seconds after which a log that did not answer is asked again.
@@ -56,7 +56,7 @@ Say = Callable[[str], Awaitable[None]]
 
 @dataclass(slots=True)
 class _Promise:
-    """say: what was said of the session. is_done: it need not be said again. until: by the loop's clock."""
+    """say: sets the flag again. is_done: it need not be set again. until: by the loop's clock."""
 
     say: Say
     is_done: Callable[[], bool]
@@ -64,7 +64,7 @@ class _Promise:
 
 
 class Cancellations:
-    """What this orchestrator has promised, by session.
+    """The ends that this orchestrator has promised, by session.
 
     Args:
         patience: seconds after which a log that does not answer is given up.
@@ -76,7 +76,7 @@ class Cancellations:
         self._promised: dict[str, _Promise] = {}
 
     async def ask(self, session_id: str, driven: Driven | None = None) -> None:
-        """Have the session end, whoever drives it; returns once the log has acknowledged the flag, or the end itself.
+        """End the session, whoever drives it; returns once the log has acknowledged the flag, or the end itself.
 
         driven: the session, where it is driven here. Should the log have lost it, its owner writes it again.
 
@@ -115,14 +115,14 @@ class Cancellations:
             await self.repeat()
 
     async def repeat(self) -> None:
-        """A log that is not there may be the next time."""
+        """A missing log may be back the next time."""
         now = self._now()
         kept = ((each, promise) for each, promise in self._promised.items() if promise.until > now)
         self._promised = {each: promise for each, promise in kept if not promise.is_done()}
         await asyncio.gather(*(self._repeat(*each) for each in list(self._promised.items())))
 
     async def _repeat(self, session_id: str, promise: _Promise) -> None:
-        """While the log is silent its owner hears nothing, either: that time does not count."""
+        """The time of a silent log does not count: the owner hears nothing either."""
         try:
             await promise.say(session_id)
         except StoreUnavailable:
@@ -135,7 +135,7 @@ class Cancellations:
 
 
 def _has_ended(driven: Driven | None) -> bool:
-    """Its end is in the log."""
+    """The log has its end."""
     return driven is not None and driven.output.end is not None and not driven.abandoned
 
 
@@ -143,15 +143,15 @@ def _has_ended(driven: Driven | None) -> bool:
 # Who drives a session: this orchestrator, or another one whose work is shown here as it appears in the log.
 #
 # Any orchestrator with the same log serves any session. One that has ended is replayed. One that another orchestrator
-# drives is *followed*: its log is read again and again, so that any number of readers at any number of orchestrators
-# see the same stream and none of them takes it from another. It is *claimed*, with a new fence, and driven here
+# drives is *followed*: its log is polled, so that any number of readers at any number of orchestrators see the same
+# stream. It is *claimed*, with a new fence, and driven here
 #
-# - at once if the reader asks for that (its connection to the other orchestrator broke), or nobody drives it;
+# - at once if the reader asks for it (its connection to the other orchestrator broke), or if nobody drives it;
 # - once the other one gives no sign of life (the log's lease), or the log has not grown for as long, which may be
 #   because nobody reads there any more. The second kind of patience doubles each time, so that two orchestrators with
 #   readers do not take a session that cannot go on from each other for ever.
 #
-# A claim is right at any time: it makes the former owner's appends fail, and so ends its say. That one follows then.
+# A claim is right at any time: it makes the former owner's appends fail. That one then follows.
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ MICROSECONDS = 1_000_000
 
 
 def must_end(log: StoredSession) -> FinishReason | None:
-    """How a session that still runs in the log is to end before anything else is decided; None if it may go on."""
+    """Why a session that still runs in the log must end before any further token; None if it may go on."""
     if log.cancelled:
         return FinishReason.CANCELLED
     return FinishReason.DEADLINE if 0 < log.record.deadline <= time.time() else None
@@ -168,19 +168,18 @@ def must_end(log: StoredSession) -> FinishReason | None:
 def floor(driver: SessionDriver) -> int:
     """What a claim's fence must exceed: every fence of the session that is known here, and this host's clock.
 
-    The log may have lost a claim, and the clock that it gives fences by may be behind: that of a replica's host.
+    The log may have lost a claim, and its own clock, of a replica's host, may be behind.
     """
     return max(driver.newest_fence, int(time.time() * MICROSECONDS))
 
 
 class Ownership:
-    """Joins sessions that this orchestrator has not begun.
+    """Joins sessions that began at other orchestrators.
 
     Args:
-        host: hears of sessions that are claimed, or not read any more.
+        host: is told of sessions that are claimed, or no longer read.
         scanner_of: a fresh scanner for a session; StatusError if this orchestrator cannot serve it.
-        unfit: for people, why a session cannot be driven here; None: there is a verifier, and room for the tenant. Else
-            it is better off where it is, or elsewhere.
+        unfit: for people, why a session cannot be driven here; None where there is a verifier, and room for the tenant.
     """
 
     def __init__(
@@ -192,7 +191,7 @@ class Ownership:
         self._host = host
         self._store = host.store
         self._owner = host.owner
-        # Seconds after which readers' streams end where the log is silent, or nobody drives the session.
+        # Seconds after which readers' streams end if the log is silent, or if nobody drives the session.
         self._store_timeout = host.options.store_timeout
         self._scanner_of = scanner_of
         self._unfit = unfit
@@ -201,12 +200,13 @@ class Ownership:
     async def join(
         self, driver: SessionDriver, log: StoredSession, take_over: bool, end: FinishReason | None = None
     ) -> None:
-        """Have `driver`, which has shown nothing yet, show the session from now on.
+        """Let `driver`, which has shown nothing yet, show the session from now on.
 
-        end: nobody goes on with the session, and it is to end so.
+        end: nobody continues the session; it ends for this reason.
 
         Raises:
-            StatusError: the log does not answer, or has lost the session; or it is to be driven here, and cannot be.
+            StatusError: the log does not answer, or has lost the session; or it would have to be driven here, and
+            cannot be.
         """
         driver.let_go()
         driver.stats.started -= max(0.0, time.time() - log.record.created)
@@ -233,16 +233,16 @@ class Ownership:
         return Replay(driver.output, self._scanner_of(driver.record))
 
     def _is_free(self, log: StoredSession) -> bool:
-        """Nobody drives the session: its owner is silent, or it is ours, and we have left it."""
+        """Nobody drives the session: its owner is silent, or we own it and have left it."""
         return log.abandoned or log.owner == self._owner
 
     async def _show(
         self, driver: SessionDriver, replay: Replay, log: StoredSession, end: FinishReason | None = None
     ) -> None:
-        """What the log says; and if it says that the session is ours, go on."""
+        """Do what the log says; go on driving where it names us as the owner."""
         await replay.extend(log.tokens, log.outcomes, log.logprobs)
         if driver.output.end is not None:
-            return  # this orchestrator has left it meanwhile: others may claim it
+            return  # this orchestrator has let go of it meanwhile: others may claim it
         if log.reason is not None:
             self._finish(driver, replay, log.reason, log.text_length)
         elif log.owner == self._owner:
@@ -299,7 +299,9 @@ class Ownership:
                 del self._followers[session_id]
 
     async def _claim(self, driver: SessionDriver) -> StoredSession:
-        """The log under our fence. A claim of unknown outcome is repeated: a newer fence does no harm."""
+        """Claim; returns the log under our fence. A claim of unknown outcome is repeated: a newer fence does no
+        harm.
+        """
         give_up = asyncio.get_running_loop().time() + self._store_timeout
         while True:
             try:

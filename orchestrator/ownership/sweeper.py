@@ -1,19 +1,19 @@
-"""Orphans: sessions whose owner is gone, and that nobody asks for. Whoever finds one ends it in the log.
+"""Ends orphans: sessions whose owner is gone and that nobody asks for.
 
 An owner ends its sessions itself: at their deadline, when the grace without a reader is over, when they are cancelled.
-An owner that was killed does none of it, and its sessions would be said to run until the log forgets them. So owners
-call their sessions in the model's roll (`orchestrator.store.base`), and every orchestrator of that model asks the roll
-who is missed, and looks into the log of each:
+An owner that was killed does none of it, and its sessions would seem to run until the log forgets them. So owners enter
+their sessions in the model's roll (`orchestrator.store.base`), and every orchestrator of that model asks the roll which
+ones are overdue, and reads the log of each:
 
 - cancelled, or past its deadline: it ends so;
-- its owner silent for so long that it cannot come back (it would have given its readers up by now, for want of the log)
-  and no reader can either (the grace is over): it ends as one that nobody reads, cancelled;
+- its owner is silent for so long that neither the owner (it would have given its readers up by now) nor a reader (the
+grace is over) can come back: it ends as cancelled;
 - else it is left to whoever asks for it, and looked at again.
 
-To end it is to claim it: should its owner live after all, or two orchestrators find it at once, the newest fence wins,
-and the other one's say is void. A log that did not answer makes every owner silent, so nobody is missed before the log
-has answered for a lease, nor before this process has been awake for as long. So does a clock of the log's that jumps:
-who seems to be silent is looked at again in a later round; by then an owner that lives has said something.
+Ending a session means claiming it: should its owner live after all, or two orchestrators find it at once, the newest
+fence wins. A log that did not answer makes every owner silent, so nobody is missed before the log has answered, and
+this process was awake, for a lease. A jump of the log's clock does so, too: a session that seems silent is looked at
+again in a later round, by when a living owner has written.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two rounds, scattered by half, so that orchestrators do not all come at once.
+# Seconds between two rounds, scattered by half, so that orchestrators do not all ask at once.
 ROUND_S = CALLED_WITHIN_S / 3
-# Seconds for one round. What it does not reach is told again, here or elsewhere.
+# Seconds for one round. Sessions that it does not reach are told again, here or elsewhere.
 ROUND_LIMIT_S = 30.0
 # Seconds after which a session that was missed, and not ended, is told to somebody again.
 AGAIN_S = LEASE_S
-# Seconds within which a living owner gives a sign of life: one and a half renewals, and some.
+# Seconds within which a living owner gives a sign of life: one and a half renewals, and a margin.
 CONFIRM_S = 0.6 * LEASE_S
 # Sessions in one round: their logs are read whole.
 MOST_AT_ONCE = 32
@@ -72,7 +72,7 @@ class SweepPatience:
 
 @dataclass(slots=True)
 class Sweeper:
-    """Calls the roll, and asks it, until its `run` is cancelled.
+    """Enters sessions in the roll, and asks it, until `run` is cancelled.
 
     Args:
         driven: by model (its weights' fingerprint) the sessions that are driven here; the models that are served are
@@ -93,14 +93,14 @@ class Sweeper:
     _quiet_until: float = 0.0
 
     async def run(self) -> None:
-        """Run rounds for ever. The first ones only call sessions, and ask for none."""
+        """Run rounds for ever. The first ones only enter sessions, and ask for none."""
         self._be_quiet()
         while True:
             began = time.time()
             pause = ROUND_S * self._scatter.uniform(0.5, 1.0)
             await asyncio.sleep(pause)
             if time.time() - began > pause + LEASE_S / 2:
-                self._be_quiet()  # this process was stopped, and perhaps others were
+                self._be_quiet()  # this process was stopped, and others perhaps, too
             try:
                 async with asyncio.timeout(ROUND_LIMIT_S):
                     await self.round()
@@ -110,12 +110,12 @@ class Sweeper:
                 logger.error("orphans could not be looked for", exc_info=error)
 
     def _be_quiet(self) -> None:
-        """Look after nobody for a lease: sessions and owners that were silent may be about to speak."""
+        """Look after nobody for a lease: silent owners may be about to write."""
         self._quiet_until = asyncio.get_running_loop().time() + LEASE_S
         self._suspects.clear()
 
     async def round(self) -> None:
-        """Call sessions driven here, strike ended ones, look after missed ones. Raises StoreError."""
+        """Enter sessions driven here, remove ended ones, look after missed ones. Raises StoreError."""
         driven = self.driven()
         for roll, sessions in driven.items():
             await self.store.call_roll(roll, sorted(sessions), CALLED_WITHIN_S, self.kept)
@@ -127,11 +127,11 @@ class Sweeper:
             await self._look_for_missed(roll, driven[roll])
 
     def note_end(self, roll: str, session_id: str) -> None:
-        """Note that the log has the session's end: it need not be called any more."""
+        """Note that the log has the session's end: it is no longer entered in the roll."""
         self._ended.setdefault(roll, set()).add(session_id)
 
     async def _strike(self, roll: str, session_ids: Sequence[str]) -> None:
-        """Strike sessions whose end the log has. One whose end is lost will be missed. Raises StoreError."""
+        """Remove sessions whose end the log has. One whose end is lost will be missed. Raises StoreError."""
         found = await asyncio.gather(*map(self._has_end, session_ids), return_exceptions=True)
         for each in found:
             if isinstance(each, BaseException):
@@ -166,7 +166,7 @@ class Sweeper:
                 await self.store.strike(roll, [session_id])
 
     async def _is_due(self, roll: str, session_id: str) -> bool:
-        """Whether the session is to end now, by what the log says; one that is over is struck off."""
+        """Whether the session must end now, by its log; one that is over is removed from the roll."""
         log = await self._running(session_id)
         if log is None:
             await self.store.strike(roll, [session_id])
@@ -189,7 +189,7 @@ class Sweeper:
         return log if log is not None and log.reason is None else None
 
     def due(self, log: StoredSession) -> FinishReason | None:
-        """How a session that runs in the log is to end now; None: its owner lives, or somebody may come for it."""
+        """Why a session that runs in the log must end now; None if its owner lives, or somebody may come for it."""
         if not log.abandoned:
             return None
         return must_end(log) or (FinishReason.CANCELLED if self.patience.is_over(log) else None)

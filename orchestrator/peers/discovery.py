@@ -1,4 +1,4 @@
-"""Keeps an orchestrator's peers those that are registered, and remembers where its sessions were decided last."""
+"""Keeps an orchestrator's peers equal to what is registered, and remembers which verifier decided a session last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specwire.registry.entry import Role, ServiceEntry
 from specwire.registry.registrar import SCATTER
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Where sessions were decided last: their keys and values may still be there for the conversation's next turn.
+# Which verifier decided a session last: its keys and values may still be there for the conversation's next turn.
 
 REMEMBERED = 4096
 
@@ -23,7 +23,7 @@ REMEMBERED = 4096
 class SessionAffinity:
     """The addresses of the latest sessions' verifiers. Forgetting one costs a prefill, nothing else.
 
-    `fresh`: what was noted since it was emptied last, for whoever tells other orchestrators.
+    `fresh`: notes since it was last emptied; they are told to other orchestrators.
     """
 
     def __init__(self) -> None:
@@ -32,14 +32,14 @@ class SessionAffinity:
         self._learnt: set[str] = set()
 
     def note(self, session_id: str, address: str) -> None:
-        """The session is to be decided there from now on."""
+        """The session is decided there from now on."""
         self._put(session_id, address)
         self._learnt.discard(session_id)
         if len(self.fresh) < REMEMBERED:
             self.fresh[session_id] = address
 
     def learn(self, session_id: str, address: str) -> None:
-        """Another orchestrator has had the session decided there."""
+        """Another orchestrator had the session decided there."""
         self._put(session_id, address)
         self._learnt.add(session_id)
 
@@ -55,38 +55,38 @@ class SessionAffinity:
         return self._of.get(session_id, "")
 
     def held(self, session_id: str) -> str:
-        """The same, of a session that has not been placed here yet: it may be there still, and needs no place."""
+        """The same for a session that was not placed here yet: it may still be there, and needs no slot."""
         return self.of(session_id) if session_id in self._learnt else ""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Keeps an orchestrator's peers those that are registered, while they come and go.
+# Keeps an orchestrator's peers equal to what is registered, while services come and go.
 
 logger = logging.getLogger(__name__)
 
 # Seconds between two looks.
 LOOK_S = 1.0
-# For a question that a request waits for.
+# Seconds for a look-up that a request waits for.
 ASK_S = 0.5
-# As many are dialled.
+# How many are dialled at most.
 MOST_DIALLED = 1024
 
 Place = tuple[Role, str]
 
 
 class RegistryFeed:
-    """Looks at the registry again and again. What was known stays in use while it does not answer.
+    """Polls the registry. What was known stays in use while the registry does not answer.
 
     Args:
         directory: owned from now on.
-        find: the peer that is known at a place, if one is, however it came to be known.
+        find: the known peer at a place, however it became known; None where there is none.
         dial: a new one, for a place that can be dialled; InvalidParameter if it must not be.
         drop: one that `dial` made, whose service has gone.
-        looked: is called after each look, with the time by the loop's clock.
+        looked: is called after each poll, with the time by the loop's clock.
 
     `services`: how many were there at the last look, by role. `orchestrators`: those of them that place sessions, this
-    one included. `ignored`: what was not believed then, by reason. `trouble`: why there was no answer when it was asked
-    last; "" if there was one.
+    one included. `ignored`: entries that were refused then, by reason. `trouble`: why the last poll failed; "" if it
+    did not.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class RegistryFeed:
             await asyncio.sleep(LOOK_S * random.uniform(1 - SCATTER, 1))
 
     async def learn_home(self, session_id: str) -> None:
-        """Ask where another orchestrator has had the session; soon, or not at all."""
+        """Ask at which verifier another orchestrator had the session. Gives up soon."""
         if self.trouble or self._affinity.of(session_id):
             return
         try:
@@ -209,7 +209,7 @@ class RegistryFeed:
 
 
 def newest(entries: Sequence[ServiceEntry]) -> dict[Place, ServiceEntry]:
-    """Verifiers and drafters by where they are; of those at one place, the one that started last."""
+    """Verifiers and drafters by address; of several at one address, the one that started last."""
     found: dict[Place, ServiceEntry] = {}
     for entry in sorted(entries, key=lambda each: (each.started, each.id)):
         if entry.role is not Role.ORCHESTRATOR:

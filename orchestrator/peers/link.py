@@ -29,12 +29,12 @@ FIRST_BACKOFF = 0.05
 MOST_BACKOFF = 1.0
 # To connect, and to get the peer's description: a large tokenizer over a slow line.
 CONNECT_TIMEOUT = 60.0
-# A connection that lasted for less is dialled again ever more slowly: what broke it may be there still.
+# Redialling slows down after connections shorter than this: what broke them may still be there.
 STABLE = 5.0
 # After `cut`.
 QUARANTINE = 60.0
-# How often the round trip is measured while the link is up, and the least of how many counts: a line that becomes
-# longer is believed once all of them say so, one that becomes shorter at once.
+# Seconds between measurements of the round trip, and of how many the least counts: a line that becomes longer is
+# believed once all of them say so, a shorter one at once.
 GAUGE_EVERY = 5.0
 GAUGED = 4
 
@@ -49,7 +49,7 @@ class Listener(Protocol[Heard]):
 
 
 class Line(Protocol[Told]):
-    """The way to a peer, whichever end dialled."""
+    """The connection to a peer, whichever end dialled."""
 
     @property
     def address(self) -> str:
@@ -64,7 +64,7 @@ class Line(Protocol[Told]):
         ...
 
     def cut(self, reason: str) -> None:
-        """End the connection with a peer that does harm; it gets no other one for a while."""
+        """End the connection with a harmful peer; it gets no other one for a while."""
         ...
 
 
@@ -73,14 +73,14 @@ class Link(Generic[Request, Response]):
 
     Args:
         connect: opens the stream on a channel.
-        describe: asks the peer on a channel what it is; the request names the tokenizer that need not be sent again.
+        describe: asks the peer for its description; the request names the tokenizer that need not be sent again.
         tls: how to encrypt; None speaks plaintext.
         token: shown to the peer.
-        tokenizers: keeps the peer's tokenizer; None for a peer whose tokenizer nobody needs.
+        tokenizers: keeps the peer's tokenizer; None where it is not needed.
 
     `round_trip_us`: to the peer and back, the least of the latest measurements; 0 before the link was ever up.
-    `trouble`: why it is down, one sentence. `distrusted`: because the two ends do not trust each other, which seldom
-    mends itself.
+    `trouble`: why it is down, one sentence. `distrusted`: it is down because the two ends do not trust each other,
+    which seldom passes by itself.
 
     Invariant: `up` holds exactly between on_up and on_down.
     """
@@ -128,7 +128,7 @@ class Link(Generic[Request, Response]):
             self._outbox.push(part)
 
     def cut(self, reason: str) -> None:
-        """End the connection with a peer that does harm; it is not dialled again for a while."""
+        """End the connection with a harmful peer; it is not dialled again for a while."""
         self._was_cut = True
         self._break(LinkError(reason))
 
@@ -138,7 +138,7 @@ class Link(Generic[Request, Response]):
             began, self._was_cut = loop.time(), False
             try:
                 was_up, reason = await self._connect_once(listener)
-            except Exception as error:  # a failure of our own: the sessions on this link are lost, the others are not
+            except Exception as error:  # a bug of ours: only the sessions on this link are lost
                 logger.exception("link to %s failed", self.address)
                 was_up, reason = True, describe(error)
             if was_up:
@@ -164,7 +164,7 @@ class Link(Generic[Request, Response]):
                 call = self._connect(channel)
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await call.wait_for_connection()
-                    # As long as the stream lives it is this process that answers, and no predecessor at its address.
+                    # As long as the stream lives, this process answers, and not a predecessor at its address.
                     info = await self._gauged(channel)
             except (grpc.RpcError, TimeoutError) as error:
                 return False, self._why(error)
@@ -185,7 +185,7 @@ class Link(Generic[Request, Response]):
         return unreachable(details, self.address, tls=self._tls is not None) or describe(error)
 
     async def _ask(self, channel: grpc.aio.Channel) -> Info:
-        """The peer's description, without its tokenizer: that is kept once for all peers that have it."""
+        """The peer's description, without its tokenizer, which is kept once for all peers that have it."""
         latest = self._tokenizers.latest if self._tokenizers is not None else ""
         known = self._tokenizer_hash or latest
         info = await self._describe(channel, common_pb2.GetModelInfoRequest(known_tokenizer_hash=known))
@@ -202,15 +202,15 @@ class Link(Generic[Request, Response]):
         return info
 
     async def _gauge(self, channel: grpc.aio.Channel) -> None:
-        """Measure the line again and again: an edge box moves, and how much credit it needs moves with it."""
+        """Measure the round trip repeatedly: an edge box moves, and the credit that it needs changes with it."""
         while True:
             await asyncio.sleep(GAUGE_EVERY)
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await self._gauged(channel)
             except (grpc.RpcError, TimeoutError):
-                continue  # whether the link is alive is for its stream to say
-            except Exception:  # a failure of our own: sessions go on, with the credit that the last measurement gives
+                continue  # the stream tells whether the link is alive
+            except Exception:  # a bug of ours: sessions go on with the credit of the last measurement
                 logger.exception("the round trip to %s could not be measured", self.address)
 
     async def _converse(

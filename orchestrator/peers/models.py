@@ -40,7 +40,7 @@ class ReadTokenizer:
     def of(cls, text: bytes) -> ReadTokenizer:
         """Raises TokenizerError."""
         tokenizer = load_tokenizer(text)
-        # One byte more a token: for the separator that tokenizers of words drop.
+        # One byte more for each token: the separator that tokenizers of words drop.
         longest = 1 + max((len(token.encode()) for token in tokenizer.get_vocab()), default=0)
         return cls(tokenizer, longest)
 
@@ -53,7 +53,7 @@ class Tokenizers:
         self._read: dict[str, ReadTokenizer | TokenizerError] = {}
 
     async def take(self, info: common_pb2.GetModelInfoResponse) -> None:
-        """Take the tokenizer out of a description; read it, if it is new, without holding up the event loop."""
+        """Take the tokenizer out of a description and read it, if it is new, in a thread."""
         text, told = info.tokenizer_json, info.tokenizer_hash
         info.ClearField("tokenizer_json")
         if not text or told in self._read:
@@ -80,7 +80,7 @@ class Tokenizers:
 
 
 def _read(text: bytes, told: str) -> ReadTokenizer | TokenizerError | None:
-    """None if it is another one than it is said to be: nothing may be kept under somebody else's hash."""
+    """None if its hash is not the stated one: nothing may be kept under another tokenizer's hash."""
     if hashlib.sha256(text).hexdigest() != told:
         return None
     try:
@@ -135,11 +135,11 @@ def vocabulary_mismatch(target: Info, drafter: Info) -> str | None:
 # ----------------------------------------------------------------------------------------------------------------------
 # The models that an orchestrator serves: a target for each identity that a verifier has shown.
 #
-# What is equal is said by `specwire.rpc.model_info.Identity`. A session is pinned to the one that it was begun with.
+# `specwire.rpc.model_info.Identity` says which are equal. A session is pinned to the model that it began with.
 
 logger = logging.getLogger(__name__)
 
-# For which a model is still known that no verifier has any more: they may come back, and until then it is not unknown.
+# Seconds for which a model without a verifier stays known: one may come back.
 KEPT_S = 600.0
 
 
@@ -156,7 +156,7 @@ def identity_of(record: SessionRecord) -> Identity:
 class Models:
     """Several models side by side have different names. One name may have several *versions*, with other identities.
 
-    A session is pinned to a version. Which one new sessions get is the pool's to say.
+    A session is pinned to a version. The pool chooses which one new sessions get.
 
     Args:
         tokenizers: those of verifiers' descriptions.
@@ -170,9 +170,9 @@ class Models:
         self._missed: dict[Identity, float] = {}
 
     def learn(self, info: Info, versions: bool) -> str | None:
-        """Know a verifier's model from now on; why the verifier must not be used, or None.
+        """Add a verifier's model; returns why the verifier must not be used, or None.
 
-        versions: a model that is known by this name may be another version there.
+        versions: the verifier may have another version of a model that is known by this name.
         """
         identity = Identity.of(info)
         if identity in self._versions:
@@ -206,9 +206,9 @@ class Models:
     # Sessions that have begun
 
     def completed(self, record: SessionRecord) -> SessionRecord:
-        """The record of a session that was begun before identities were kept, with that of a version of its weights.
+        """Complete the record of a session that began before identities were kept with a version of its weights.
 
-        Of several it is one with its tokenizer, then the one that was seen first.
+        Of several versions it takes one with the session's tokenizer, then the one that was seen first.
         """
         if record.eos_ids is not None:
             return record
@@ -221,7 +221,7 @@ class Models:
         return replace(record, tokenizer_fingerprint=whole.tokenizer, eos_ids=whole.eos_ids, model=target.info.model)
 
     def tokenizer_of(self, record: SessionRecord) -> Tokenizer:
-        """What the session's text is made with, also long after its last verifier has left.
+        """The session's tokenizer, also long after its last verifier has left.
 
         Raises:
             StatusError: UNAVAILABLE, no verifier has said what it is; FAILED_PRECONDITION, its model was never here.
@@ -269,7 +269,7 @@ class Models:
         return names[0]
 
     def sweep(self, present: Collection[Identity], now: float) -> None:
-        """Forget what no verifier has had for a while. present: those that there are."""
+        """Forget models that no verifier has had for a while. present: those that verifiers have now."""
         for identity in list(self._versions):
             if identity in present:
                 self._missed.pop(identity, None)

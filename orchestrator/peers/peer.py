@@ -26,19 +26,19 @@ from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What the registry says of a peer, for choosing among peers. Whether it can be used its connection says.
+# What the registry says of a peer, for placement. Whether a peer can be used, its connection tells.
 
 # Two heartbeats and a bit without a new one.
 STALE_S = 2.5 * HEARTBEAT_S
-# A service that is not registered any more, and not connected, is dialled for so long still.
+# Seconds for which a service that is neither registered nor connected is still dialled.
 GIVEN_UP_S = 10.0
 
 
 @dataclass(slots=True)
 class PeerReport:
-    """What is known of one peer; by default, of one that was named and not looked up.
+    """What is known of one peer; the defaults are for one that was named.
 
-    others: sessions that it has for other orchestrators, as it said last. started: Unix time in seconds.
+    others: its sessions of other orchestrators, as it last said. started: Unix time in seconds.
     fresh: its latest heartbeat came in time. missing_since: since when it is not registered; None where it is.
     """
 
@@ -61,7 +61,7 @@ class PeerReport:
         self.fresh = now - self.beat_at <= STALE_S
 
     def miss(self, now: float) -> None:
-        """It is not registered. Its connection, as long as there is one, says that it is there all the same."""
+        """It is not registered. It stays in use as long as its connection is up."""
         if self.missing_since is None:
             self.missing_since = now
         self.fresh = False
@@ -71,16 +71,16 @@ class PeerReport:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What sessions learnt about the drafters that serve them, for the sessions after them.
+# What sessions learnt about their drafters, for later sessions.
 
-# Whoever dials in chooses what it is called, so names must not pile up.
+# A drafter that dials in chooses its own name, so names must not pile up.
 MOST_KNOWN = 64
 
 
 class Experience:
-    """Beside one verifier, the planner of the latest session for each drafter and rule; the next one starts from it.
+    """For one verifier, the latest session's planner of each drafter and rule; the next session starts from it.
 
-    A drafter is known by its weights and its host: one that connects again is the same. Of too many the oldest go.
+    A drafter is known by its weights and its host: one that connects again is the same. The oldest are dropped.
     """
 
     def __init__(self) -> None:
@@ -98,17 +98,17 @@ class Experience:
 
 
 def share_host(verifier: Info, drafter: Info) -> bool:
-    """Whether the drafter competes with the verifier for cores; one that dialled in is not asked where it is."""
+    """Whether the drafter competes with the verifier for cores; a drafter that dialled in is taken not to."""
     return bool(drafter.host_id) and (drafter.host_id, drafter.device) == (verifier.host_id, verifier.device)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # How much a drafter may send: what it was asked for, and no more.
 
-# Most draft tokens of one session relayed in a burst. What is asked for adds up while answers are under way:
-# 32 advances of the longest run-ahead (MOST_RUN_AHEAD in specwire.core.messages).
+# Most draft tokens of one session that are relayed in a burst: 32 advances of the longest run-ahead (MOST_RUN_AHEAD in
+# specwire.core.messages), because requests add up while answers are under way.
 MOST_RELAYED = 4096
-# A line that stalls for as long as a connection outlives may hold back more than that, and no peer is at fault.
+# A line that stalls for as long as a connection survives may hold back more than that, without any peer's fault.
 MOST_OWED = 64 * MOST_RELAYED
 
 
@@ -116,7 +116,7 @@ class Quota:
     """Draft tokens that a session's drafter still owes.
 
     An open or an advance asks for at most `run_ahead` tokens, and a drafter that keeps to PROTOCOL.md section 5 sends
-    no more for it. Whoever does floods us and, through us, the verifier. At most `most` are owed.
+    no more for it. A drafter that sends more floods us and, through us, the verifier. At most `most` are owed.
     """
 
     def __init__(self, most: int = MOST_OWED) -> None:
@@ -150,23 +150,23 @@ DrafterLine = Line[draft_pb2.ConnectDraftRequest]
 # Seconds for which a session prefers a verifier whose link it lost to another, and how often that may fail meanwhile.
 PREFERENCE = 2.0
 HOPELESS_FAILURES = 3
-# Draft tokens for sessions that were closed while they were under way: of this many sessions at once.
+# Sessions whose draft tokens may still arrive after they were closed.
 MOST_STRAYS = 64 * MOST_RELAYED
-# Answers to an open: one, and as many more as it may be sent again for.
+# Answers to an open: one, and one for each time that it may be sent again.
 ANSWERS = 16
-# Wider forwards are not of one session's window.
+# Wider forwards do not belong to one session's window.
 MOST_OBSERVED_ROWS = 32
 
 
 class Breakable(Protocol):
-    """A session that a failure of our own ends."""
+    """A session that a bug of ours may end."""
 
     def on_broken(self, error: Exception) -> None: ...
 
 
 @contextmanager
 def guarded(subject: Breakable) -> Iterator[None]:
-    """What goes wrong with one session is told to that session alone: its link, and with it all others, go on."""
+    """An error in one session is told to that session alone; the link and all others go on."""
     try:
         yield
     except Exception as error:
@@ -194,7 +194,7 @@ Subject = TypeVar("Subject", bound=Breakable)
 
 
 class Peer(ABC, Generic[Request, Subject]):
-    """A service at the other end of a line. `info` is what it said last; `up` says whether it can be used now.
+    """A service at the other end of a connection. `info` is what it said last; `up` says whether it can be used now.
 
     `report`: what the registry says of it.
 
@@ -216,7 +216,7 @@ class Peer(ABC, Generic[Request, Subject]):
 
     @property
     def sessions(self) -> int:
-        """Sessions as far as known here: ours, and the others' that it reported."""
+        """Its known sessions: ours, and those of other orchestrators that it reported."""
         return len(self.subjects) + self.report.others
 
     def attach(self, subject: Subject) -> int:
@@ -227,14 +227,14 @@ class Peer(ABC, Generic[Request, Subject]):
 
     def on_up(self, info: Info) -> None:
         self.info = info
-        self.report.draining = False  # one that drains takes no connection; the registry may speak of its predecessor
+        self.report.draining = False  # one that drains takes no connection; the registry may mean its predecessor
         self.refusal = self._refusal(info)
         if self.refusal is not None:
             logger.warning("%s is not used: %s", self.link.address, self.refusal)
         self._on_change()
 
     def on_unreachable(self) -> None:
-        """An attempt to connect failed; whoever waits for the peer may ask its link why."""
+        """An attempt to connect failed; the link's `trouble` says why."""
         self._on_change()
 
     @abstractmethod
@@ -256,8 +256,7 @@ class Peer(ABC, Generic[Request, Subject]):
 class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
     """`forward_times` is V(m) as the verifier measured it, refined from its steps of one session.
 
-    `draining`: it is about to stop, and takes no sessions.
-    `identity`: of its model; None before it has said what that is.
+    `draining`: it is about to stop, and takes no sessions. `identity`: of its model; None until it is known.
 
     `experience`: what sessions here learnt about their drafters.
     """
@@ -284,7 +283,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         return self.up and not (self.draining or self.report.draining)
 
     def serves(self, identity: Identity, length: int = 0) -> bool:
-        """Sessions of such a model, whose texts may become so long."""
+        """Whether it serves sessions of this model with texts of this length."""
         return self.info is not None and self.identity == identity and self.info.context >= length
 
     @property
@@ -298,9 +297,9 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
 
     @property
     def expected_back(self) -> bool:
-        """Its link was lost a moment ago, and may be there again in another: it keeps its sessions for them.
+        """Whether its link was lost a moment ago and may soon be back: the verifier keeps its sessions.
 
-        One that has said that it stops takes them along.
+        One that said that it stops does not.
         """
         if self.draining or self._lost_at is None or self._failures >= HOPELESS_FAILURES:
             return False
@@ -311,7 +310,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         self.draining = False
         before, self.identity = self.identity, Identity.of(info)
         if self.identity != before:
-            self.experience = Experience()  # what was learnt is of another model
+            self.experience = Experience()  # what was learnt belongs to another model
         super().on_up(info)
 
     def on_down(self) -> None:
@@ -319,7 +318,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         super().on_down()
 
     def on_unreachable(self) -> None:
-        """Count a failure to reach the peer; also called for the loss itself."""
+        """Count a failure to reach the peer, its loss included."""
         self._failures += 1
         super().on_unreachable()
 
@@ -356,7 +355,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
                     subject.on_refused_by_verifier(refused)
 
     def forget(self, session_id: str) -> None:
-        """The session was deleted: nothing of it is to stay there."""
+        """The session was deleted: nothing of it may stay there."""
         if self.up:
             self.link.send(verify_pb2.ConnectVerifyRequest(forgotten=[session_id]))
 
@@ -395,7 +394,7 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
             self.link.cut("the drafter sent replies for sessions that it was not asked for")
 
     def _hear(self, message: draft_pb2.ConnectDraftResponse) -> bool:
-        """Whether all of it was asked for; what follows the first part that was not is not heard."""
+        """Whether all of it was asked for; everything after the first part that was not is ignored."""
         opened = len(message.opened)
         empty = not (opened or message.proposals or message.refused)
         if (opened or empty) and not self._strays.take(opened):
@@ -408,7 +407,7 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
                 return False
         for refused in message.refused:
             if (subject := self.subjects.pop(refused.handle, None)) is not None:
-                self._strays.ask(MOST_RELAYED)  # what it had on its way may follow
+                self._strays.ask(MOST_RELAYED)  # proposals under way may follow
                 with guarded(subject):
                     subject.on_refused_by_drafter(refused)
             elif not self._strays.take(1):
@@ -416,7 +415,7 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
         return True
 
     def close(self, handle: int, owed: int) -> None:
-        """`owed`: draft tokens that it was asked for and has not sent; they may cross the close."""
+        """`owed`: draft tokens that were asked for and not sent yet; they may cross the close."""
         if self.subjects.pop(handle, None) is not None:
             self._strays.ask(max(MOST_RELAYED, owed))
             self.link.send(draft_pb2.ConnectDraftRequest(closes=[common_pb2.Close(handle=handle)]))
@@ -450,11 +449,11 @@ Accept = Callable[[Info], str | None]
 
 
 class Dialled:
-    """Owns the tasks; `stop` ends them all, those that are being ended included.
+    """Owns the tasks; `stop` ends them all.
 
     Args:
         tls, token, tokenizers: see Link.
-        on_change: a peer can be used now, or cannot any more.
+        on_change: is called when a peer becomes usable or unusable.
     """
 
     def __init__(
@@ -470,7 +469,7 @@ class Dialled:
         self._ending: set[asyncio.Task[None]] = set()
 
     def verifier(self, address: str, accept: Accept) -> VerifierPeer:
-        """One that is to be dialled once it is started. accept: why it must not be used, or None."""
+        """A verifier that is dialled once it is started. accept: returns why it must not be used, or None."""
         link = verifier_link(address, self._tls, self._token, self._tokenizers)
         peer = VerifierPeer(link, self._on_change, accept)
         self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
@@ -487,7 +486,7 @@ class Dialled:
         self._tasks[peer] = asyncio.create_task(self._runs[peer]())
 
     def drop(self, peer: AnyPeer) -> None:
-        """Its link ends, and it is dialled no longer."""
+        """End its link, and dial it no more."""
         del self._links[peer], self._runs[peer]
         task = self._tasks.pop(peer, None)
         if task is not None:
@@ -506,7 +505,7 @@ class Dialled:
         return None if link.up else link.trouble
 
     def hopeless(self, peer: AnyPeer) -> str | None:
-        """Why waiting for it does not help, or None."""
+        """Why it does not help to wait for it, or None."""
         link = self._links[peer]
         if peer.refusal is not None:
             return f"{link.address}: {peer.refusal}"

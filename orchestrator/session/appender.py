@@ -54,7 +54,7 @@ def status_of_store(error: StoreError) -> grpc.StatusCode:
 
 
 def retry_of_store(error: StoreError) -> float | None:
-    """Seconds after which the same may be asked again; None where that is no use."""
+    """Seconds after which the call may be repeated; None where repeating does not help."""
     return RETRY_AFTER if isinstance(error, StoreUnavailable) else None
 
 
@@ -71,7 +71,7 @@ def message_of_append(error: StoreError) -> str:
 
 @contextmanager
 def store_statuses() -> Iterator[None]:
-    """Within it, a StoreError becomes the StatusError that the caller is told."""
+    """Turns a StoreError raised within it into the StatusError that the caller is told."""
     try:
         yield
     except StoreError as error:
@@ -85,7 +85,7 @@ logger = logging.getLogger(__name__)
 
 
 async def keep_leases(logs: Callable[[], Iterable[SessionLog]]) -> None:
-    """Have sessions renew their leases, until cancelled. All of them leave in one round trip of the log."""
+    """Have sessions renew their leases, until cancelled. All renewals go out in one round trip of the log."""
     while True:
         await asyncio.sleep(RENEW_S / 2)
         done = await asyncio.gather(*(log.renew() for log in logs()), return_exceptions=True)
@@ -95,19 +95,19 @@ async def keep_leases(logs: Callable[[], Iterable[SessionLog]]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Writes one session's appends into the log, and mends the log where the store has lost of it.
+# Writes one session's appends into the log, and writes again what the store has lost of it.
 
 RETRY_S = 0.1
-# A log that refuses a session's first tokens, until somebody mends it, is given up after so many seconds.
+# Seconds after which a log is given up that refuses a session's first tokens until somebody mends it.
 REFUSED_S = 2.0
-# Times that a log is written again before one append is given up.
+# How often a log is written again before one append is given up.
 MOST_MENDS = 4
 # A request id is bound again after this share of the time that a running session's log is kept without its owner.
 REBIND_SHARE = 0.25
 
 
 class LogEntry(Protocol):
-    """What the owner has had acknowledged, behind the prompt: enough to write a lost log again."""
+    """The output tokens that were acknowledged to the owner: enough to write a lost log again."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
@@ -128,14 +128,14 @@ class Lifetimes:
 
 
 class Appender:
-    """One owner's pen. Never guesses what became of a write.
+    """Writes for one owner. It never guesses what became of a write.
 
     - Outcome unknown (no answer): the append is repeated. The script compares it with what the log holds there, so this
       reads the log and adds what is missing in one step.
     - The log is gone, ends too early, or stands under an older fence (the store was restarted empty or behind): it is
-      written again from `held`, under our fence, and the append is repeated. But where its session may have been
-      claimed, ended and forgotten meanwhile, an owner leaves a missing log alone: it was asleep for longer than a
-      lease, or nothing was acknowledged for as long as the log keeps an ended session.
+      written again from `held`, under our fence, and the append is repeated. An owner leaves a missing log alone if the
+      session may have been claimed, ended and forgotten meanwhile: the owner slept for longer than a lease, or nothing
+      was acknowledged for as long as the log keeps an ended session.
     - The log holds other tokens (ContentMismatch) or a newer fence (Fenced): it wins, and the caller reopens from it or
       stops.
 
@@ -143,8 +143,8 @@ class Appender:
         fence: of the session's present owner.
         held: must not change while `write` is under way; its tokens are the log's, except where the store lost them.
         timeout: seconds after which a log that does not answer is given up.
-        clock: of the wall, in seconds (None: the system's). It goes on while the machine sleeps, but may be set back;
-            of it and the loop's own, the one that says more counts.
+        clock: of the wall, in seconds (None: the system's). It goes on while the machine sleeps, but may be set back.
+        Of this clock and the loop's own, the larger difference counts.
     """
 
     def __init__(
@@ -177,9 +177,9 @@ class Appender:
         self._bound: float | None = None
 
     async def write(self, effect: Append, repeatable: bool = False) -> bool:
-        """Returns, once the log has acknowledged it, whether somebody asked there for the session's end.
+        """Return, once the log has acknowledged it, whether somebody has asked in the log for the session's end.
 
-        repeatable: with this end, whoever repeats the call is to begin anew.
+        repeatable: after this end, a repeated call begins a new session.
 
         Raises:
             StoreError: the log refused, or did not answer in time.
@@ -201,11 +201,11 @@ class Appender:
                 await asyncio.sleep(RETRY_S)
 
     def _impatience(self, error: StoreUnavailable) -> float:
-        """Seconds by which it is given up sooner: a full log stays full for long, and nothing is shown yet."""
+        """Seconds by which it is given up earlier: a full log stays full for long, and nothing is shown yet."""
         return max(0.0, self._timeout - REFUSED_S) if error.refused and not self._held.tokens else 0.0
 
     async def renew(self) -> bool:
-        """Give a sign of life, unless a write has just been one; whether somebody asked for the session's end.
+        """Give a sign of life, unless a write has just given one; return whether somebody asked for the session's end.
 
         Raises:
             StoreError: as `write`, but a log that does not answer is not waited for.
@@ -217,30 +217,30 @@ class Appender:
         return await self.look()
 
     async def look(self) -> bool:
-        """As `renew`, whatever was written before. What has ended is left alone."""
+        """Like `renew`, but also right after a write. A session that has ended is left alone."""
         async with self._writing:
             return not self._ended and await self._attempt(Append(self._length, (), (), None))
 
     @property
     def read_s(self) -> float:
-        """Seconds since the session was last known to be read elsewhere than here.
+        """Seconds since the session was last known to be read at another orchestrator.
 
-        While the log does not answer nobody there can say so: that time does not count.
+        Time without an answer of the log does not count, because it alone tells of readers elsewhere.
         """
         return math.inf if self._read is None else self._now() - self._read
 
     async def _keep_bound(self) -> None:
-        """Have the request id stand for the session as long as it runs, however long that is."""
+        """Keep the request id bound to the session as long as it runs."""
         if self._bound is None or self._now() - self._bound > self._lifetimes.running * REBIND_SHARE:
             await self._bind()
 
     async def _confirm_bound(self) -> None:
-        """The end of a session that the log forgets soon is not to be taken for one that has yet to begin."""
+        """Bind again if the log is forgotten soon: else its session would look like one that is about to begin."""
         if self._bound is None and self._lifetimes.ended < BEGINNING_S:
             await self._bind()
 
     async def _release(self) -> None:
-        """Have the request id stand for nothing: whoever repeats the call begins anew."""
+        """Unbind the request id: a repeated call begins a new session."""
         record = self._record
         if record.request_id:
             await self._store.release_request(record.tenant, record.request_id, record.session_id)
@@ -267,7 +267,7 @@ class Appender:
         return done.cancelled and effect.end is None
 
     async def _write_and_mend(self, effect: Append) -> AppendReply:
-        """The store may lose it again while it is being mended; what mending does not help is no such loss."""
+        """Write, and write a lost log again, at most MOST_MENDS times: the store may lose it again meanwhile."""
         for _ in range(MOST_MENDS):
             try:
                 return await self._write_once(effect)
@@ -280,15 +280,15 @@ class Appender:
         return await self._write_once(effect)
 
     def _notice_sleep(self) -> None:
-        """Whoever is awake attempts something several times in a lease, whether or not the log answers."""
+        """An owner that is awake attempts a write several times in a lease, whether or not the log answers."""
         self._slept = self._slept or self._since(self._attempted) > LEASE_S
         self._attempted = self._moment()
 
     @property
     def _may_be_forgotten(self) -> bool:
-        """Since the log was last ours, others have had the time to claim and end the session, and the log to forget it.
+        """Whether others have had time, since the log was last ours, to claim, end and forget the session.
 
-        So it is with a deleted one, of which the log knows for as long as it keeps a running one.
+        The same holds for a deleted session: the log knows of it for as long as it keeps a running one.
         """
         return self._since(self._owned) >= min(self._lifetimes.ended, self._lifetimes.running)
 
@@ -304,7 +304,7 @@ class Appender:
         return await self._store.append(*place, effect.tokens, effect.outcomes, effect.logprobs, effect.end)
 
     async def _restore(self) -> None:
-        """Write again what the log has lost. With it went what its request id stood for."""
+        """Write the lost log again, and bind its request id again."""
         self._tell("the log has lost of it; it is written again")
         record, lifetimes = self._record, self._lifetimes
         await self._store.recreate(
@@ -330,31 +330,31 @@ class Appender:
         self._bound = self._now()
 
     def _tell(self, what: str) -> None:
-        """Operators, of this session."""
+        """Tell operators about this session."""
         shown = self._record.session_id[:SHOWN_CHARACTERS]
         logger.info("session %s: %s", shown, what, extra=of_session(shown))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The log of one session that is driven here: it takes the appends, and says what others have asked for there.
+# The log of one session that is driven here: takes its appends, and tells what others have asked for in the log.
 
 
 @dataclass(frozen=True, slots=True)
 class LogRefused:
-    """The log did not take an append, or a sign of life."""
+    """The log refused an append or a sign of life."""
 
     error: StoreError
 
 
 class SessionLog:
-    """Owns what is under way to the log, in `tasks`.
+    """Owns the writes to the log that are under way, in `tasks`.
 
     `timings`: of the verdict that the latest append began with.
 
     Args:
         output: the session's, as the log has acknowledged it.
         owner: the orchestrator's name in the log.
-        tell: hears of acknowledgements, refusals, and of ends that were asked for in the log.
+        tell: is called with acknowledgements, refusals, and ends that were asked for in the log.
     """
 
     def __init__(
@@ -393,7 +393,7 @@ class SessionLog:
 
     @property
     def is_kept(self) -> bool:
-        """Whoever comes back with the session's request id finds it there: leaving it is no end of it."""
+        """A reader that comes back with the session's request id finds it: leaving does not end it."""
         return bool(self._record.request_id) and self._store.durability != "memory"
 
     def write(self, effect: Append, timings: OutputTimings, repeatable: bool) -> None:
@@ -432,14 +432,14 @@ class SessionLog:
             self._heard(cancelled)
 
     def _heard(self, cancelled: bool) -> None:
-        """Who reads elsewhere takes what is durable: nobody here would say so, and the text would stand still."""
+        """Readers elsewhere raise no credit here: what is durable counts as taken, or the text would stand still."""
         if self._appender.read_s < ELSEWHERE:
             self._tell(messages.ClientTook(self._session.durable))
         if cancelled:
             self._tell(messages.EndRequested(FinishReason.CANCELLED))
 
     def look_for_readers(self) -> None:
-        """Nobody came back here. Readers may have come elsewhere, which the log knows; if none did, ask for the end."""
+        """Nobody came back here. The log knows of readers elsewhere; if there are none, ask for the end."""
         self._tasks.start(self._look_for_readers())
 
     async def _look_for_readers(self) -> None:
@@ -457,7 +457,7 @@ class SessionLog:
             self._tell(messages.EndRequested(FinishReason.CANCELLED))
 
     def _runs(self, session: Session) -> bool:
-        """It is still what is driven here."""
+        """Whether this session is still driven here."""
         return session is self._session and session.state is not State.FENCED and self._output.end is None
 
     def _refuse(self, session: Session, error: StoreError) -> None:

@@ -33,13 +33,13 @@ from specwire.v1 import common_pb2, draft_pb2
 class SessionDrafter:
     """A drafter's part in a session, from the moment it is assigned until it is lost, refuses, or is closed.
 
-    `source` numbers it among all that the session ever had. What its planner is told is its own doing only: a poor
-    drafter must not spoil what is believed of another one.
+    `source` numbers it among all that the session ever had. Its planner learns from its own proposals only, so a poor
+    drafter does not spoil the estimates of another one.
 
     Args:
         fixed: a plan for every session, instead of a controller.
-        tell: hears what happens.
-        on_lost: the drafter or its link is gone. on_refused: it will not serve the session for now.
+        tell: is called with what happens. on_lost: the drafter or its link is gone. on_refused: it will not serve the
+        session for now.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SessionDrafter:
     # How it drafts
 
     def use_verifier(self, verifier: VerifierPeer, again: bool) -> None:
-        """Plan for this verifier from now on. again: the drafter's line is another one than it was in this session."""
+        """Plan for this verifier from now on. again: the drafter has another connection than before in this session."""
         shared = share_host(verifier.info or Info(), self.info)
         self._apart = not shared
         forward = verifier.forward_times
@@ -86,12 +86,12 @@ class SessionDrafter:
             self._planner.drafter_changed()
 
     def begin(self, shown: bool) -> None:
-        """Have the session open it, with the first plan."""
+        """Open the drafter in the session, with the first plan."""
         self._told = self._planned(shown)
         self._tell(messages.DrafterReady(self.source, *self._told))
 
     def plan(self, shown: bool) -> None:
-        """Plan anew. shown: a reader wants to see what it drafts."""
+        """Plan again. shown: a reader wants to see what it drafts."""
         planned = self._planned(shown)
         if planned != self._told:
             self._told = planned
@@ -123,7 +123,8 @@ class SessionDrafter:
         self.has_proposed = True
         if not self._burst.take(len(proposal.tokens)):
             return  # what a stall held back: old, and too much for the verifier at once
-        # It is relayed as it came, without what nobody here knows; the verifier judges the rest (`Chains.offer`).
+        # It is relayed as it came, without fields that this version does not know; the verifier judges the rest
+        # (`Chains.offer`).
         proposal.source = self.source
         proposal.DiscardUnknownFields()
         if not 0.0 <= proposal.expected <= len(proposal.tokens):
@@ -173,7 +174,7 @@ class SessionDrafter:
         self.peer.close(self._handle, self._quota.owed)
 
     def bequeath(self, verifier: VerifierPeer) -> None:
-        """Leave what was learnt beside this verifier to the next session."""
+        """Leave what was learnt with this verifier to the next session."""
         if self._planner is not None and self._learnt:
             verifier.experience.keep(self._record.sampling.rule, self.info, self._planner)
 
@@ -183,11 +184,11 @@ class SessionDrafter:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The drafters of one session. Each stands for itself: the loss of one changes nothing for the others.
+# The drafters of one session. They are independent: the loss of one changes nothing for the others.
 
 logger = logging.getLogger(__name__)
 
-# Seconds after which a session that a drafter refused for the moment is placed again, doubled with every refusal.
+# Seconds until a session that a drafter refused for the moment is placed again; doubled with every refusal.
 RETRY = 1.0
 MOST_RETRY = 30.0
 
@@ -212,9 +213,9 @@ class Drafters:
         self.refusals: Counter[DrafterPeer] = Counter()
         self.shown = False
         self._record = record
-        # Under rules that weigh draft tokens by what one source drew them from, one source it is.
+        # Rules that weigh draft tokens by the distribution they were drawn from allow one source only.
         most = 1 if record.sampling.weighed else options.drafters_per_session
-        # A session that was begun elsewhere goes on here, but no drafter of this place is trusted with its text.
+        # A session that was begun elsewhere under a rule not allowed here goes on without drafters.
         self._most = most if record.drafting and record.sampling.rule in options.rules else 0
         self._fixed = parse_plan(options.plan)
         self._stats = stats
@@ -238,7 +239,7 @@ class Drafters:
 
     @property
     def missing(self) -> int:
-        """How many more the session may have now; one that has just refused keeps its place for a while."""
+        """How many more drafters the session may have now; one that has just refused still counts for a while."""
         if self._session.state not in (State.WAITING, State.OPENING, State.RUNNING):
             return 0
         self._resting = {name for name in self._resting if self._timers.left(name) is not None}
@@ -250,7 +251,7 @@ class Drafters:
     # Who drafts
 
     def add(self, peer: DrafterPeer) -> None:
-        """Have `peer` draft, too."""
+        """Let `peer` draft, too."""
         self._source += 1
         stats = self._stats.of_drafter(self._source, peer.info.model if peer.info is not None else "")
         drafting = SessionDrafter(
@@ -263,7 +264,7 @@ class Drafters:
         drafting.begin(self.shown)
 
     def use_verifier(self, verifier: VerifierPeer) -> None:
-        """Another verifier: its forwards take another time, and it may be on another host."""
+        """Adapt to another verifier: its forwards take another time, and it may be on another host."""
         self._verifier = verifier
         for drafting in self._by_source.values():
             drafting.use_verifier(verifier, again=False)

@@ -29,16 +29,16 @@ from specwire.v1 import verify_pb2
 # ----------------------------------------------------------------------------------------------------------------------
 # Readers: a session goes on as long as somebody reads it, and for a grace after that.
 
-# Seconds for a session that nobody has begun to read: its caller left before it was there.
+# Seconds for a session that nobody has begun to read: its caller left before it existed.
 UNREAD = 5.0
-# For which who reads at another orchestrator counts as there: one of its signs may be lost.
+# Seconds for which a reader at another orchestrator counts as present: one of its signs may be lost.
 ELSEWHERE = LEASE_S
 
 
 class Readers:
-    """grace: seconds for which a session without a reader goes on. goes_on: whether it has not ended anyway.
+    """grace: seconds for which a session without a reader goes on. goes_on: whether the session still runs.
 
-    on_left: nobody came back here in time.
+    on_left: is called where nobody came back here in time.
     """
 
     def __init__(self, timers: Timers, grace: float, goes_on: Callable[[], bool], on_left: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class Readers:
         self._on_left = on_left
 
     def expect(self) -> None:
-        """Start the grace: whoever asked for the session may be gone already."""
+        """Start the grace: the caller may be gone already."""
         self._wait(max(UNREAD, self._grace))
 
     @contextmanager
@@ -65,7 +65,7 @@ class Readers:
                 self._wait(self._grace)
 
     def elsewhere(self, ago: float) -> bool:
-        """Whether somebody reads here, or may still read elsewhere, who did so many seconds ago. `on_left` follows."""
+        """Whether somebody reads here, or did so elsewhere recently. Else `on_left` follows."""
         if self.count:
             return True
         left = max(self._grace, ELSEWHERE) - ago
@@ -86,7 +86,7 @@ MOST_REPORTED = 4096
 
 @dataclass(slots=True)
 class OutputTimings:
-    """Monotonic nanoseconds of the newest token's way; 0 where unknown. `step` is the verifier's own account."""
+    """Instants of the newest token in monotonic nanoseconds; 0 where unknown. `step`: the verifier's own timings."""
 
     step: verify_pb2.StepTimings
     verdict_received_ns: int = 0
@@ -115,7 +115,7 @@ class Cursor:
 
 
 class ProvisionalGuess(Protocol):
-    """Says what is provisional behind the output; whoever changes that calls `Output.wake`."""
+    """Gives the provisional text behind the output; `Output.wake` is called whenever it changes."""
 
     def now(self) -> ProvisionalDraft: ...
 
@@ -137,8 +137,9 @@ class Output:
         self.text = ""
         self.end: End | None = None
         self.timings: OutputTimings | None = None
-        # Per token, the part of the text released with it; the rest is withheld as a stop string's possible start.
-        # Not what was released with those that came with it: elsewhere others may, and readers come from there.
+        # Per token, the part of the text released with it; the rest is withheld as a stop string's possible start. The
+        # text of tokens that came with it is not included: another orchestrator may have had other portions, and
+        # readers come from there.
         self._released: list[int] = []
         self._changed: asyncio.Future[None] | None = None
 
@@ -158,7 +159,7 @@ class Output:
         self.wake()
 
     def since(self, cursor: Cursor) -> OutputPiece:
-        """What lies beyond `cursor`, at most MOST_REPORTED tokens where they are reported on; `cursor` moves behind it.
+        """What lies beyond `cursor`; `cursor` moves behind it. With log-probabilities at most MOST_REPORTED tokens.
 
         The text that the end releases is for a reader that has all tokens: a piece with tokens brings the text that was
         released with them, for whoever comes back behind it is given what follows (`cursor_at`).
@@ -180,7 +181,7 @@ class Output:
         return piece
 
     def cursor_at(self, position: int) -> Cursor:
-        """A reader that has the tokens before `position` and the text that was released with them."""
+        """The cursor of a reader that has the tokens before `position` and the text that was released with them."""
         tokens = min(max(0, position - self.prompt_length), len(self.tokens))
         return Cursor(tokens, self._released[tokens - 1] if tokens else 0)
 
@@ -189,7 +190,7 @@ class Output:
     ) -> AsyncIterator[OutputPiece | ProvisionalDraft]:
         """Pieces as they come, until the end; the text that the end releases is the caller's to take with `since`.
 
-        With `guess`, what is provisional too, whenever it has changed and no piece waits. A slow reader gets the last.
+        With `guess`, provisional text too, whenever it has changed and no piece waits. A slow reader gets the latest.
         """
         shown = ProvisionalDraft(0, (), "")
         while True:
@@ -218,28 +219,28 @@ class Output:
         await asyncio.shield(self._changed)
 
     def wake(self) -> None:
-        """Have the readers look again."""
+        """Wake the readers."""
         if self._changed is not None:
             self._changed.set_result(None)
             self._changed = None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What one session's readers may be shown before it is decided; kept only where a reader has asked for it.
+# What one session's readers may be shown before it is decided. Kept only where a reader has asked for it.
 
 SHOWN_PACE = Pace(1, 32)
 
 
 def with_drafts(plan: Plan) -> Plan:
-    """The plan for a session whose reader wants to see drafts: they go on where no gain of speed is expected from them.
+    """The plan for a session whose reader wants to see drafts: the drafter goes on although no gain is expected.
 
-    The verifier does not wait for them. Not for a drafter that would take computing time from the verifier.
+    The verifier does not wait for it. A drafter that shares the verifier's processors does not go on.
     """
     return plan if plan.pace.run_ahead else replace(plan, pace=SHOWN_PACE, reason=f"shown; {plan.reason}")
 
 
 class ProvisionalText:
-    """Follows a session from the moment it is made: a chain that began before then is not known here.
+    """Follows a session from the moment this object is made: chains that began earlier are not known.
 
     Readers are woken when the tokens have changed. The text is made when a reader takes it, so what a slow one skips
     costs nothing.
@@ -264,7 +265,7 @@ class ProvisionalText:
         self._output.wake()
 
     def restart(self, session: Session, scanner: PeekingScanner) -> None:
-        """Follow the session that is driven here again, as another object."""
+        """Follow the session again, now driven by another object here."""
         self._stopped = False
         self._session, self._scanner = session, scanner
         self._provisional_chains.follow(session.text)
@@ -299,17 +300,17 @@ PORTION = 512
 
 
 class OtherText(Exception):
-    """The log holds another text than readers have been shown, or less of it."""
+    """The log holds another text than readers have been shown, or a shorter one."""
 
 
 class Replay:
-    """Brings `output` to the log's end, again and again as the log grows.
+    """Extends `output` to the log's end, repeatedly as the log grows.
 
-    Token by token: so to each position belongs the text that was released with it, and a reader that comes back in the
-    middle of an append goes on exactly there.
+    It goes token by token, so that each position has the text that was released with it: a reader that comes back in
+    the middle of an append goes on exactly there.
 
     Args:
-        output: of which some may have been shown already, by a driver or by another replay.
+        output: some of it may have been shown already, by a driver or by another replay.
         scanner: fresh. It has seen the log's tokens up to `seen`, counted behind the prompt.
     """
 
@@ -345,6 +346,6 @@ class Replay:
             self.output.add(Emit(position, (token,), (outcome,), *shown, logprobs))
 
     def end(self, reason: FinishReason, text_length: int) -> EmitEnd:
-        """The output's end as the log has it; for the reason ERROR it does not say what failed."""
+        """The output's end as the log has it; the log does not keep what failed (reason ERROR)."""
         message = "the log does not say how" if reason is FinishReason.ERROR else ""
         return EmitEnd(End(reason, message, text_length), self.scanner.finish())

@@ -22,13 +22,13 @@ from specwire.v1 import common_pb2, verify_pb2
 # A session's figures, counted from verdicts (forwards, tested) and from what was emitted (outcomes).
 
 MOST_POSITIONS = 32
-# Drafters that come and go count anew each time.
+# A drafter that comes back counts as a new one.
 MOST_DRAFTERS = 16
 
 
 @dataclass(slots=True)
 class DrafterCounts:
-    """One drafter's part: what became of its draft tokens, and how it last drafted.
+    """One drafter's figures: what became of its draft tokens, and its last plan.
 
     lost: it left before the session's end.
     """
@@ -45,10 +45,10 @@ class SessionStats:
     """Instants are the loop's clock in seconds. cached_tokens: of the prompt, those that needed no forward.
 
     drafts: what became of draft tokens, by who proposed them. forwards_saved: tokens of each forward beyond its first.
-    opened: a verifier first had a place for it. opens: places it had at verifiers; reopens: those after the first.
-    first_token: the first one that was emitted here; is_first: it is the session's first, too.
-    elsewhere: of `outcomes`, what other orchestrators emitted; known at the end. counted: its part
-    of the orchestrator's sums (`Totals`).
+    opened: when a verifier first gave it a slot. opens: how often verifiers did; reopens: without the first.
+    first_token: when the first one was emitted here; is_first: it was the session's first, too.
+    elsewhere: the part of `outcomes` that other orchestrators emitted; known at the end. counted: its part of the
+    orchestrator's sums (`Totals`).
     """
 
     started: float
@@ -75,7 +75,7 @@ class SessionStats:
 
     @property
     def drafted(self) -> DraftCounts:
-        """Whoever proposed them."""
+        """Draft tokens of all sources together."""
         total = DraftCounts()
         for counts in self.drafts.values():
             total.add(counts)
@@ -83,7 +83,7 @@ class SessionStats:
 
     @property
     def shown(self) -> DraftCounts:
-        """As it belongs to `outcomes`: of what other orchestrators had decided only what was tested is known."""
+        """Consistent with `outcomes`: of tokens that other orchestrators had decided, only what was tested is known."""
         accepted, recovered = self.outcomes[Outcome.ACCEPTED], self.outcomes[Outcome.RECOVERED]
         elsewhere = self.elsewhere[Outcome.ACCEPTED] + self.elsewhere[Outcome.RECOVERED]
         tested = accepted + recovered
@@ -91,12 +91,12 @@ class SessionStats:
 
     @property
     def plan(self) -> str:
-        """How drafters that were not lost last drafted; if all were, the latest."""
+        """The last plans of the drafters that were not lost; if all were, of the latest one."""
         there = [drafter for drafter in self.drafters if not drafter.lost] or self.drafters[-1:]
         return "; ".join(drafter.plan for drafter in there if drafter.plan)
 
     def of_drafter(self, source: int, model: str) -> DrafterCounts:
-        """The figures of a drafter that is assigned now."""
+        """Begin the figures of a newly assigned drafter."""
         added = DrafterCounts(source, model)
         self.drafters = [*self.drafters, added][-MOST_DRAFTERS:]
         return added
@@ -136,14 +136,14 @@ class SessionStats:
 
     @property
     def forwards_elsewhere(self) -> int:
-        """Forwards that decided what others emitted, from their outcomes: each but the accepted tokens ended one.
+        """Forwards that decided what others emitted, from their outcomes: each token that was not accepted ended one.
 
-        Fewer than there were by those whose last row met a draft token that arrived during the forward.
+        Forwards whose last row met a draft token that arrived meanwhile are not counted.
         """
         return self.elsewhere.total() - self.elsewhere[Outcome.ACCEPTED]
 
     def count_all(self, outcomes: Sequence[Outcome]) -> None:
-        """The session has ended with this output, of which others may have emitted a part."""
+        """The session has ended with this output; other orchestrators may have emitted a part of it."""
         own, self.outcomes = self.outcomes, Counter(outcomes)
         self.elsewhere = self.outcomes - own
 
@@ -153,10 +153,11 @@ class SessionStats:
 
 
 class OrchestratorTally:
-    """Since the start.
+    """Counts since the start.
 
-    claims: sessions taken from others, or gone on with. fenced: sessions that others took.
-    append_failures: what the log refused, or did not take in time. refused: sessions that were not begun, by status.
+    claims: sessions that were claimed here. fenced: sessions that others claimed.
+    append_failures: what the log refused, or did not take in time. refused: requests for which no session was begun, by
+    status.
     """
 
     def __init__(self) -> None:
@@ -173,7 +174,7 @@ class OrchestratorTally:
         self.refused: Counter[str] = Counter()
 
     def emitted(self, stats: SessionStats, tokens: int, now: float, first: bool) -> None:
-        """Tokens of a session were emitted; before `stats` count them. first: there are no others yet."""
+        """Tokens of a session were emitted; called before `stats` count them. first: they are the session's first."""
         if not tokens:
             return
         if first:
@@ -189,7 +190,7 @@ class OrchestratorTally:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What all of an orchestrator's sessions have done together, for metrics.
+# The figures of all of an orchestrator's sessions together, for metrics.
 
 
 class Totals:
@@ -211,7 +212,7 @@ class Totals:
             add(self.stats, stats)
 
     def with_running(self, running: Iterable[SessionStats]) -> Totals:
-        """These, and what sessions that have not ended have done so far."""
+        """The sums of ended sessions and of those that still run."""
         totals = Totals()
         totals.reasons = self.reasons
         for stats in (self.stats, *running):
@@ -236,7 +237,7 @@ def add(total: SessionStats, more: SessionStats) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What happens in one session, for somebody who looks on: proposals as they arrive, and what verdicts make of them.
+# What happens in one session, for the console: proposals as they arrive, and what verdicts make of them.
 
 
 def now_us() -> int:

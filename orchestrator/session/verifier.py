@@ -1,4 +1,4 @@
-"""The verifier of one session: the place that it has there, what goes there, and what is done when it is lost."""
+"""The verifier of one session: its slot there, what it is told, and what is done when it is lost."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from specwire.v1 import common_pb2, verify_pb2
 
 # Seconds after which a verifier that refused the session for the moment is asked again.
 RETRY_VERIFIER = 1.0
-# Fences are microseconds of a clock (`orchestrator.store.scripts`); what lies behind the year 2112 is none.
+# Fences are microseconds of a clock (`orchestrator.store.scripts`); a number beyond the year 2112 is no fence.
 BELIEVED_FENCE = 1 << 52
-# Verifiers that a session may lose in a row without a token, and other owners' fences that they may name.
+# How many verifiers a session may lose in a row without a token, and how many newer fences they may name.
 MOST_LOSSES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Unplaced:
-    """The session is to be given what it lacks: a verifier, or drafters."""
+    """The session lacks a verifier or drafters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unserved:
-    """No verifier has taken it in within `seconds`."""
+    """No verifier has opened the session within `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierFailed:
-    """A verifier will not serve the session, or failed it. final: nor would another one."""
+    """A verifier refused or failed the session. final: another one would, too."""
 
     code: grpc.StatusCode
     message: str
@@ -54,7 +54,7 @@ class VerifierFailed:
 
 @dataclass(frozen=True, slots=True)
 class FenceSeen:
-    """A verifier has seen another owner, under this fence, which is not below ours."""
+    """A verifier has seen another owner with this fence, which is at least ours."""
 
     fence: int
 
@@ -66,13 +66,13 @@ class Broken:
     error: Exception
 
 
-# What a session's verifier and its drafters have to say: what happened, for the core's session, or for its driver.
+# What a session's verifier and drafters report: events for the core's session, or for its driver.
 Said = messages.Event | Unplaced | Unserved | VerifierFailed | FenceSeen | Broken
 Tell = Callable[[Said], None]
 
 
 class SessionVerifier:
-    """`peer` is the verifier that has the session now; `former` one that was lost and may have it still.
+    """`peer`: the verifier that has the session now; `former`: one that was lost and may still have it.
 
     `timings`: of the latest verdict. tell: hears what happens. output: the session's.
     """
@@ -106,7 +106,7 @@ class SessionVerifier:
         self._patience = options.peer_timeout
 
     def note_elsewhere(self) -> None:
-        """Others drive the session: what is cached of it from now on may be its own."""
+        """Another orchestrator drives the session: what a verifier has cached of it may be from there."""
         self._is_new = False
 
     def drive(self, session: Session) -> None:
@@ -115,7 +115,7 @@ class SessionVerifier:
         self.forgive()
 
     def forgive(self) -> None:
-        """What was lost before tells nothing of what comes."""
+        """Forget earlier losses: they say nothing about the next verifier."""
         self._losses = 0
         self._patience = self._options.peer_timeout
 
@@ -124,7 +124,7 @@ class SessionVerifier:
         return self.peer.link.round_trip_us if self.peer is not None else 0.0
 
     def use(self, peer: VerifierPeer) -> None:
-        """Take a place there; the session opens in it."""
+        """Take a slot there; the session opens in it."""
         self.peer, self.former = peer, None
         self._timers.cancel("former")
         self._handle = peer.attach(self)
@@ -137,16 +137,16 @@ class SessionVerifier:
 
     @property
     def queued(self) -> bool:
-        """It probably waits for a slot there: no answer yet, of one that has more sessions than slots."""
+        """Whether it probably waits for a slot there: no answer yet, from a verifier with more sessions than slots."""
         return self.peer is not None and self.peer.crowded and self._session.state is State.OPENING
 
     def give_up_place(self) -> None:
-        """Leave a verifier's queue; the session is to be placed anew."""
+        """Leave a verifier's queue; the session is placed again."""
         self.leave()
         self._lose()
 
     def wait(self) -> None:
-        """Give the session up if no verifier takes it within what is left of the peer timeout."""
+        """Give the session up if no verifier takes it within the rest of the peer timeout."""
         self._timers.set("verifier", self._patience, self._give_up)
 
     def _give_up(self) -> None:
@@ -185,7 +185,7 @@ class SessionVerifier:
 
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
         code, opening = code_of(refused.code), self._session.state is State.OPENING
-        # An equal fence is another owner's, too, where a claim was lost; all other refusals name 0.
+        # An equal fence belongs to another owner, too, where the log lost a claim; all other refusals name 0.
         if self._session.fence <= refused.fence < BELIEVED_FENCE and self._superseded < MOST_LOSSES:
             self._superseded += 1
             self._tell(FenceSeen(refused.fence))
@@ -194,7 +194,7 @@ class SessionVerifier:
             expected = self.peer is not None and self.peer.draining
             self._try_again(0.0 if expected else RETRY_VERIFIER)
         elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and opening and self._output.tokens:
-            # Its verifier was lost and this one is full: a session that a client reads is worth waiting for a place.
+            # Its verifier was lost and this one is full: a session that a client reads waits for a slot.
             self._try_again(RETRY_VERIFIER)
         else:
             self._tell(VerifierFailed(code, refused.message))
@@ -204,10 +204,10 @@ class SessionVerifier:
         self._lose()
 
     def on_verifier_lost(self) -> None:
-        """It keeps the session for a while, so there is some reason to wait for it before another one takes over.
+        """The verifier keeps the session for a while, so it is worth waiting for before another one takes over.
 
-        A session that loses one verifier after the other, and gets no token from any, may be what ends them. That is
-        not so of one that had not taken it in, such as one that stops and ends every link; `wait` bounds that.
+        A session that loses one verifier after the other without a token may itself be what ends them. A verifier that
+        had not taken the session in, such as one that stops and ends every link, does not count; `wait` bounds that.
         """
         taken_in = self._session.state is not State.OPENING
         if taken_in and self._session.has_credit:
