@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import os
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import orchestrator.server
-from deploy.stack.hub_cache import Fetching, file_here, hub_cache
 from deploy.stack.options import VERIFIER, ServiceHost, StackError, StackOptions
 from deploy.stack.plain_host import PlainHost
 from deploy.stack.ray_cluster import RayCluster
@@ -22,7 +23,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Info, vocabulary_mismatch
 from orchestrator.store.base import durability_of
 from specwire.core.invalid import InvalidParameter
-from specwire.progress import REDRAW_S, Bar
+from specwire.progress import REDRAW_S, Bar, amount
 from specwire.redis.urls import MEMORY, without_password
 from specwire.rpc.process import one_line, say
 from specwire.rpc.server import bound
@@ -225,15 +226,83 @@ async def _await_healthy(address: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# How many bytes of models a start has fetched so far.
+#
+# The services that fetch them are processes of their own, some of them Ray's, and their bars end in pipes. But all
+# fetch into one folder, the Hugging Face hub's cache on this machine, whose layout is public: a folder for each model,
+# in it `blobs` with what is there and, as `*.incomplete`, what is coming, and `snapshots` with the files by name.
+
+BYTES = "B"
+INDEX = "model.safetensors.index.json"
+# The unit in which a file says how much room it takes (stat(2)).
+BLOCK = 512
+
+
+def hub_cache() -> Path:
+    """Where models are kept that were fetched: huggingface_hub's own variables, in its order."""
+    kept = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    home = Path(os.environ.get("HF_HOME", kept), "hub")
+    named = os.environ.get("HF_HUB_CACHE", os.environ.get("HUGGINGFACE_HUB_CACHE", home))
+    return Path(os.path.expandvars(Path(named).expanduser()))
+
+
+def file_here(model: str, name: str) -> Path | None:
+    """One of the files of a directory, or of a model that was fetched before; None where it is not on this machine."""
+    folder, kept = Path(model).expanduser(), hub_cache() / f"models--{model.replace('/', '--')}"
+    with suppress(OSError):
+        if not folder.is_dir():
+            folder = kept / "snapshots" / (kept / "refs" / "main").read_text().strip()
+        return folder / name if (folder / name).is_file() else None
+    return None
+
+
+class FetchProgress:
+    """Counts the bytes fetched of `models` from now on. Directories and scripted models are not fetched."""
+
+    def __init__(self, models: Iterable[str], cache: Path) -> None:
+        self._folders = [cache / f"models--{model.replace('/', '--')}" for model in dict.fromkeys(models)]
+        self._before = {folder: bytes_held(folder) for folder in self._folders}
+
+    def text(self) -> str:
+        """Such as "1.2 MB of 4.00 GB fetched", where it is known how large all are that come; "" for nothing."""
+        coming = [folder for folder in self._folders if bytes_held(folder) > self._before[folder]]
+        if not coming:
+            return ""
+        done, sizes = sum(map(bytes_held, coming)), [bytes_of_weights(folder) for folder in coming]
+        if all(sizes):
+            return f"{amount(done, BYTES)} of {amount(max(done, sum(sizes)), BYTES)} fetched"
+        return f"{amount(done - sum(self._before[folder] for folder in coming), BYTES)} fetched"
+
+
+def bytes_held(folder: Path) -> int:
+    """Bytes that are there; a file that is written in several places at once takes less room than it is long."""
+    total = 0
+    with suppress(OSError):
+        for entry in os.scandir(folder / "blobs"):
+            with suppress(OSError):  # it has its own name by now
+                status = entry.stat()
+                total += min(status.st_size, status.st_blocks * BLOCK)
+    return total
+
+
+def bytes_of_weights(folder: Path) -> int:
+    """Bytes of all weights, as the list of a model in several files says; 0 where nothing says it (yet)."""
+    for index in folder.glob(f"snapshots/*/{INDEX}"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return int(json.loads(index.read_bytes())["metadata"]["total_size"])
+    return 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # What a stack that starts tells its user: lines, and on a terminal how far it is.
 
 LINE = re.compile(r"([\w-]+): (loading|ready)\b")
 
 
-class Starting:
+class StartProgress:
     """A `Report`: each line is said, and moves the bar where it tells of a service."""
 
-    def __init__(self, bar: Bar, fetching: Fetching) -> None:
+    def __init__(self, bar: Bar, fetching: FetchProgress) -> None:
         self._bar = bar
         self._fetching = fetching
         self._loading: set[str] = set()
@@ -257,9 +326,9 @@ class Starting:
 async def start_shown(options: StackOptions, folder: Path) -> Stack:
     """`start`, told to whoever watches. Raises StackError."""
     services = options.services()
-    fetching = Fetching((service.model for service in services.values()), hub_cache())
+    fetching = FetchProgress((service.model for service in services.values()), hub_cache())
     with Bar("starting", len(services)) as bar:
-        starting = Starting(bar, fetching)
+        starting = StartProgress(bar, fetching)
         ticking = asyncio.create_task(_tick(starting))
         try:
             return await start(options, folder, starting)
@@ -267,7 +336,7 @@ async def start_shown(options: StackOptions, folder: Path) -> Stack:
             ticking.cancel()
 
 
-async def _tick(starting: Starting) -> None:
+async def _tick(starting: StartProgress) -> None:
     """Models load for a while in which nothing is said."""
     while True:
         await asyncio.sleep(REDRAW_S)
