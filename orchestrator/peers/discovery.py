@@ -138,7 +138,7 @@ class RegistryFeed:
             return
         try:
             async with asyncio.timeout(ASK_S):
-                address = await self._directory.home_of(session_id)
+                address = await self._directory.affinity_of(session_id)
         except (RegistryUnavailable, TimeoutError):
             return
         if address is not None:

@@ -2,7 +2,7 @@
 
     specwire:service:ID     an entry (`specwire.registry.entry`); expires by itself when its service no longer renews it
     specwire:services       sorted set of ids; the score is when the entry expires, Redis's time in milliseconds
-    specwire:home:SESSION   the verifier's address that had a session last
+    specwire:home:SESSION   affinity: the verifier's address that had a session last
 
 Each key stands for itself, so a cluster may have them on different servers. The index makes KEYS and SCAN needless:
 they would walk over every session log. What expired is taken out of it whenever anything is put in, and it expires
@@ -25,12 +25,12 @@ from specwire.registry.entry import ID, MOST_BYTES, InvalidEntry, ServiceEntry, 
 FIELD = "registry"
 PREFIX = "specwire:service:"
 INDEX = "specwire:services"
-HOME = "specwire:home:"
+AFFINITY = "specwire:home:"
 # Services that are looked at; a fleet has fewer, whoever fills the index has not.
 MOST_SERVICES = 4096
 TIMEOUT_S = 2.0
 # How long it is remembered where a session was decided: its keys and values are seldom kept for longer.
-HOME_TTL_S = 3600.0
+AFFINITY_TTL_S = 3600.0
 
 ENROL = """
 local now = redis.call('TIME')
@@ -107,14 +107,14 @@ class Directory:
 
     async def note_affinity(self, affinity: dict[str, str]) -> None:
         """Sessions are decided at these addresses."""
-        ttl_ms = round(HOME_TTL_S * 1000)
-        await self._ask_all({HOME + each: ("SET", HOME + each, at, "PX", ttl_ms) for each, at in affinity.items()})
+        ttl_ms = round(AFFINITY_TTL_S * 1000)
+        await self._ask_all({AFFINITY + each: ("SET", AFFINITY + each, at, "PX", ttl_ms) for each, at in affinity.items()})
 
-    async def home_of(self, session_id: str) -> str | None:
+    async def affinity_of(self, session_id: str) -> str | None:
         """Where the session was decided last."""
-        value = await self._ask(HOME + session_id, ("GETRANGE", HOME + session_id, 0, MOST_BYTES))
+        value = await self._ask(AFFINITY + session_id, ("GETRANGE", AFFINITY + session_id, 0, MOST_BYTES))
         try:
-            return checked_address("home", _text(value))
+            return checked_address("affinity", _text(value))
         except InvalidEntry:
             return None
 

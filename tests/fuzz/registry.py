@@ -12,14 +12,14 @@ from typing import Any
 import redis.asyncio
 from hypothesis import strategies as st
 
-from specwire.registry.directory import HOME, INDEX, PREFIX, Directory, RegistryUnavailable
+from specwire.registry.directory import AFFINITY, INDEX, PREFIX, Directory, RegistryUnavailable
 from specwire.registry.entry import MOST_BYTES, Load, Role, ServedModel, ServiceEntry, encode
 from tests.fuzz.services import Services
 from tests.fuzz.values import LIMIT_S, junk, parts
 
 ID = "0" * 32
 SERVICE, LISTED, AT = "service", "index", "home"
-KEYS = {SERVICE: PREFIX + ID, LISTED: INDEX, AT: HOME + "s"}
+KEYS = {SERVICE: PREFIX + ID, LISTED: INDEX, AT: AFFINITY + "s"}
 ENTRY = ServiceEntry(ID, Role.VERIFIER, "127.0.0.1:1", models=(ServedModel("m", "ab", "cd"),), load=Load(1, 2, 3))
 
 
@@ -124,7 +124,7 @@ def _calls(directory: Directory) -> dict[str, Callable[[], Awaitable[object]]]:
         "listing": directory.listing,
         "put": lambda: directory.put(ENTRY, LIMIT_S),
         "remove": lambda: directory.remove(ID),
-        "home": lambda: directory.home_of("s"),
+        "home": lambda: directory.affinity_of("s"),
         "note": lambda: directory.note_affinity({"s": "127.0.0.1:1"}),
     }
 

@@ -52,7 +52,7 @@ class FakeDirectory:
         self._answer()
         self.affinity |= affinity
 
-    async def home_of(self, session_id: str) -> str | None:
+    async def affinity_of(self, session_id: str) -> str | None:
         self._answer()
         return self.affinity.get(session_id)
 

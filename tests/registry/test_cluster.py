@@ -22,7 +22,7 @@ async def test_services_are_found_wherever_their_keys_are() -> None:
             await directory.put(entry, TTL_S)
         assert set((await directory.listing()).entries) == entries
         await directory.note_affinity({str(number): "10.0.0.1:1" for number in range(20)})
-        assert {await directory.home_of(str(number)) for number in range(20)} == {"10.0.0.1:1"}
+        assert {await directory.affinity_of(str(number)) for number in range(20)} == {"10.0.0.1:1"}
         for node in nodes:
             with client_of(node) as client:
                 keys = client.keys(f"{PREFIX}*")

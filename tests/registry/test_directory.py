@@ -112,9 +112,9 @@ async def test_an_index_that_is_none_is_an_error(directory: Directory, raw: redi
 
 async def test_where_a_session_was_decided_is_remembered(directory: Directory, raw: redis.Redis) -> None:
     await directory.note_affinity({"one": "127.0.0.1:1", "two": "127.0.0.1:2"})
-    assert [await directory.home_of(each) for each in ("one", "two", "three")] == ["127.0.0.1:1", "127.0.0.1:2", None]
+    assert [await directory.affinity_of(each) for each in ("one", "two", "three")] == ["127.0.0.1:1", "127.0.0.1:2", None]
     raw.set(HOME + "one", "nonsense")
-    assert await directory.home_of("one") is None
+    assert await directory.affinity_of("one") is None
 
 
 async def test_a_redis_that_is_away_is_told_and_found_again(directory: Directory, server: RedisServer) -> None:
