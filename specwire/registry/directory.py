@@ -108,7 +108,9 @@ class Directory:
     async def note_affinity(self, affinity: dict[str, str]) -> None:
         """Sessions are decided at these addresses."""
         ttl_ms = round(AFFINITY_TTL_S * 1000)
-        await self._ask_all({AFFINITY + each: ("SET", AFFINITY + each, at, "PX", ttl_ms) for each, at in affinity.items()})
+        await self._ask_all(
+            {AFFINITY + each: ("SET", AFFINITY + each, at, "PX", ttl_ms) for each, at in affinity.items()}
+        )
 
     async def affinity_of(self, session_id: str) -> str | None:
         """Where the session was decided last."""

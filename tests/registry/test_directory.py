@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from specwire.registry.directory import HOME, INDEX, PREFIX, Directory, RegistryUnavailable
+from specwire.registry.directory import AFFINITY, INDEX, PREFIX, Directory, RegistryUnavailable
 from specwire.registry.entry import MOST_BYTES, Load, Role, ServiceEntry, ServiceState, encode
 from specwire.registry.registrar import Registrar, Rhythm, new_id
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -112,8 +112,12 @@ async def test_an_index_that_is_none_is_an_error(directory: Directory, raw: redi
 
 async def test_where_a_session_was_decided_is_remembered(directory: Directory, raw: redis.Redis) -> None:
     await directory.note_affinity({"one": "127.0.0.1:1", "two": "127.0.0.1:2"})
-    assert [await directory.affinity_of(each) for each in ("one", "two", "three")] == ["127.0.0.1:1", "127.0.0.1:2", None]
-    raw.set(HOME + "one", "nonsense")
+    assert [await directory.affinity_of(each) for each in ("one", "two", "three")] == [
+        "127.0.0.1:1",
+        "127.0.0.1:2",
+        None,
+    ]
+    raw.set(AFFINITY + "one", "nonsense")
     assert await directory.affinity_of("one") is None
 
 
