@@ -53,9 +53,10 @@ Replies = dict[ReplyLink, list[Reply]]
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Draft for a text; replaces the session of an open handle. prompt_length: None where it is not told.
+    """Draft for a text; replaces the session of an open handle.
 
-    number: of this opening; where it has a constraint, a BeginSession of that number follows.
+    prompt_length: None where it is unknown. number: of this opening; a BeginSession with that number follows where the
+    session has a constraint.
     """
 
     link: ReplyLink
@@ -74,7 +75,7 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class BeginSession:
-    """The constraint of a session; None: draft without, what cannot stand will be refused by the target."""
+    """The constraint of a session; None: draft without one, and let the target refuse what is not allowed."""
 
     link: ReplyLink
     handle: int

@@ -20,9 +20,9 @@ from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 JOIN_LIMIT = 20.0
 FIRST_BACKOFF = 0.1
 MOST_BACKOFF = 10.0
-# A link that lasted for less is dialled again ever more slowly: what broke it may be there still.
+# Redialling slows down after links shorter than this: what broke them may still be there.
 STABLE = 5.0
-# What the orchestrator will say again however often it is asked.
+# Statuses that do not change by asking again.
 FINAL = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -35,11 +35,11 @@ Call = grpc.aio.StreamStreamCall[draft_pb2.JoinRequest, draft_pb2.JoinResponse]
 
 
 class JoinRefused(Exception):
-    """The orchestrator will not have this drafter, or the two ends do not trust each other; one sentence."""
+    """The orchestrator refuses this drafter, or the two ends do not trust each other; one sentence."""
 
 
 class Dialler:
-    """Keeps a link to the orchestrator at `address`; `joined` is set from the first time that it was up."""
+    """Keeps a link to the orchestrator at `address`; `joined` is set once it has been up."""
 
     def __init__(self, address: str, tls: ClientTls | None, handler: DraftHandler, token: str = "") -> None:
         self.address = address
@@ -127,16 +127,16 @@ class Dialler:
             raise JoinRefused(f"{self.address} refused this drafter: {details}")
         if code is grpc.StatusCode.UNAVAILABLE:
             untrusted = distrust(details, self.address)
-            if untrusted and not self.joined.is_set():  # once it has worked, whoever broke it may mend it
+            if untrusted and not self.joined.is_set():  # it worked before, so it may work again
                 raise JoinRefused(untrusted)
             return unreachable(details, self.address, tls=self._tls is not None) or f"{self.address}: {details}"
         return f"{self.address} ended the link: {code.name}: {details}"
 
 
 class DiallingDrafter:
-    """A drafter that serves the orchestrators which it dials; owns the drafter.
+    """A drafter that serves the orchestrators that it dials; owns the drafter.
 
-    also: orchestrators beside the one at `address`. Of several each is dialled for itself.
+    also: orchestrators beside the one at `address`. Each is dialled separately.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class DiallingDrafter:
             raise
 
     async def join(self) -> None:
-        """Return once joined, however long an orchestrator takes to appear; JoinRefused where none will have it."""
+        """Return once joined, however long an orchestrator takes to appear; JoinRefused where all refuse it."""
         refused = asyncio.ensure_future(self._refused())
         joined = [asyncio.ensure_future(_until(each.joined)) for each in self._diallers]
         try:
@@ -177,7 +177,7 @@ class DiallingDrafter:
                 each.cancel()
 
     async def failed(self) -> str:
-        """Return, with the reason, once there is no drafting for any orchestrator any more."""
+        """Return, with the reason, once no orchestrator can be served any more."""
         broken = asyncio.ensure_future(self._drafter.failed())
         refused = asyncio.ensure_future(self._refused())
         try:
@@ -188,7 +188,7 @@ class DiallingDrafter:
             refused.cancel()
 
     async def _refused(self) -> str:
-        """Why no orchestrator will have it, once that is so."""
+        """Why all orchestrators refuse it, once they do."""
         await asyncio.wait(self._dialling)
         error = self._dialling[0].exception()
         return str(error) or type(error).__name__
@@ -209,7 +209,7 @@ async def _until(event: asyncio.Event) -> None:
 
 
 def introduction(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:
-    """`info` without what an orchestrator needs of a target only."""
+    """`info` without what an orchestrator needs from a target only."""
     short = common_pb2.GetModelInfoResponse()
     short.CopyFrom(info)
     short.ClearField("tokenizer_json")

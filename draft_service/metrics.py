@@ -9,7 +9,7 @@ from specwire.telemetry.metrics import Families, by_label, counter, gauge, histo
 
 
 def families(sessions: Sessions, model: SlotModel) -> Families:
-    """Read beside the drafter's thread: each number for itself is right, and they are of about the same moment."""
+    """Read beside the drafter's thread: each number is right by itself, and all are of about the same moment."""
     tally = sessions.tally
     cached = sum(model.cached(slot) for slot in range(model.slots))
     yield by_label(gauge, "sessions", "Sessions by state.", "state", {"open": len(sessions)})

@@ -27,7 +27,7 @@ from specwire.lm.sampler import adjusted
 # never a text, so shortcuts are allowed: noise is drawn for the few ids that can win at all.
 
 CANDIDATES = 64
-# Ids less likely than this, relative to the likeliest, are left out: where one id dominates no noise is needed.
+# Ids less likely than this, relative to the likeliest, are left out: a dominant id needs no noise.
 LEAST_RELATIVE_PROBABILITY = 1e-4
 
 LEAST_LOG = -math.log(LEAST_RELATIVE_PROBABILITY)
@@ -59,7 +59,7 @@ class DraftRow:
 
     @property
     def banned(self) -> tuple[int, ...]:
-        """None: it is the verifier that knows what may not end the text yet."""
+        """None: only the verifier knows which ids may not end the text yet."""
         return ()
 
 
@@ -119,11 +119,10 @@ def _relative_mass(scores: Scores, best: int, temperature: float) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How a drafter draws where the rule weighs draft tokens by the probability that they were drawn with.
-#
-# The drafter's distribution is cut and rounded to integers first, and the token drawn from those: what is sent with it
-# is what it was drawn from, exactly. The noise is that of the target's own draw behind the same text, so that a chain
-# often survives a token that the target drew itself.
+# How a drafter draws under rules that weigh draft tokens by the probability that they were drawn with. The drafter's
+# distribution is first cut and rounded to integers, and the token is drawn from those: so the weights sent with it are
+# exactly what it was drawn from. The noise is that of the target's own draw behind the same text, so that a chain often
+# survives a token that the target drew itself.
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ def _drawn(weights: Weights, place: WeighedPlace) -> tuple[int, Weights]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The drafter's sessions draw from the rows of one forward.
+# Draws the sessions' draft tokens from the rows of one forward.
 
 
 def guesses(logits: torch.Tensor, rows: Sequence[int], drawing: Sequence[DraftingSession]) -> list[DraftedToken]:

@@ -36,7 +36,7 @@ from specwire.telemetry.metrics import Registry, process_families
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
-# For links to say that they end. Some calls never do, such as a health watch.
+# Seconds for links to end. Some calls never do, such as a health watch.
 LAST_WORDS_S = 1.0
 # Whose figures they are.
 DRAFTER = "drafter"
@@ -70,7 +70,7 @@ class RunningDrafter:
         return await self._drafter.failed()
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Idempotent. Links end at once, as their sessions only get slower; `grace` is for last words."""
+        """Idempotent. Links end at once, as their sessions only get slower; `grace` is for last messages."""
         await self._registrar.close()
         self._servicer.leave()
         await self._server.stop(min(grace, LAST_WORDS_S))
@@ -83,8 +83,7 @@ class RunningDrafter:
 async def start(options: ModelServiceOptions, registration: RegistryOptions = NOWHERE) -> RunningDrafter:
     """Load the model, then listen.
 
-    Args:
-        registration: where the drafter says that it is there.
+        Args: registration: where the drafter registers.
 
     Raises:
         InvalidParameter: nobody could be told where it is.
@@ -122,7 +121,7 @@ async def dial_in(
 ) -> DiallingDrafter:
     """Load the model, then dial the orchestrators at `address` and `also` until it has joined one of them.
 
-    Of `options` about listening only those of figures count.
+    Of the `options` about listening, only those of metrics count.
 
     Args:
         region: where the drafter is.
@@ -159,9 +158,9 @@ async def _listen(registry: Registry, options: ModelServiceOptions, started: Asy
 async def load(
     options: ModelServiceOptions, registry: Registry | None = None, meter: Meter | None = None
 ) -> tuple[DrafterThread, DraftHandler]:
-    """A drafter whose thread runs, and what takes messages for it; the caller stops the drafter. Raises ModelError.
+    """A drafter whose thread runs, and its message handler; the caller stops the drafter.
 
-    registry: where its figures are read from then on. meter: where its load is.
+    Raises ModelError. registry: where its metrics are read. meter: where its load is read.
     """
     share_interpreter()
     drafter = ServiceThread(DRAFTER, _loader(options, registry or Registry(), meter or Meter()))
@@ -174,7 +173,7 @@ def _loader(
     def load(
         deliver: Callable[[Replies], None], go_on: GoOn
     ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
-        # torch comes with these; a process that only parses its arguments does without.
+        # these import torch, which a process that only parses its arguments does not need
         from draft_service.metrics import families, load_of
         from draft_service.sampler import guesses
         from draft_service.sessions import Sessions

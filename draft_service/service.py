@@ -1,7 +1,7 @@
-"""What an orchestrator says becomes validated commands, and the drafter's replies become messages, whoever dialled.
+"""An orchestrator's messages become validated commands, the drafter's replies messages, whichever end dialled.
 
-Each connection is a link with handles of its own. What is wrong with one session is a Refused for that session; the
-link goes on.
+Each connection is a link with handles of its own. An error in one session is a Refused for that session; the link goes
+on.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def to_wire(replies: list[Reply]) -> draft_pb2.ConnectDraftResponse:
 
 
 def deliver(replies: Replies) -> None:
-    """What the drafter's thread reports."""
+    """Deliver what the drafter's thread reports."""
     for link, own in replies.items():
         link.send(own)
 
@@ -86,11 +86,11 @@ class DraftHandler:
         drafter.on_reports = deliver
 
     async def room(self) -> None:
-        """Return once the drafter has taken in enough of what it was told."""
+        """Return once the drafter has taken in enough of its commands."""
         await self._drafter.room()
 
     async def stop(self) -> None:
-        """End what it has started."""
+        """End the tasks that it has started."""
         await self._beginnings.stop()
 
     def lose(self, link: OrchestratorLink) -> None:
@@ -100,7 +100,7 @@ class DraftHandler:
         self._spans.lose(link)
 
     def take(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> None:
-        """In the order that makes sense of a tick in which a session was opened, advanced and closed."""
+        """In the order that is right for a tick in which one session is opened, advanced and closed."""
         for opening in message.opens:
             self._take_open(opening, link)
         for advance in message.advances:
@@ -121,7 +121,7 @@ class DraftHandler:
             self._begin(opened, opened.sampling.constraint, link)
 
     def _begin(self, opened: OpenSession, constraint: Constraint, link: OrchestratorLink) -> None:
-        """Where its constraint cannot be had, its drafts are made without, and it is the target that refuses them."""
+        """Where the constraint cannot be compiled, drafts are made without it, and the target refuses them."""
 
         def tell(found: Found) -> None:
             if isinstance(found, Exception):

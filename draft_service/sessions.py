@@ -41,14 +41,14 @@ log = logging.getLogger(__name__)
 
 # How long after a forward a constraint may answer before its token is drafted without.
 MOST_LATE_S = 0.02
-# A longer feed is part of a long text. After an advance it is the corrected token, and one more.
+# A longer feed is part of a long text. After an advance a feed is the corrected token, and one more.
 LONGEST_OWN_FEED = 2
-# Rows of long texts fed at once, of all sessions: others' next tokens wait no longer than this takes.
+# Rows of long texts fed at once, all sessions together: others' next tokens wait no longer than for these.
 PREFILL_ROWS = 256
 
 Key = tuple[ReplyLink, int]
 
-# How many positions the share of late ones tells of, about: what is older weighs ever less.
+# About how many positions the share of late ones covers: older ones weigh less and less.
 REMEMBERED_PASSES = 256
 
 
@@ -56,7 +56,7 @@ class DrafterTally:
     """Since the drafter began. drafted: tokens drawn; proposed: those that went out in proposals.
 
     due: decided positions within the run-ahead; late: those of them for which nothing had been proposed.
-    misses: the share of late ones of late.
+    misses: the recent share of late ones.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class DraftingSession:
     """One session: `spent_ns` counts since its last proposal.
 
     number: of its opening. unready: its constraint is being compiled. matcher: that constraint, behind a part of the
-    output; None where nothing is demanded, or nothing known of it here.
+    output; None where there is none, or it is unknown here.
     """
 
     link: ReplyLink
@@ -110,26 +110,26 @@ class DraftingSession:
         return self.session.wants_token and not self.unready
 
     def _catch_up(self) -> bool:
-        """Take what the text has more. False where the constraint does not allow it, or has not answered."""
+        """Let the matcher take the rest of the text; False where the constraint forbids it or has not answered."""
         if self.matcher is None or not self.matcher.heard(MOST_LATE_S):
             return False
         missing = self.session.text.tokens[self.prompt_length + self.matcher.length :]
         return self.matcher.take(missing) == len(missing)
 
     def ask(self) -> None:
-        """`allowed` will be wanted: so that it can be found out during the forward."""
+        """Announce that `allowed` will be wanted, so that it is computed during the forward."""
         if self.matcher is not None and self._catch_up():
             self.matcher.ask(())
 
     @property
     def allowed(self) -> Mask | None:
-        """What may stand behind the text; None for anything, also where the text is not what the constraint allows."""
+        """The ids allowed behind the text; None for any, also where the text itself violates the constraint."""
         if self.matcher is None or not self._catch_up():
             return None
         return open_ids(self.matcher.masks(())[0], ())
 
     def kept(self, length: int) -> None:
-        """The text has changed behind its first `length` tokens."""
+        """The text has changed from position `length` on."""
         if self.matcher is not None:
             self.matcher.rollback(max(0, length - self.prompt_length))
 
@@ -155,7 +155,7 @@ Draw = Callable[[Any, Sequence[int], Sequence[DraftingSession]], list[DraftedTok
 class Sessions:
     """Invariant: the slots in use and the free ones are together 0 .. model.slots - 1, each once.
 
-    Commands go into `inbox`, from any thread; `deliver` gets what is to be said to each link, and must not block.
+    Commands go into `inbox`, from any thread; `deliver` gets the replies for each link, and must not block.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Sessions:
     # Commands
 
     def _take_commands(self) -> bool:
-        """Apply what waits, and wait if there is nothing else to do; False once asked to stop."""
+        """Apply waiting commands, and wait if there is nothing else to do; False once asked to stop."""
         while not self.inbox.empty() or not self.wanting:
             command = self.inbox.get()
             if isinstance(command, Stop):
@@ -222,7 +222,7 @@ class Sessions:
     def _start(self, command: OpenSession) -> None:
         key = (command.link, command.handle)
         old = self._open.get(key)
-        # Proposals of the old session may still be under way: the new one's chains must supersede them.
+        # Proposals of the old session may still be under way: the new session's chains must supersede them.
         chain = old.session.chain + 1 if old else 0
         self._end(key)
         if not self._free:
@@ -241,7 +241,7 @@ class Sessions:
         self._reply(command.link, Opened(command.handle))
 
     def _begin(self, command: BeginSession) -> None:
-        """Begin a session, unless the handle is another session's by now."""
+        """Begin a session, unless the handle belongs to another one by now."""
         drafting = self._open.get((command.link, command.handle))
         if drafting is not None and drafting.number == command.number:
             drafting.matcher, drafting.unready = command.matcher, False
@@ -301,7 +301,7 @@ class Sessions:
         spent = self._now_ns() - started
         self.tally.step(spent, sum(len(feed.tokens) for feed in feeds), len(drawn))
         for drafting, feed in zip(batch, feeds, strict=True):
-            # A prompt, or what was missed while paused, is fed once; a draft token's time is that of a feed of its own.
+            # A prompt, or text missed while paused, is fed once; a draft token's time is that of a feed of its own.
             drafting.spent_ns += spent if len(feed.tokens) <= LONGEST_OWN_FEED else spent // len(feed.tokens)
         for drafting, guess in drawn:
             drafting.session.drafted(guess.token, guess.confidence, guess.weights)
@@ -317,7 +317,7 @@ class Sessions:
         drawing = [drawing[row] for row in rows]
         if self._model.failed:
             broken = [drafting for drafting in batch if drafting.slot in self._model.failed]
-            # Neither the request nor the service is at fault, and the same text would fail again here.
+            # Neither request nor service is at fault, and the same text would fail again here.
             self._drop_all(broken, Code.ABORTED, "the drafter's logits are not finite")
         if not drawing:
             return []
@@ -328,9 +328,10 @@ class Sessions:
         return len(drafting.session.text.tokens) - self._model.cached(drafting.slot)
 
     def _feed(self, drafting: DraftingSession, portion: int) -> Feed:
-        """What the cache lacks of the text, in portions; the last portion asks for logits.
+        """The part of the text that the cache lacks, in portions; the last portion asks for logits.
 
-        After an advance that went back the cache may hold the whole text: its last token is fed again, for its logits.
+        After an advance that went back the cache may hold the whole text: then its last token is fed again, for its
+        logits.
         """
         tokens = drafting.session.text.tokens
         start = min(self._model.cached(drafting.slot), len(tokens) - 1)
@@ -354,7 +355,7 @@ class Sessions:
         self._replies.setdefault(link, []).append(reply)
 
     def deliver(self) -> None:
-        """Hand what gathered to the links."""
+        """Hand the gathered replies to the links."""
         if self._replies:
             gathered, self._replies = self._replies, {}
             self._deliver(gathered)

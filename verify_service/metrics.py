@@ -44,7 +44,7 @@ def _of_steps(tally: EngineTally) -> Families:
 
 
 def _of_sessions(engine: Engine) -> Families:
-    """Read beside the engine's thread: each number for itself is right, and they are of about the same moment."""
+    """Read beside the engine's thread: each number is right by itself, and all are of about the same moment."""
     sessions, lm = engine.sessions, engine.lm
     held = list(sessions.roster)
     waiting, present = sum(each.waiting for each in held), len(sessions.roster)
@@ -73,7 +73,7 @@ def _of_sessions(engine: Engine) -> Families:
 
 
 def load_of(engine: Engine) -> Load:
-    """For the registry; read as the figures are. Who is idle gives way, so its place is free."""
+    """The load for the registry. Idle sessions give way, so their slots count as free."""
     held = list(engine.sessions.roster)
     waiting = sum(each.waiting for each in held)
     running = max(0, len(engine.sessions.roster) - waiting)

@@ -1,7 +1,7 @@
 """Another rank of a split target: ``python -m verify_service.rank_process``, started by `verify_service.ranks`.
 
-It loads its share, does what it is told on its stdin, and ends when that does. Signals that are meant for the verifier
-as a whole are rank 0's to heed.
+It loads its share, carries out the orders on its stdin, and ends when that does. Only rank 0 heeds signals that are
+meant for the verifier as a whole.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class RankFollower:
     """The `Party` as another rank than 0 sees it."""
 
     def __init__(self) -> None:
-        # What libraries print must not be taken for an answer.
+        # Keep what libraries print out of the answers.
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         told = json.loads(_message() or b"{}")
-        if not told:  # the verifier was gone before this had begun
+        if not told:  # the verifier ended before this began
             os._exit(0)
         self.rank: int = told["rank"]
         self.size: int = told["size"]
@@ -54,10 +54,10 @@ class RankFollower:
         return ""
 
     def at_end(self, leave: Callable[[], None]) -> None:
-        """The end is the process's own."""
+        """Nothing: the process ends by itself."""
 
     def next(self) -> bytes:
-        """Wait for what is to be done next; the end of orders ends the process."""
+        """Wait for the next order; the end of orders ends the process."""
         return self._orders.get()
 
     def give_up(self, error: BaseException) -> NoReturn:

@@ -1,7 +1,7 @@
 """The other ranks of a split target: processes that this one starts, tells what to compute, and ends.
 
-A rank hears on its stdin what to do, and ends when that does, however this process ended. On its stdout it says that it
-is there, or why it cannot go on. Orders go through pipes, not by a collective: a rank may then wait for one as long as
+A rank reads orders from its stdin, and ends when that does, however this process ended. On its stdout it says that it
+is ready, or why it cannot go on. Orders go through pipes, not by a collective: a rank may then wait for one as long as
 nobody asks anything, while every collective has a deadline.
 """
 
@@ -25,9 +25,9 @@ MODULE = "verify_service.rank_process"
 LENGTH_BYTES = 4
 # Until a rank has imported what it needs; on a busy machine PyTorch and transformers take long.
 THERE_LIMIT_S = 180.0
-# Between the end of a rank's stdout and its own, and between that of its stdin and its being killed.
+# Seconds from the end of a rank's stdout to its exit, and from the end of its stdin until it is killed.
 END_LIMIT_S = 2.0
-# What broke a forward is known here soon afterwards.
+# Seconds until the reason of a broken forward is known here.
 LOSS_LIMIT_S = 1.0
 
 
@@ -132,7 +132,7 @@ class Other:
             rest = rest[pipe.write(rest) :]
 
     def hang_up(self) -> None:
-        """Its stdin ends, and so does it."""
+        """Close its stdin, which ends it."""
         if self._process.stdin is not None:
             with suppress(OSError):  # there is nobody to read what was not sent yet
                 self._process.stdin.close()

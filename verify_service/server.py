@@ -34,7 +34,7 @@ from verify_service.engine.messages import Command, QueuePatience, Reports
 from verify_service.ranks import Ranks
 from verify_service.service import EngineThread, VerifyServicer
 
-# For calls that are not links, such as a health watch.
+# Seconds for calls that are not links, such as a health watch.
 LAST_CALLS_S = 0.2
 # An orchestrator looks into the registry every second.
 KNOWN_S = 2.5
@@ -92,9 +92,7 @@ class RunningVerifier:
             await self.metrics.stop()
 
     async def _let_it_be_known(self, seconds: float) -> None:
-        """Whoever looks in the registry places no session here any more; those that were on their way, and have to be
-        served by these weights, come in. Then nobody is turned away.
-        """
+        """Say in the registry that it drains, and wait until orchestrators have read it: then none is refused."""
         loop = asyncio.get_running_loop()
         known, last = loop.time() + KNOWN_S, loop.time() + seconds
         while self._registrar.registers and loop.time() < last:
@@ -115,9 +113,9 @@ async def start(
 
     Args:
         patient: wait for all draft tokens that are due, as textbook speculation does; for measurements only.
-        detach_grace: seconds for which a session is kept that lost its link; 0 drops it at once.
+        detach_grace: seconds for which a session without its link is kept; 0 drops it at once.
         patience: with sessions that find no slot.
-        registration: where the verifier says that it is there.
+        registration: where the verifier registers.
 
     Raises:
         InvalidParameter: as `check_grace`, `check_patience`.
@@ -162,13 +160,13 @@ def _of_links(servicer: VerifyServicer) -> Families:
 
 
 def check_grace(seconds: float) -> None:
-    """InvalidParameter unless it is a time for which a verifier may keep what nobody asks for."""
+    """InvalidParameter unless it is a valid detach grace."""
     if not 0 <= seconds <= MOST_DETACH_GRACE_S:  # nor NaN
         raise InvalidParameter("detach_grace", f"must be from 0 to {MOST_DETACH_GRACE_S:g} seconds, not {seconds:g}")
 
 
 def check_patience(patience: QueuePatience) -> None:
-    """InvalidParameter unless so many may wait for so long."""
+    """InvalidParameter unless the queue's length and wait are valid."""
     if not 0 <= patience.sessions <= MOST_QUEUE:
         raise InvalidParameter("queue", f"must be from 0 to {MOST_QUEUE} sessions, not {patience.sessions}")
     if not 0 < patience.wait_us <= MOST_QUEUE_WAIT_S * 1e6:  # nor NaN
@@ -188,7 +186,7 @@ def _loader(
     def load(
         deliver: Callable[[Reports], None], go_on: GoOn
     ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
-        # torch comes with these; a process that only parses its arguments does without.
+        # these import torch, which a process that only parses its arguments does not need
         from specwire.lm import load_model
         from verify_service.engine.calibration import step_costs
         from verify_service.engine.engine import Engine

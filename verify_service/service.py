@@ -43,9 +43,9 @@ InfoContext = grpc.aio.ServicerContext[common_pb2.GetModelInfoRequest, common_pb
 ScoreContext = grpc.aio.ServicerContext[verify_pb2.ScoreRequest, verify_pb2.ScoreResponse]
 
 STOPPING = "the verifier is stopping"
-# How long ended links may take to say so to their peers.
+# Seconds for ended links to tell their peers.
 FAREWELL_S = 1.0
-# Characters of a session's id in traces, as in logs: whoever knows the whole may read the session.
+# Characters of a session's id in traces, as in logs: the whole id is the right to read the session.
 SHOWN_CHARACTERS = 8
 
 
@@ -56,13 +56,13 @@ class VerifyLink(NamedTuple):
     broken: asyncio.Future[None]
 
     def end(self, message: str) -> None:
-        """The peer is told UNAVAILABLE: it may go on elsewhere."""
+        """End the stream with UNAVAILABLE: the peer may go on elsewhere."""
         if not self.broken.done():
             self.broken.set_exception(StatusError(grpc.StatusCode.UNAVAILABLE, message))
 
 
 def turned_away(message: verify_pb2.ConnectVerifyRequest) -> list[Refusal]:
-    """Take out the opens, and close what their handles name: after a refusal nothing is held under a handle."""
+    """Remove the opens, and close their handles: after a refusal nothing is held under a handle."""
     handles = [opening.handle for opening in message.opens]
     message.ClearField("opens")
     message.closes.extend(common_pb2.Close(handle=handle) for handle in handles)
@@ -70,7 +70,7 @@ def turned_away(message: verify_pb2.ConnectVerifyRequest) -> list[Refusal]:
 
 
 def matcher_or_refusal(handle: int, found: Found) -> Matcher | Refusal:
-    """What became of a session's constraint, as the engine is told of it."""
+    """The command that tells the engine what became of a session's constraint."""
     match found:
         case InvalidParameter():
             return Refusal(handle, Code.INVALID_ARGUMENT, str(found))
@@ -83,7 +83,7 @@ def matcher_or_refusal(handle: int, found: Found) -> Matcher | Refusal:
 
 
 def trace(spans: LinkSpans, link: int, report: Report) -> None:
-    """What a step says, on the spans of its sessions."""
+    """Write a step's reports onto the spans of its sessions."""
     for admitted in report.admitted:
         spans.event(link, admitted.handle, "seated", position=admitted.position, cached=admitted.cached)
     for decided in report.decided:
@@ -215,7 +215,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             self._spans.begin(link, opening.handle, opening.traceparent, session=session, tokens=tokens)
 
     def _begin(self, link: int, opening: Opening) -> None:
-        """Have its constraint compiled; the engine, which has been told of it already, waits for that."""
+        """Compile its constraint; the engine has the session already and waits for that."""
         constraint = opening.sampling.constraint
         if constraint is None:
             return

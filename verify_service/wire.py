@@ -28,7 +28,7 @@ SHOWN_HEX = 12
 def tick_from_wire(
     link: int, message: verify_pb2.ConnectVerifyRequest, info: common_pb2.GetModelInfoResponse, now_us: float
 ) -> tuple[Tick, list[Refusal]]:
-    """One message of a link; what is refused in it counts as closed, so that nothing stays under its handle."""
+    """One message of a link as a command; refused opens count as closed, so that nothing stays under their handles."""
     opens: list[Opening] = []
     refusals: list[Refusal] = []
     for opening in message.opens:

@@ -14,7 +14,7 @@ from verify_service.engine.sessions import Held
 class Part(NamedTuple):
     """A session's `share` of a step.
 
-    tokens: of the window. source: whose chain it was taken from, if of one. wanted: rows of logits: one more than the
+    tokens: of the window. source: of the chain that they come from, if any. wanted: rows of logits: one more than the
     window, none before the prompt's end.
     """
 
@@ -40,7 +40,7 @@ class Part(NamedTuple):
         return cls(share, held, window, tokens, session.source if window else None, wanted)
 
     def ask(self) -> None:
-        """Ask, before the forward, for what its rows need from elsewhere."""
+        """Ask, before the forward, for the masks that its rows need."""
         if self.wanted:
             self.held.session.ask(self.tokens)
 
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 class RowChoice(NamedTuple):
     """The target's token for each row of a part.
 
-    report: gives the log-probabilities of those that are decided. judge: decides the window where its rule looks at it.
+    report: gives the log-probabilities of decided tokens. judge: decides the window under rules that look at it.
     """
 
     tokens: Sequence[int]
@@ -62,7 +62,7 @@ class RowSampler(Protocol):
     def choose(self, rows: Any, parts: Sequence[Part], heard: Callable[[Part], bool]) -> list[RowChoice]:
         """The target's choices for each part; the parts' rows stand one behind the other.
 
-        heard: whether it is known what a part's constraint allows; a part without that gets no choices.
+        heard: whether a part's constraint has answered; a part whose constraint has not gets no choices.
         """
         ...
 

@@ -14,27 +14,28 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 # Shapes of forwards of several sessions: how many, and positions of each.
 SESSIONS, DEPTHS = (4, 16), (1, 4)
 PREFIX = 64
-# Seconds, and rounds at least and at most: of one session, and of several, which every step refines.
+# Seconds, least and most rounds: of one session, and of several, which every step refines.
 BUDGET_S, LEAST_ROUNDS, MOST_ROUNDS = 1.0, 3, 15
 BATCH_BUDGET_S, LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS = 0.25, 1, 5
-# A hiccup of the machine, or a change of shape, is little beside a forward that takes longer; and whoever has lost the
-# verifier before this one waits for all of them.
+# Microseconds from which a forward is long: a hiccup or a change of shape is small beside it, and sessions of a lost
+# verifier wait for all of them.
 LONG_US = 100_000.0
 
 Name = TypeVar("Name", bound=Hashable)
 
 
 class BatchShape(NamedTuple):
-    """A forward of so many sessions, each with so many positions, all of whose rows are wanted."""
+    """A forward of this many sessions, each with this many positions, with logits for all rows."""
 
     sessions: int
     depth: int
 
 
 def step_costs(lm: LanguageModel, go_on: Callable[[], None] = lambda: None) -> StepCosts:
-    """What steps cost, in a second or two, more where forwards are long; leaves the slots empty.
+    """Measure what steps cost.
 
-    `go_on` is called before each turn and may raise.
+    Takes a second or two, more where forwards are long; leaves the slots empty. `go_on` is called before each turn and
+    may raise.
     """
     return StepCosts(calibrate(lm, go_on=go_on), calibrate_batches(lm, go_on=go_on))
 
@@ -79,12 +80,12 @@ def _times(
     budget_s: float,
     go_on: Callable[[], None],
 ) -> dict[Name, float]:
-    """Microseconds of each, in at least and at most so many rounds; empties the slots.
+    """Microseconds of each shape, within the given rounds; empties the slots.
 
-    All shapes take turns, so that a hiccup of the machine meets them alike, and the slower half of each is left out:
-    what else the machine does can only add time. A turn is two forwards, of which the second counts: after a change of
-    shape some runtimes take longer, and V(1) must be the time of plain decoding, step after step. Of long forwards one
-    is a turn, and the first shape, plain decoding, has its rounds while the others have one.
+    All shapes take turns, so that a hiccup of the machine meets them alike. The slower half of each is left out: other
+    work of the machine can only add time. A turn is two forwards, of which the second counts: after a change of shape
+    some runtimes take longer, and V(1) must be the time of plain decoding, step after step. Where forwards are long a
+    turn is one forward, and only the first shape, plain decoding, has more than one round.
     """
     for shape in shapes.values():
         go_on()

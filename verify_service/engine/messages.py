@@ -1,4 +1,4 @@
-"""All that passes between the service (event loop) and the engine (its thread): commands in, reports out.
+"""Messages between the service (event loop) and the engine (its thread): commands in, reports out.
 
 A link is one `Connect` stream, known to the engine by a number; a handle names a session on its link.
 """
@@ -25,7 +25,7 @@ class QueuePatience:
     wait_us: float = 30e6
 
 
-# Commands. `weight`: how much there is to look at, in tokens and parts.
+# Commands. `weight`: their size, in tokens and parts.
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Opening:
 
     ngram: the verifier may propose from the text itself. epoch: see `specwire.core.law.noise`.
     prediction: what the output may look like.
-    scope: whose sessions may share its cache. priority: whose turn it is within a scope.
+    scope: sessions of the same scope may share its cache. priority: orders the sessions that wait within a scope.
     """
 
     handle: int
@@ -97,7 +97,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """The stream is over: its sessions have nobody to tell."""
+    """The stream is over: nobody hears of its sessions any more."""
 
     link: int
     weight: int = 1
@@ -119,7 +119,7 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class TurnAway:
-    """The verifier is about to stop: who waits for a slot is to go elsewhere."""
+    """The verifier is about to stop: sessions that wait for a slot should go elsewhere."""
 
     message: str
     weight: int = 1
@@ -135,7 +135,7 @@ Command = Tick | Begun | LinkLost | Scoring | TurnAway
 class Refusal:
     """A session (or a Score: handle 0) that the engine refused or dropped.
 
-    fence: the newer one, where that is why.
+    fence: the newer fence, where that is the reason.
     """
 
     handle: int
@@ -185,7 +185,7 @@ class StepTimings:
 
 @dataclass(slots=True)
 class Report:
-    """What is said to one link at a time: most often, of one step."""
+    """What one link is told at a time: usually the report of one step."""
 
     admitted: list[Admitted] = field(default_factory=list)
     decided: list[Decided] = field(default_factory=list)

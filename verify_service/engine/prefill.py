@@ -12,7 +12,7 @@ from specwire.core.policy.tunables import PREFILL_ROWS
 from verify_service.engine.sessions import Held
 
 # ----------------------------------------------------------------------------------------------------------------------
-# When memory is short for a forward: smaller ones are tried before a session is given up.
+# What a step does when memory is short: smaller forwards are tried before a session is given up.
 
 # Chunks of a prompt that are not cut any smaller.
 LEAST_CHUNK = 32
@@ -25,7 +25,7 @@ class ShortOfMemory(Exception):
 
 @contextmanager
 def detect_out_of_memory() -> Iterator[None]:
-    """Within it, an allocator's failure becomes ShortOfMemory, whatever the runtime raises for one."""
+    """Turns an allocator's failure within it into ShortOfMemory, whatever the runtime raises."""
     try:
         yield
     except Exception as error:
@@ -35,9 +35,9 @@ def detect_out_of_memory() -> Iterator[None]:
 
 
 class StepLimits:
-    """What a forward takes at most; less once it ran out of memory, and for good: what is free does not grow.
+    """The largest forward. It shrinks for good once memory ran out: free memory does not grow.
 
-    prefill_rows: tokens of waiting prompts. most_rows: in all, as far as draft tokens are concerned.
+    prefill_rows: tokens of waiting prompts. most_rows: of all sessions together; only draft tokens are cut to it.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class StepLimits:
         self.most_rows = math.inf
 
     def lower(self, shares: Sequence[Share]) -> bool:
-        """A forward of `shares` was too large. Whether the next one will be smaller."""
+        """A forward of `shares` was too large; returns whether the next one will be smaller."""
         widest, windows = max(share.fresh for share in shares), sum(share.window for share in shares)
         if widest > LEAST_CHUNK:
             self.prefill_rows = max(LEAST_CHUNK, min(widest, self.prefill_rows) // 2)
@@ -55,23 +55,23 @@ class StepLimits:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Whose prompt is fed first, where several wait: tenants share a step's budget.
+# Whose prompt is fed first where several wait: tenants share a step's prefill.
 
 
 class PromptTurns:
-    """That tenant goes first of which least was fed while prompts of others waited, too; of one tenant's prompts the
-    most urgent, then that which came first. No tenant gets ahead of another by claiming to be urgent, as in
-    `specwire.core.placement`.
+    """The tenant goes first for which least was fed while others' prompts waited.
 
-    Start-time fair queueing (Goyal, Vin, Cheng 1996): who comes begins where the least served of those present is.
+    Of one tenant's prompts it is the most urgent, then the one that came first. No tenant gets ahead of another by
+    claiming to be urgent, as in `specwire.core.placement`. Start-time fair queueing (Goyal, Vin, Cheng 1996): a new
+    tenant begins where the least served one is.
     """
 
     def __init__(self) -> None:
-        # Tokens, by tenants that wait.
+        # Tokens fed, by tenants that wait.
         self._fed: dict[bytes, int] = {}
 
     def ordered(self, candidates: Sequence[StepCandidate], held: Mapping[int, Held]) -> Sequence[StepCandidate]:
-        """Those without a prompt to feed as they are, then prompts in turn. held: sessions by slot."""
+        """Shares without a prompt first, as they are; then prompts in turn. held: sessions by slot."""
         prompts = [held[each.slot] for each in candidates if each.uncached > 1]
         if not prompts:
             self._fed.clear()

@@ -1,4 +1,4 @@
-"""The target's token for every row of a step's logits, and what is reported of it."""
+"""The target's token for every row of a step's logits, and its log-probabilities."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LogitsSampler:
 
 
 def _rows(part: Part) -> list[RowSampling]:
-    """Each as if the tokens of the window before it had been decided."""
+    """Each row as if the window's tokens before it had been decided."""
     session, wanted = part.held.session, part.wanted
     start = session.position
     if session.plain:
@@ -62,7 +62,7 @@ def _rows(part: Part) -> list[RowSampling]:
 
 
 def _choice(logits: torch.Tensor, start: int, rows: Sequence[RowSampling], tokens: list[int], part: Part) -> RowChoice:
-    """What was chosen for a part whose rows of logits begin at `start`."""
+    """The choices for a part whose rows of logits begin at `start`."""
     sampling = part.held.session.sampling
     if not rows or (sampling.logprobs is None and sampling.acceptance is None):
         return RowChoice(tokens, None, None)
@@ -71,21 +71,21 @@ def _choice(logits: torch.Tensor, start: int, rows: Sequence[RowSampling], token
 
 
 def _starts(parts: Sequence[Part]) -> list[int]:
-    """Where the rows of each begin."""
+    """Where the rows of each part begin."""
     return [0, *accumulate(part.wanted for part in parts)][: len(parts)]
 
 
 def _reporter(
     logits: torch.Tensor, rows: Sequence[RowSampling]
 ) -> Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None:
-    """What reports log-probabilities for the rows of one session; None if it wants no report."""
+    """The reporter of log-probabilities for one session's rows; None if it wants none."""
     if not rows or rows[0].sampling.logprobs is None:
         return None
     return lambda tokens: logprobs(logits[: len(tokens)], rows[: len(tokens)], tokens)
 
 
 def _judge(logits: torch.Tensor, rows: Sequence[RowSampling], own: Sequence[int], part: Part) -> Judge | None:
-    """What judges the rows of one session; None where its rule looks at no proposal."""
+    """The judge of one session's rows; None where its rule looks at no proposal."""
     acceptance = part.held.session.sampling.acceptance
     if not rows or acceptance is None:
         return None

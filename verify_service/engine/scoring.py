@@ -66,13 +66,13 @@ class Scorer:
             job.request.reply(answer)
 
     def abandon(self) -> None:
-        """Answer what is left: the verifier stops."""
+        """Refuse the texts that are left: the verifier stops."""
         for job in list(self._jobs):
             self._end(job)
             job.request.reply(Refusal(0, Code.UNAVAILABLE, "the verifier is stopping"))
 
     def _advance(self, job: _ScoringJob) -> list[float] | Refusal | None:
-        """The scores once the text is through, a refusal, or None where there is more to do."""
+        """The scores once the whole text is fed, a refusal, or None where there is more to do."""
         tokens, first = job.request.tokens, job.request.from_position
         start = self._lm.cached(job.slot)
         stop = min(start + CHUNK_ROWS, len(tokens) - 1)

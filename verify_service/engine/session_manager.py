@@ -1,6 +1,6 @@
-"""Takes sessions in and lets them go; gathers what is to be said to each link.
+"""Opens, resumes and ends sessions; gathers the reports for each link.
 
-Whatever a peer asks ends in an answer for one session, never in an exception.
+Every request of a peer ends in an answer for one session, never in an exception.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ from verify_service.engine.slots import SlotScheduler
 
 
 class SessionManager:
-    """Owns the roster and the slots. `counts`: what was ignored or let go, by reason.
+    """Owns the roster and the slots. `counts`: what was ignored or dropped, by reason.
 
     Args:
-        ngram: sessions may guess from their own text.
-        detach_grace_us: how long a session is kept that lost its link, or whose end nobody has acknowledged.
-        patience: with sessions that find no slot.
-        offers: where what became of proposals is counted.
+        ngram: sessions may guess from their own text. detach_grace_us: how long a session is kept after it lost its
+        link, or after an end that nobody acknowledged. patience: with sessions that find no slot. offers: where
+        outcomes of proposals are counted.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class SessionManager:
         return known
 
     def report_of(self, held: Held) -> Report:
-        """What is said to its link; for a session without a link nobody hears it."""
+        """The report for its link; nobody reads that of a session without a link."""
         return self.report(held.link) if held.attached else Report()
 
     def take_reports(self) -> Reports:
@@ -92,9 +91,9 @@ class SessionManager:
             self.scheduler.forget(session_id)
 
     def begun(self, begun: Begun) -> None:
-        """Let a session that was opened with a constraint go on, or refuse it.
+        """Start a session whose constraint is compiled, or refuse it.
 
-        The handle may be another session's by now, or another connection's of this one.
+        The handle may belong to another session by now, or to another connection of this one.
         """
         held = self.roster.get(begun.link, begun.handle)
         if held is None or (held.fence, held.attach) != begun.generation or held.session.matcher is not None:
@@ -107,7 +106,7 @@ class SessionManager:
                 self._seated(held)
 
     def link_lost(self, link: int) -> None:
-        """Lose a link. Its sessions decide what they are allowed, until their owner connects again or is given up."""
+        """Detach a lost link's sessions. They decide up to their credit until their owner is back or given up."""
         for held in self.roster.on(link):
             self._detach(held)
         self.reports.pop(link, None)
@@ -167,7 +166,7 @@ class SessionManager:
         return Refusal(opening.handle, Code.FAILED_PRECONDITION, message, fence)
 
     def _serve(self, link: int, opening: Opening) -> Refusal | None:
-        """If the session is held already, tell its older connection, and take over what is of use."""
+        """If the session is held already, tell its older connection, and take over what can be used."""
         held = self.roster.holder(opening.session_id)
         if held is None:
             return self._admit(link, opening)
@@ -184,9 +183,9 @@ class SessionManager:
         return self._admit(link, opening, held)
 
     def _resume(self, held: Held, link: int, opening: Opening) -> bool:
-        """Go on where the session stands, without a prefill, if a fresh one would come to the same.
+        """Go on where the held session stands, without a prefill, if a fresh one would decide the same.
 
-        The ledger goes on too: Open's balance is that of an earlier verdict.
+        Its ledger goes on too: Open's balance is that of an earlier verdict.
         """
         session = held.session
         held_for = (held.prompt_length, session.sampling, session.ending)
@@ -206,7 +205,7 @@ class SessionManager:
         return True
 
     def _admit(self, link: int, opening: Opening, former: Held | None = None) -> Refusal | None:
-        """`former`: the session as it is held, with another text. Its cache is kept as far as the texts agree."""
+        """`former`: the held session, with another text. Its cache is kept as far as the texts agree."""
         session = self._session(opening)
         if session.finish is not None:
             if former is not None:
@@ -276,7 +275,7 @@ class SessionManager:
         return min(expiring_us, self.scheduler.next_parking_us)
 
     def expire(self, now_us: float) -> None:
-        """End the sessions whose deadline has passed; let go those that were kept long enough."""
+        """End sessions whose deadline has passed, and drop those that were kept long enough."""
         if self.next_deadline_us > now_us:
             return
         for held in [each for each in self.roster if each.expires_us <= now_us]:
@@ -293,7 +292,7 @@ class SessionManager:
             self.release(held)
 
     def linger(self, held: Held) -> None:
-        """Keep a session that has its end until its owner closes it: the verdict that says so may be lost."""
+        """Keep an ended session until its owner closes it: the verdict with the end may be lost."""
         if self._grace_us > 0:
             self.roster.rest(held, self._now_us() + self._grace_us)
         else:
@@ -310,13 +309,13 @@ class SessionManager:
         self.roster.detach(held, self._now_us() + self._grace_us)
 
     def fail(self, held: Held, code: Code, message: str) -> None:
-        """Drop a session and tell its link why. What a failure leaves in a slot is not kept."""
+        """Drop a session and tell its link why. A failed session's slot is emptied."""
         self.report_of(held).refused.append(Refusal(held.handle, code, message))
         held.scope = b""
         self.release(held)
 
     def give_up(self, held: Held) -> None:
-        """Fail a session whose constraint lets it neither go on nor end."""
+        """Fail a session whose constraint allows neither a token nor the end."""
         self.fail(held, Code.OUT_OF_RANGE, held.session.dead_end)
 
     def release(self, held: Held) -> None:

@@ -22,10 +22,10 @@ NO_SLOT = -1
 class Held:
     """A session in its slot, or one that waits for a slot.
 
-    attached: its link is there. until_us: when it is let go although nobody closes it; set while it is idle or waits.
+    attached: its link is there. until_us: when it is dropped although nobody closes it; set while it is idle or waits.
     scope, priority: see Open in verify.proto. came_us: when it asked for a slot. told: its link was told that it is
-    open. parked: it gave its slot up because it had no room, and waits for nothing until it has some.
-    lookout: when it is looked through for guesses; looked: it was for the last plan.
+    open. parked: it gave its slot up because it had no credit, and does not wait for one until it has some. lookout:
+    how often it is searched for guesses; looked: it was for the last plan.
     """
 
     link: int
@@ -48,7 +48,7 @@ class Held:
     looked: bool = False
 
     def looks(self, alone: bool) -> bool:
-        """Whether the next plan is to be shown a guess."""
+        """Whether the next plan gets a guess of this session."""
         self.looked = self.lookout.looks(alone)
         return self.looked
 
@@ -63,7 +63,7 @@ class Held:
 
     @property
     def expires_us(self) -> float:
-        """When its deadline passes, or the time it is kept for. A session that has its end has no deadline."""
+        """When its deadline passes, or its time of being kept. An ended session has no deadline."""
         passing = self.deadline_us is not None and self.session.finish is None
         return min(self.until_us, self.deadline_us if passing and self.deadline_us is not None else math.inf)
 
@@ -71,8 +71,8 @@ class Held:
 class Roster:
     """Invariant: no two sessions have the same slot; a session id is held at most once.
 
-    A session is *idle* where nobody may ever ask for it again: its link is lost (it goes on deciding), or it has its
-    end. It gives its slot up to one that needs it.
+    A session is *idle* when its link is lost (it goes on deciding) or when it has its end: perhaps nobody will ask for
+    it again. It gives its slot up to one that needs it.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Roster:
         return iter(self._by_id.values())
 
     def __len__(self) -> int:
-        """Sessions that are served now; idle ones give way and do not count."""
+        """Sessions that are served now. Idle ones give way and do not count."""
         return len(self._by_id) - len(self._idle)
 
     @property
@@ -121,7 +121,7 @@ class Roster:
         self._by_id[held.session_id] = held
 
     def remove(self, held: Held) -> None:
-        """Its slot, if it has one, is the caller's."""
+        """Remove it; the caller takes its slot, if it has one."""
         if held.attached:
             del self._by_handle[held.link, held.handle]
         del self._by_id[held.session_id]
@@ -135,13 +135,13 @@ class Roster:
         self.rest(held, until_us)
 
     def rest(self, held: Held, until_us: float) -> None:
-        """It is idle from now on; one that is idle already keeps its time."""
+        """Make it idle; one that is idle already keeps its time."""
         if held.session_id not in self._idle:
             held.until_us = until_us
             self._idle[held.session_id] = held
 
     def attach(self, held: Held, link: int, opening: Opening) -> None:
-        """Move it to another connection; what it was on forgets it."""
+        """Move it to another connection; the former one forgets it."""
         self.remove(held)
         held.link, held.handle = link, opening.handle
         held.fence, held.attach = opening.generation
@@ -149,13 +149,13 @@ class Roster:
         self.add(held)
 
     def spare(self) -> Held | None:
-        """The idle session that can be missed most: its link was told its end; else the one that is idle longest."""
+        """The idle session to give up first: one whose link was told its end, else the one that is idle longest."""
         told = next((held for held in self._idle.values() if held.attached), None)
         return told or next(iter(self._idle.values()), None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which sessions the links have open here: what a verifier that stops waits for.
+# Which sessions the links have open: a verifier that stops waits for them.
 
 
 class Presence:
@@ -187,7 +187,7 @@ class Presence:
             self._none.set()
 
     async def none_left(self, seconds: float) -> None:
-        """Return when there are none left, after `seconds` at the latest."""
+        """Return when none is open any more, after `seconds` at the latest."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._none.wait()

@@ -1,4 +1,4 @@
-"""Which sessions have a slot and which wait for one. What an ended session leaves in its slot is kept for others."""
+"""Which sessions have a slot and which wait for one. Slots of ended sessions are kept for others to start from."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from verify_service.engine.messages import QueuePatience
 from verify_service.engine.sessions import NO_SLOT, Held, Roster
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How much of a text others begin with: what decides whose keys and values a new session may start from.
+# The longest common prefix with other texts: it decides whose keys and values a new session starts from.
 #
-# Tokens are compared, not hashes of blocks, and no tree is kept: there are as few texts as slots, equal stretches are
-# compared in one operation, and one that cannot win is dismissed by one token. So nothing has to be kept in step with
-# what is evicted, a prefix need not end where a block does, and no collision can be forged.
+# Tokens are compared, not hashes of blocks, and no tree is kept: there are only as many texts as slots, equal stretches
+# are compared in one operation, and a text that cannot win is dismissed by one token. So no index must follow
+# evictions, a prefix may end anywhere, and no collision can be forged.
 
 # A shorter prefix is not worth a copy: so many rows hardly change what a forward costs.
 LEAST_SHARED = 8
@@ -35,7 +35,7 @@ class Prefix:
 
     @property
     def whole(self) -> bool:
-        """Whether all of the tokens are there but the last one, which is fed when the next is wanted."""
+        """Whether all tokens are there but the last one, which is fed when the next is wanted."""
         return self.length >= len(self.tokens) - 1
 
 
@@ -54,9 +54,9 @@ def common(text: list[int], other: list[int]) -> int:
 
 
 def longest(text: list[int], prefixes: Iterable[Prefix], least: int = LEAST_SHARED) -> tuple[Prefix, int] | None:
-    """The slot that saves `text` most positions, and how many; None below `least`.
+    """The slot that saves most positions of `text`, and how many; None below `least`.
 
-    The text's last token is never among them: it has to be fed for what comes next.
+    The text's last token never counts: it is fed to get the next one.
     """
     best, saved = None, least - 1
     for prefix in prefixes:
@@ -70,13 +70,13 @@ def longest(text: list[int], prefixes: Iterable[Prefix], least: int = LEAST_SHAR
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Sessions that were opened while all slots were in use.
+# Sessions that wait because all slots are in use.
 
 # Tenants whose latest turn is remembered.
 REMEMBERED_TENANTS = 1024
 
 
-# The longest wait is remembered for this long, and at most for twice as long.
+# The longest wait is remembered for at least this long, at most for twice as long.
 WAITS_KEPT_US = 2.5e6
 
 
@@ -121,7 +121,7 @@ class WaitingRoom:
         self._held = {turn: each for turn, each in self._held.items() if each is not held}
 
     def next(self, served: Iterable[Held]) -> Held | None:
-        """The session whose turn it is, given those that are served now."""
+        """The session whose turn it is, given the sessions that are served now."""
         if not self._held:
             return None
         turn = next_in_turn(self._held, Counter(each.scope for each in served), self._latest)
@@ -145,7 +145,7 @@ class WaitingRoom:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A slot with what is left of a session that is over."""
+    """A slot with the keys and values of an ended session."""
 
     session_id: str
     scope: bytes
@@ -166,7 +166,7 @@ class Slots:
 
     @property
     def kept(self) -> int:
-        """How many slots hold what ended sessions left; losing one of them only costs somebody time."""
+        """How many slots hold ended sessions; losing one costs time only."""
         return len(self._kept)
 
     def lend(self) -> int | None:
@@ -176,9 +176,9 @@ class Slots:
         return self._free.pop() if self._free else None
 
     def lend_for(self, tokens: list[int], scope: bytes, running: Iterable[Prefix]) -> int | None:
-        """A slot for a session that begins with `tokens`, filled with the longest prefix of them that can be had.
+        """A slot for a session that begins with `tokens`, filled with their longest available prefix.
 
-        running: what the slots of running sessions hold that may be shared from.
+        running: what the slots of running sessions hold and may share.
         """
         found = longest(tokens, [*self._of(scope), *running])
         if found is None:
@@ -202,7 +202,7 @@ class Slots:
         self._free.append(slot)
 
     def keep(self, slot: int, tokens: list[int], scope: bytes, session_id: str) -> None:
-        """Keep what an ended session leaves. Behind its text may lie draft tokens that nobody decided."""
+        """Keep an ended session's slot. Behind its text may lie draft tokens that were never decided."""
         length = min(self._lm.cached(slot), len(tokens))
         if not scope or length < LEAST_SHARED:
             self.give_back(slot)
@@ -211,7 +211,7 @@ class Slots:
         self._kept[slot] = Kept(session_id, scope, Prefix(slot, tokens, length))
 
     def forget(self, session_id: str) -> None:
-        """Forget what a deleted session left."""
+        """Zero what a deleted session left."""
         for slot in [slot for slot, kept in self._kept.items() if kept.session_id == session_id]:
             self._give_up(slot)
 
@@ -242,11 +242,11 @@ class Slots:
 # ----------------------------------------------------------------------------------------------------------------------
 # Which sessions have a slot and which wait for one.
 #
-# A session that may decide nothing, because its client does not read or its log does not answer, keeps its slot as long
-# as nobody needs it. Then the session that has had no room for longest is parked: with new credit it queues for a slot
+# A session without credit, because its client does not read or its log does not answer, keeps its slot until another
+# session needs it. Then the session that has had no credit for longest is parked: with new credit it queues for a slot
 # and feeds its text again.
 
-# A session without room for so long gives its slot up to one that waits.
+# Microseconds without credit after which a session gives its slot up to one that waits.
 PARK_AFTER_US = 5e6
 
 
@@ -305,7 +305,7 @@ class SlotScheduler:
             self._seat(held, slot)
 
     def _park(self) -> bool:
-        """Park a session that has had no room for long enough; whether there was one."""
+        """Park a session that has had no credit for long enough; returns whether there was one."""
         held = min(self._paused, key=_since, default=None)
         if held is None or _since(held) > self._now_us() - PARK_AFTER_US:
             return False
@@ -324,16 +324,16 @@ class SlotScheduler:
         return min(map(_since, self._paused), default=math.inf) + PARK_AFTER_US if self.waiting else math.inf
 
     def unpark(self, held: Held) -> None:
-        """Let a parked session that has room again wait for a slot, however long that takes."""
+        """Let a parked session that has credit again wait for a slot, without a time limit."""
         if held.parked and held.session.room > 0:
             held.parked, held.came_us = False, self._now_us()
             self.waiting.add(held)
             self.fill()
 
     def catch_up(self) -> None:
-        """Before a step, let prompts that wait take over what has been fed of one with the same beginning.
+        """Before a step, let waiting prompts copy what has been fed of a prompt with the same beginning.
 
-        Of several sessions that came with one prompt, all but the first do. Each copies once, when all of it is fed.
+        Of several sessions with one prompt, all but the first do. Each copies once, when all of it is fed.
         """
         behind = [held for held in self._roster if held.scope and not held.waiting and self._is_behind(held)]
         shared = {scope: self._shared(scope) for scope in {held.scope for held in behind}}
@@ -359,7 +359,7 @@ class SlotScheduler:
         self._seat(held, former.slot)
 
     def leave(self, held: Held) -> None:
-        """Take leave of an ended session. Its slot's contents stay for others of its scope until the slot is needed."""
+        """Release an ended session's slot. Its contents stay for others of its scope until the slot is needed."""
         self._roster.remove(held)
         if held.waiting:
             self.waiting.remove(held)

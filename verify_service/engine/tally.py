@@ -1,4 +1,4 @@
-"""What an engine counts: plain numbers, written in its thread only, which metrics read from elsewhere."""
+"""An engine's counters: plain numbers, written in its thread only, read by metrics from other threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_POSITIONS = 32
 
 
 class EngineTally:
-    """Since the engine began. `drafts`: draft tokens, by who proposed them.
+    """Counts since the engine began. `drafts`: draft tokens, by source kind.
 
     `refused`: windows of which a token was refused, each a rollback and a dead chain.
     """
