@@ -168,7 +168,7 @@ class CommandOptions:
         )
         self._command = command
         self._parser = parser
-        actions = [action for action in parser._actions if action.dest not in OWN]
+        actions = [action for action in actions_of(parser) if action.dest not in OWN]
         self._actions = {name_of(action): action for action in actions}
         self._exclusive = [[name_of(each) for each in group._group_actions] for group in _exclusive_groups(parser)]
         self._defaults = {name: _default(action) for name, action in self._actions.items()}
@@ -251,6 +251,11 @@ def add_command(command: Command, parser: argparse.ArgumentParser) -> CommandOpt
     """Have `parser` take what `specwire COMMAND` takes; returns its options where they may come from elsewhere too."""
     command.load().add_arguments(parser)
     return CommandOptions(command.name, parser) if command.configurable else None
+
+
+def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """A parser's arguments, in order. argparse has no public way to read them: this is the one place that does."""
+    return parser._actions
 
 
 def name_of(action: argparse.Action) -> str:

@@ -11,7 +11,7 @@ import re
 import sys
 
 from deploy.commands import COMMANDS, Command
-from deploy.settings import add_command, told
+from deploy.settings import actions_of, add_command, told
 from scripts.pages import BUILT, asked_to_write, build
 
 PAGE = BUILT / "OPTIONS.md"
@@ -50,7 +50,9 @@ def _table(command: Command) -> str:
 
 
 def _all_rows(parser: argparse.ArgumentParser) -> list[str]:
-    actions = [action for action in parser._actions if action.help is not argparse.SUPPRESS and action.dest != "help"]
+    actions = [
+        action for action in actions_of(parser) if action.help is not argparse.SUPPRESS and action.dest != "help"
+    ]
     return [row for action in actions for row in _rows(action, parser.prog)]
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from deploy.cli import main as cli
 from deploy.commands import COMMANDS
+from deploy.settings import actions_of
 from scripts import api, cli_reference
 from scripts.cli_reference import parser_of
 from tests.documents import NOT_RUN, RUN, all_blocks, blocks_of, pages, stray_commands, summary
@@ -144,7 +145,7 @@ def test_lines_are_short(page: Path) -> None:
 
 def known_options() -> set[str]:
     """Of the command line, and of the programs of bench/, tests/ and demo_pair/ as their sources have them."""
-    found = {option for each in COMMANDS for action in parser_of(each)._actions for option in action.option_strings}
+    found = {option for each in COMMANDS for action in actions_of(parser_of(each)) for option in action.option_strings}
     programs = [path for place in ("bench", "demo_pair", "tests") for path in (ROOT / place).rglob("*.py")]
     return found.union(*(re.findall(r'"(--[a-z][a-z-]+)"', path.read_text()) for path in programs))
 

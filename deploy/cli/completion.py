@@ -9,7 +9,7 @@ import shtab
 
 from deploy.cli.config import add_show
 from deploy.commands import COMMANDS, CONFIGURABLE, Command
-from deploy.settings import add_command
+from deploy.settings import actions_of, add_command
 
 SHELLS = ("bash", "fish", "zsh")  # of those that shtab knows, the ones that somebody has tried
 # shtab's own for fish offers nothing behind --flag=
@@ -40,9 +40,9 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Iterable[Command]) 
 
 def _offer_files(parser: argparse.ArgumentParser) -> None:
     """Where any value may stand, a file's name is the likeliest."""
-    for action in parser._actions:
+    for action in actions_of(parser):
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
                 _offer_files(inner)
         elif action.nargs != 0 and not action.choices:
-            action.complete = FILE  # type: ignore[attr-defined]
+            action.complete = FILE  # type: ignore[attr-defined]  # shtab reads it there

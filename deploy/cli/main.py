@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from deploy.commands import COMMANDS
-from deploy.settings import CommandOptions, SettingInvalid, add_command
+from deploy.settings import CommandOptions, SettingInvalid, actions_of, add_command
 from deploy.stack.processes import adopt_orphans, end_descendants
 from specwire.rpc.process import SIGNALS, one_line, say, visible
 
@@ -85,7 +85,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def refuse(self, unknown: list[str]) -> NoReturn:
         """Arguments that nobody has a use for; with the option that the first one is like."""
-        known = [option for action in self._actions for option in action.option_strings]
+        known = [option for action in actions_of(self) for option in action.option_strings]
         close = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1)
         self.error(f"unrecognized arguments: {' '.join(unknown)}{f': {close[0]}?' if close else ''}")
 

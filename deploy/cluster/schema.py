@@ -35,7 +35,7 @@ import yaml
 
 from deploy.cluster.scaling import ScalingRule
 from deploy.commands import CONFIGURABLE
-from deploy.settings import name_of
+from deploy.settings import actions_of, name_of
 from specwire.core.invalid import InvalidParameter
 from specwire.registry.entry import check_region
 from specwire.registry.options import RegistryOptions
@@ -130,7 +130,7 @@ class _Parser(argparse.ArgumentParser):
 
 def words_of(command: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """`options` by their flags' names, as arguments; what is true is a flag, several values are given in turn."""
-    actions = {name_of(action): action for action in _parser(command)._actions}
+    actions = {name_of(action): action for action in actions_of(_parser(command))}
     return tuple(word for name, value in options.items() for word in _option_words(name, value, actions.get(name)))
 
 

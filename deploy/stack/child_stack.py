@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from deploy.settings import PREFIX
+from deploy.settings import PREFIX, actions_of
 from deploy.stack import subreaper
 from deploy.stack.options import ANY_PORT, StackError, add_stack_arguments
 from deploy.stack.processes import end_tree, environment
@@ -28,7 +28,7 @@ def stack_words(args: argparse.Namespace) -> list[str]:
     add_stack_arguments(parser)
     defaults = vars(parser.parse_args([]))
     words: list[str] = []
-    for action in parser._actions:
+    for action in actions_of(parser):
         value = getattr(args, action.dest, None)
         if action.dest in defaults and value != defaults[action.dest]:
             flag = action.option_strings[0]
