@@ -26,8 +26,8 @@ NUMBERS = re.compile(r"[\s,:]*[-+]?\d.*")
 
 
 def families(orchestrator: Orchestrator) -> Families:
-    running = [driver for driver in orchestrator.sessions.values() if driver.output.end is None]
-    totals = orchestrator.totals.with_running(driver.stats for driver in running)
+    running = [driver for driver in orchestrator.sessions.values() if driver.view.output.end is None]
+    totals = orchestrator.totals.with_running(driver.view.stats for driver in running)
     yield from _of_sessions(running, totals, orchestrator.tally)
     yield from _of_speculation(totals.stats)
     yield from _of_latency(orchestrator.tally)
@@ -104,7 +104,7 @@ def _of_failures(stats: SessionStats, tally: OrchestratorTally) -> Families:
 
 
 def _of_plans(running: list[SessionDriver]) -> Families:
-    plans = [d.plan for driver in running for d in driver.stats.drafters if d.plan and not d.lost]
+    plans = [d.plan for driver in running for d in driver.view.stats.drafters if d.plan and not d.lost]
     text = "Drafters of sessions by how the controller has them draft, and why."
     yield by_labels(gauge, "drafting_plans", text, ("discipline", "reason"), sorted(Counter(map(_plan, plans)).items()))
 

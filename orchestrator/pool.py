@@ -100,7 +100,7 @@ class Placing:
         self, driver: SessionDriver, verifiers: Sequence[VerifierPeer], drafters: Sequence[DrafterPeer]
     ) -> VerifierPeer | None:
         """The one that was lost a moment ago, while it is expected back; or the one that suits best."""
-        record, former = driver.record, driver.verifying.former
+        record, former = driver.view.record, driver.verifying.former
         identity = identity_of(record)
         if former is not None and not former.serves(identity, record.end):
             former = None  # it is back with another model
@@ -123,7 +123,7 @@ class Placing:
 
     def drafter_for(self, driver: SessionDriver, drafters: Sequence[DrafterPeer]) -> DrafterPeer | None:
         """One more drafter for the session, if there is one."""
-        record, refusals = driver.record, driver.drafters.refusals
+        record, refusals = driver.view.record, driver.drafters.refusals
         near = self._near(driver.verifying.peer)
         wish = PlacementRequest(record.session_id, record.vocabulary_fingerprint, near=near, draws=self._draws)
         free = [drafter for drafter in drafters if not driver.drafters.has(drafter)]
@@ -131,7 +131,7 @@ class Placing:
 
     def _placed(self, driver: SessionDriver, peer: VerifierPeer, reason: Reason) -> VerifierPeer:
         self.placed[reason] += 1
-        self._affinity.note(driver.record.session_id, peer.link.address)
+        self._affinity.note(driver.view.record.session_id, peer.link.address)
         return peer
 
     def _near(self, other: VerifierPeer | DrafterPeer | None) -> tuple[str, ...]:
@@ -333,7 +333,7 @@ class Pool:
     def _relieve(self) -> None:
         """Who waits for a slot somewhere goes where one is free, such as on a verifier that has just come."""
         queued = [driver for driver in self._sessions() if driver.verifying.queued]
-        for driver in sorted(queued, key=lambda each: bool(each.output.tokens)):  # whose cache may be there, last
+        for driver in sorted(queued, key=lambda each: bool(each.view.output.tokens)):  # whose cache may be there, last
             if driver.verifying.queued:
                 with guarded(driver):
                     self._move(driver)

@@ -65,7 +65,7 @@ def _model(target: Target) -> ServedModel:
 
 def _load(orchestrator: Orchestrator) -> Load:
     """Sessions that are driven here; those without a verifier wait."""
-    driven = [each for each in orchestrator.sessions.values() if each.output.end is None and not each.following]
+    driven = [each for each in orchestrator.sessions.values() if each.view.output.end is None and not each.following]
     waiting = sum(each.verifying.peer is None for each in driven)
     return Load(len(driven) - waiting, waiting, 0)
 

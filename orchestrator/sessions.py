@@ -17,6 +17,7 @@ from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
 from orchestrator.pool import Pool
 from orchestrator.session.appender import SessionLog, keep_leases, status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
+from orchestrator.session.output import SessionView
 from orchestrator.session.stats import OrchestratorTally, Totals
 from orchestrator.store import (
     DeletedSession,
@@ -63,12 +64,12 @@ class KnownSessions:
         if opening is not None:
             return await self._opened(opening)
         driver = self.sessions.get(session_id)
-        return None if driver is None or driver.abandoned else driver
+        return None if driver is None or driver.view.abandoned else driver
 
     def knows(self, session_id: str) -> bool:
         """It is driven or shown here, or is just being opened."""
         driver = self.sessions.get(session_id)
-        return session_id in self._opening or (driver is not None and not driver.abandoned)
+        return session_id in self._opening or (driver is not None and not driver.view.abandoned)
 
     # Opening
 
@@ -105,24 +106,24 @@ class KnownSessions:
         """The running sessions that are driven here, by model; `models`, those served, are named in any case."""
         rolls: Rolls = {model: set() for model in models}
         for session_id, driver in self.sessions.items():
-            if driver.output.end is None and not driver.following:
-                rolls.setdefault(driver.record.weights_fingerprint, set()).add(session_id)
+            if driver.view.output.end is None and not driver.following:
+                rolls.setdefault(driver.view.record.weights_fingerprint, set()).add(session_id)
         return rolls
 
     def over_for(self, seconds: float) -> list[SessionDriver]:
         """Sessions that ended more than `seconds` ago, or longer than ended ones are remembered."""
         now, kept = asyncio.get_running_loop().time(), min(REMEMBERED_S, seconds)
-        drivers = [driver for driver in self.sessions.values() if driver.output.end is not None]
-        return [each for each in drivers if each.stats.ended is not None and now - each.stats.ended > kept]
+        instants = [(driver, driver.view.stats.ended) for driver in self.sessions.values()]
+        return [driver for driver, ended in instants if ended is not None and now - ended > kept]
 
     def forget(self, driver: SessionDriver) -> None:
         """Unless the session has another driver by now."""
-        if self.sessions.get(driver.record.session_id) is driver:
-            del self.sessions[driver.record.session_id]
+        if self.sessions.get(driver.view.record.session_id) is driver:
+            del self.sessions[driver.view.record.session_id]
 
     def forget_oldest(self) -> None:
         """Forget the sessions that ended first, beyond FINISHED_KEPT."""
-        ended = [session_id for session_id, driver in self.sessions.items() if driver.output.end is not None]
+        ended = [session_id for session_id, driver in self.sessions.items() if driver.view.output.end is not None]
         for session_id in ended[: max(0, len(ended) - FINISHED_KEPT)]:
             del self.sessions[session_id]
 
@@ -141,7 +142,7 @@ class KnownSessions:
             await asyncio.wait(opening)
         for driver in list(self.sessions.values()):
             if not driver.following:
-                await driver.output.ended()
+                await driver.view.output.ended()
 
     async def leave(self) -> list[SessionDriver]:
         """Open nothing more, and leave what runs to others; all that were known, to be closed."""
@@ -156,7 +157,7 @@ class KnownSessions:
         drivers = list(self.sessions.values())
         for driver in drivers:
             driver.leave()
-        await asyncio.gather(*(driver.ended(timeout=LEAVE_LIMIT) for driver in drivers))
+        await asyncio.gather(*(driver.view.ended(timeout=LEAVE_LIMIT) for driver in drivers))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -204,29 +205,35 @@ class Books:
         self.tally.fenced += 1
         self._allowances.leave(record)
 
-    def forgotten(self, driver: SessionDriver) -> None:
+    def forgotten(self, view: SessionView) -> None:
         """A session is not known here any more, ended or not."""
-        self._settle(driver)
-        self.totals.keep(driver.stats)
-        driver.span.end()
+        self._settle(view)
+        self.totals.keep(view.stats)
+        view.span.end()
 
-    def ended(self, driver: SessionDriver) -> None:
+    def ended(self, view: SessionView) -> None:
         """It ended here, for readers at least."""
-        self._settle(driver)
-        if driver.output.end is not None:
-            self.totals.count(driver.stats, driver.output.end.reason)
-            self.tally.ended(driver.stats)
-            self._log_ended(driver, driver.output.end)
+        self._settle(view)
+        if view.output.end is not None:
+            self.totals.count(view.stats, view.output.end.reason)
+            self.tally.ended(view.stats)
+            self._log_ended(view, view.output.end)
 
-    def _settle(self, driver: SessionDriver) -> None:
-        self._allowances.settle(driver.record, len(driver.record.prompt) + len(driver.output.tokens))
+    def _settle(self, view: SessionView) -> None:
+        self._allowances.settle(view.record, len(view.record.prompt) + len(view.output.tokens))
 
-    def _log_ended(self, driver: SessionDriver, end: End) -> None:
-        stats, shown = driver.stats, driver.record.session_id[:SHOWN_CHARACTERS]
-        texts = {} if self._text_of is None else {"output": driver.output.text}
+    def _log_ended(self, view: SessionView, end: End) -> None:
+        stats, shown = view.stats, view.record.session_id[:SHOWN_CHARACTERS]
+        texts = {} if self._text_of is None else {"output": view.output.text}
         message = "session %s: ended (%s) with %d tokens in %d forwards, %d of %d draft tokens accepted, after %.3f s"
         took = (stats.ended or stats.started) - stats.started
-        figures = (len(driver.output.tokens), stats.target_forwards, stats.shown.accepted, stats.shown.tested, took)
+        figures = (
+            len(view.output.tokens),
+            stats.target_forwards,
+            stats.shown.accepted,
+            stats.shown.tested,
+            took,
+        )
         logger.info(message, shown, end.reason.name.lower(), *figures, extra=of_session(shown, **texts))
 
 
@@ -380,7 +387,7 @@ class Orchestrator:
         self._books.begun(record)
         if deadline is not None:
             driver.set_deadline(deadline)
-        driver.readers.expect()
+        driver.view.readers.expect()
         driver.verifying.wait()
         self.pool.place(driver)
         return driver
@@ -399,7 +406,7 @@ class Orchestrator:
         if driver is None:
             self._check_welcome()
             return await self.roster.open(session_id, self._join(session_id, take_over, traceparent))
-        if driver.output.end is not None:
+        if driver.view.output.end is not None:
             await self._check_kept(driver)
         elif take_over:
             self._ownership.take_over(driver)
@@ -408,7 +415,7 @@ class Orchestrator:
     async def _check_kept(self, driver: SessionDriver) -> None:
         """What is remembered here of an ended session counts, unless somebody had it deleted elsewhere."""
         try:
-            await self.store.read(driver.record.session_id)
+            await self.store.read(driver.view.record.session_id)
         except DeletedSession as error:
             self._forget(driver)
             raise StatusError(status_of_store(error), str(error)) from error
@@ -436,7 +443,7 @@ class Orchestrator:
         span = begin("specwire.session", Side.SERVER, traceparent, session=shown, position=log.length)
         driver = self._driver(log.record, log.fence, span)
         if left is not None:
-            driver.newest_fence = max(driver.newest_fence, left.newest_fence)
+            driver.view.newest_fence = max(driver.view.newest_fence, left.view.newest_fence)
         try:
             await self._ownership.join(driver, log, take_over, end)
         except BaseException:
@@ -458,8 +465,8 @@ class Orchestrator:
             return False
         self._check_welcome()
         driver = await self.roster.open(session_id, self._show(log, True, reason))
-        await driver.ended(END_LIMIT_S)
-        return driver.output.end is not None and not driver.abandoned
+        await driver.view.ended(END_LIMIT_S)
+        return driver.view.output.end is not None and not driver.view.abandoned
 
     def _driver(self, record: SessionRecord, fence: int, span: Span = NO_SPAN) -> SessionDriver:
         record, scanner = self.pool.models.completed(record), self._scanner_of(record)
@@ -472,7 +479,7 @@ class Orchestrator:
             case SessionNotice.UNPLACED:
                 self.pool.place(driver)
             case SessionNotice.CLAIMED:
-                self._books.taken_up(driver.record)
+                self._books.taken_up(driver.view.record)
                 self.pool.place(driver)
             case SessionNotice.FENCED:
                 self._fenced(driver)
@@ -503,20 +510,20 @@ class Orchestrator:
         return self.pool.missing_for(record) or "there is no room to go on with it"
 
     def _fenced(self, driver: SessionDriver) -> None:
-        self._books.lost(driver.record)
-        if driver.readers.count:
+        self._books.lost(driver.view.record)
+        if driver.view.readers.count:
             self._ownership.follow(driver)
         else:
             driver.abandon(grpc.StatusCode.UNAVAILABLE, "another orchestrator has the session")
 
     def _forget(self, driver: SessionDriver) -> None:
         """Nobody reads the session here, and it is driven elsewhere."""
-        self._books.forgotten(driver)
+        self._books.forgotten(driver.view)
         self.roster.forget(driver)
 
     def _ended(self, driver: SessionDriver) -> None:
         """Keep an ended session a little for readers that come back; the log keeps it for longer."""
-        self._books.ended(driver)
-        if not driver.abandoned:
-            self._sweeper.note_end(driver.record.weights_fingerprint, driver.record.session_id)
+        self._books.ended(driver.view)
+        if not driver.view.abandoned:
+            self._sweeper.note_end(driver.view.record.weights_fingerprint, driver.view.record.session_id)
         self.roster.forget_oldest()

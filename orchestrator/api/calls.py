@@ -15,14 +15,14 @@ from orchestrator.api.requests import Repeats, Seeds, record_of
 from orchestrator.peers.models import Target
 from orchestrator.session.appender import status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver
-from orchestrator.session.output import Cursor, ProvisionalGuess
+from orchestrator.session.output import Cursor, ProvisionalGuess, SessionView
 from orchestrator.session.stats import Trace
 from orchestrator.sessions import END_LIMIT_S, Orchestrator
 from orchestrator.store import MissingSession, SessionRecord, SessionStore, StoredSession, StoreError, StoreUnavailable
 from orchestrator.store.base import deleted
 from orchestrator.tenants import ANONYMOUS, check_owner, no_session
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import ClientTook, FinishReason
+from specwire.core.messages import FinishReason
 from specwire.core.provisional import ProvisionalDraft
 from specwire.core.stop_conditions import Ending
 from specwire.core.text import extend_hash
@@ -62,8 +62,8 @@ async def tokens_of(parent: str, tenant: str, vocabulary_fingerprint: str, store
 # Where a reader that comes back goes on, and whether it may: PROTOCOL.md, section 12.
 
 
-async def cursor_of(request: pb.WatchRequest, driver: SessionDriver, store: SessionStore, timeout: float) -> Cursor:
-    """The reader's place in the driver's output.
+async def cursor_of(request: pb.WatchRequest, view: SessionView, store: SessionStore, timeout: float) -> Cursor:
+    """The reader's place in the session's output.
 
     A reader that comes from another orchestrator may know more than has been shown here by now; this waits for it, at
     most `timeout` seconds.
@@ -72,38 +72,38 @@ async def cursor_of(request: pb.WatchRequest, driver: SessionDriver, store: Sess
         InvalidParameter: no position of the output.
         StatusError: DATA_LOSS, the reader's text is not the log's; UNAVAILABLE, the output did not get there in time.
     """
-    first = len(driver.record.prompt)
+    first = len(view.record.prompt)
     position = request.from_position or first
-    shown = first + len(driver.output.tokens)
+    shown = first + len(view.output.tokens)
     if position > shown and request.HasField("prefix_hash"):
-        await _catch_up(driver, store, position, timeout)
+        await _catch_up(view, store, position, timeout)
     elif not first <= position <= shown:
         raise InvalidParameter("from_position", f"must be from {first} to {shown}, not {position}")
-    if request.HasField("prefix_hash") and hash_before(driver, position) != request.prefix_hash:
+    if request.HasField("prefix_hash") and hash_before(view, position) != request.prefix_hash:
         raise StatusError(grpc.StatusCode.DATA_LOSS, f"prefix_hash: the text before {position} is another one")
-    return driver.output.cursor_at(position)
+    return view.output.cursor_at(position)
 
 
-async def _catch_up(driver: SessionDriver, store: SessionStore, position: int, timeout: float) -> None:
+async def _catch_up(view: SessionView, store: SessionStore, position: int, timeout: float) -> None:
     """Wait until the output reaches `position`, if the log does."""
     with store_statuses():
-        log = await store.read(driver.record.session_id)
+        log = await store.read(view.record.session_id)
     length = 0 if log is None else log.length
     if position > length:
         message = f"from_position: the log ends at {length}, before {position}, which was shown"
         raise StatusError(grpc.StatusCode.DATA_LOSS, message)
     try:
         async with asyncio.timeout(timeout):
-            await driver.output.reached(position)
+            await view.output.reached(position)
     except TimeoutError:
         message = f"from_position: the text did not reach {position} within {timeout:g} s"
         raise StatusError(grpc.StatusCode.UNAVAILABLE, message) from None
 
 
-def hash_before(driver: SessionDriver, position: int) -> int:
+def hash_before(view: SessionView, position: int) -> int:
     """The hash of the text before `position`, which is not before the prompt's end."""
-    value = driver.prompt_hash
-    for token in driver.output.tokens[: position - len(driver.record.prompt)]:
+    value = view.prompt_hash
+    for token in view.output.tokens[: position - len(view.record.prompt)]:
         value = extend_hash(value, token)
     return value
 
@@ -193,7 +193,7 @@ async def cancel(orchestrator: Orchestrator, session_id: str) -> None:
     if driven is not None:
         driven.end(FinishReason.CANCELLED)  # nothing more is decided, whatever becomes of the log
     with _to_be_repeated(session_id, "cancel"):
-        await orchestrator.cancellations.ask(session_id, driven)
+        await orchestrator.cancellations.ask(session_id, None if driven is None else driven.view)
     if driven is not None:
         return
     with suppress(StatusError, StoreError):
@@ -211,9 +211,9 @@ async def delete(orchestrator: Orchestrator, session_id: str) -> None:
     driven = await _driven(orchestrator, session_id)
     if driven is not None:
         driven.end(FinishReason.CANCELLED)
-        await driven.ended(END_LIMIT_S)
+        await driven.view.ended(END_LIMIT_S)
     with _to_be_repeated(session_id, "delete"):
-        await orchestrator.cancellations.delete(session_id, driven)
+        await orchestrator.cancellations.delete(session_id, None if driven is None else driven.view)
     orchestrator.pool.forget(session_id)
     left = orchestrator.sessions.pop(session_id, None)
     if left is not None:
@@ -291,20 +291,20 @@ class Generating:
         target = target or await self.target_for(request, tenant)
         driver = await self._driver_for(request, target, tenant, seed, time_left, traceparent)
         if reached is not None or request.take_over:  # its driver may be gone: its reader lost the connection
-            driver = await self._orchestrator.join(driver.record.session_id, take_over=True)
-        guess = _guess(driver, target) if request.provisional else None
-        driver.trace = trace or driver.trace
-        with driver.readers.reading():
+            driver = await self._orchestrator.join(driver.view.record.session_id, take_over=True)
+        guess, view = _guess(driver, target) if request.provisional else None, driver.view
+        view.trace = trace or view.trace
+        with view.readers.reading():
             try:
-                cursor = await self.cursor_at(driver, *reached) if reached is not None else Cursor()
-                async with aclosing(self.follow(driver, cursor, guess)) as parts:
+                cursor = await self.cursor_at(view, *reached) if reached is not None else Cursor()
+                async with aclosing(self.follow(view, cursor, guess)) as parts:
                     async for part in parts:
                         yield part
             except asyncio.CancelledError:
                 _pass_deadline(driver)
                 raise
             finally:
-                driver.trace = None if driver.trace is trace else driver.trace
+                view.trace = None if view.trace is trace else view.trace
 
     async def target_for(self, request: pb.GenerateRequest, tenant: str) -> Target:
         """The target of the model that the request names, or else of its parent's."""
@@ -347,8 +347,8 @@ class Generating:
         except BaseException as error:
             span.end(str(error) or type(error).__name__)
             raise
-        if driver.span is not span:
-            span.end(joined=driver.record.session_id[:SHOWN_CHARACTERS])
+        if driver.view.span is not span:
+            span.end(joined=driver.view.record.session_id[:SHOWN_CHARACTERS])
         return driver
 
     async def _session_for(self, record: SessionRecord, time_left: float | None, span: Span) -> SessionDriver:
@@ -357,12 +357,12 @@ class Generating:
             return await self._repeats.session_for(record, time_left, span)
         return await self._orchestrator.open(record, time_left, span)
 
-    async def cursor_at(self, driver: SessionDriver, position: int, prefix_hash: int) -> Cursor:
+    async def cursor_at(self, view: SessionView, position: int, prefix_hash: int) -> Cursor:
         """The place of a reader that has what is before `position`; raises as `cursor_of`."""
         known = pb.WatchRequest(from_position=position, prefix_hash=prefix_hash)
-        cursor = await cursor_of(known, driver, self._orchestrator.store, self._orchestrator.options.store_timeout)
+        cursor = await cursor_of(known, view, self._orchestrator.store, self._orchestrator.options.store_timeout)
         # What it has need not be shown again: a reader at the end of the credit would wait for ever.
-        driver.apply(ClientTook(driver.output.prompt_length + cursor.tokens))
+        view.took(view.output.prompt_length + cursor.tokens)
         return cursor
 
     async def read(self, session_id: str) -> StoredSession | None:
@@ -378,27 +378,27 @@ class Generating:
         return pb.Prompt(tokens=record.prompt, text=text)
 
     async def follow(
-        self, driver: SessionDriver, cursor: Cursor, guess: ProvisionalGuess | None = None
+        self, view: SessionView, cursor: Cursor, guess: ProvisionalGuess | None = None
     ) -> AsyncGenerator[replies.Part, None]:
         """A reader's events from `cursor` on."""
-        known = driver.output.end
-        yield replies.started(driver, self._prompt(driver.record))
-        async for shown in driver.output.follow(cursor, guess):
+        known = view.output.end
+        yield replies.started(view, self._prompt(view.record))
+        async for shown in view.output.follow(cursor, guess):
             if isinstance(shown, ProvisionalDraft):
                 yield replies.provisional(shown)
                 continue
             yield replies.chunk(shown)
-            driver.apply(ClientTook(shown.position + len(shown.tokens)))
-        end = driver.output.end
+            view.took(shown.position + len(shown.tokens))
+        end = view.output.end
         if end is not None and end.reason is FinishReason.ERROR:
-            code, message = driver.failure or (grpc.StatusCode.ABORTED, end.message)
-            if driver.abandoned:
+            code, message = view.failure or (grpc.StatusCode.ABORTED, end.message)
+            if view.abandoned:
                 raise StatusError(code, message, RESUME_AFTER_S)
             if known is not None:  # it is no use to come back
                 raise StatusError(grpc.StatusCode.ABORTED, f"the session has failed: {message}")
             raise StatusError(code, message)
         if end is not None:
-            yield replies.finished(driver, end, driver.output.since(cursor).text)
+            yield replies.finished(view, end, view.output.since(cursor).text)
 
 
 def _pass_deadline(driver: SessionDriver) -> None:
@@ -406,13 +406,13 @@ def _pass_deadline(driver: SessionDriver) -> None:
 
     That is the deadline of the call that began it: others that have joined it may have less time, or more.
     """
-    deadline = driver.record.deadline
+    deadline = driver.view.record.deadline
     if deadline and deadline - time.time() <= DEADLINE_SLACK_S:
         driver.end(FinishReason.DEADLINE)
 
 
 def _guess(driver: SessionDriver, target: Target) -> ProvisionalGuess:
-    record = driver.record
+    record = driver.view.record
     eos_ids = target.eos_ids if record.eos_ids is None else frozenset(record.eos_ids)
     ending = Ending.of(record.stopping, len(record.prompt), eos_ids, record.end)
     return driver.show_provisional(target.info.vocabulary, ending)

@@ -12,7 +12,6 @@ from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import StoredSession
 from orchestrator.tenants import check_owner, no_session
-from specwire.core.messages import ClientTook
 from specwire.rpc import convert
 from specwire.rpc.errors import Context
 from specwire.telemetry.logs import SHOWN_CHARACTERS
@@ -59,12 +58,13 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         shown, parent = request.session_id[:SHOWN_CHARACTERS], parent_in(context.invocation_metadata())
         with spanned("specwire.watch", Side.SERVER, parent, session=shown, take_over=request.take_over) as span:
             driver = await self._orchestrator.join(request.session_id, request.take_over, span.traceparent)
-            with driver.readers.reading():
+            view = driver.view
+            with view.readers.reading():
                 timeout = self._orchestrator.options.store_timeout
-                cursor = await cursor_of(request, driver, self._orchestrator.store, timeout)
+                cursor = await cursor_of(request, view, self._orchestrator.store, timeout)
                 # What it has need not be shown again: whoever stands at the end of the credit would wait for ever.
-                driver.apply(ClientTook(driver.output.prompt_length + cursor.tokens))
-                async for part in self._generating.follow(driver, cursor):
+                view.took(view.output.prompt_length + cursor.tokens)
+                async for part in self._generating.follow(view, cursor):
                     yield replies.watch_response(part)
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from orchestrator.session.driver import SessionDriver
-from orchestrator.session.output import OutputPiece, OutputTimings
+from orchestrator.session.output import OutputPiece, OutputTimings, SessionView
 from orchestrator.session.stats import DrafterCounts, SessionStats
 from specwire.core.messages import End, Outcome, SourceKind
 from specwire.core.provisional import ProvisionalDraft
@@ -13,13 +12,13 @@ from specwire.rpc import convert
 from specwire.v1 import generation_pb2 as pb
 
 
-def started(driver: SessionDriver, prompt: pb.Prompt | None = None) -> pb.Started:
-    record = driver.record
+def started(view: SessionView, prompt: pb.Prompt | None = None) -> pb.Started:
+    record = view.record
     return pb.Started(
         session_id=record.session_id,
         prompt_tokens=len(record.prompt),
         sampling=convert.sampling_to_wire(record.sampling),
-        prompt_hash=driver.prompt_hash,
+        prompt_hash=view.prompt_hash,
         prompt=prompt,
         lossy=record.sampling.lossy,
     )
@@ -84,14 +83,14 @@ def timings(known: OutputTimings) -> pb.ChunkTimings:
     )
 
 
-def finished(driver: SessionDriver, end: End, text: str) -> pb.Finished:
+def finished(view: SessionView, end: End, text: str) -> pb.Finished:
     return pb.Finished(
         reason=convert.reason_to_wire(end.reason),
         message=end.message,
         text=text,
         text_length=end.text_length,
-        stats=stats(driver.stats, len(driver.record.prompt)),
-        lossy=driver.record.sampling.lossy,
+        stats=stats(view.stats, len(view.record.prompt)),
+        lossy=view.record.sampling.lossy,
     )
 
 

@@ -40,8 +40,8 @@ class StatusApi(status_pb2_grpc.StatusServiceServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         orchestrator = self._orchestrator
-        running = [driver for driver in orchestrator.sessions.values() if driver.output.end is None]
-        totals = orchestrator.totals.with_running(driver.stats for driver in running)
+        running = [driver for driver in orchestrator.sessions.values() if driver.view.output.end is None]
+        totals = orchestrator.totals.with_running(driver.view.stats for driver in running)
         stats, pool = totals.stats, orchestrator.pool
         now = asyncio.get_running_loop().time()
         return pb.GetStatusResponse(
@@ -110,14 +110,14 @@ def _state(peer: Peer) -> pb.PeerState:
 
 
 def _session(driver: SessionDriver, now: float) -> pb.SessionStatus:
-    stats = driver.stats
+    view, stats = driver.view, driver.view.stats
     return pb.SessionStatus(
-        name=driver.record.session_id[:NAME],
-        tenant=driver.record.tenant,
+        name=view.record.session_id[:NAME],
+        tenant=view.record.tenant,
         state=driver.session.state.value,
         age_ms=_ms(now - stats.started),
-        prompt_tokens=len(driver.record.prompt),
-        tokens=len(driver.output.tokens),
+        prompt_tokens=len(view.record.prompt),
+        tokens=len(view.output.tokens),
         writing_ms=_ms(now - stats.first_token) if stats.first_token is not None else 0,
         proposed=stats.shown.proposed,
         tested=stats.shown.tested,

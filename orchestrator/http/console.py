@@ -63,8 +63,8 @@ class ConsoleEndpoints:
         """Services, and the caller's own sessions."""
         orchestrator = self._service.orchestrator
         pool, served = orchestrator.pool, self._service.all_served()[0]
-        running = [each for each in orchestrator.sessions.values() if each.output.end is None]
-        own = [each for each in running if each.record.tenant == call.tenant]
+        running = [each for each in orchestrator.sessions.values() if each.view.output.end is None]
+        own = [each for each in running if each.view.record.tenant == call.tenant]
         return JSONResponse(
             {
                 "target": {"model": served.name, "vocabulary": served.target.info.vocabulary},
@@ -97,13 +97,14 @@ def _peer(peer: VerifierPeer | DrafterPeer) -> Json:
 
 
 def _session(driver: SessionDriver) -> Json:
+    view = driver.view
     return {
-        "id": driver.record.session_id[:8],
+        "id": view.record.session_id[:8],
         "state": driver.session.state.value,
-        "prompt_tokens": len(driver.record.prompt),
-        "tokens": len(driver.output.tokens),
-        "readers": driver.readers.count,
-        "plan": driver.stats.plan,
+        "prompt_tokens": len(view.record.prompt),
+        "tokens": len(view.output.tokens),
+        "readers": view.readers.count,
+        "plan": view.stats.plan,
     }
 
 

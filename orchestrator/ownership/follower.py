@@ -26,7 +26,7 @@ class NobodyDrives(Exception):
 
 
 class Followed(Protocol):
-    """A session that is read here. See SessionDriver."""
+    """A session that is read here. See SessionView."""
 
     readers: Readers
     newest_fence: int
@@ -39,7 +39,7 @@ class Follower:
     A log can hold another text than before only under a new fence, or after a loss: then all of it is read.
 
     Args:
-        driver: counts the session's readers.
+        view: counts the session's readers.
         owner: this orchestrator's name in the log.
         can_drive: sessions can be driven here now.
         timeout: seconds after which a silent log, or a session that nobody drives, is given up.
@@ -51,7 +51,7 @@ class Follower:
         self,
         store: SessionStore,
         session_id: str,
-        driver: Followed,
+        view: Followed,
         replay: Replay,
         owner: str,
         can_drive: Callable[[], bool],
@@ -60,7 +60,7 @@ class Follower:
         self.wanted = False
         self._store = store
         self._session_id = session_id
-        self._driver = driver
+        self._view = view
         self._replay = replay
         self._owner = owner
         self._can_drive = can_drive
@@ -105,7 +105,7 @@ class Follower:
                 raise missing(self._session_id)
             return None
         self._answered, self._fence = self._now(), log.fence
-        self._driver.newest_fence = max(self._driver.newest_fence, log.fence)
+        self._view.newest_fence = max(self._view.newest_fence, log.fence)
         self._pause = min(MOST_POLL_S, LONGER * self._pause)
         if log.skipped + len(log.tokens) > self._replay.seen:
             self._grown, self._pause = self._answered, POLL_S
@@ -137,9 +137,9 @@ class Follower:
         """
         if not (self._can_drive() or log.cancelled):
             return False
-        stalled = self._now() - self._grown > self._driver.patience_with_others
+        stalled = self._now() - self._grown > self._view.patience_with_others
         if stalled:
-            self._driver.patience_with_others *= 2
+            self._view.patience_with_others *= 2
         silent = log.abandoned and self._now() - self._settled >= SETTLED_S
         return self.wanted or stalled or silent or log.owner == self._owner
 
@@ -152,12 +152,12 @@ class Follower:
 
     async def _note_reader(self) -> None:
         """Tell the owner, which may have no reader left, that there is one here."""
-        if self._driver.readers.count and self._now() - self._noted >= RENEW_S:
+        if self._view.readers.count and self._now() - self._noted >= RENEW_S:
             self._noted = self._now()
             with suppress(StoreUnavailable):
                 await self._store.note_reader(self._session_id)
 
     def _is_unread(self) -> bool:
-        if self._driver.readers.count:
+        if self._view.readers.count:
             self._read = self._now()
         return self._now() - self._read > UNREAD

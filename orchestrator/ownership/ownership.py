@@ -14,7 +14,7 @@ import grpc
 from orchestrator.ownership.follower import RETRY_S, Follower, NobodyDrives
 from orchestrator.session.appender import message_of_append, status_of_append, store_statuses
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
-from orchestrator.session.output import OtherText, Output, Replay
+from orchestrator.session.output import OtherText, Output, Replay, SessionView
 from orchestrator.store import (
     LEASE_S,
     DeletedSession,
@@ -45,7 +45,7 @@ INSIST_EVERY_S = 0.2
 
 
 class Driven(Protocol):
-    """A session that is driven here, and is ending. See SessionDriver."""
+    """A session that is driven here, and is ending. See SessionView."""
 
     output: Output
     abandoned: bool
@@ -165,12 +165,12 @@ def must_end(log: StoredSession) -> FinishReason | None:
     return FinishReason.DEADLINE if 0 < log.record.deadline <= time.time() else None
 
 
-def floor(driver: SessionDriver) -> int:
+def floor(view: SessionView) -> int:
     """What a claim's fence must exceed: every fence of the session that is known here, and this host's clock.
 
     The log may have lost a claim, and its own clock, of a replica's host, may be behind.
     """
-    return max(driver.newest_fence, int(time.time() * MICROSECONDS))
+    return max(view.newest_fence, int(time.time() * MICROSECONDS))
 
 
 class Ownership:
@@ -209,14 +209,14 @@ class Ownership:
             cannot be.
         """
         driver.let_go()
-        driver.stats.started -= max(0.0, time.time() - log.record.created)
+        driver.view.stats.started -= max(0.0, time.time() - log.record.created)
         replay = self._replay(driver)
         with store_statuses():
             if log.reason is None and (take_over or self._is_free(log)):
                 unfit = self._unfit(log.record)
                 if unfit is not None and not (end or must_end(log)):
                     raise StatusError(grpc.StatusCode.UNAVAILABLE, f"session_id: {unfit}")
-                log = await self._store.claim(log.record.session_id, self._owner, floor(driver))
+                log = await self._store.claim(log.record.session_id, self._owner, floor(driver.view))
         await self._show(driver, replay, log, end)
 
     def follow(self, driver: SessionDriver) -> None:
@@ -225,12 +225,12 @@ class Ownership:
 
     def take_over(self, driver: SessionDriver) -> None:
         """A reader of a session that is followed here wants it to be driven here."""
-        follower = self._followers.get(driver.record.session_id)
+        follower = self._followers.get(driver.view.record.session_id)
         if follower is not None:
             follower.wanted = True
 
     def _replay(self, driver: SessionDriver) -> Replay:
-        return Replay(driver.output, self._scanner_of(driver.record))
+        return Replay(driver.view.output, self._scanner_of(driver.view.record))
 
     def _is_free(self, log: StoredSession) -> bool:
         """Nobody drives the session: its owner is silent, or we own it and have left it."""
@@ -241,7 +241,7 @@ class Ownership:
     ) -> None:
         """Do what the log says; go on driving where it names us as the owner."""
         await replay.extend(log.tokens, log.outcomes, log.logprobs)
-        if driver.output.end is not None:
+        if driver.view.output.end is not None:
             return  # this orchestrator has let go of it meanwhile: others may claim it
         if log.reason is not None:
             self._finish(driver, replay, log.reason, log.text_length)
@@ -251,35 +251,36 @@ class Ownership:
             self._follow(driver, replay)
 
     def _finish(self, driver: SessionDriver, replay: Replay, reason: FinishReason, text_length: int) -> None:
-        if driver.output.end is None:
+        if driver.view.output.end is None:
             driver.finish(replay.end(reason, text_length))
 
     def _drive(self, driver: SessionDriver, replay: Replay, log: StoredSession, end: FinishReason | None) -> None:
         shown = log.record.session_id[:8]
         logger.info("session %s: claimed at %d tokens", shown, log.length, extra=of_session(shown))
-        driver.span.event("claimed", position=log.length)
+        driver.view.span.event("claimed", position=log.length)
         driver.drive(log.fence, replay.scanner, log.retention_s)
         if end is not None:
             driver.end(end)
             return
         if log.record.deadline:
             driver.set_deadline(max(0.0, log.record.deadline - time.time()))
-        if driver.readers.count == 0:
-            driver.readers.expect()
+        if driver.view.readers.count == 0:
+            driver.view.readers.expect()
         driver.verifying.wait()
         self._host.notice(driver, SessionNotice.CLAIMED)
 
     def _follow(self, driver: SessionDriver, replay: Replay) -> None:
-        session_id, timeout = driver.record.session_id, self._store_timeout
+        view, timeout = driver.view, self._store_timeout
+        session_id = view.record.session_id
         follower = Follower(
-            self._store, session_id, driver, replay, self._owner, lambda: self._unfit(driver.record) is None, timeout
+            self._store, session_id, view, replay, self._owner, lambda: self._unfit(view.record) is None, timeout
         )
         self._followers[session_id] = follower
         driver.follow(self._run(driver, replay, follower))
 
     async def _run(self, driver: SessionDriver, replay: Replay, follower: Follower) -> None:
         """Follow until the session has ended, is driven here, or nobody has read it here for a while."""
-        session_id = driver.record.session_id
+        session_id = driver.view.record.session_id
         try:
             tail = await follower.run()
             if tail is None:
@@ -305,7 +306,7 @@ class Ownership:
         give_up = asyncio.get_running_loop().time() + self._store_timeout
         while True:
             try:
-                return await self._store.claim(driver.record.session_id, self._owner, floor(driver))
+                return await self._store.claim(driver.view.record.session_id, self._owner, floor(driver.view))
             except StoreUnavailable:
                 if asyncio.get_running_loop().time() > give_up:
                     raise

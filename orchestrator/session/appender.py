@@ -14,7 +14,7 @@ from typing import Protocol
 import grpc
 
 from orchestrator.options import OrchestratorOptions
-from orchestrator.session.output import ELSEWHERE, Output, OutputTimings, Readers
+from orchestrator.session.output import ELSEWHERE, OutputTimings, SessionView
 from orchestrator.session.stats import OrchestratorTally
 from orchestrator.store import (
     LEASE_S,
@@ -352,30 +352,25 @@ class SessionLog:
     `timings`: of the verdict that the latest append began with.
 
     Args:
-        output: the session's, as the log has acknowledged it.
         owner: the orchestrator's name in the log.
         tell: is called with acknowledgements, refusals, and ends that were asked for in the log.
     """
 
     def __init__(
         self,
-        record: SessionRecord,
+        view: SessionView,
         store: SessionStore,
         options: OrchestratorOptions,
         owner: str,
-        output: Output,
-        readers: Readers,
         tally: OrchestratorTally,
         tasks: Tasks,
         tell: Callable[[messages.Event | LogRefused], None],
     ) -> None:
         self.timings: OutputTimings | None = None
-        self._record = record
+        self._view = view
         self._store = store
         self._options = options
         self._owner = owner
-        self._output = output
-        self._readers = readers
         self._tally = tally
         self._tasks = tasks
         self._tell = tell
@@ -385,16 +380,16 @@ class SessionLog:
     def drive(self, session: Session, retention: float) -> None:
         """Write what `session` decides from now on, under its fence. retention: the log's, in seconds."""
         self._session = session
-        options = self._options
+        view, options = self._view, self._options
         lifetimes = Lifetimes(options.session_ttl, retention)
         self._appender = Appender(
-            self._store, self._record, session.fence, self._output, self._owner, lifetimes, options.store_timeout
+            self._store, view.record, session.fence, view.output, self._owner, lifetimes, options.store_timeout
         )
 
     @property
     def is_kept(self) -> bool:
         """A reader that comes back with the session's request id finds it: leaving does not end it."""
-        return bool(self._record.request_id) and self._store.durability != "memory"
+        return bool(self._view.record.request_id) and self._store.durability != "memory"
 
     def write(self, effect: Append, timings: OutputTimings, repeatable: bool) -> None:
         """Start an append. timings: of the verdict that it begins with. repeatable: as of `Appender.write`."""
@@ -453,12 +448,12 @@ class SessionLog:
         except StoreError as error:
             self._refuse(session, error)
             return
-        if self._runs(session) and not self._readers.elsewhere(self._appender.read_s):
+        if self._runs(session) and not self._view.readers.elsewhere(self._appender.read_s):
             self._tell(messages.EndRequested(FinishReason.CANCELLED))
 
     def _runs(self, session: Session) -> bool:
         """Whether this session is still driven here."""
-        return session is self._session and session.state is not State.FENCED and self._output.end is None
+        return session is self._session and session.state is not State.FENCED and self._view.output.end is None
 
     def _refuse(self, session: Session, error: StoreError) -> None:
         """An append and a sign of life may both be refused; the first one counts."""

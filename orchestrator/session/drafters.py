@@ -10,8 +10,8 @@ from collections.abc import Callable
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Info
 from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, Quota, VerifierPeer, share_host
-from orchestrator.session.output import OutputTimings, with_drafts
-from orchestrator.session.stats import DrafterCounts, SessionStats
+from orchestrator.session.output import OutputTimings, SessionView, with_drafts
+from orchestrator.session.stats import DrafterCounts
 from orchestrator.session.verifier import Broken, Tell, Unplaced
 from orchestrator.store import SessionRecord
 from orchestrator.timers import Timers
@@ -203,24 +203,21 @@ class Drafters:
 
     def __init__(
         self,
-        record: SessionRecord,
+        view: SessionView,
         options: OrchestratorOptions,
-        stats: SessionStats,
         timers: Timers,
-        span: Span,
         tell: Tell,
     ) -> None:
         self.refusals: Counter[DrafterPeer] = Counter()
         self.shown = False
-        self._record = record
+        self._view = view
+        record = view.record
         # Rules that weigh draft tokens by the distribution they were drawn from allow one source only.
         most = 1 if record.sampling.weighed else options.drafters_per_session
         # A session that was begun elsewhere under a rule not allowed here goes on without drafters.
         self._most = most if record.drafting and record.sampling.rule in options.rules else 0
         self._fixed = parse_plan(options.plan)
-        self._stats = stats
         self._timers = timers
-        self._span = span
         self._tell = tell
         self._session: Session
         self._verifier: VerifierPeer | None = None
@@ -253,9 +250,9 @@ class Drafters:
     def add(self, peer: DrafterPeer) -> None:
         """Let `peer` draft, too."""
         self._source += 1
-        stats = self._stats.of_drafter(self._source, peer.info.model if peer.info is not None else "")
+        stats = self._view.stats.of_drafter(self._source, peer.info.model if peer.info is not None else "")
         drafting = SessionDrafter(
-            self._source, peer, self._record, self._fixed, stats, self._tell, self._on_lost, self._on_refused
+            self._source, peer, self._view.record, self._fixed, stats, self._tell, self._on_lost, self._on_refused
         )
         self._by_source[self._source] = drafting
         if self._verifier is not None:
@@ -290,7 +287,7 @@ class Drafters:
             drafting.observe(verdict, forward, self.shown)
 
     def _on_lost(self, drafting: SessionDrafter) -> None:
-        self._stats.drafter_losses += 1
+        self._view.stats.drafter_losses += 1
         self._part(drafting)
 
     def _part(self, drafting: SessionDrafter) -> None:
@@ -299,7 +296,7 @@ class Drafters:
         self._tell(messages.DrafterLost(drafting.source))
 
     def _on_refused(self, drafting: SessionDrafter, message: str) -> None:
-        shown = self._record.session_id[:8]
+        shown = self._view.record.session_id[:8]
         logger.info("session %s: drafter refused: %s", shown, message, extra=of_session(shown))
         peer, name = drafting.peer, f"drafter {drafting.source}"
         self.refusals[peer] += 1
@@ -309,7 +306,7 @@ class Drafters:
         self._retries[peer] = min(MOST_RETRY, 2 * retry)
         self._resting.add(name)
         self._timers.set(name, retry, lambda: self._tell(Unplaced()))
-        self._stats.drafter_refusals += 1
+        self._view.stats.drafter_refusals += 1
         self._part(drafting)
 
     def _forget(self, drafting: SessionDrafter) -> None:
@@ -326,7 +323,7 @@ class Drafters:
             return
         match effect:
             case messages.OpenDrafter():
-                drafting.open(effect, self._epoch, self._span)
+                drafting.open(effect, self._epoch, self._view.span)
             case messages.AdvanceDrafter():
                 drafting.advance(effect, self._epoch)
             case messages.CloseDrafter():
@@ -334,7 +331,7 @@ class Drafters:
 
     @property
     def _epoch(self) -> int:
-        return self._session.epoch(self._record.sampling.weighed)
+        return self._session.epoch(self._view.record.sampling.weighed)
 
     def _close(self, drafting: SessionDrafter) -> None:
         self._forget(drafting)

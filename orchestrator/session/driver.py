@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -16,8 +15,8 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import VerifierPeer
 from orchestrator.session.appender import LogRefused, SessionLog, message_of_append, status_of_append
 from orchestrator.session.drafters import Drafters
-from orchestrator.session.output import Output, ProvisionalText, Readers
-from orchestrator.session.stats import OrchestratorTally, SessionStats, Trace, TracedProposal, TracedVerdict
+from orchestrator.session.output import ProvisionalText, SessionView
+from orchestrator.session.stats import OrchestratorTally, TracedProposal, TracedVerdict
 from orchestrator.session.verifier import (
     Broken,
     FenceSeen,
@@ -28,7 +27,6 @@ from orchestrator.session.verifier import (
     VerifierFailed,
 )
 from orchestrator.store import (
-    LEASE_S,
     ContentMismatch,
     Fenced,
     SessionRecord,
@@ -89,10 +87,7 @@ class SessionDriver:
     A session that another orchestrator claims is driven there: its readers here go on with what is read in the log
     (`orchestrator.ownership.ownership`), until it ends or comes back (`drive`).
 
-    `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR. `abandoned`: it ended for
-    readers here, but not in the log.
-    `newest_fence`: of the session, as far as is known here.
-    `patience_with_others`: seconds without a token after which it is taken from another orchestrator that drives it.
+    `view` is what readers see of it. `verifying`, `drafters`, `log`: who takes part in it, each with its own effects.
     """
 
     def __init__(
@@ -104,27 +99,16 @@ class SessionDriver:
         span: Span = NO_SPAN,
     ) -> None:
         options = host.options
-        self.record = record
-        self.span = span
-        self.output = Output(len(record.prompt))
-        self.provisional: ProvisionalText | None = None
-        self.trace: Trace | None = None
-        self.stats = SessionStats(asyncio.get_running_loop().time())
-        self.failure: tuple[grpc.StatusCode, str] | None = None
-        self.abandoned = False
-        self.newest_fence = fence
-        self.patience_with_others = LEASE_S
         self._host = host
         self._tasks = Tasks(self.on_broken)
         self._timers = Timers()
         grace = options.detach_grace if record.request_id else 0.0
-        self.readers = Readers(
-            self._timers, grace, lambda: self.output.end is None, lambda: self.log.look_for_readers()
+        self.view = view = SessionView(
+            record, span, self._timers, grace, lambda: self.log.look_for_readers(), self._on_taken
         )
-        log = host.store, options, host.owner, self.output, self.readers, host.tally
-        self.log = SessionLog(record, *log, self._tasks, self.tell)
-        self.drafters = Drafters(record, options, self.stats, self._timers, span, self.tell)
-        self.verifying = SessionVerifier(record, options, self.output, self.stats, self._timers, span, self.tell)
+        self.log = SessionLog(view, host.store, options, host.owner, host.tally, self._tasks, self.tell)
+        self.drafters = Drafters(view, options, self._timers, self.tell)
+        self.verifying = SessionVerifier(view, options, self._timers, self.tell)
         self._events: deque[messages.Event] = deque()
         self._applying = False
         self.drive(fence, scanner, options.retention)
@@ -137,30 +121,31 @@ class SessionDriver:
         `scanner` has seen the output. retention: the log's, in seconds. The session waits for a verifier: `place` it.
         """
         self.fence = fence
-        self.newest_fence = max(fence, self.newest_fence)
-        self.failure = None
         self._scanner = scanner
-        text = Text([*self.record.prompt, *self.output.tokens])
-        self.session = Session(text, len(self.record.prompt), scanner, self._host.options.buffer, fence)
+        view, prompt_length = self.view, len(self.view.record.prompt)
+        text = Text([*view.record.prompt, *view.output.tokens])
+        view.newest_fence = max(fence, view.newest_fence)
+        view.failure, view.prompt_hash = None, text.hash_at(prompt_length)
+        self.session = Session(text, prompt_length, scanner, self._host.options.buffer, fence)
         self.log.drive(self.session, retention)
         self.verifying.drive(self.session)
         self.drafters.drive(self.session)
-        if self.provisional is not None:
-            self.provisional.restart(self.session, scanner)
+        if view.provisional is not None:
+            view.provisional.restart(self.session, scanner)
 
     @property
     def following(self) -> bool:
         """Another orchestrator drives the session, or is about to; what it writes is shown here."""
-        return self.session.state is State.FENCED and self.output.end is None
+        return self.session.state is State.FENCED and self.view.output.end is None
 
     def let_go(self) -> None:
         """Another orchestrator has the session: leave the peers. Readers stay, and `follow` goes on for them."""
         self._timers.cancel_all()
-        self.failure = None
-        self.span.event("driven elsewhere")
+        self.view.failure = None
+        self.view.span.event("driven elsewhere")
         self.verifying.note_elsewhere()
-        if self.provisional is not None:
-            self.provisional.stop()
+        if self.view.provisional is not None:
+            self.view.provisional.stop()
         self.apply(messages.OwnerLost())
 
     def follow(self, coroutine: Coroutine[None, None, None]) -> None:
@@ -181,15 +166,15 @@ class SessionDriver:
                     self._run(effect)
         finally:
             self._applying = False
-        if self.provisional is not None:
-            self.provisional.follow()
+        if self.view.provisional is not None:
+            self.view.provisional.follow()
 
     def show_provisional(self, vocabulary: int, ending: Ending) -> ProvisionalText:
         """Keep, from now on, what drafters propose for readers to see."""
-        if self.provisional is None:
-            self.provisional = ProvisionalText(self.session, self._scanner, self.output, vocabulary, ending)
+        if self.view.provisional is None:
+            self.view.provisional = ProvisionalText(self.session, self._scanner, self.view.output, vocabulary, ending)
             self.drafters.show()
-        return self.provisional
+        return self.view.provisional
 
     def use_verifier(self, peer: VerifierPeer) -> None:
         """Take a place at a verifier; the session opens there."""
@@ -204,12 +189,11 @@ class SessionDriver:
         self.apply(messages.EndRequested(reason))
 
     def fail(self, code: grpc.StatusCode, message: str) -> None:
-        self.failure = self.failure or (code, message)
+        self.view.failure = self.view.failure or (code, message)
         self.apply(messages.EndRequested(FinishReason.ERROR, message))
 
-    @property
-    def prompt_hash(self) -> int:
-        return self.session.text.hash_at(len(self.record.prompt))
+    def _on_taken(self, position: int) -> None:
+        self.apply(messages.ClientTook(position))
 
     # From peers and the log
 
@@ -218,20 +202,20 @@ class SessionDriver:
         match said:
             case messages.VerdictArrived(attach=attach, verdict=verdict) if attach == self.session.attach:
                 step = self.verifying.timings.step
-                if self.trace is not None:
-                    self.trace(TracedVerdict.of(verdict, step, self.verifying.round_trip_us, self.stats.plan))
+                if self.view.trace is not None:
+                    self.view.trace(TracedVerdict.of(verdict, step, self.verifying.round_trip_us, self.view.stats.plan))
                 self.apply(said)
                 self.drafters.observe(verdict, self.verifying.timings)
             case messages.ProposalArrived(proposal=common_pb2.Proposal() as proposal):
-                if self.trace is not None:
-                    self.trace(TracedProposal.of(proposal))
+                if self.view.trace is not None:
+                    self.view.trace(TracedProposal.of(proposal))
                 self.apply(said)
-                if self.provisional is not None:
-                    self.provisional.offer(proposal_from_wire(proposal))
+                if self.view.provisional is not None:
+                    self.view.provisional.offer(proposal_from_wire(proposal))
             case Unplaced():
                 self._host.notice(self, SessionNotice.UNPLACED)
             case Unserved():
-                missing = self._host.missing(self.record)
+                missing = self._host.missing(self.view.record)
                 message = f"no verifier took the session within {said.seconds:g} s"
                 self.end_here(grpc.StatusCode.UNAVAILABLE, f"{message}: {missing}" if missing else message)
             case VerifierFailed():
@@ -249,7 +233,7 @@ class SessionDriver:
         if failed.final:
             self.fail(failed.code, failed.message)
             return
-        self.failure = self.failure or (failed.code, failed.message)
+        self.view.failure = self.view.failure or (failed.code, failed.message)
         self.apply(messages.VerifierRefused(self.session.attach, failed.message))
 
     def on_newer_fence(self, fence: int) -> None:
@@ -258,8 +242,8 @@ class SessionDriver:
         It may say that the session is ours, where it has lost a claim and its clock is behind: then it is claimed anew,
         above that fence.
         """
-        self.newest_fence = max(fence, self.newest_fence)
-        if self.session.state is not State.FENCED and self.output.end is None:
+        self.view.newest_fence = max(fence, self.view.newest_fence)
+        if self.session.state is not State.FENCED and self.view.output.end is None:
             self._lose_to_another()
 
     def _lose_to_another(self) -> None:
@@ -279,21 +263,15 @@ class SessionDriver:
             case messages.Append():
                 self.log.write(effect, self.verifying.timings, self._may_be_repeated(effect.end))
             case messages.Emit():
-                now = asyncio.get_running_loop().time()
-                first = not self.output.tokens
-                self._host.tally.emitted(self.stats, len(effect.tokens), now, first)
-                if first:
-                    self.span.event("first token")
-                self.stats.count_emit(effect, now, first)
-                self.output.add(effect, self.log.timings)
+                self.view.emit(effect, self.log.timings, self._host.tally)
             case messages.EmitEnd():
                 self.finish(effect)
 
     def _may_be_repeated(self, end: messages.End | None) -> bool:
         """It failed for want of something that may be there later: its request id is not to stand for that failure."""
-        if end is None:
-            return False
-        return end.reason is FinishReason.ERROR and self.failure is not None and self.failure[0] in WORTH_REPEATING
+        failure = self.view.failure
+        failed = end is not None and end.reason is FinishReason.ERROR
+        return failed and failure is not None and failure[0] in WORTH_REPEATING
 
     def _on_log_refused(self, error: StoreError) -> None:
         """A log that holds another fence or other tokens wins: the session goes on from it, here or elsewhere."""
@@ -307,13 +285,13 @@ class SessionDriver:
 
         That is no end of the session: what the log holds may be gone on with, here or elsewhere.
         """
-        if self.output.end is not None:
+        if self.view.output.end is not None:
             return
-        self.abandoned = True
-        self.failure = (code, message)
+        self.view.abandoned = True
+        self.view.failure = (code, message)
         with suppress(AssertionError):  # an invariant may be what is broken
             self.apply(messages.OwnerLost())
-        self.finish(messages.EmitEnd(messages.End(FinishReason.ERROR, message, len(self.output.text)), ""))
+        self.finish(messages.EmitEnd(messages.End(FinishReason.ERROR, message, len(self.view.output.text)), ""))
 
     def leave(self) -> None:
         """The process stops."""
@@ -333,41 +311,18 @@ class SessionDriver:
 
     def on_broken(self, error: Exception) -> None:
         """A failure of our own: this session ends, whatever state it is in; the others go on."""
-        shown = self.record.session_id[:8]
+        shown = self.view.record.session_id[:8]
         logger.error("session %s failed", shown, exc_info=error, extra=of_session(shown))
         self._events.clear()
         self.abandon(grpc.StatusCode.INTERNAL, "the orchestrator failed; its log says why")
 
     def finish(self, effect: messages.EmitEnd) -> None:
         """The session has ended, for readers here at least."""
-        self.stats.count_all(self.output.outcomes)
-        self.stats.ended = asyncio.get_running_loop().time()
         self._timers.cancel_all()
         self.drafters.leave()
         self.verifying.leave()
-        self.output.finish(effect)
-        self._end_span(effect.end)
+        self.view.finish(effect)
         self._host.notice(self, SessionNotice.ENDED)
-
-    def _end_span(self, end: messages.End) -> None:
-        self.span.end(
-            end.message if end.reason is FinishReason.ERROR else "",
-            reason=end.reason.name.lower(),
-            output_tokens=len(self.output.tokens),
-            proposed=self.stats.drafted.proposed,
-            tested=self.stats.drafted.tested,
-            accepted=self.stats.drafted.accepted,
-            target_forwards=self.stats.target_forwards,
-        )
-
-    async def ended(self, timeout: float) -> None:
-        """Wait until the session has ended, but not for longer than `timeout` seconds."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self.output.ended()
-        except TimeoutError:
-            shown = self.record.session_id[:8]
-            logger.warning("session %s did not end within %g s", shown, timeout, extra=of_session(shown))
 
     async def close(self) -> None:
         """End the session's tasks and timers, whatever its state; used at shutdown."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from orchestrator.store.base import LEASE_S
+import grpc
+
+from orchestrator.session.stats import OrchestratorTally, SessionStats, Trace
+from orchestrator.store.base import LEASE_S, SessionRecord
 from orchestrator.timers import Timers
 from specwire.core.messages import (
     Emit,
@@ -24,6 +28,8 @@ from specwire.core.messages import (
 from specwire.core.provisional import Ahead, ProvisionalChains, ProvisionalDraft, provisional
 from specwire.core.session import PeekingScanner, Session
 from specwire.core.stop_conditions import Ending
+from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
+from specwire.telemetry.tracing import Span
 from specwire.v1 import verify_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -349,3 +355,83 @@ class Replay:
         """The output's end as the log has it; the log does not keep what failed (reason ERROR)."""
         message = "the log does not say how" if reason is FinishReason.ERROR else ""
         return EmitEnd(End(reason, message, text_length), self.scanner.finish())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A session as its readers see it, whoever drives it.
+
+logger = logging.getLogger(__name__)
+
+
+class SessionView:
+    """Filled by the driver here, or from the log where another orchestrator drives the session.
+
+    `provisional`, `trace`: where somebody has asked for them.
+    `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR. `abandoned`: it ended for
+    readers here, but not in the log.
+    `newest_fence`: of the session, as far as is known here.
+    `patience_with_others`: seconds without a token after which it is taken from another orchestrator that drives it.
+    `prompt_hash`: of the prompt alone; whoever drives the session first sets it.
+
+    Args:
+        grace: seconds for which the session goes on without a reader. on_left: nobody came back here in time.
+        on_taken: a reader has what stands before this position.
+    """
+
+    def __init__(
+        self,
+        record: SessionRecord,
+        span: Span,
+        timers: Timers,
+        grace: float,
+        on_left: Callable[[], None],
+        on_taken: Callable[[int], None],
+    ) -> None:
+        self.record = record
+        self.span = span
+        self.output = Output(len(record.prompt))
+        self.readers = Readers(timers, grace, lambda: self.output.end is None, on_left)
+        self.provisional: ProvisionalText | None = None
+        self.trace: Trace | None = None
+        self.stats = SessionStats(asyncio.get_running_loop().time())
+        self.failure: tuple[grpc.StatusCode, str] | None = None
+        self.abandoned = False
+        self.newest_fence = 0
+        self.patience_with_others = LEASE_S
+        self.prompt_hash = 0
+        self.took = on_taken
+
+    def emit(self, effect: Emit, timings: OutputTimings | None, tally: OrchestratorTally) -> None:
+        """Show what has become durable, and count it."""
+        now = asyncio.get_running_loop().time()
+        first = not self.output.tokens
+        tally.emitted(self.stats, len(effect.tokens), now, first)
+        if first:
+            self.span.event("first token")
+        self.stats.count_emit(effect, now, first)
+        self.output.add(effect, timings)
+
+    def finish(self, effect: EmitEnd) -> None:
+        """The session has ended, for readers here at least."""
+        self.stats.count_all(self.output.outcomes)
+        self.stats.ended = asyncio.get_running_loop().time()
+        self.output.finish(effect)
+        end, drafted = effect.end, self.stats.drafted
+        self.span.end(
+            end.message if end.reason is FinishReason.ERROR else "",
+            reason=end.reason.name.lower(),
+            output_tokens=len(self.output.tokens),
+            proposed=drafted.proposed,
+            tested=drafted.tested,
+            accepted=drafted.accepted,
+            target_forwards=self.stats.target_forwards,
+        )
+
+    async def ended(self, timeout: float) -> None:
+        """Wait until the session has ended, but not for longer than `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self.output.ended()
+        except TimeoutError:
+            shown = self.record.session_id[:SHOWN_CHARACTERS]
+            logger.warning("session %s did not end within %g s", shown, timeout, extra=of_session(shown))

@@ -10,9 +10,7 @@ import grpc
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import PREFERENCE, VerifierPeer
-from orchestrator.session.output import Output, OutputTimings
-from orchestrator.session.stats import SessionStats
-from orchestrator.store import SessionRecord
+from orchestrator.session.output import OutputTimings, SessionView
 from orchestrator.timers import Timers
 from specwire.core import messages
 from specwire.core.invalid import InvalidParameter
@@ -20,7 +18,6 @@ from specwire.core.messages import VerdictArrived
 from specwire.core.session import Session, State, buffer_for
 from specwire.rpc import convert
 from specwire.rpc.errors import code_of
-from specwire.telemetry.tracing import Span
 from specwire.v1 import common_pb2, verify_pb2
 
 # Seconds after which a verifier that refused the session for the moment is asked again.
@@ -74,28 +71,22 @@ Tell = Callable[[Said], None]
 class SessionVerifier:
     """`peer`: the verifier that has the session now; `former`: one that was lost and may still have it.
 
-    `timings`: of the latest verdict. tell: hears what happens. output: the session's.
+    `timings`: of the latest verdict. tell: hears what happens.
     """
 
     def __init__(
         self,
-        record: SessionRecord,
+        view: SessionView,
         options: OrchestratorOptions,
-        output: Output,
-        stats: SessionStats,
         timers: Timers,
-        span: Span,
         tell: Tell,
     ) -> None:
         self.peer: VerifierPeer | None = None
         self.former: VerifierPeer | None = None
         self.timings = OutputTimings(verify_pb2.StepTimings())
-        self._record = record
+        self._view = view
         self._options = options
-        self._output = output
-        self._stats = stats
         self._timers = timers
-        self._span = span
         self._tell = tell
         self._session: Session
         self._handle = 0
@@ -161,14 +152,16 @@ class SessionVerifier:
 
     def on_opened(self, opened: verify_pb2.Opened) -> None:
         if self._is_new and not opened.resumed:
-            self._stats.cached_tokens = min(opened.cached, len(self._record.prompt))
+            self._view.stats.cached_tokens = min(opened.cached, len(self._view.record.prompt))
         self._is_new = False
-        self._stats.count_open(asyncio.get_running_loop().time())
+        self._view.stats.count_open(asyncio.get_running_loop().time())
         self._tell(messages.VerifierOpened(opened.attach, opened.position))
 
     def on_verdict(self, message: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
         try:
-            event = VerdictArrived(message.attach, convert.verdict_from_wire(message, self._record.sampling.logprobs))
+            event = VerdictArrived(
+                message.attach, convert.verdict_from_wire(message, self._view.record.sampling.logprobs)
+            )
         except InvalidParameter as error:
             invalid = f"the verifier sent an invalid verdict: {error}"
             self._tell(VerifierFailed(grpc.StatusCode.ABORTED, invalid, final=True))
@@ -179,7 +172,7 @@ class SessionVerifier:
             self._tell(event)  # void
             return
         self._superseded = 0
-        self._stats.count_verdict(event.verdict)
+        self._view.stats.count_verdict(event.verdict)
         self.forgive()
         self._tell(event)
 
@@ -193,7 +186,7 @@ class SessionVerifier:
             # It is about to stop, and others may take the session.
             expected = self.peer is not None and self.peer.draining
             self._try_again(0.0 if expected else RETRY_VERIFIER)
-        elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and opening and self._output.tokens:
+        elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and opening and self._view.output.tokens:
             # Its verifier was lost and this one is full: a session that a client reads waits for a slot.
             self._try_again(RETRY_VERIFIER)
         else:
@@ -212,7 +205,7 @@ class SessionVerifier:
         taken_in = self._session.state is not State.OPENING
         if taken_in and self._session.has_credit:
             self._losses += 1  # without credit, it is the client that has no time for a token
-        self._stats.verifier_losses += 1
+        self._view.stats.verifier_losses += 1
         if self._losses > MOST_LOSSES:
             message = f"{self._losses} verifiers in a row were lost before they decided a token of this session"
             self._tell(VerifierFailed(grpc.StatusCode.UNAVAILABLE, message, final=True))
@@ -249,7 +242,7 @@ class SessionVerifier:
                 self.leave()
 
     def _open(self, effect: messages.OpenVerifier) -> verify_pb2.Open:
-        record, left = self._record, self._timers.left("deadline")
+        record, left = self._view.record, self._timers.left("deadline")
         opened = verify_pb2.Open(
             handle=self._handle,
             session_id=record.session_id,
@@ -268,7 +261,7 @@ class SessionVerifier:
             epoch=self._session.epoch(record.sampling.weighed),
             cache_scope=self._options.access.cache_scope(record.tenant),
             priority=record.priority,
-            traceparent=self._span.traceparent,
+            traceparent=self._view.span.traceparent,
         )
         if self.peer is not None and self.peer.info is not None:
             del opened.prediction[self.peer.info.context :]  # a hint: what another one would have held is no more

@@ -113,11 +113,12 @@ async def test_ctrl_c_ends_the_answer_and_not_the_program() -> None:
         sessions = list(running.orchestrator.orchestrator.sessions.values())
     assert code == 0
     assert "Traceback" not in shown
-    assert [driver.output.end.reason for driver in sessions if driver.output.end] == [FinishReason.CANCELLED] * 2
+    ends = [driver.view.output.end for driver in sessions]
+    assert [end.reason for end in ends if end] == [FinishReason.CANCELLED] * 2
     first, second = sessions
     # The second turn goes on behind the first one's tokens, all of them.
-    tokens = [*first.record.prompt, *first.output.tokens]
-    assert list(second.record.prompt[: len(tokens)]) == tokens
+    tokens = [*first.view.record.prompt, *first.view.output.tokens]
+    assert list(second.view.record.prompt[: len(tokens)]) == tokens
 
 
 @pytest.mark.parametrize("without", ["", "jinja2,starlette,uvicorn"], ids=["with all", "without the extra http"])
@@ -134,7 +135,8 @@ async def test_lines_from_a_pipe(without: str, tmp_path: Path) -> None:
         )
         async with asyncio.timeout(LIMIT_S):
             out, err = await process.communicate(b"one\n\n/clear\none\nthree\n")
-        ends = [driver.record.stopping.max_tokens for driver in running.orchestrator.orchestrator.sessions.values()]
+        sessions = running.orchestrator.orchestrator.sessions.values()
+        ends = [driver.view.record.stopping.max_tokens for driver in sessions]
     first, second, third = out.decode().splitlines()
     assert first == second
     assert first != third

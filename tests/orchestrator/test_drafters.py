@@ -173,7 +173,7 @@ async def test_the_loss_of_one_leaves_the_other_and_it_comes_back_as_another_sou
         assert [proposal.source for proposal in played.relayed()] == [2]
         played.place(played.driver)
         assert sources(played) == [2, 3]
-        assert [each.lost for each in played.driver.stats.drafters] == [True, False, False]
+        assert [each.lost for each in played.driver.view.stats.drafters] == [True, False, False]
 
 
 async def test_a_flood_of_one_cuts_off_that_one() -> None:
@@ -203,12 +203,12 @@ async def test_what_is_believed_of_one_is_its_own_doing_and_one_may_be_off_while
             played.propose(0, 3, 3, 3, 3)
             played.propose(1, 4, 4, 4, 4)
             played.decide(1, 4, 3, 3, 3, 3, 1)
-        good, poor = played.driver.stats.drafters
+        good, poor = played.driver.view.stats.drafters
         assert good.drafts == DraftCounts(4 * ROUNDS, 4 * ROUNDS, 4 * ROUNDS)
         assert poor.drafts == DraftCounts()
         assert good.plan.startswith(("stream", "lockstep"))
         assert poor.plan == "off: no gain expected"
-        assert played.driver.stats.plan == f"{good.plan}; {poor.plan}"
+        assert played.driver.view.stats.plan == f"{good.plan}; {poor.plan}"
         paces = [drafter.pace.run_ahead for drafter in played.driver.session.drafters.values()]
         assert paces[0] > 0 == paces[1]
 
@@ -220,7 +220,7 @@ async def test_what_one_session_learnt_of_a_drafter_is_where_the_next_begins() -
             played.propose(1, 4, 4, 4, 4)
             played.decide(1, 4, 3, 3, 3, 3, 1)
         played.driver.end(FinishReason.CANCELLED)
-        await played.driver.ended(5.0)
+        await played.driver.view.ended(5.0)
         kept = [
             played.verifier.experience.recall(Rule.GREEDY, peer.info or common_pb2.GetModelInfoResponse())
             for peer in played.peers
@@ -234,7 +234,7 @@ async def test_a_void_verdict_counts_for_nobody() -> None:
         verdict = verify_pb2.Verdict(attach=9, position=2, tokens=[3], outcomes=[common_pb2.OUTCOME_ACCEPTED], source=1)
         verdict.tested = 1
         played.driver.verifying.on_verdict(verdict, verify_pb2.StepTimings(), 0)
-        assert played.driver.stats.drafters[0].drafts == played.driver.stats.drafted == DraftCounts()
+        assert played.driver.view.stats.drafters[0].drafts == played.driver.view.stats.drafted == DraftCounts()
 
 
 # Over real connections
@@ -250,13 +250,13 @@ async def test_a_session_gets_as_many_as_are_allowed_and_another_when_one_stops(
             tokens += event.tokens
             (driver,) = known.sessions.values()
             assert len(driver.drafters) <= 2
-            if len(driver.stats.drafters) == 2 and len(tokens) >= 30:
+            if len(driver.view.stats.drafters) == 2 and len(tokens) >= 30:
                 serving = next(peer.link.address for peer in known.pool.drafters if driver.drafters.has(peer))
                 await next(drafter for drafter in running.drafters if drafter.address == serving).stop(0.0)
-                await until(partial(_have, driver.stats, 3))
+                await until(partial(_have, driver.view.stats, 3))
         assert tokens == plain(TARGET, PROMPT, 120)
         (ended,) = known.sessions.values()
-        assert [drafter.source for drafter in ended.stats.drafters] == [1, 2, 3]
+        assert [drafter.source for drafter in ended.view.stats.drafters] == [1, 2, 3]
 
 
 def _have(stats: SessionStats, drafters: int) -> bool:

@@ -76,7 +76,7 @@ class Scene:
     async def decide(self, *tokens: int) -> None:
         """Open the session and decide `tokens`; returns once they are emitted."""
         session = self.driver.session
-        expected = len(self.driver.output.tokens) + len(tokens)
+        expected = len(self.driver.view.output.tokens) + len(tokens)
         self.driver.verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
         outcomes = [common_pb2.OUTCOME_DIRECT] * len(tokens)
         self.driver.verifying.on_verdict(
@@ -84,7 +84,7 @@ class Scene:
             verify_pb2.StepTimings(),
             0,
         )
-        await until(lambda: len(self.driver.output.tokens) >= expected or self.driver.output.end is not None)
+        await until(lambda: len(self.driver.view.output.tokens) >= expected or self.driver.view.output.end is not None)
 
 
 async def scene(peer_timeout: float = 30.0) -> Scene:
@@ -98,11 +98,11 @@ async def test_only_what_others_had_fed_counts_as_cached() -> None:
     played = await scene()
     session, verifying = played.driver.session, played.driver.verifying
     verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=2, cached=1))
-    assert played.driver.stats.cached_tokens == 1
+    assert played.driver.view.stats.cached_tokens == 1
     verifying.on_verifier_lost()
     played.place(played.driver)
     verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=2, cached=2, resumed=True))
-    assert (played.driver.stats.cached_tokens, played.driver.stats.reopens) == (1, 1)
+    assert (played.driver.view.stats.cached_tokens, played.driver.view.stats.reopens) == (1, 1)
     await played.driver.close()
 
 
@@ -110,7 +110,7 @@ async def test_a_first_answer_that_was_lost_leaves_no_cache_behind() -> None:
     played = await scene()
     opened = verify_pb2.Opened(attach=played.driver.session.attach, position=2, cached=2, resumed=True)
     played.driver.verifying.on_opened(opened)
-    assert played.driver.stats.cached_tokens == 0
+    assert played.driver.view.stats.cached_tokens == 0
     await played.driver.close()
 
 
@@ -120,7 +120,7 @@ async def test_a_session_that_was_claimed_finds_its_own_work_and_no_cache() -> N
     played.driver.drive(played.driver.fence + 1, LetterScanner(()), 60.0)
     opened = verify_pb2.Opened(attach=played.driver.session.attach, position=2, cached=2)
     played.driver.verifying.on_opened(opened)
-    assert played.driver.stats.cached_tokens == 0
+    assert played.driver.view.stats.cached_tokens == 0
     await played.driver.close()
 
 
@@ -170,8 +170,8 @@ async def test_a_verifier_that_names_ever_newer_fences_is_given_up(above: int, b
     def claim(fenced: SessionDriver, notice: SessionNotice) -> None:
         if notice is not SessionNotice.FENCED:
             return
-        claims.append(fenced.newest_fence)
-        fenced.drive(fenced.newest_fence + 1, LetterScanner(()), 60.0)
+        claims.append(fenced.view.newest_fence)
+        fenced.drive(fenced.view.newest_fence + 1, LetterScanner(()), 60.0)
         fenced.verifying.wait()
         played.place(fenced)
 
@@ -182,9 +182,9 @@ async def test_a_verifier_that_names_ever_newer_fences_is_given_up(above: int, b
             driver.verifying.on_refused_by_verifier(
                 common_pb2.Refused(code=code_number(grpc.StatusCode.FAILED_PRECONDITION), message="old", fence=named)
             )
-    await until(lambda: driver.output.end is not None)
+    await until(lambda: driver.view.output.end is not None)
     assert len(claims) == (verifying.MOST_LOSSES if believed else 0)
-    assert driver.failure == (grpc.StatusCode.FAILED_PRECONDITION, "old")
+    assert driver.view.failure == (grpc.StatusCode.FAILED_PRECONDITION, "old")
     await driver.close()
 
 
@@ -195,20 +195,20 @@ async def test_a_session_with_output_waits_for_a_place(monkeypatch: pytest.Monke
     played.driver.verifying.on_verifier_lost()
     played.place(played.driver)
     placed = played.placed
-    while played.driver.output.end is None:  # it opens, is refused, and after its patience fails
+    while played.driver.view.output.end is None:  # it opens, is refused, and after its patience fails
         if played.driver.session.state is State.OPENING:
             played.driver.verifying.on_refused_by_verifier(FULL)
         await asyncio.sleep(0.005)
     assert played.placed > placed + 1
-    assert played.driver.failure is not None
-    assert played.driver.failure[0] is grpc.StatusCode.UNAVAILABLE
+    assert played.driver.view.failure is not None
+    assert played.driver.view.failure[0] is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_new_session_is_refused_at_once() -> None:
     played = await scene()
     played.driver.verifying.on_refused_by_verifier(FULL)
-    await played.driver.ended(5.0)
-    assert played.driver.failure == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    await played.driver.view.ended(5.0)
+    assert played.driver.view.failure == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
 
 
 async def test_a_lost_log_is_written_again() -> None:
@@ -216,10 +216,10 @@ async def test_a_lost_log_is_written_again() -> None:
     await played.decide(1)
     played.store._logs.clear()
     await played.decide(2)
-    assert played.driver.failure is None
+    assert played.driver.view.failure is None
     log = await played.store.read("s")
     assert log is not None
-    assert (log.record, log.fence, log.tokens) == (played.driver.record, played.driver.fence, (1, 2))
+    assert (log.record, log.fence, log.tokens) == (played.driver.view.record, played.driver.fence, (1, 2))
     await played.driver.close()
 
 
@@ -240,9 +240,9 @@ async def test_an_end_asked_for_in_the_log_is_noticed_while_nothing_is_decided(m
     played = await scene()
     await played.store.cancel("s")
     await played.driver.log.renew()
-    await played.driver.ended(5.0)
-    assert played.driver.output.end is not None
-    assert played.driver.output.end.reason is FinishReason.CANCELLED
+    await played.driver.view.ended(5.0)
+    assert played.driver.view.output.end is not None
+    assert played.driver.view.output.end.reason is FinishReason.CANCELLED
 
 
 @pytest.mark.parametrize("read_elsewhere", [True, False])
@@ -252,18 +252,18 @@ async def test_a_session_goes_on_while_somebody_reads_it_anywhere(
     monkeypatch.setattr(output, "ELSEWHERE", 3600.0 if read_elsewhere else 0.0)
     played = await scene()
     await played.store.note_reader("s")
-    with played.driver.readers.reading():
+    with played.driver.view.readers.reading():
         pass
     if read_elsewhere:
         await until(lambda: played.driver._timers.left("detached") is not None)
         await until(lambda: (played.driver._timers.left("detached") or 0.0) > 60.0)
         await played.decide(1)
-        assert played.driver.output.end is None
+        assert played.driver.view.output.end is None
         await played.driver.close()
         return
-    await played.driver.ended(60.0)
-    assert played.driver.output.end is not None
-    assert played.driver.output.end.reason is FinishReason.CANCELLED
+    await played.driver.view.ended(60.0)
+    assert played.driver.view.output.end is not None
+    assert played.driver.view.output.end.reason is FinishReason.CANCELLED
 
 
 class Silent(MemoryStore):
@@ -289,7 +289,7 @@ async def test_while_the_log_is_silent_readers_elsewhere_cannot_speak(read_elsew
     if read_elsewhere:
         appender_of._read = appender_of._now() - 3600.0
     store.down = True
-    with played.driver.readers.reading():
+    with played.driver.view.readers.reading():
         pass
     await until(lambda: played.driver.session.state is State.ENDING or appender_of.read_s < 60.0)
     assert (played.driver.session.state is State.RUNNING) is read_elsewhere
@@ -320,7 +320,7 @@ async def test_a_log_that_contradicts_what_was_shown_wins_and_the_session_leaves
     await until(lambda: bool(played.notices))
     assert played.notices == [SessionNotice.FENCED]
     assert played.driver.session.state is State.FENCED
-    assert played.driver.output.tokens == [1]
+    assert played.driver.view.output.tokens == [1]
     assert not played.verifier.subjects
     assert not played.drafter.subjects
     deciding.cancel()
@@ -354,11 +354,11 @@ async def test_a_session_that_is_lost_twice_at_once_is_followed_once(monkeypatch
 async def test_a_failure_after_the_end_does_not_change_it() -> None:
     played = await scene()
     played.driver.end(FinishReason.CANCELLED)
-    await played.driver.ended(5.0)
+    await played.driver.view.ended(5.0)
     played.driver.on_broken(RuntimeError("too late"))
-    assert played.driver.output.end is not None
-    assert played.driver.output.end.reason is FinishReason.CANCELLED
-    assert played.driver.failure is None
+    assert played.driver.view.output.end is not None
+    assert played.driver.view.output.end.reason is FinishReason.CANCELLED
+    assert played.driver.view.failure is None
 
 
 async def test_one_broken_session_leaves_the_others_their_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,9 +375,9 @@ async def test_one_broken_session_leaves_the_others_their_link(monkeypatch: pyte
     monkeypatch.setattr(Session, "check", check)
     opened = [verify_pb2.Opened(handle=h, attach=a, position=2) for h, a in ((first, 1), (second, 2))]
     link.on_message(verify_pb2.ConnectVerifyResponse(opened=opened))
-    assert broken.driver.failure is not None
-    assert broken.driver.failure[0] is grpc.StatusCode.INTERNAL
-    assert broken.driver.output.end is not None
+    assert broken.driver.view.failure is not None
+    assert broken.driver.view.failure[0] is grpc.StatusCode.INTERNAL
+    assert broken.driver.view.output.end is not None
     assert sound.driver.session.state is State.RUNNING
     assert list(link.subjects.values()) == [sound.driver.verifying]
     await sound.driver.close()
@@ -387,15 +387,15 @@ async def test_a_session_that_ends_every_verifier_is_ended_itself() -> None:
     """Each takes it in and is gone before it decides a token."""
     subject = await scene()
     for _ in range(verifying.MOST_LOSSES + 1):
-        assert subject.driver.failure is None
+        assert subject.driver.view.failure is None
         session = subject.driver.session
         subject.driver.verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
         subject.verifier.on_down()
         subject.place(subject.driver)
-    await until(lambda: subject.driver.output.end is not None)
-    assert subject.driver.stats.plan == "stream: measuring"
-    assert subject.driver.failure is not None
-    assert subject.driver.failure[0] is grpc.StatusCode.UNAVAILABLE
+    await until(lambda: subject.driver.view.output.end is not None)
+    assert subject.driver.view.stats.plan == "stream: measuring"
+    assert subject.driver.view.failure is not None
+    assert subject.driver.view.failure[0] is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_verifiers_that_never_took_the_session_in_are_not_ended_by_it() -> None:
@@ -405,7 +405,7 @@ async def test_verifiers_that_never_took_the_session_in_are_not_ended_by_it() ->
         assert subject.driver.session.state is State.OPENING
         subject.verifier.on_down()
         subject.place(subject.driver)
-    assert subject.driver.failure is None
+    assert subject.driver.view.failure is None
     await subject.decide(1)
     await subject.driver.close()
 
@@ -416,5 +416,5 @@ async def test_verifiers_that_decide_something_may_be_lost_as_often_as_they_like
         await subject.decide(1)
         subject.verifier.on_down()
         subject.place(subject.driver)
-    assert subject.driver.failure is None
+    assert subject.driver.view.failure is None
     await subject.driver.close()

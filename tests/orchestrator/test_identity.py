@@ -260,7 +260,7 @@ async def test_all_choices_of_a_request_are_of_one_version(parts: Parts, monkeyp
     async with grpc.aio.insecure_channel(running.address) as channel:
         stream = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=LIMIT_S)
         begun = [each.started.session_id async for each in stream if each.HasField("started")]
-    records = [running.orchestrator.sessions[each].record for each in begun]
+    records = [running.orchestrator.sessions[each].view.record for each in begun]
     assert len(records) == 6
     assert len(versions) == 2
     assert len({identity_of(each) for each in records}) == 1

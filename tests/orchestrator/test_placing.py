@@ -46,7 +46,7 @@ class Session:
     """As much of a session as placing looks at."""
 
     def __init__(self, parent: str = "") -> None:
-        self.record = SessionRecord(
+        record = SessionRecord(
             "session",
             (1, 2),
             Sampling(),
@@ -57,6 +57,7 @@ class Session:
             eos_ids=(0,),
             parent=parent,
         )
+        self.view = SimpleNamespace(record=record)
         self.verifying = SimpleNamespace(peer=None, former=None)
         self.drafters = SimpleNamespace(refusals=Counter(), has=lambda _: False, missing=1)
 

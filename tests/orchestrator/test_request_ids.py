@@ -182,7 +182,7 @@ async def test_an_id_whose_session_found_no_room_can_be_used_again() -> None:
                 assert full.value.retry_after is not None
             await events.aclose()
             sessions = running.orchestrator.orchestrator.sessions
-            await until(lambda: all(each.output.end is not None for each in sessions.values()))
+            await until(lambda: all(each.view.output.end is not None for each in sessions.values()))
             done = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 3)
 
@@ -228,7 +228,7 @@ async def test_an_id_stands_for_its_session_for_as_long_as_that_runs() -> None:
 @pytest.fixture
 def long_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner's silence is no reason to claim a session for as long as a test may run."""
-    for module in ("store.base", "session.driver"):
+    for module in ("store.base", "session.output"):
         monkeypatch.setattr(f"orchestrator.{module}.LEASE_S", 10 * LIMIT_S)
 
 

@@ -88,7 +88,7 @@ async def test_a_client_with_patience_outlasts_a_log_that_comes_back_with_what_i
             driver = running.orchestrator.orchestrator.sessions[reading.session_id]
             redis.stop()
             async with asyncio.timeout(LIMIT_S):
-                await driver.output.ended()
+                await driver.view.output.ended()
             redis.start()
             await reading.rest()
             assert reading.error is None

@@ -40,7 +40,7 @@ def check_bounded(parts: Stack, driver: SessionDriver) -> None:
     assert session.credit <= session.taken + session.buffer
     assert len(session.text) - session.taken <= session.buffer
     assert session.in_flight is None
-    assert len(driver.output.tokens) == session.emitted - session.prompt_length
+    assert len(driver.view.output.tokens) == session.emitted - session.prompt_length
     for link in (*(peer.link for peer in peers.verifiers), *(peer.link for peer in peers.drafters)):
         assert isinstance(link, Link)
         assert (link.up, link.queued) == (True, 0)
@@ -55,7 +55,7 @@ async def test_over_grpc() -> None:
             read += len(event.tokens) if isinstance(event, Chunk) else 0
         driver = await still(parts)
         check_bounded(parts, driver)
-        assert len(driver.output.tokens) < LENGTH
+        assert len(driver.view.output.tokens) < LENGTH
         others = [event async for event in client.generate(PROMPT, max_tokens=40, ignore_eos=True, timeout=LIMIT_S)]
         told = [token for event in others if isinstance(event, Chunk) for token in event.tokens]
         assert told == plain(TARGET, PROMPT, 40)
@@ -76,4 +76,4 @@ async def test_over_http(details: bool) -> None:
             slow.sendall(head.encode() + body)
             driver = await still(parts)
             check_bounded(parts, driver)
-            assert len(driver.output.tokens) < LENGTH
+            assert len(driver.view.output.tokens) < LENGTH

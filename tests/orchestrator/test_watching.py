@@ -266,7 +266,7 @@ async def test_one_that_makes_no_progress_loses_it(redis: RedisServer) -> None:
             started, events = await both.begin(10, request_id="unread", max_tokens=4 * LENGTH)
             await events.aclose()
             joined = await both.other.orchestrator.join(started.session_id)
-            joined.patience_with_others = 0.5
+            joined.view.patience_with_others = 0.5
         tokens, _, _ = await tokens_of(both.second.watch(started.session_id))
     assert tokens == plain(TARGET, PROMPT, 4 * LENGTH)
 
@@ -516,7 +516,7 @@ async def test_a_reader_at_the_end_of_the_credit_has_taken_what_is_before_it() -
         driver = running.orchestrator.orchestrator.sessions[started.session_id]
         async with asyncio.timeout(LIMIT_S):
             while driver.session.durable < driver.session.credit:
-                await driver.output.reached(driver.session.credit)
+                await driver.view.output.reached(driver.session.credit)
         driver.session.taken = len(PROMPT)
         position = driver.session.durable
         known = hash_of(driver.session.text.tokens)

@@ -86,7 +86,7 @@ class OrchestratorChecks:
         admitted = {session_id for account in accounts for session_id in account.running}
         drivers = running.orchestrator.sessions.values()
         # One that is followed stays so when it has ended.
-        begun = {driver.record.session_id for driver in drivers if driver.session.state is not State.FENCED}
+        begun = {driver.view.record.session_id for driver in drivers if driver.session.state is not State.FENCED}
         opening = set(running.orchestrator.roster._opening)
         known = facts.seen.setdefault(("stopping", party.process), begun | admitted | opening)
         facts.require(begun <= known, "a session was begun by an orchestrator that stops")
@@ -106,16 +106,16 @@ class OrchestratorChecks:
         )
 
     def _driver(self, process: str, driver: SessionDriver) -> None:
-        facts, session, output = self._facts, driver.session, driver.output
-        session_id = driver.record.session_id
-        if driver.readers.count:
+        facts, session, output = self._facts, driver.session, driver.view.output
+        session_id = driver.view.record.session_id
+        if driver.view.readers.count:
             facts.seen["read", process, session_id] = facts.loop.time()
         counters = session.emitted, session.durable, len(session.text), session.credit
         shown = len(output.tokens), len(output.text), output.end
         key = process, session_id, driver.fence
-        if not facts.new(key, *counters, session.state, driver.stats.cached_tokens, *shown):
+        if not facts.new(key, *counters, session.state, driver.view.stats.cached_tokens, *shown):
             return
-        known = facts.of_record(driver.record)
+        known = facts.of_record(driver.view.record)
         facts.credits[session_id] = max(session.credit, facts.credits.get(session_id, 0))
         if session.state is not State.FENCED:
             facts.require(list(counters) == sorted(counters), "emitted, durable, decided, credit:", counters)
@@ -132,7 +132,7 @@ class OrchestratorChecks:
     def _earned(self, process: str, driver: SessionDriver) -> int:
         """The most credit that log and client have allowed so far: it never falls, the buffer may."""
         facts, session = self._facts, driver.session
-        key = "earned", process, driver.record.session_id, driver.fence
+        key = "earned", process, driver.view.record.session_id, driver.fence
         earned: int = max(facts.seen.get(key, 0), min(session.durable, session.taken) + session.buffer)
         facts.seen[key] = earned
         return earned
@@ -142,16 +142,16 @@ class OrchestratorChecks:
 
         So it is where a session is opened, which is from all of that.
         """
-        facts, session, session_id = self._facts, driver.session, driver.record.session_id
+        facts, session, session_id = self._facts, driver.session, driver.view.record.session_id
         acknowledged = facts.books.known(session_id, driver.fence)
         facts.require(session.durable <= acknowledged, "durable, acknowledged:", session.durable, acknowledged)
         output = session.text.tokens[len(known.prompt) : session.durable]
         facts.require(facts.is_durable(session_id, output), "taken for durable, and not in the log:", output)
 
     def _output(self, driver: SessionDriver, known: Expected) -> None:
-        facts, output = self._facts, driver.output
+        facts, output = self._facts, driver.view.output
         emitted = len(known.prompt) + len(output.tokens)
-        session_id = driver.record.session_id
+        session_id = driver.view.record.session_id
         drives = driver.session.state is not State.FENCED
         acknowledged = facts.books.known(session_id, driver.fence if drives else None)
         facts.require(emitted <= acknowledged, "emitted, acknowledged under this fence:", emitted, acknowledged)
@@ -167,7 +167,7 @@ class OrchestratorChecks:
 
     def _cached(self, driver: SessionDriver) -> None:
         """A prompt's keys and values come from sessions of the same tenant only."""
-        facts, cached, session_id = self._facts, driver.stats.cached_tokens, driver.record.session_id
+        facts, cached, session_id = self._facts, driver.view.stats.cached_tokens, driver.view.record.session_id
         first = facts.seen.setdefault(("first fence", session_id), driver.fence)
         if cached and facts.new(("cached", session_id), cached):
             facts.shared += 1
@@ -177,16 +177,16 @@ class OrchestratorChecks:
 
     def _cancelled(self, process: str, driver: SessionDriver) -> None:
         """By somebody who has the right to; or nobody has read it here for as long as readers may be away."""
-        facts, session_id = self._facts, driver.record.session_id
+        facts, session_id = self._facts, driver.view.record.session_id
         if session_id in facts.books.orphaned:
             facts.unread.add(session_id)
             return
         if session_id in facts.ending or driver.following or not facts.new(("cancelled", process, session_id), True):
             return
-        grace = self._grace if driver.record.request_id else 0.0
+        grace = self._grace if driver.view.record.request_id else 0.0
         away = facts.loop.time() - facts.seen.get(("read", process, session_id), 0.0)
         facts.require(away >= grace - SLACK, "cancelled by nobody, so long after it was read:", away)
-        if driver.record.request_id and away >= grace - SLACK:
+        if driver.view.record.request_id and away >= grace - SLACK:
             facts.unread.add(session_id)
 
 

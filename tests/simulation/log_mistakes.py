@@ -135,7 +135,7 @@ def emits_in_stopping_what_is_not_acknowledged(patch: Patch) -> None:
     def hasty(self: SessionDriver) -> None:
         in_flight = self.session.in_flight
         if in_flight is not None and in_flight.emit is not None:
-            self.output.add(in_flight.emit)
+            self.view.output.add(in_flight.emit)
         original(self)
 
     patch.setattr(SessionDriver, "leave", hasty)

@@ -99,7 +99,7 @@ def stop_string_cut_on_the_wrong_side_after_a_takeover(patch: Patch) -> None:
     original = Ownership._drive
 
     def careless(self: Ownership, driver: SessionDriver, replay: Replay, *rest: Any) -> None:
-        replay.scanner = self._scanner_of(driver.record)
+        replay.scanner = self._scanner_of(driver.view.record)
         original(self, driver, replay, *rest)
 
     patch.setattr(Ownership, "_drive", careless)

@@ -115,7 +115,7 @@ def not_reading(door: Front) -> Iterator[Output]:
         slow.sendall(head.encode() + body)
         assert eventually(lambda: bool(set(sessions) - known))
         (session_id,) = set(sessions) - known
-        output = sessions[session_id].output
+        output = sessions[session_id].view.output
 
         def stands() -> bool:
             before = len(output.tokens)

@@ -204,7 +204,7 @@ def test_leaving_a_silent_stream_ends_its_session(sleepy: Front) -> None:
         with client.stream("POST", COMPLETIONS, json=wish) as answer:
             assert ": nothing yet" in answer.iter_lines()
     running = sleepy.serving.orchestrator.sessions
-    assert eventually(lambda: all(each.output.end is not None for each in list(running.values())))
+    assert eventually(lambda: all(each.view.output.end is not None for each in list(running.values())))
 
 
 async def test_what_ends_before_it_began_is_left_all_the_same() -> None:
