@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_serving_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
-    """Who is let in, and how it and the links to `peers` are encrypted, for every command that runs an orchestrator."""
+    """Options on who may call and on encryption, for every command that runs an orchestrator."""
     parser.add_argument("--accept-drafters", action="store_true", help="let drafters dial in; they read every prompt")
     parser.add_argument(
         "--drafter-name",
@@ -76,7 +76,7 @@ def options_of(args: argparse.Namespace) -> OrchestratorOptions:
 def serving_options(
     args: argparse.Namespace, drafters: tuple[str, ...] = (), plan: str = "auto"
 ) -> OrchestratorOptions:
-    """What every command that runs an orchestrator has options for. Raises ValueError that names the option."""
+    """The options of every command that runs an orchestrator. Raises ValueError that names the option."""
     return OrchestratorOptions(
         verifiers=tuple(args.verifier),
         drafters=drafters,

@@ -26,10 +26,10 @@ Requests = AsyncIterator[draft_pb2.JoinRequest]
 
 HELLO_LIMIT = 10.0
 MOST_JOINED = 64
-# Most bytes of one message: far more than honest drafters say in a tick for a thousand sessions, and little memory.
+# Most bytes of one message: far more than an honest drafter sends in a tick for a thousand sessions.
 MOST_SAID_BYTES = 1 << 20
-# These fields of a drafter's description are kept and shown to clients; whoever dials in may write anything. Not
-# the host: to claim the verifier's would change how every session is paced.
+# Fields of a drafter's description that are kept and shown to clients; a drafter may write anything there. The host is
+# not kept: a drafter that claimed the verifier's would change how every session is paced.
 STRINGS = (
     "model",
     "architecture",
@@ -47,7 +47,7 @@ SHOWN = 64
 
 
 class JoinedLine:
-    """The way to a drafter that dialled in; implements link.Line. Once `ended`, `reason` is its stream's status."""
+    """A drafter's connection that it dialled; implements link.Line. Once `ended`, `reason` is its stream's status."""
 
     def __init__(self, address: str, context: Context) -> None:
         self.address = address
@@ -69,7 +69,7 @@ class JoinedLine:
             self._outbox.push(draft_pb2.JoinResponse(told=part))
 
     def cut(self, reason: str) -> None:
-        """End its stream for what it sent, and keep it out for a while."""
+        """End its stream because of what it sent, and keep it out for a while."""
         if not self.up:
             return
         logger.warning("%s is cut off: %s", self.address, reason)
@@ -91,10 +91,10 @@ class JoinedLine:
 
 
 class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
-    """`_lines`: each with whom to bar for it.
+    """`_lines`: each with the caller to bar for it.
 
-    Invariants: every line in `_lines` belongs to a drafter of the orchestrator's, until its stream ends; they and the
-    hellos that are waited for are together at most MOST_JOINED.
+    Invariants: every line in `_lines` belongs to a drafter of the orchestrator, until its stream ends; lines and
+    awaited hellos are together at most MOST_JOINED.
     """
 
     def __init__(self, orchestrator: Orchestrator) -> None:
@@ -135,7 +135,7 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
             await line.close()
 
     def _identity(self, context: Context) -> str:
-        """Whom to bar: whose token it shows, else what `identity` says."""
+        """The caller to bar: the holder of its token, else its `identity`."""
         keys = self._orchestrator.options.access.drafter_keys
         return identity(context) if keys is None else keys.holder(context.invocation_metadata() or ())
 
@@ -147,7 +147,7 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
             raise StatusError(grpc.StatusCode.PERMISSION_DENIED, message)
 
     async def _introduced(self, requests: Requests, who: str) -> Info:
-        """The hello of one that is still welcome when it has come."""
+        """The hello; raises if the caller is no longer welcome when it comes."""
         hello = asyncio.ensure_future(_hello(requests))
         self._awaited.add(hello)
         try:
@@ -160,7 +160,7 @@ class DraftHub(draft_pb2_grpc.DraftHubServiceServicer):
         return told
 
     def _bar(self, who: str) -> None:
-        """Let nothing of it in for a while; what has joined already ends."""
+        """Let it in no more for a while, and end what has joined already."""
         self._barred[who] = asyncio.get_running_loop().time() + QUARANTINE
         message = f"{who} flooded; it is let in again after {QUARANTINE:g} s"
         for line, whose in self._lines.items():
@@ -234,7 +234,7 @@ def certified_names(context: Context) -> set[str]:
 
 
 def identity(context: Context) -> str:
-    """Whom to bar: what its certificate says, else the host that it calls from (a NAT's hosts count as one)."""
+    """The caller to bar: by its certificate, else by the host that it calls from (a NAT's hosts count as one)."""
     certified = context.peer_identities()
     if certified:
         return " ".join(sorted(name.decode(errors="replace") for name in certified))

@@ -1,7 +1,7 @@
 """An orchestrator's figures, read when somebody asks; see docs/OPERATIONS.md.
 
-Names that other servers have for the same thing are theirs. A session counts while it is driven here and after its end;
-what other orchestrators did for it is theirs.
+Names are those of other servers where they measure the same. A session counts while it is driven here and after its
+end; other orchestrators count their own part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specwire.core.session import State
 from specwire.registry.entry import Role
 from specwire.telemetry.metrics import Families, by_label, by_labels, counter, draft_families, gauge, histogram
 
-# Where a plan's reason turns to numbers: what is before is one of few.
+# Where a plan's reason turns to numbers; the part before has few values.
 NUMBERS = re.compile(r"[\s,:]*[-+]?\d.*")
 
 
@@ -115,7 +115,7 @@ def _plan(plan: str) -> tuple[str, str]:
 
 
 def _of_peers(pool: Pool) -> Families:
-    """Who dials in chooses its name, so only peers that are dialled are labels."""
+    """A drafter that dials in chooses its name, so only peers that are dialled become labels."""
     peers: list[tuple[str, VerifierPeer | DrafterPeer]] = [
         *(("verifier", verifier) for verifier in pool.verifiers),
         *(("drafter", drafter) for drafter in pool.drafters),

@@ -47,7 +47,7 @@ def add_log_arguments(parser: argparse.ArgumentParser) -> None:
 
 HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-# Below what any proxy takes for a dead connection.
+# Seconds: below what any proxy takes for a dead connection.
 SSE_KEEP_ALIVE_S = 15.0
 # What --http says for no HTTP.
 NO_HTTP = "none"
@@ -284,7 +284,7 @@ class OrchestratorOptions:
         return allowed_rules(self.access.rules, self.accept_drafters)
 
     def _check_drafters_are_near(self) -> None:
-        """Whoever drafts reads along, so who can be reached from elsewhere must ask for certificates."""
+        """Drafters read along, so an orchestrator that other machines reach must ask for certificates."""
         if not (self.insecure or is_loopback(host_of(self.listen) or "localhost")):
             raise InvalidParameter(
                 "accept-drafters",

@@ -74,7 +74,7 @@ def drafter_candidate(peer: DrafterPeer, refusals: int) -> PlacementCandidate:
 def chosen_drafter(
     peers: Sequence[DrafterPeer], refusals: Counter[DrafterPeer], wish: PlacementRequest
 ) -> DrafterPeer | None:
-    """What refuses everything has no sessions, and would be asked first for ever: so refusals count before load."""
+    """Refusals count before load: a drafter that refuses everything has no sessions and would always be first."""
     choice = place([drafter_candidate(each, refusals[each]) for each in peers], wish)
     return None if choice is None else peers[choice.index]
 
@@ -99,7 +99,7 @@ class Placing:
     def verifier_for(
         self, driver: SessionDriver, verifiers: Sequence[VerifierPeer], drafters: Sequence[DrafterPeer]
     ) -> VerifierPeer | None:
-        """The one that was lost a moment ago, while it is expected back; or the one that suits best."""
+        """The verifier that was lost a moment ago, while it is expected back; else the best one."""
         record, former = driver.view.record, driver.verifying.former
         identity = identity_of(record)
         if former is not None and not former.serves(identity, record.end):
@@ -135,7 +135,7 @@ class Placing:
         return peer
 
     def _near(self, other: VerifierPeer | DrafterPeer | None) -> tuple[str, ...]:
-        """Regions: the orchestrator's, through which all passes, then that of the session's other peer."""
+        """Regions: the orchestrator's, then that of the session's other peer."""
         there = other.info.region if other is not None and other.info is not None else ""
         return tuple(dict.fromkeys(region for region in (self._region, there) if region))
 
@@ -147,7 +147,7 @@ class Placing:
 
 logger = logging.getLogger(__name__)
 
-# A drafter only hints: one that is not there when a verifier is holds up a start for so many seconds, and no longer.
+# Seconds that a missing drafter may hold up a start once a verifier is there: drafters only help.
 DRAFTERS_WITHIN_S = 10.0
 
 
@@ -156,13 +156,13 @@ class StartError(RuntimeError):
 
 
 class Pool:
-    """Assigns sessions to peers: those that are named, those that are registered, and drafters that dial in.
+    """Assigns sessions to peers: named ones, registered ones, and drafters that dial in.
 
     Args:
         sessions: all that may lack a peer.
 
-    `models`: what verifiers here have shown. `feed`: what is registered; None where nobody looks.
-    `affinity`: where sessions were placed last.
+    `models`: of the verifiers here. `feed`: of the registry; None without one. `affinity`: where sessions were placed
+    last.
 
     Invariant: a running session without a verifier is in state WAITING and has a timer that ends it.
     """
@@ -189,7 +189,7 @@ class Pool:
     async def start(self) -> None:
         """Connect to all peers; waits for one verifier and for every drafter that was named.
 
-        A drafter is waited for but a moment once a verifier is there: until it comes sessions run plainly. Where
+        Once a verifier is there, drafters are waited for briefly only: until they come sessions run plainly. Where
         services are registered a verifier may come later, too: after the start timeout nobody waits for it.
 
         Raises:
@@ -203,7 +203,7 @@ class Pool:
         await self.until_ready()
 
     async def until_ready(self) -> None:
-        """Raises StartError as soon as waiting is of no use, or where it took too long."""
+        """Raises StartError as soon as waiting does not help, or took too long."""
         limit_s = self._options.start_timeout
         try:
             async with asyncio.timeout(limit_s):
@@ -227,7 +227,7 @@ class Pool:
         return "; ".join(filter(None, map(self._dialled.trouble, peers)))
 
     async def _until(self, ready: Callable[[], bool]) -> None:
-        """Raises StartError as soon as waiting is of no use."""
+        """Raises StartError as soon as waiting does not help."""
         while not ready():
             hopeless = [self._dialled.hopeless(verifier) for verifier in self.verifiers]
             reasons = [self._dialled.hopeless(drafter) for drafter in self._named]
@@ -282,9 +282,9 @@ class Pool:
     # What fits
 
     def _accept_target(self, info: Info) -> str | None:
-        """Why a verifier that was named must not be used here, or None.
+        """Why a named verifier must not be used here, or None.
 
-        It has to equal those that are known by its name, unless all of them have changed: then they were meant to.
+        It has to equal the known ones of its name, unless all of them have changed: then that was meant.
         """
         known = {target.identity for target in self.models.named(info.model)}
         return self._learn(info, versions=known.isdisjoint(each.identity for each in self.verifiers))
@@ -310,7 +310,7 @@ class Pool:
         return mismatches[0] if mismatches and all(mismatches) else None
 
     def admit(self, line: DrafterLine, info: Info) -> DrafterPeer:
-        """Use a drafter that did not have to be dialled, for as long as it stays; its `refusal` says if it is not."""
+        """Use a drafter that dialled in, for as long as it stays; its `refusal` says why it is not used."""
         drafter = DrafterPeer(line, self._rebalance, self._accept_drafter)
         self.drafters.append(drafter)
         drafter.on_up(info)
@@ -331,7 +331,7 @@ class Pool:
         self._relieve()
 
     def _relieve(self) -> None:
-        """Who waits for a slot somewhere goes where one is free, such as on a verifier that has just come."""
+        """Move sessions that wait for a slot to verifiers with a free one, such as one that has just come."""
         queued = [driver for driver in self._sessions() if driver.verifying.queued]
         for driver in sorted(queued, key=lambda each: bool(each.view.output.tokens)):  # whose cache may be there, last
             if driver.verifying.queued:
@@ -363,25 +363,25 @@ class Pool:
 
     @property
     def placed(self) -> Counter[Reason]:
-        """Sessions that were given a verifier, by why it was that one."""
+        """How many sessions were given a verifier, by reason."""
         return self._placing.placed
 
     async def learn_home(self, session_id: str) -> None:
-        """Before `place`: where another orchestrator has had a session, or its parent, if anybody knows."""
+        """Look up, before `place`, which verifier had a session or its parent at another orchestrator."""
         if self.feed is not None and session_id:
             await self.feed.learn_home(session_id)
 
     def forget(self, session_id: str) -> None:
-        """The session was deleted. A verifier that cannot be reached now keeps what it has until it needs the room."""
+        """The session was deleted. A verifier that cannot be reached now keeps its cache until it needs the slot."""
         for verifier in self.verifiers:
             verifier.forget(session_id)
 
     # What is served
 
     def target_named(self, model: str = "") -> Target:
-        """What new sessions of a model get; "" names the only one.
+        """The target for new sessions of a model; "" names the only one.
 
-        Of several versions it is the one that came last, if it has room: whoever brings a new one wants it used.
+        Of several versions it is the one that came last, if it has room: a new version is brought in to be used.
 
         Raises:
             StatusError: UNAVAILABLE, no verifier has said what it is; NOT_FOUND, the model is not known.
@@ -390,7 +390,7 @@ class Pool:
         return self._as_served(max(self.models.named(self.models.meant(model)), key=self._preference))
 
     def _as_served(self, target: Target) -> Target:
-        """As the verifiers have it that are known now: it is described as by the one that came last."""
+        """The model as its present verifiers have it, described by the one that came last."""
         peers = [peer for peer in self.verifiers if peer.serves(target.identity)]
         usable = [peer for peer in peers if peer.takes_sessions] or peers
         infos = [peer.info for peer in sorted(usable, key=lambda each: each.report.started) if peer.info is not None]
@@ -406,7 +406,7 @@ class Pool:
         return bool(usable), any(peer.has_room for peer in usable), came
 
     def targets(self) -> list[Target]:
-        """What new sessions get, of every model, by rising name."""
+        """The target for new sessions of every model, by rising name."""
         return [self.target_named(name) for name in self.models.names()]
 
     def require_target(self) -> Target:

@@ -32,7 +32,7 @@ from specwire.v1 import (
 )
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What an orchestrator says of itself in the registry.
+# The orchestrator's own entry in the registry.
 
 
 def registered(orchestrator: Orchestrator, address: str) -> Registrar:
@@ -75,7 +75,7 @@ STATUS = status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name
 HUB = draft_pb2.DESCRIPTOR.services_by_name["DraftHubService"].full_name
 
 
-# For streams whose sessions have ended to say so.
+# Seconds for streams to end whose sessions have ended.
 LAST_WORDS_S = 1.0
 
 

@@ -1,4 +1,4 @@
-"""All sessions of one orchestrator: which are known, what is written down of them, how they begin and go."""
+"""All sessions of one orchestrator: which are known, what is recorded of them, how they begin and end."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from specwire.telemetry.tracing import NO_SPAN, Side, Span, begin
 from specwire.text import OutputText
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The sessions that are known here: just being opened, driven, followed, or over since a moment ago.
+# The sessions that are known here: being opened, driven, followed, or ended recently.
 
-# What of ended sessions is remembered here, beside the log: how many, and for how many seconds.
+# How many ended sessions are remembered here, beside the log, and for how many seconds.
 FINISHED_KEPT = 256
 REMEMBERED_S = 60.0
 # Seconds for the last append of a session that is cancelled at shutdown.
@@ -74,9 +74,9 @@ class KnownSessions:
     # Opening
 
     async def open(self, session_id: str, coroutine: Coroutine[None, None, SessionDriver]) -> SessionDriver:
-        """Have `coroutine` open the session; whoever looks for it meanwhile waits for the same.
+        """Let `coroutine` open the session; other callers that look for it wait for the same.
 
-        Its caller's leaving does not interrupt this: the log would hold a session that nobody drives.
+        It goes on if its caller leaves, because the log would hold a session that nobody drives.
 
         Raises:
             StatusError: `coroutine`'s; UNAVAILABLE, the log does not answer in time.
@@ -87,7 +87,7 @@ class KnownSessions:
         return await self._opened(task)
 
     def _begun(self, session_id: str, done: asyncio.Task[SessionDriver]) -> None:
-        """Whoever waits for it is told how it went; where nobody does any more, a failure is nobody's."""
+        """Waiting callers are told how it went; without any, a failure is dropped."""
         del self._opening[session_id]
         if not done.cancelled():
             done.exception()
@@ -130,7 +130,7 @@ class KnownSessions:
     # Leaving them
 
     async def drain(self, grace: float) -> None:
-        """Give what is driven here, or is just about to be, `grace` seconds to end; then leave the rest to others."""
+        """Give sessions that are driven or opened here `grace` seconds to end; then leave the rest to others."""
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self._all_ended()
@@ -161,9 +161,8 @@ class KnownSessions:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is written down when a session begins here, comes from another orchestrator, goes to one, or ends.
-#
-# Figures are counted, its tenant is charged, and the process's log is told.
+# What is recorded when a session begins here, comes from another orchestrator, goes to one, or ends: figures, the
+# tenant's charge, and a line in the process's log.
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +171,7 @@ class Books:
     """One for all sessions of an orchestrator. `tally`, `totals`: for metrics.
 
     Args:
-        text_of: a record's prompt, as text, where log lines are to have prompts and outputs; else None.
+        text_of: gives a record's prompt as text where log lines may have prompts and outputs; else None.
     """
 
     def __init__(self, allowances: Allowances, text_of: Callable[[SessionRecord], str] | None) -> None:
@@ -239,7 +238,7 @@ class Books:
 
 # Seconds that a session which is to be deleted, or that nobody drives, has for its end to reach the log.
 END_LIMIT_S = 5.0
-# Random bytes of an orchestrator's name in the log. It is new at each start: a successor is somebody else.
+# Random bytes of an orchestrator's name in the log. The name is new at each start: a successor is another owner.
 OWNER_BYTES = 8
 # Whose figures they are.
 ORCHESTRATOR = "orchestrator"
@@ -316,7 +315,7 @@ class Orchestrator:
         await self.store.close()
 
     async def open(self, record: SessionRecord, deadline: float | None, span: Span = NO_SPAN) -> SessionDriver:
-        """Create the session in the log and set it going; a call for one that has begun joins it.
+        """Create the session in the log and start it; a call for one that has begun joins it.
 
         deadline: seconds from now. span: the session's, if it begins here.
 
@@ -337,7 +336,7 @@ class Orchestrator:
         return await self.begin(record, deadline, span)
 
     async def admit(self, record: SessionRecord) -> None:
-        """Let a new session in, and charge its tenant: it is to `begin`, or to be dismissed.
+        """Admit a new session, and charge its tenant: the caller must then `begin` or dismiss it.
 
         Raises:
             StatusError: UNAVAILABLE, none is welcome, or the log takes no writes; RESOURCE_EXHAUSTED, the tenant has
@@ -413,7 +412,7 @@ class Orchestrator:
         return driver
 
     async def _check_kept(self, driver: SessionDriver) -> None:
-        """What is remembered here of an ended session counts, unless somebody had it deleted elsewhere."""
+        """An ended session that is remembered here counts, unless it was deleted elsewhere."""
         try:
             await self.store.read(driver.view.record.session_id)
         except DeletedSession as error:
@@ -453,9 +452,10 @@ class Orchestrator:
         return driver
 
     async def end_orphan(self, log: StoredSession, reason: FinishReason) -> bool:
-        """Have a session that nobody drives end in the log, which is as given; whether it has.
+        """End a session that nobody drives in the log, which is as given; returns whether it did.
 
-        Not if it is known here: it is asked for just now, or ended a moment ago, and the log was put back since.
+        A session that is known here is left alone: it is being asked for, or it ended a moment ago and the log was put
+        back.
 
         Raises:
             StatusError: the log does not answer, or the session is pinned to another model.
@@ -498,7 +498,7 @@ class Orchestrator:
         return self.roster.driven(target.info.weights_fingerprint for target in self.pool.models.all())
 
     def _logs(self) -> list[SessionLog]:
-        """Of all sessions, without those that ended a while ago: they can be read there as long as it keeps them."""
+        """States of all sessions, without those that ended a while ago: the log has those."""
         for driver in self.roster.over_for(self.options.retention):
             self._forget(driver)
         return [driver.log for driver in self.sessions.values()]
@@ -522,7 +522,7 @@ class Orchestrator:
         self.roster.forget(driver)
 
     def _ended(self, driver: SessionDriver) -> None:
-        """Keep an ended session a little for readers that come back; the log keeps it for longer."""
+        """Keep an ended session for a while for readers that come back; the log keeps it for longer."""
         self._books.ended(driver.view)
         if not driver.view.abandoned:
             self._sweeper.note_end(driver.view.record.weights_fingerprint, driver.view.record.session_id)

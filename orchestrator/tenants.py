@@ -21,9 +21,9 @@ from specwire.rpc.keys import Keys, read_keys, read_secret
 # ----------------------------------------------------------------------------------------------------------------------
 # Tenants: whose a session is, and how much each tenant may have.
 #
-# A session's id says whose it is, to those who know the tenant: its last characters are a hash of the tenant's name and
-# of the random rest. So an id of somebody else's session is as unknown here as one that was never given out, and
-# nothing is looked up that could take its time and tell them apart.
+# A session's id tells its tenant to those who know the tenant's name: its last characters are a hash of that name and
+# of the random rest. So the id of another tenant's session is refused like one that never existed, without a look-up
+# whose time could tell them apart.
 
 # The tenant of all callers of a service without keys.
 ANONYMOUS = ""
@@ -35,7 +35,7 @@ MINUTE_S = 60.0
 
 
 def new_session_id(tenant: str) -> str:
-    """A new id: 44 characters, of which nobody can guess the first 32."""
+    """A new id: 44 characters, the first 32 random."""
     random = secrets.token_urlsafe(RANDOM_BYTES)
     return random + _tag(random, tenant)
 
@@ -68,8 +68,8 @@ class _Account:
 class Allowances:
     """How much each tenant has running and has used up. Each orchestrator counts, and grants, for itself.
 
-    When a session begins it is charged with all that it may take, prompt and max_tokens. What it did not take is given
-    back at its end. So no tenant gets more than a minute's tokens at once, or more than its share in the long run.
+    A session is charged its prompt and max_tokens when it begins, and gets back at its end what it did not use. So no
+    tenant gets more than a minute's tokens at once, or more than its share in the long run.
 
     Args:
         clock: seconds.
@@ -167,7 +167,7 @@ class Access:
                 raise InvalidParameter(f"--tenant-{flag}", f"must be at least 1, not {value}")
 
     def cache_scope(self, tenant: str) -> bytes:
-        """A tenant's name for verifiers. Without the salt nobody can tell whose it is, or make one up."""
+        """A tenant's name for verifiers. Without the salt it cannot be traced back or forged."""
         return hashlib.blake2b(tenant.encode(), key=self.cache_salt, digest_size=SCOPE_BYTES).digest()
 
 

@@ -1,4 +1,4 @@
-"""What one owner has running, which ends with it: timers and tasks."""
+"""One owner's timers and tasks, which end with it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Timers:
 
 
 class Tasks:
-    """on_failure: hears of one that has failed."""
+    """on_failure: is called with the error of a task that failed."""
 
     def __init__(self, on_failure: Callable[[Exception], None]) -> None:
         self._on_failure = on_failure

@@ -1,1 +1,1 @@
-"""What callers ask, over gRPC or HTTP: checked here, begun, read and ended; and the gRPC services."""
+"""Callers' requests, over gRPC or HTTP: checked, begun, read and ended here; and the gRPC services."""

@@ -32,11 +32,11 @@ from specwire.telemetry.tracing import Side, Span, begin
 from specwire.v1 import generation_pb2 as pb
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A conversation's next turn: what stands before its prompt.
+# A conversation's next turn: the text before its prompt.
 
 
 async def tokens_of(parent: str, tenant: str, vocabulary_fingerprint: str, store: SessionStore) -> tuple[int, ...]:
-    """Prompt and output of the session `parent`, all of them: the end-of-sequence id, and a stop string's, too.
+    """All tokens of the session `parent`, prompt and output, those of its end included.
 
     Empty where no parent is named.
 
@@ -117,10 +117,9 @@ T = TypeVar("T")
 
 
 def single_requests(request: pb.GenerateRequest) -> list[pb.GenerateRequest]:
-    """What each of the request's completions is asked for; whoever begins them gives all the same seed.
+    """One request for each of the request's completions; the caller gives all the same seed.
 
-    Raises:
-        InvalidParameter: too many, or what makes sense for one only.
+    Raises: InvalidParameter: too many, or an option that makes sense for one only.
     """
     if request.n <= 1:
         return [request]
@@ -142,9 +141,9 @@ def _single(request: pb.GenerateRequest, choice: int) -> pb.GenerateRequest:
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """What the streams bring, as it comes, each with its stream's index.
+    """The streams' events as they come, each with its stream's index.
 
-    A stream is asked for more once what it brought has been taken. The first that fails ends all; so does closing this.
+    A stream is read further once its last event has been taken. The first that fails ends all; so does closing this.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
@@ -176,11 +175,11 @@ async def _next(stream: AsyncGenerator[T, None]) -> tuple[T, ...]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Ends that somebody asks for: sessions are cancelled, or deleted, whoever drives them.
+# Cancelling and deleting sessions, whoever drives them.
 
 
 async def cancel(orchestrator: Orchestrator, session_id: str) -> None:
-    """Ask whoever drives the session for its end; a session that nobody drives is ended here.
+    """Ask the session's owner to end it; a session that nobody drives is ended here.
 
     Returns once the log has the request: then it holds even if this process, or another owner, ends first. Ending the
     session here at once is an attempt; what it does not reach is left to the sweep.
@@ -191,7 +190,7 @@ async def cancel(orchestrator: Orchestrator, session_id: str) -> None:
     """
     driven = await _driven(orchestrator, session_id)
     if driven is not None:
-        driven.end(FinishReason.CANCELLED)  # nothing more is decided, whatever becomes of the log
+        driven.end(FinishReason.CANCELLED)  # nothing more is decided, even if the log fails
     with _to_be_repeated(session_id, "cancel"):
         await orchestrator.cancellations.ask(session_id, None if driven is None else driven.view)
     if driven is not None:
@@ -247,14 +246,14 @@ def _to_be_repeated(session_id: str, what: str) -> Iterator[None]:
 
 # A client's own clock may end the call this much before ours says that its deadline has passed.
 DEADLINE_SLACK_S = 0.1
-# A reader of a session that this orchestrator leaves, and its log keeps, may watch it elsewhere: from then on.
+# Seconds after which a reader may watch elsewhere a session that this orchestrator leaves in the log.
 RESUME_AFTER_S = 0.1
 # Characters of a session's id in logs and traces: whoever knows the whole may read the session.
 SHOWN_CHARACTERS = 8
 
 
 class Generating:
-    """What an orchestrator does for its callers; one for all of them."""
+    """What an orchestrator does for its callers; one object for all calls."""
 
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
@@ -263,7 +262,7 @@ class Generating:
         self.seeds = Seeds(orchestrator.store, options.session_ttl + options.retention)
 
     def tenant(self, metadata: Metadata) -> str:
-        """The calling tenant. StatusError (UNAUTHENTICATED) for a caller without a right."""
+        """The calling tenant. Raises StatusError (UNAUTHENTICATED) for a caller that may not call."""
         keys = self._orchestrator.options.access.keys
         return ANONYMOUS if keys is None else keys.holder(metadata)
 
@@ -278,15 +277,14 @@ class Generating:
         traceparent: str = "",
         target: Target | None = None,
     ) -> AsyncGenerator[replies.Part, None]:
-        """A session's events, from its start to its end. It is cancelled when the caller closes this.
+        """A session's events, from its start to its end. Closing this cancels the session.
 
         time_left: seconds until the caller's deadline, None for none.
         seed: taken where the request has none (`seeds`).
-        reached: of a caller that comes back, by its request id: the position before which it has everything, and the
-            hash of the text before it. See `cursor_of`.
-        trace: is told what happens in the session from now on; must not block.
-        traceparent: of the caller's span, as W3C Trace Context has it; "" or what is none begins a trace.
-        target: of a request that makes several sessions, one for all of them; None takes `target_for` the request.
+        reached: of a caller that comes back with its request id: the position before which it has everything, and the
+        hash of the text before it. See `cursor_of`. trace: is told what happens in the session from now on; must not
+        block. traceparent: of the caller's span (W3C Trace Context); empty or invalid begins a trace. target: one for
+        all sessions of a request with several; None takes `target_for` the request.
         """
         target = target or await self.target_for(request, tenant)
         driver = await self._driver_for(request, target, tenant, seed, time_left, traceparent)
@@ -307,7 +305,7 @@ class Generating:
                 view.trace = None if view.trace is trace else view.trace
 
     async def target_for(self, request: pb.GenerateRequest, tenant: str) -> Target:
-        """The target of the model that the request names, or else of its parent's."""
+        """The target of the model that the request names, else of its parent's model."""
         pool = self._orchestrator.pool
         if request.parent and not request.model and len(pool.models.names()) > 1:
             check_owner(request.parent, tenant, "parent")
@@ -326,7 +324,7 @@ class Generating:
         time_left: float | None,
         traceparent: str,
     ) -> SessionDriver:
-        """The request's session. One that this version would refuse may have begun under its id with another."""
+        """The request's session. One that would be refused now may have begun under its id with an earlier version."""
         vocabulary, store = target.info.vocabulary_fingerprint, self._orchestrator.store
         try:
             before = await tokens_of(request.parent, tenant, vocabulary, store)
@@ -361,7 +359,7 @@ class Generating:
         """The place of a reader that has what is before `position`; raises as `cursor_of`."""
         known = pb.WatchRequest(from_position=position, prefix_hash=prefix_hash)
         cursor = await cursor_of(known, view, self._orchestrator.store, self._orchestrator.options.store_timeout)
-        # What it has need not be shown again: a reader at the end of the credit would wait for ever.
+        # What the reader has counts as taken: at the end of the credit it would wait for ever.
         view.took(view.output.prompt_length + cursor.tokens)
         return cursor
 
@@ -371,7 +369,7 @@ class Generating:
             return await self._orchestrator.store.read(session_id)
 
     def _prompt(self, record: SessionRecord) -> pb.Prompt | None:
-        """What the session's readers are shown of the prompt."""
+        """The prompt as the session's readers are shown it."""
         if not record.echo:
             return None
         text = self._orchestrator.pool.models.tokenizer_of(record).decode(list(record.prompt))
@@ -394,7 +392,7 @@ class Generating:
             code, message = view.failure or (grpc.StatusCode.ABORTED, end.message)
             if view.abandoned:
                 raise StatusError(code, message, RESUME_AFTER_S)
-            if known is not None:  # it is no use to come back
+            if known is not None:  # coming back would not help
                 raise StatusError(grpc.StatusCode.ABORTED, f"the session has failed: {message}")
             raise StatusError(code, message)
         if end is not None:
@@ -404,7 +402,7 @@ class Generating:
 def _pass_deadline(driver: SessionDriver) -> None:
     """End a call; if the session's own deadline has passed, end the session, too.
 
-    That is the deadline of the call that began it: others that have joined it may have less time, or more.
+    That is the deadline of the call that began it; calls that joined have their own.
     """
     deadline = driver.view.record.deadline
     if deadline and deadline - time.time() <= DEADLINE_SLACK_S:

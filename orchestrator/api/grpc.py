@@ -44,7 +44,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
                 yield replies.generate_response(part, choice)
 
     def _tenant(self, context: Context) -> str:
-        """The calling tenant. Callers without a right never come here: see specwire.rpc.server."""
+        """The calling tenant. Callers that may not call never come here: see specwire.rpc.server."""
         return self._generating.tenant(context.invocation_metadata() or ())
 
     async def _stored(self, session_id: str) -> StoredSession:
@@ -62,7 +62,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             with view.readers.reading():
                 timeout = self._orchestrator.options.store_timeout
                 cursor = await cursor_of(request, view, self._orchestrator.store, timeout)
-                # What it has need not be shown again: whoever stands at the end of the credit would wait for ever.
+                # What the reader has counts as taken: at the end of the credit it would wait for ever.
                 view.took(view.output.prompt_length + cursor.tokens)
                 async for part in self._generating.follow(view, cursor):
                     yield replies.watch_response(part)
@@ -112,7 +112,7 @@ def _of_all(target: Target) -> common_pb2.GetModelInfoResponse:
 
 
 def described(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:
-    """The description without the tokenizer, which clients do not need, and the host, which is not theirs to know."""
+    """The description without the tokenizer, which clients do not need, and the host, which they must not see."""
     copy = common_pb2.GetModelInfoResponse()
     copy.CopyFrom(info)
     copy.ClearField("tokenizer_json")

@@ -31,7 +31,7 @@ from specwire.v1 import common_pb2, generation_pb2
 from specwire.v1 import generation_pb2 as pb
 
 MOST_REQUEST_ID = 128
-# As many as a number has in every language's JSON, so that a seed that is told can be asked for again.
+# Bits of a drawn seed: what a JSON number holds in every language, so that a reported seed can be sent again.
 DRAWN_SEED_BITS = 53
 SECRET_BYTES = 32
 DIGEST_BYTES = 16
@@ -42,7 +42,7 @@ LONG_TEXT = 4096
 async def record_of(
     request: generation_pb2.GenerateRequest, target: Target, tenant: str, seed: int, before: tuple[int, ...] = ()
 ) -> SessionRecord:
-    """A new session's record. seed: taken where the request has none. before: tokens that its prompt goes on behind.
+    """A new session's record. seed: taken where the request has none. before: tokens that precede its prompt.
 
     Raises:
         InvalidParameter: names the field and the value.
@@ -83,8 +83,9 @@ async def record_of(
 class Seeds:
     """The seeds of requests, drawn for those that give none. One for all of an orchestrator's calls.
 
-    A request with an id has the same one each time, at all orchestrators with the same log, for a repeated call may
-    begin sessions that the first one did not get to. Nobody can tell it before, or from another tenant's or prompt's.
+    A request with an id has the same seed each time, at all orchestrators with the same log: a repeated call may begin
+    sessions that the first call did not get to. The seed cannot be predicted, nor derived from another tenant's or
+    prompt's.
     """
 
     def __init__(self, store: SessionStore, kept_s: float) -> None:
@@ -99,7 +100,7 @@ class Seeds:
             return [request.sampling.seed] * prompts
         if not request.request_id:
             return [secrets.randbits(DRAWN_SEED_BITS) for _ in range(prompts)]
-        with store_statuses():  # each time: a log that was lost has its secret again from whoever still knows it
+        with store_statuses():  # each time: a lost log gets its secret back from any orchestrator that still knows it
             proposed = self._secret or secrets.token_bytes(SECRET_BYTES)
             self._secret = await self._store.shared_secret(proposed, self._kept_s)
         return [keyed_seed(self._secret, tenant, request.request_id, prompt) for prompt in range(prompts)]
@@ -113,9 +114,9 @@ def keyed_seed(secret: bytes, tenant: str, request_id: str, prompt: int) -> int:
 
 
 def digest_of(request: generation_pb2.GenerateRequest) -> str:
-    """Digest of what is asked for, so that a request id is not used for two different things.
+    """Digest of the request, so that an id is not used for two different requests.
 
-    What says how one call is answered, not which session it is, is left out: a repeated call may differ there.
+    Fields that say how one call is answered are left out: a repeated call may differ there.
     """
     asked = generation_pb2.GenerateRequest()
     asked.CopyFrom(request)
@@ -144,7 +145,7 @@ async def prediction_tokens(request: generation_pb2.GenerateRequest, target: Tar
 
 
 def check_size(prompt: str | Sequence[int], target: Target) -> None:
-    """Refuse what cannot fit, whatever it says. Raises ContextExceeded."""
+    """Refuse a text that is too long for the context, without encoding it. Raises ContextExceeded."""
     if not isinstance(prompt, str):
         if len(prompt) >= target.context:
             message = f"{len(prompt)} tokens leave no room for another one"
@@ -167,9 +168,9 @@ async def encoded(text: str, target: Target) -> list[int]:
 
 
 def stopping_of(wire: common_pb2.Stopping, target: Target, prompt_length: int) -> Stopping:
-    """max_tokens 0 means all that the context has room for; more than that is refused, unless it is to be lowered.
+    """max_tokens 0 means all that the context has room for; more is refused, or lowered where the request allows it.
 
-    What it means is decided here, and kept: the text is to end at one length, whichever verifiers have the session.
+    It is fixed here, so that the text ends at one length, whichever verifiers have the session.
     """
     info, room = target.info, target.context - prompt_length
     if wire.max_tokens > room and not wire.fit_context:
@@ -213,7 +214,7 @@ def drafting_of(value: generation_pb2.Drafting) -> tuple[bool, bool]:
 # was deleted, or the log was lost) leaves its id to a new session, with an id of its own, which nobody can take for the
 # old one.
 
-# Times that an id may turn out to stand for a session that is gone meanwhile.
+# How often an id may turn out to stand for a session that is gone by then.
 ATTEMPTS = 3
 
 
@@ -267,14 +268,14 @@ class Repeats:
         return await self._joined_if_bound(asked, NO_SPAN)
 
     async def _claim_id(self, record: SessionRecord) -> Bound:
-        """What the id stands for: the new session, one that is there, or one that is just beginning somewhere."""
+        """The session that the id stands for: the new one, an existing one, or one that is just beginning somewhere."""
         bound = await self._bind(record, "")
         for _ in range(ATTEMPTS):
             if bound.session_id == record.session_id or await self._is_there(bound):
                 return bound
             gone, bound = bound, await self._bind(record, bound.session_id)
             if bound.session_id == gone.session_id:
-                return bound  # bound a moment ago: whoever creates its log first has begun it
+                return bound  # bound a moment ago: the first to create its log has begun it
         raise StatusError(grpc.StatusCode.UNAVAILABLE, f"request_id: {record.request_id!r} changes hands too often")
 
     async def _bind(self, record: SessionRecord, gone: str) -> Bound:
@@ -311,7 +312,7 @@ class Repeats:
 
 
 def check_bound(bound: Bound, record: SessionRecord) -> Bound:
-    """StatusError (DATA_LOSS) where the log has the id stand for what no session of this tenant is called."""
+    """StatusError (DATA_LOSS) where the log binds the id to something that is no session id of this tenant."""
     try:
         check_owner(bound.session_id, record.tenant)
     except StatusError as error:

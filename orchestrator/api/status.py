@@ -25,7 +25,7 @@ Peer = VerifierPeer | DrafterPeer
 
 
 def is_offered(options: OrchestratorOptions) -> bool:
-    """To operators with a key; where none are asked for, only if nobody needs a key and no other machine gets here."""
+    """Answers operators with a key; without operator keys only where no keys are used, and only on loopback."""
     if options.access.operator_keys is not None:
         return True
     return options.access.keys is None and is_loopback(host_of(options.listen) or "localhost")

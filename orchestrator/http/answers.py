@@ -37,7 +37,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TokenReport:
-    """Decided tokens with their log-probabilities, and where each one's text begins in what is answered."""
+    """Decided tokens with their log-probabilities, and where each one's text begins in the answer."""
 
     tokens: Sequence[int]
     logprobs: Sequence[common_pb2.TokenLogprobs]
@@ -45,7 +45,7 @@ class TokenReport:
 
 
 class AnswerShape(Protocol):
-    """whole, part: the names of an answer's object, all at once and in a stream."""
+    """whole, part: the `object` names of an answer, whole and in a stream."""
 
     prefix: str
     whole: str
@@ -145,7 +145,7 @@ MOST_WHOLE = (1 << 32) - 1
 
 
 class Stage(IntEnum):
-    """What a reader has beside the text that came with the tokens before its position."""
+    """What a reader has already got, beside the text that came with the tokens before its position."""
 
     OPENED = 0  # nothing, not even what its text begins with (`echo`)
     GOING = 1  # that
@@ -235,8 +235,8 @@ def event(data: object, place: str | None = None) -> bytes:
 class EventStream:
     """A response whose events are closed with it, whatever ends it.
 
-    A client that reads slowly is waited for: nothing more is taken from `events` than its connection takes.
-    Where nothing comes for `quiet` seconds, a comment does: proxies cut what is silent. leave: called when all is over.
+    It waits for a client that reads slowly: it takes no more from `events` than the connection takes. After `quiet`
+    seconds without an event it sends a comment, because proxies cut silent connections. leave: is called at the end.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], quiet: float, leave: Leave | None = None) -> None:
@@ -312,7 +312,7 @@ class AnswerChoice:
     place: StreamPlace | None = None
 
     def lacks(self, stage: Stage) -> bool:
-        """Whether its reader has not come so far; from now on it has."""
+        """Whether this is new to its reader; from now on it is not."""
         if self.place is None:
             return True
         lacks = self.place.stage < stage
@@ -323,8 +323,8 @@ class AnswerChoice:
 class Answer:
     """One request's answer.
 
-    before: for each choice, what its text begins with (`echo`).
-    places: for each, where its reader had come to; None for one that it has not heard of. Empty: for all.
+    before: for each choice, what its text begins with (`echo`). places: for each choice, where its reader left off;
+    None for one that it has not heard of. Empty: None for all.
     """
 
     def __init__(
@@ -465,7 +465,7 @@ class Answer:
         return event({**part, "usage": None} if self._request.include_usage else part, self._place())
 
     def _place(self) -> str | None:
-        """Where the reader of what has been told until now stands, this event included."""
+        """The reader's place after everything sent so far, this event included."""
         return written(choice.place for choice in self._choices) if self._request.template.request_id else None
 
     def _choice(

@@ -49,8 +49,8 @@ def shared(app: ASGIApp, access: HttpAccess) -> ASGIApp:
 class RequestIds:
     """ASGI middleware: each answer has an x-request-id, its request's own where that is a name, else one that is drawn.
 
-    A failure of ours is logged with it. What a request is repeated by is another one
-    (`orchestrator.http.completions`), for proxies add this header by themselves.
+    A failure of ours is logged with it. A request is repeated by another header (`orchestrator.http.completions`),
+    because proxies add this one by themselves.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -98,7 +98,7 @@ def routed(service: HttpService) -> Starlette:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Names what there is not; of another method's headers one says which there are (`Allow`)."""
+    """An error that names the path or method; for a wrong method the header `Allow` lists the right ones."""
     failure = failure_of(error)
     failure.message = f"{request.method} {request.url.path}: {failure.message}"
     response = failure.response()

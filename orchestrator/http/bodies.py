@@ -1,6 +1,6 @@
-"""Requests' bodies: read within a time and a size, and not more of one tenant's at once than memory has for it.
+"""Requests' bodies: read within bounds on time, size and each tenant's memory.
 
-They are parsed as JSON that takes a small multiple of their size, and without holding up the event loop.
+They are parsed as JSON into a small multiple of their size, without holding up the event loop.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ BASE_BODY_BYTES, TOKEN_BYTES = 1024 * 1024, 64
 # As much as a gRPC message.
 MOST_BODY_BYTES = 16 * 1024 * 1024
 BODY_LIMIT_S = 30.0
-# Most bytes of one tenant's bodies that are being read, or whose answers have not begun. Parsed they take up
-# to 16 times as much.
+# Most bytes of one tenant's bodies that are being read or whose answers have not begun. Parsed they take up to 16 times
+# as much.
 MOST_TENANT_BYTES = 64 * 1024 * 1024
 RETRY_S = 1.0
 # Bytes of JSON from which parsing takes long enough for other sessions to feel it.
 LONG_BODY = 64 * 1024
-# Strings, lists and objects of one body, each of which takes many times the bytes that it is written in. The longest
-# chat that is taken has some ten for each message; token ids are numbers. And how deep they may be in each other.
+# Most strings, lists and objects of one body, because each takes many times its bytes (the longest accepted chat has
+# some ten for each message; token ids are numbers); and how deep they may be nested.
 MOST_PARTS = 65_536
 MOST_DEPTH = 128
 STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 NO_BRACKETS = bytes(byte for byte in range(256) if byte not in STEPS)
-# How JSON spells what may be half a character.
+# JSON escapes that may be half a character (surrogates).
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -80,7 +80,7 @@ def _too_large(most: int) -> Failure:
 
 
 class Space:
-    """The part of its tenant's space that one body holds."""
+    """The memory that one body takes of its tenant's share."""
 
     def __init__(self, bodies: Bodies, tenant: str) -> None:
         self._bodies = bodies
@@ -165,14 +165,15 @@ def _float(text: str) -> float:
     return float(text)
 
 
-# The parser holds the interpreter's lock but while it calls functions of Python's: then other threads have a turn.
+# The parser releases the interpreter's lock only when it calls Python functions: then other threads run.
 HOOKS = _int, _float
 
 
 def _check_parts(body: bytes) -> None:
-    """How many there are and how deep they are nested, before anything of them is made. Raises InvalidParameter.
+    """Check the number of values and their depth before any of them is made.
 
-    Without its escapes, every second piece between quotes is outside of strings: so it is up to where it is no JSON.
+    Raises InvalidParameter. With escapes removed, every second piece between quotes lies outside of strings, up to the
+    first place that is no JSON.
     """
     strings, lists = body.count(b'"') // 2, body.count(b"[") + body.count(b"{")
     if lists <= MOST_DEPTH and strings <= MOST_PARTS:

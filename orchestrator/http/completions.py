@@ -152,7 +152,7 @@ def named(requests: list[pb.GenerateRequest], request_id: str) -> list[pb.Genera
 
 
 def _places(call: Call, request: CompletionRequest, sessions: int) -> list[StreamPlace | None]:
-    """How far in each session a caller that comes back has come; only a stream with a request id says where it is."""
+    """Where a returning caller left off in each session; only streams with a request id have places."""
     shown_id = call.headers.get(LAST_EVENT_ID)
     if shown_id is None or not request.stream:
         return [None] * sessions
@@ -168,11 +168,11 @@ def _echo(request: pb.GenerateRequest, served: Served) -> str:
 
 
 async def begun(events: Events, patience: float) -> tuple[Events, Leave]:
-    """The same events, once there is more than that sessions have started: what is refused by then has a status.
+    """The same events, held back until one is more than a session's start: so an early refusal still has a status.
 
-    Whoever gets them calls what comes with them in the end: events that nobody has begun to read cannot close theirs.
-
-    After `patience` seconds it is not waited for any longer: who asked is to see that the request has come through.
+    The caller must call the function that comes with them at the end, because events that were never read cannot close
+    their source. After `patience` seconds the answer begins anyway, so that the caller sees that the request has
+    arrived.
     """
     head: list[tuple[int, Part]] = []
     first = asyncio.ensure_future(_begin(events, head))

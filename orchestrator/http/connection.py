@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection: uvicorn's, with bounds on what a request may cost, and on how long it and its answer take.
 
-A body is not looked at before an endpoint asks for it, so whoever is refused costs a head and no more. Deadlines are
-the connection's own, so that they also hold where nobody reads.
+A body is not read before an endpoint asks for it, so a refused caller costs its headers only. Deadlines belong to the
+connection, so they also hold where nothing reads.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from orchestrator.http.bodies import BODY_LIMIT_S
 from orchestrator.http.errors import INVALID, SERVER, Failure
 from specwire.rpc.channel import PING_EVERY_MS, PING_TIMEOUT_MS, READ_AHEAD_BYTES
 
-# A request's line and headers together: so much, and so long from its first byte, or the connection's beginning, on.
+# Most bytes of a request's line and headers, and seconds for them from its first byte or the connection's start.
 MOST_HEADER_BYTES = 16 * 1024
 HEAD_LIMIT_S = 30.0
-# Chunks of one body: each costs some 5 us beside its bytes (measured; httptools would take 0.07 us, but of so few that
-# matters to nobody, and h11 is strict). So many, and one more for each so many bytes.
+# Most chunks of one body, and one more for each so many bytes: a chunk costs some 5 us beside its bytes (measured;
+# httptools would take 0.07 us, but h11 is strict).
 FREE_CHUNKS, CHUNK_BYTES = 1024, 64
-# What a client still sends when it has been refused is thrown away for so long, and so much, so that it sees its
-# answer: a connection that is closed on bytes that nobody took is reset.
+# Seconds and bytes for which a refused client's further data is read and dropped, so that it sees its answer: closing a
+# connection with unread bytes resets it.
 LINGER_S = 2.0
 READ_BYTES = 256 * 1024
 LINGER_BYTES = 16 * 1024 * 1024
-# Beyond what an endpoint gives a body, which then says so itself.
+# Seconds beyond an endpoint's own limit for a body, so that the endpoint reports it first.
 BODY_SLACK_S = 5.0
-# A client that takes nothing of its answer for so long is gone, or wants to hold its session's place.
+# Seconds without reading after which a client is gone, or wants to hold its session's slot.
 UNREAD_LIMIT_S = 600.0
-# Each may hold READ_AHEAD_BYTES unread, and as much again of headers.
+# Most connections; each may hold READ_AHEAD_BYTES unread, and as much again of headers.
 MOST_CONNECTIONS = 4096
 # File descriptors that everything else may need.
 OTHER_FILES = 128
@@ -119,7 +119,7 @@ def _size_of(headers: Any) -> int:
 
 
 class _Flow(FlowControl):
-    """Says when an endpoint wants the body."""
+    """Tells when an endpoint wants the body."""
 
     def __init__(self, transport: asyncio.Transport, wanted: Callable[[], None]) -> None:
         super().__init__(transport)
@@ -158,7 +158,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _linger(self) -> None:
-        """Where there is room for it. What is encrypted lingers by itself: its ends say farewell."""
+        """Linger, where there is room for it. TLS connections linger by themselves: their ends say goodbye."""
         if len(self.connections) + len(self.tasks) < most_connections():
             with suppress(OSError):
                 line = self.transport.get_extra_info("socket").dup()
@@ -199,7 +199,7 @@ class Connection(H11Protocol):
         self._in_body = in_body
 
     def _expect(self, seconds: float | None) -> None:
-        """Set the time within which something is due; None: nothing is due."""
+        """Set or clear (None) the deadline for the next event."""
         if self._arriving is not None:
             self._arriving.cancel()
         self._arriving = None if seconds is None else self.loop.call_later(seconds, self._too_slow)
@@ -228,7 +228,7 @@ class Connection(H11Protocol):
         self._refuse(self.conn.refusal or Failure(400, msg, INVALID, None, "invalid_http"))
 
     def _refuse(self, failure: Failure) -> None:
-        """Without a request that could be answered: say so, and hang up. Nothing is said amid another answer."""
+        """Answer an unreadable request with an error and hang up; in the middle of another answer just hang up."""
         if self.conn.our_state is h11.SEND_BODY:
             self.transport.abort()
             return
@@ -240,7 +240,7 @@ class Connection(H11Protocol):
 
 
 async def _discard(line: socket.socket) -> None:
-    """Say that nothing more comes, and take what the other end sends, until it hangs up or has had enough patience."""
+    """Close our side, and read and drop what the other end sends until it hangs up or the limits are reached."""
     loop, left = asyncio.get_running_loop(), LINGER_BYTES
     with line, suppress(OSError, TimeoutError):
         line.setblocking(False)
@@ -251,7 +251,7 @@ async def _discard(line: socket.socket) -> None:
 
 
 def _notice_dead_peers(connected: socket.socket) -> None:
-    """As gRPC's pings do: a client that is gone without a word is noticed within 10 s."""
+    """Like gRPC's pings: a client that vanished is noticed within 10 s."""
     every, timeout = PING_EVERY_MS // 1000, PING_TIMEOUT_MS // 1000
     with suppress(OSError, AttributeError):  # not every system has all of these
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -31,7 +31,7 @@ from specwire.v1 import generation_pb2 as pb
 
 Json = dict[str, Any]
 
-# What waits for a page that reads slowly. Of what happens beside the text, the rest is left out and counted.
+# Most events that wait for a page that reads slowly. Further events beside the text are left out and counted.
 MOST_WAITING = 256
 MOST_SESSIONS = 100
 

@@ -56,7 +56,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model as HTTP's callers see it. template: None where it has none."""
+    """A model as HTTP's callers see it. template: None where it has none."""
 
     target: Target
     names: TokenBytes
@@ -90,7 +90,7 @@ class HttpService:
         self._parser = BodyParser()
 
     def served(self, model: str | None = None) -> Served:
-        """What new sessions of the model get that is called so; of the only one where no name is given.
+        """The target for new sessions of the model with this name; of the only model where no name is given.
 
         Raises:
             StatusError: UNAVAILABLE, no verifier has said yet what it serves.
@@ -105,7 +105,7 @@ class HttpService:
             raise Failure(404, error.message, INVALID, "model", "model_not_found") from None
 
     async def served_for(self, request: pb.GenerateRequest, tenant: str) -> Served:
-        """Like `served`, of the model that the request names, or else of its parent's."""
+        """Like `served`, for the model that the request names, else its parent's."""
         if request.model or not request.parent:
             return self.served(request.model)
         return self._of(await self.generating.target_for(request, tenant))
@@ -118,7 +118,7 @@ class HttpService:
 
     @property
     def most_body_bytes(self) -> int:
-        """Most bytes of a body: as was asked for, or what the largest served context may need."""
+        """Most bytes of a body: as configured, else what the largest served context may need."""
         contexts = [target.context for target in self.orchestrator.pool.targets()]
         return self.orchestrator.options.http_access.body or most_body_bytes(max(contexts, default=0))
 
@@ -151,7 +151,7 @@ class HttpService:
         """The messages as the model's chat template writes them. more: what it is given beside them.
 
         Raises:
-            InvalidParameter: it refuses them, cannot deal with them, or takes too much for them.
+            InvalidParameter: it refuses them, fails on them, or takes too long or too much memory.
             Failure: 400, the model has none, or one that does not compile; 503, too many wait.
         """
         if served.template is None:
@@ -192,10 +192,10 @@ def _template_of(target: Target) -> tuple[str, dict[str, str]]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# One HTTP endpoint: who calls, then the body, the answer, what went wrong, and that nobody works for who has left.
+# One HTTP endpoint: authentication, then the body, the answer and errors; the work is cancelled when the caller leaves.
 
 Responder = Callable[[Call], Awaitable[ASGIApp]]
-# Is told the route and the status of every answer.
+# Called with the route and the status of every answer.
 Observer = Callable[[str, int], None]
 
 
@@ -235,7 +235,7 @@ class Endpoint:
         return Call(tenant, body, headers, dict(request.query_params), dict(request.path_params))
 
     async def _respond(self, call: Call, held: ExitStack, scope: Scope, receive: Receive, send: Send) -> None:
-        """held: what the body takes, until an answer begins."""
+        """held: the body's memory, until an answer begins."""
         try:
             response = await self._answer(call)
         except Exception as error:
@@ -254,7 +254,7 @@ class Endpoint:
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[None, None, None]) -> None:
-    """Do `work`, whose caller may leave: then it is cancelled at once."""
+    """Do `work`; cancel it at once if the caller leaves."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)

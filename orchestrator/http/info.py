@@ -69,7 +69,7 @@ class Info:
         }
 
     async def health(self, _: Call) -> Response:
-        """The process answers; whether it can generate is `ready`'s."""
+        """The process answers; `ready` tells whether it can generate."""
         return JSONResponse({"status": "ok"})
 
     async def ready(self, _: Call) -> Response:

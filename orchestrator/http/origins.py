@@ -1,4 +1,4 @@
-"""Which names the HTTP server answers to, and pages of which origins may call it, before anything else is looked at.
+"""Checks first of all whether the server answers to the called name, and whether the page's origin may call it.
 
 A page of any site can make its readers' browsers call a server that only they can reach: under an address of its own
 (cross-site requests), or under a name of its own that it has pointed at that server (DNS rebinding). The name that was
@@ -27,8 +27,8 @@ LOCALHOST = "localhost"
 class OriginCheck:
     """ASGI middleware. A refused caller's body is not read, nor one that no endpoint wanted: then the connection ends.
 
-    listen: HOST:PORT as it was asked for. A host that is an address is always answered to: no other site's page can
-    have one for its name.
+    listen: HOST:PORT as it was asked for. A host that is an address is always answered to: no other site can have an
+    address as its name.
     """
 
     def __init__(self, app: ASGIApp, access: HttpAccess, listen: str) -> None:
@@ -71,7 +71,7 @@ class OriginCheck:
     def allows(self, origin: str, host: str) -> bool:
         """Whether the page that calls is this server's own, or one of an origin that was allowed by name.
 
-        A proxy may have taken the encryption off, so that the scheme that the page was fetched by is not known here.
+        A proxy may have ended the encryption, so the scheme of the page is not known here.
         """
         if not origin:
             return False

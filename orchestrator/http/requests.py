@@ -18,7 +18,7 @@ from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A request's JSON object: each field is taken by name and type, and what nobody took is refused.
+# A request's JSON object: each field is taken by name and type; fields that were not taken are refused.
 
 # Characters of a value that an error shows.
 SHOWN = 80
@@ -34,7 +34,7 @@ def shown(value: object) -> str:
 
 
 class Fields:
-    """An object of a request. Null stands for absent, as clients send it.
+    """An object of a request. Null counts as absent, because clients send it so.
 
     path: of this object in the request, for errors: "stream_options.".
     """
@@ -121,7 +121,7 @@ class Fields:
         return Fields(value, f"{self._path}{name}.")
 
     def fixed(self, name: str, *allowed: object) -> None:
-        """A field that may only say what is the case here anyway."""
+        """Take a field that may only have the value that holds here anyway."""
         value = self.take(name)
         if value is not None and value not in allowed:
             raise self.invalid(name, f"{shown(value)} is not served")
@@ -310,7 +310,7 @@ COMPLETION_TOKENS = 16
 MOST_CHOICES = 64
 MOST_TIMEOUT_S = 86_400.0
 
-# One spelling of each: 07 beside 7 would be two biases of one id.
+# One spelling for each id: 07 beside 7 would be two biases of one id.
 ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 # Fields of OpenAI's API that are accepted without effect: each is a string of the client's choice.

@@ -21,10 +21,10 @@ from specwire.rpc.tls import ServerTls
 
 logger = logging.getLogger(__name__)
 
-# For the next request on a connection that is kept, until its first byte.
+# Seconds until the first byte of the next request on a kept connection.
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
-# What answers whose connections are cut at the end of a stop may take to be gone.
+# Seconds for answers to end whose connections are cut at the end of a stop.
 CUT_LIMIT_S = 1.0
 
 
@@ -73,7 +73,7 @@ class HttpServer:
             await asyncio.sleep(0.01)
 
     async def stop(self, grace: float) -> None:
-        """Take no connection any more, give answers that are under way `grace` seconds, cut the rest. Idempotent."""
+        """Take no more connections, give running answers `grace` seconds, cut the rest. Idempotent."""
         self._server.should_exit = True
         try:
             async with asyncio.timeout(grace):
@@ -84,7 +84,7 @@ class HttpServer:
             await self._service.stop()
 
     async def _cut(self) -> None:
-        """Answers whose clients do not take them: what works for a connection ends with it."""
+        """Cut answers whose clients do not read: the work for a connection ends with it."""
         state = self._server.server_state
         for connection in list(state.connections):
             cast(Connection, connection).transport.abort()

@@ -1,9 +1,9 @@
 """A conversation as the text that the model was trained on: its chat template, rendered as transformers renders it.
 
-`specwire.lm` finds the template beside the weights. It is code of the model's maker: it runs in Jinja's sandbox, which
-keeps it from files and from Python, and in processes with limits on time and memory (`specwire.text.sandbox`), as
-the sandbox bounds neither. `python -m orchestrator.http.templates` is what those are forked from. They stay, so that a
-chat costs no fork; one that was ended at its limits is replaced at the next chat.
+`specwire.lm` finds the template beside the weights. A template is code from the model's maker. It runs in Jinja's
+sandbox, which keeps it from files and from Python, and in processes with limits on time and memory
+(`specwire.text.sandbox`), which the sandbox does not bound. `python -m orchestrator.http.templates` is what those are
+forked from. They stay, so that a chat costs no fork; one that was ended at its limits is replaced at the next chat.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ ChatMessage = dict[str, Any]
 
 # Seconds of processor time, for compiling a template and for rendering a conversation.
 COMPUTE_S = 2.0
-# Seconds in all, with waiting for a turn and the start of a process: for a conversation, whose caller waits; for a
-# template at a service's start, where a busy machine is no reason to give up.
+# Seconds in all, waiting and a process's start included: for a conversation, whose caller waits; and for a template at
+# a service's start, where a busy machine is no reason to give up.
 LIMIT_S = 20.0
 START_LIMIT_S = 120.0
 MOST_MEMORY = 512 << 20
-# Characters. More is no prompt: a request's body has fewer.
+# Most characters of a prompt: a request's body has fewer.
 MOST_TEXT = 16 << 20
 # Conversations of one model that are rendered at once, and those that wait in all.
 AT_ONCE, MOST_WAITING = 2, 256
@@ -200,7 +200,7 @@ class RemoteTemplate:
         except Lost as lost:
             process.close()
             raise InvalidParameter("messages", f"the chat template {BEYOND} for them") from lost
-        except BaseException:  # it may be amid an answer
+        except BaseException:  # it may be in the middle of an answer
             process.close()
             raise
         self._rest(process)
@@ -244,7 +244,7 @@ class RemoteTemplate:
 
 
 class _Process:
-    """The connection to one."""
+    """The connection to one such process."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -21,7 +21,7 @@ HEADERS = {
 
 
 def routes() -> list[Route]:
-    """The page at `/`, its parts below `/console/`. Open to everybody: they hold nothing of anybody's."""
+    """The page at `/`, its parts below `/console/`. Open to everybody: they hold no user's data."""
     files = {file.name: file for file in HERE.iterdir() if file.suffix in TYPES}
     served = {"/" if name == "index.html" else f"/console/{name}": file for name, file in files.items()}
     return [Route(path, _giving(file), methods=["GET"]) for path, file in sorted(served.items())]
