@@ -216,16 +216,19 @@ def read_elsewhere(seed: int) -> Scenario:
     )
 
 
+LONG = SimRequest(0.5, 0, (3, 4), 110, request_id="a", drafting=2)
+
+
+def read_at_two(seed: int, *faults: Fault, first: SimRequest = LONG, **second: Any) -> Scenario:
+    """A session that a reader at another orchestrator than the one that drives it follows, too. second: its request,
+    where it differs.
+    """
+    requests = (first, replace(first, start=0.7, at=1, **second))
+    return Scenario(seed, orchestrators=2, drafters=0, forward=0.2, requests=requests, faults=faults)
+
+
 def cancelled_elsewhere(seed: int) -> Scenario:
-    """By a reader at another orchestrator than the one that drives it."""
-    first = SimRequest(0.5, 0, (3, 4), 110, request_id="a", drafting=2)
-    return Scenario(
-        seed,
-        orchestrators=2,
-        drafters=0,
-        forward=0.2,
-        requests=(first, replace(first, start=0.7, at=1, cancel_after=2)),
-    )
+    return read_at_two(seed, cancel_after=2)
 
 
 def log_lost_under_way(seed: int) -> Scenario:
@@ -241,14 +244,7 @@ def cancelled_elsewhere_and_lost(seed: int) -> Scenario:
 
 
 def deleted_elsewhere(seed: int) -> Scenario:
-    first = SimRequest(0.5, 0, (3, 4), 110, request_id="a", drafting=2)
-    return Scenario(
-        seed,
-        orchestrators=2,
-        drafters=0,
-        forward=0.2,
-        requests=(first, replace(first, start=0.7, at=1, delete_after=2)),
-    )
+    return read_at_two(seed, delete_after=2)
 
 
 def passed_on_before_its_deadline(seed: int) -> Scenario:
@@ -322,35 +318,26 @@ def failed_over_without_the_claimer(seed: int) -> Scenario:
 
 def cancelled_before_an_outage(seed: int) -> Scenario:
     """By a reader elsewhere. Before the session's owner hears of it the log loses it, and does not answer for long."""
-    first = SimRequest(0.5, 0, (3, 4), 110, request_id="a", drafting=2)
     at = 0.95 + seed % 20 / 40
     faults = (Fault(at - 0.3, "log_behind", "", 0.31), Fault(at, "log_down", "", 25.0))
-    requests = (first, replace(first, start=0.7, at=1, cancel_after=2))
-    return Scenario(seed, orchestrators=2, drafters=0, forward=0.2, requests=requests, faults=faults)
+    return read_at_two(seed, *faults, cancel_after=2)
 
 
 def deleted_before_a_loss(seed: int) -> Scenario:
     """Likewise, and the log comes back empty at once."""
-    first = SimRequest(0.5, 0, (3, 4), 110, request_id="a", drafting=2)
-    requests = (first, replace(first, start=0.7, at=1, delete_after=2))
-    lost = Fault(0.95 + seed % 20 / 40, "log_emptied")
-    return Scenario(seed, orchestrators=2, drafters=0, forward=0.2, requests=requests, faults=(lost,))
+    return read_at_two(seed, Fault(0.95 + seed % 20 / 40, "log_emptied"), delete_after=2)
 
 
 def cancelled_in_an_outage(seed: int) -> Scenario:
     """Of which the session's owner is tired at last; another reader comes back after it."""
-    first = SimRequest(0.5, 0, (3, 4), 110, request_id="a", drafting=2, cancel_after=3)
     down = Fault(1.1 + seed % 20 / 50, "log_down", "", 34.0)
-    requests = (first, replace(first, start=0.7, at=1, cancel_after=None))
-    return Scenario(seed, orchestrators=2, drafters=0, forward=0.2, requests=requests, faults=(down,))
+    return read_at_two(seed, down, first=replace(LONG, cancel_after=3), cancel_after=None)
 
 
 def ended_elsewhere_and_forgotten(seed: int) -> Scenario:
     """An owner does not reach the log while the session is claimed, ended and forgotten there."""
-    first = SimRequest(0.5, 0, (3, 4), 12, request_id="a", drafting=2)
     cut = Fault(1.0 + seed % 20 / 25, "log_cut", "orchestrator-0", 24.0)
-    requests = (first, replace(first, start=0.7, at=1))
-    return Scenario(seed, orchestrators=2, drafters=0, forward=0.2, requests=requests, retention=2.0, faults=(cut,))
+    return replace(read_at_two(seed, cut, first=replace(LONG, max_tokens=12)), retention=2.0)
 
 
 def forgotten_by_a_clock(seed: int) -> Scenario:
