@@ -18,7 +18,7 @@ from specwire.core.messages import End, FinishReason, Outcome, TokenLogprobs
 from specwire.core.stop_conditions import Stopping
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What a store raises, and in which words.
+# What a store raises.
 
 
 class StoreError(Exception):
@@ -30,11 +30,11 @@ class SessionExists(StoreError):
 
 
 class MissingSession(StoreError):
-    """There is no log of that session: it never was, it expired, or the store lost it."""
+    """There is no log of that session: it never existed, expired, or was lost by the store."""
 
 
 class DeletedSession(MissingSession):
-    """There is no log of that session because somebody had it removed."""
+    """There is no log of that session because it was deleted."""
 
 
 class Fenced(StoreError):
@@ -101,8 +101,8 @@ def gap(session_id: str, position: int, length: int) -> Gap:
     return Gap(f"session {session_id}: the log ends at {length}, before {position}")
 
 
-# What a server says of itself, by the code that its error begins with (before 7.0 it stands inside of a script's), or
-# by the class that redis-py makes of it; and whether that stays so until somebody mends it.
+# A sentence for each error of a server, by the code that the error begins with (before 7.0 it is inside a script's
+# error) or by redis-py's class; and whether the error lasts until somebody mends it.
 SAYINGS = (
     (r"MISCONF", True, "takes no writes: Redis cannot save to its disk, which may be full"),
     (r"OOM|OutOfMemory", True, "takes no writes: Redis has no memory left"),
@@ -193,7 +193,7 @@ FSYNC_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-
 
 
 def unmet_settings(settings: dict[str, str]) -> str:
-    """How a Redis's settings differ from those that redis-fsync needs; empty if they do not."""
+    """How a Redis server's settings differ from those that redis-fsync needs; empty if they do not."""
     wrong = [f"{name} {settings.get(name)}" for name, value in FSYNC_SETTINGS.items() if settings.get(name) != value]
     needed = ", ".join(f"{name} {value}" for name, value in FSYNC_SETTINGS.items())
     return f"redis-fsync needs {needed}; Redis has {', '.join(wrong)}" if wrong else ""
@@ -216,19 +216,19 @@ def unmet_settings(settings: dict[str, str]) -> str:
 #   is kept apart from the logs, and only a log's fence says whose a session is.
 # - A request id is *bound* to the session that its first call began, and to that call's content.
 
-# Microseconds: a claim's fence is higher by a random step below this. A log may have lost a claim and stand where that
-# found it, with a clock that is behind: the next claim's fence must not be the lost one's.
+# Microseconds: a claim's fence is higher by a random step below this. A log may have lost a claim, and its clock may be
+# behind: the next claim must not get the lost claim's fence.
 MOST_STEP_US = 1 << 20
 # Seconds of silence after which a running session's owner is taken to be gone. A wrong guess costs a pause, never text:
 # who claims gets a newer fence.
 LEASE_S = 10.0
-# Seconds between two signs of life, of an owner or of who reads elsewhere; two of them may be lost.
+# Seconds between two signs of life, of an owner or of a reader elsewhere; two of them may be lost.
 RENEW_S = LEASE_S / 3
-# Seconds within which a session is to be called again, or is missed: three calls, of which two may be lost.
+# Seconds within which a session must be entered again, or is missed: three entries, two of which may be lost.
 CALLED_WITHIN_S = 15.0
-# Tokens of an output, more than any has: to learn what else a log says, none need be read.
+# More tokens than any output has: skips all of them where only the rest of a log is wanted.
 NONE_OF_IT = 1 << 31
-# A request id is bound before its session's log is written. So long nobody else may have it, though there is no log.
+# Seconds for which a request id stays bound before its session's log is written.
 BEGINNING_S = 60.0
 
 Tokens = Sequence[int]
@@ -324,7 +324,7 @@ class LogTail:
 
     @property
     def abandoned(self) -> bool:
-        """Whether it runs and its owner has given no sign of life for LEASE_S: then it may be claimed at once."""
+        """Whether it runs and its owner was silent for LEASE_S: then it may be claimed at once."""
         return self.reason is None and self.silent_s > LEASE_S
 
 
@@ -346,7 +346,7 @@ class StoredSession(LogTail):
 class AppendReply:
     """length: of the log in tokens, prompt included. cancelled: somebody asked for the session's end.
 
-    read_s: seconds since somebody last said to read it elsewhere than at its owner's (`note_reader`).
+    read_s: seconds since another orchestrator last noted a reader (`note_reader`).
     """
 
     length: int
@@ -376,9 +376,9 @@ class SessionStore(Protocol):
 
         Raises MissingSession.
 
-        Right at any time, also while the former owner runs: from now on that one can append nothing (Fenced). A session
-        that has ended can be claimed, but takes no more tokens: look at `reason` first, with `read`. What cannot be
-        read (DamagedLog) is left to its owner, which writes it again with its next append, if it lives.
+        It is right at any time, also while the former owner runs: that one's appends are refused from now on (Fenced).
+        A session that has ended can be claimed, but takes no more tokens: look at `reason` first, with `read`. A log
+        that cannot be read (DamagedLog) is left to its owner, which writes it again with its next append, if it lives.
         """
         ...
 
@@ -431,28 +431,28 @@ class SessionStore(Protocol):
         ...
 
     async def cancel(self, session_id: str) -> None:
-        """Ask for the session's end; its owner learns it from its next append. Raises MissingSession."""
+        """Ask for the session's end; its owner learns of it with its next append. Raises MissingSession."""
         ...
 
     async def note_reader(self, session_id: str) -> None:
-        """Somebody reads the session, which runs, elsewhere than at its owner's; that one learns it likewise."""
+        """Note that a running session is read at another orchestrator; its owner learns it with its next append."""
         ...
 
     async def delete(self, session_id: str) -> None:
         """Remove prompt and text at once, and the request id's binding; a session that runs is taken from its owner.
 
-        What stays for `ttl_s` is the fence, so that no former owner writes the log again. For as long the session may
-        be deleted again. Raises MissingSession.
+        The fence stays for `ttl_s`, so that no former owner writes the log again; until then the session may be deleted
+        again. Raises MissingSession.
         """
         ...
 
     async def bind_request(
         self, tenant: str, request_id: str, session_id: str, ttl_s: float, digest: str = "", gone: str = ""
     ) -> Bound:
-        """Bind a request id, or keep it bound for another `ttl_s`; what it stands for: the first one bound wins.
+        """Bind a request id, or keep it bound for another `ttl_s`; returns what it stands for: the first binding wins.
 
-        gone: a session that has no log. An id that is bound to it is free, but not within BEGINNING_S of the binding,
-        unless it was bound again, which its owner does once the session has begun.
+        gone: a session that has no log. An id that is bound to it is free, but within BEGINNING_S of the first binding
+        only if it was bound again, which its owner does once the session has begun.
         """
         ...
 
@@ -469,7 +469,7 @@ class SessionStore(Protocol):
         ...
 
     async def call_roll(self, roll: str, session_ids: Sequence[str], within_s: float, ttl_s: float) -> None:
-        """Enter these sessions, or say that their owner lives: they are missed unless called again `within_s`.
+        """Enter these sessions, or say that their owner lives: they are missed unless entered again within `within_s`.
 
         The roll itself is kept for `ttl_s`.
         """
@@ -480,9 +480,9 @@ class SessionStore(Protocol):
         ...
 
     async def missed(self, roll: str, again_s: float, most: int) -> list[str]:
-        """At most so many sessions of the roll whose owners have not called them in time.
+        """At most this many sessions of the roll that were not entered in time.
 
-        Each is told to one caller, and to another one after `again_s`: that caller may be lost, too.
+        Each is told to one caller, and after `again_s` to another: the first may be lost, too.
         """
         ...
 
@@ -496,7 +496,7 @@ class SessionStore(Protocol):
 
 
 def check_append(position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()) -> None:
-    """Refuse what no log could hold: a bug of the caller's."""
+    """Refuse what no log could hold: a bug of the caller."""
     if position < 0:
         raise ValueError(f"position: must not be negative, not {position}")
     if len(tokens) != len(outcomes):

@@ -1,4 +1,4 @@
-"""Script calls to Redis, batched: what is asked for within one loop tick goes out in one round trip."""
+"""Script calls to Redis, batched: calls of one loop tick go out in one round trip."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Request:
 
 
 class Lane:
-    """One round trip is under way at a time; what comes meanwhile leaves with the next.
+    """One round trip is under way at a time; later calls leave with the next.
 
     Args: as of `Batcher`.
     """
@@ -126,7 +126,7 @@ class Lane:
             except asyncio.CancelledError:
                 _fail(batch, StoreUnavailable(CLOSED))
                 raise
-            except Exception as error:  # whatever it is, the callers must learn of it and the task go on
+            except Exception as error:  # any error: the callers must learn of it, and the task must go on
                 await self._give_up(batch, error if isinstance(error, StoreUnavailable) else unavailable(error))
 
     async def _prepare(self) -> None:
@@ -286,7 +286,7 @@ class Batcher:
         return keys
 
     async def post(self, script: LuaScript, keys: Sequence[str], *arguments: Argument) -> None:
-        """Have it called without waiting for the outcome, or for a server that does not answer.
+        """Call it without waiting for the outcome, or for a server that does not answer.
 
         On the same server it runs before later calls. Raises StoreUnavailable where no server is known.
         """

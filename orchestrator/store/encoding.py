@@ -109,7 +109,7 @@ class StoppingFields(Struct):
 
 
 class RecordFields(Struct, kw_only=True):
-    """A record's JSON: by the names of SessionRecord, Sampling and Stopping. What has a default was added later."""
+    """A record's JSON: by the names of SessionRecord, Sampling and Stopping. Fields with a default were added later."""
 
     version: int = VERSION
     session_id: str
@@ -193,7 +193,7 @@ def _sampling(found: SamplingFields) -> Sampling:
 
 
 def _at_least(least: float, number: float) -> float:
-    """Any number above 0 was legal once, and a log that holds one is none that is damaged."""
+    """Any number above 0 was legal once, so a log that holds one is not damaged."""
     return least if 0.0 < number < least else number
 
 
@@ -214,7 +214,7 @@ Parts: TypeAlias = tuple[list[bytes], int, bytes, bytes, list[bytes], int]
 
 
 def stored_session(session_id: str, reply: Reply) -> StoredSession:
-    """Raises DamagedLog, which says what of it cannot be read."""
+    """Raises DamagedLog, which names the part that cannot be read."""
     with _read_or_damaged(session_id):
         return _session(session_id, _parts(reply))
 

@@ -1,4 +1,4 @@
-"""Whether the session log takes writes: asked again and again, also while nothing else is written."""
+"""Whether the session log takes writes: checked every second, also while nothing else is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASK_S = 2.0
 
 
 class LogHealth:
-    """Owns the questions; a log that does not take the small write of `SessionStore.ping` takes no session either.
+    """Owns the checks; a log that refuses the small write of `SessionStore.ping` takes no session either.
 
     A log in memory forgets what has expired when it is asked something.
 
@@ -41,11 +41,11 @@ class LogHealth:
 
     @property
     def trouble_s(self) -> float:
-        """Seconds for which it has taken no writes; 0 where it does."""
+        """Seconds for which it has taken no writes; 0 while it does."""
         return self._now() - self._since if self.trouble else 0.0
 
     async def run(self) -> None:
-        """Ask again and again, until cancelled."""
+        """Check every second, until cancelled."""
         try:
             while True:
                 await self._ask()
@@ -56,7 +56,7 @@ class LogHealth:
                 await asyncio.gather(self._asking, return_exceptions=True)
 
     async def require(self) -> None:
-        """Before a session begins: where the log took no writes when it was asked last, it is asked once more.
+        """Before a session begins: check once more if the last check failed.
 
         Raises:
             StatusError: UNAVAILABLE, it still takes none, or does not answer soon.
@@ -72,13 +72,13 @@ class LogHealth:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, self.trouble, RETRY_AFTER)
 
     async def _ask(self) -> None:
-        """One question at a time, whoever waits for its answer; a caller's leaving does not interrupt it."""
+        """One check at a time, however many wait for it; it goes on if a caller leaves."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._look(), name="log health")
         await asyncio.shield(self._asking)
 
     async def _look(self) -> None:
-        """Whatever fails of it is told, and tried again with the next question."""
+        """A failure here is logged, and tried again with the next check."""
         try:
             trouble, detail = await self._answer()
             await self._note(trouble, detail)

@@ -120,7 +120,7 @@ class RedisStore:
         return str(self._level)
 
     async def register(self) -> None:
-        """Have Redis know every script, so that no later call pays for it. Raises StoreUnavailable."""
+        """Load every script into Redis, so that no later call pays for it. Raises StoreUnavailable."""
         await self._batcher.register(self.SCRIPTS)
 
     async def _check_settings(self, node: Node) -> None:
@@ -145,7 +145,7 @@ class RedisStore:
         return int(_bytes(reply[1]))
 
     async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
-        """Claim a log that can be read. Else its owner, if it lives, has all of it and must stay the owner."""
+        """Claim a log that can be read. A damaged one stays its owner's, which, if it lives, has all of it."""
         keys = session_keys(session_id)
         for _ in range(MOST_CLAIMS):
             seen = await self._batcher.call(self.READ, keys)

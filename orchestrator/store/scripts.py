@@ -45,7 +45,7 @@ class ScriptAnswer(IntEnum):
 # What Lua makes of a damaged lifetime.
 LIFETIME_MS = 3_600_000
 NO_DIGEST = "-"
-# What a deleted session's log stands under: no owner gets there, whatever clock gave it its fence.
+# The fence of a deleted session's log: higher than any owner's, whatever clock gave that.
 LAST_FENCE = (1 << 53) - 1
 SECRET_KEY = "specwire:secret"
 
@@ -56,7 +56,7 @@ def session_keys(session_id: str) -> tuple[str, str, str]:
 
 
 def request_key(tenant: str, request_id: str) -> str:
-    """Hashed, so that no choice of the two strings can meet another pair's key."""
+    """Hashed, so that no two pairs of strings share a key."""
     name = f"{len(tenant)}:{tenant}{request_id}".encode()
     return f"specwire:request:{hashlib.sha256(name).hexdigest()}"
 
@@ -69,9 +69,9 @@ def ping_key(number: int) -> str:
     return f"specwire:ping:{number}"
 
 
-# What is written is worked out before anything is written: what a damaged value breaks has changed nothing then.
-# fence = max(old + 1, Redis time in microseconds): it rises, and it does so even where Redis lost the old one, unless
-# its clock is behind by then: so whoever claims says what it knows, and what its own clock says.
+# Everything is computed before anything is written: so a damaged value makes the script fail without a change. fence =
+# max(old + 1, Redis time in microseconds): it rises, even where Redis lost the old one, unless Redis' clock is behind.
+# So the claimer adds the fences that it knows and its own clock.
 NEXT_FENCE = """
 local function whole(text)
   local number = tonumber(text)
@@ -86,7 +86,7 @@ local function decimal(number) return string.format('%.0f', number) end
 local function next_fence(old) return decimal(math.max((whole(old) or 0) + 1, now_us())) end
 """
 
-# A lifetime that somebody has damaged must not leave a key without any.
+# A damaged lifetime must not leave a key without any.
 EXPIRE_ALL = f"""
 local function lifetime(text)
   local number = whole(text)
@@ -99,14 +99,14 @@ end
 """
 
 # What is reported of tokens comes last in ARGV, one element per token, if anything is: ARGV[first] is of the token with
-# this index. In no key of their own, for one that most sessions do not have would hold up a cluster's migration.
+# this index. They have no key of their own: a key that most sessions lack would hold up a cluster's migration.
 ADD_LOGPROBS = """
 local function add_logprobs(first, index)
   for each = first, #ARGV do redis.call('HSET', KEYS[1], index + each - first, ARGV[each]) end
 end
 """
 
-# Bytes of a string; where somebody has put something else there, no log has that size.
+# Bytes of a string; for another type a size that no log has.
 SIZE = """
 local function size(key)
   local bytes = redis.pcall('STRLEN', key)
@@ -159,11 +159,10 @@ expire_all(ARGV[4])
 return {{0, fence}}
 """
 
-# ARGV: record, prompt length, owner, ttl_ms, retention_ms, tokens with the prompt, outcomes, fence, cancelled,
-# logprobs ...
-# Reply: {OK}, {FENCED, the fence held} or {MISMATCH}. The highest fence wins: several may still hold the lost log's
-# text, and only the newest owner's counts. Under the same fence it only adds, unless the log is damaged: should this
-# call be late, what was appended meanwhile stays. What somebody was promised who asked for the end stays, too.
+# ARGV: record, prompt length, owner, ttl_ms, retention_ms, tokens with the prompt, outcomes, fence, cancelled, logprobs
+# ... Reply: {OK}, {FENCED, the fence held} or {MISMATCH}. The highest fence wins: several may still hold the lost log's
+# text, and only the newest owner's counts. Under the same fence it only adds, unless the log is damaged: if this call
+# comes late, what was appended meanwhile stays. So does a promised end.
 RECREATE = f"""{NEXT_FENCE}{EXPIRE_ALL}{SIZE}{ADD_LOGPROBS}{WRITE_LOG}
 local held = redis.pcall('HMGET', KEYS[1], 'fence', 'reason', 'cancelled', 'damaged')
 if held.err then
@@ -196,8 +195,8 @@ return {{0}}
 """
 
 # ARGV: owner, the fence and the record that were read, what the new fence is to exceed beside the old one, and by what
-# random step. Reply: the snapshot under the new fence, {CHANGED} where others stand by now, or {MISSING}: a lost log is
-# not claimed, its tokens are unknown.
+# random step. Reply: the snapshot under the new fence, {CHANGED} where fence or record have changed, or {MISSING}: a
+# lost log is not claimed, its tokens are unknown.
 CLAIM = f"""{NEXT_FENCE}{EXPIRE_ALL}{SNAPSHOT}
 local held = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ttl_ms', 'reason')
 if not held[1] then return {{1}} end
@@ -221,7 +220,7 @@ return snapshot()
 TAIL = READ.replace("return snapshot()", "return snapshot(tonumber(ARGV[1]))")
 
 # As READ, with a write that changes nothing: WAIT covers what stood before the connection's last write, so that once it
-# is satisfied replicas have all that was read. What somebody left without a time to live gets one.
+# is satisfied replicas have all that was read. A key without a time to live gets one.
 READ_SETTLED = READ.replace("return snapshot()", "return settled(snapshot())").replace(
     SNAPSHOT,
     SNAPSHOT
@@ -243,7 +242,7 @@ TAIL_SETTLED = READ_SETTLED.replace("settled(snapshot())", "settled(snapshot(ton
 
 # ARGV: fence, position, tokens, outcomes, reason (empty: not to finish), text_length, logprobs ...
 # Reply: {OK, length, cancelled, microseconds since it was read elsewhere or -1}, {MISSING}, {FENCED, the fence held},
-# {MISMATCH} or {GAP, length}. What fails changes nothing. A log of which only a part is left (evicted, in an unfit
+# {MISMATCH} or {GAP, length}. A failed append changes nothing. A log of which only a part is left (evicted, in an unfit
 # Redis), or that nobody can read, has a gap from its start.
 APPEND = f"""{NEXT_FENCE}{EXPIRE_ALL}{SIZE}{ADD_LOGPROBS}
 local meta = redis.pcall('HMGET', KEYS[1], 'fence', 'ttl_ms', 'cancelled', 'reason', 'text_length', 'prompt',
@@ -278,7 +277,7 @@ local read_us = whole(meta[9])
 return {{0, length / 4, tonumber(meta[3]) or 0, read_us and math.max(0, now_us() - read_us) or -1}}
 """
 
-# Somebody could not read it. Its owner, if it lives, has all that belongs there, and learns it with its next append.
+# Mark it as unreadable: its owner, if it lives, has all of it, and learns this with its next append.
 DAMAGED = """
 if redis.call('HEXISTS', KEYS[1], 'record') == 1 then redis.call('HSET', KEYS[1], 'damaged', 1) end
 return {0}
@@ -321,7 +320,7 @@ return {0}
 # ----------------------------------------------------------------------------------------------------------------------
 # The Lua scripts of what stands beside the logs, each key in a slot of its own: request ids, a secret, rolls.
 
-# What a request's key holds. What cannot be read as such stands for a session that nobody has.
+# What a request's key holds. An unreadable value stands for a session that does not exist.
 HELD = f"""
 local value = redis.call('GET', KEYS[1])
 local session, digest, bound_us
@@ -331,8 +330,8 @@ if value then
 end
 """
 
-# KEYS: the request's key. ARGV: session id, ttl_ms, digest, a session that has no log, for how many microseconds after
-# it was bound that means nothing. Reply: {OK, the session that it stands for, its digest}. What is bound again has
+# KEYS: the request's key. ARGV: session id, ttl_ms, digest, a session that has no log, and for how many microseconds
+# after the binding that is normal. Reply: {OK, the session that it stands for, its digest}. What is bound again has
 # begun.
 BIND = f"""{NEXT_FENCE}{HELD}
 if session == ARGV[1] then
@@ -359,8 +358,8 @@ if session == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return {{0}}
 """
 
-# KEYS: the secret's key. ARGV: what it is unless there is one, ttl_ms. Reply: {OK, the secret}. What has another length
-# was made by nobody here.
+# KEYS: the secret's key. ARGV: what it is unless there is one, ttl_ms. Reply: {OK, the secret}. A secret of another
+# length is replaced.
 SECRET = """
 local held = redis.call('GET', KEYS[1])
 if not held or #held ~= #ARGV[1] then
@@ -385,7 +384,7 @@ for each = 1, #ARGV do redis.call('ZREM', KEYS[1], ARGV[each]) end
 return {0}
 """
 
-# KEYS: a roll. ARGV: again_ms, most. Reply: {OK, session ids}. What is no session's id is nobody's.
+# KEYS: a roll. ARGV: again_ms, most. Reply: {OK, session ids}. Members that are no session ids are removed.
 MISSED = f"""{NEXT_FENCE}
 local now, told = now_us() / 1000, {{}}
 for _, session in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', decimal(now), 'LIMIT', 0, ARGV[2])) do

@@ -78,16 +78,16 @@ class _AsyncEndpoint:
 class AsyncClient:
     """Calls GenerationService at one HOST:PORT, or at any of several that share a log. Calls end within `timeout` s.
 
-    A generation outlives the service that it came from: it goes on at another address, or at the same one once it is
-    back, with the same text. See `specwire.client.resumption`.
+    A generation survives the loss of its service: it goes on at another address, or at the same one once it is back,
+    with the same text. See `specwire.client.resumption`.
 
     Args:
         address: one, several with commas between them, or a sequence.
         tls: how the connections are encrypted, None for not.
         token: shown with every call, for a service that asks who calls; InvalidParameter if it would travel
             unencrypted.
-        patience: seconds for which it is tried again while nobody serves the call. 0 does nothing of the kind, and a
-            session then ends with its first connection.
+        patience: seconds for which a call is retried while nobody serves it. With 0 nothing is retried, and a session
+        ends with its first connection.
 
     Methods raise SpecwireError. Make it in a running event loop; close it, or use it as a context manager.
     """
@@ -118,7 +118,7 @@ class AsyncClient:
     ) -> AsyncGenerator[Event, None]:
         """Started, Chunks (Provisionals between them where asked for), Finished.
 
-        Closing it early cancels, except with a request id of the caller's own: who chose one may come back. See
+        Closing it early cancels, except with a request id of the caller: then it may come back. See
         `generate_request` for the options.
         """
         request = generate_request(prompt, **options)
@@ -187,7 +187,7 @@ class AsyncClient:
         await self._ask(lambda stub: stub.Cancel, request, timeout)
 
     async def delete_session(self, session_id: str, *, timeout: float = TIMEOUT_S) -> None:
-        """Have the service forget prompt and text, for good; a session that runs ends first."""
+        """Delete prompt and text at the service, for good; a running session ends first."""
         request = generation_pb2.DeleteSessionRequest(session_id=session_id)
         await self._ask(lambda stub: stub.DeleteSession, request, timeout)
 
@@ -263,7 +263,7 @@ class AsyncClient:
         self._current, self._answered = attempts.current, True
 
     def _say_farewell(self, resumption: Resumption) -> None:
-        """Cancel a session that its reader has left. If this is not heard, the service waits a while for a return."""
+        """Cancel a session that its reader has left. If this is lost, the service waits a while for its return."""
         if resumption.session_id and not self._closed:
             self._loop.start(partial(self._cancel_quietly, resumption.session_id))
 

@@ -64,13 +64,13 @@ class EventLoop:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def start(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do it beside the caller; `ended` waits for it."""
+        """Run it beside the caller; `ended` waits for it."""
         task = asyncio.get_running_loop().create_task(call())
         self._started.add(task)
         task.add_done_callback(self._started.discard)
 
     async def ended(self) -> None:
-        """All that was started is over."""
+        """Wait for everything that was started."""
         await asyncio.gather(*self._started, return_exceptions=True)
 
 

@@ -1,4 +1,4 @@
-"""How a stream survives the service that it came from, without I/O: what to ask next, whom, and when.
+"""How a stream survives the loss of its service, without I/O: what to ask next, whom, and when.
 
 A stream that broke after it had begun goes on with Watch, at the next address: from the position behind its last token,
 with the hash of the text before it, so that nothing is lost, repeated or contradicted (PROTOCOL.md, section 12). One
@@ -21,7 +21,7 @@ from specwire.v1 import generation_pb2
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which a client asks again and again while nobody serves it.
+# Seconds for which a client retries while nobody serves it.
 PATIENCE_S = 30.0
 FIRST_WAIT_S = 0.1
 MOST_WAIT_S = 2.0
@@ -33,7 +33,7 @@ RESET = ("Received RST_STREAM", "Stream removed")
 
 
 def is_transient(error: SpecwireError) -> bool:
-    """Asking again, or elsewhere, may help."""
+    """Whether asking again, or elsewhere, may help."""
     return error.code in TRANSIENT or error.message.startswith(RESET)
 
 
@@ -50,8 +50,8 @@ class Attempts:
         addresses: how many there are; `current` is the one to ask.
         deadline: when the call ends.
         patience: how long it is tried again after it began to fail; 0 tries each address once.
-        answered: somebody has been there, if only to say that it cannot be served now. Else one round is all:
-            nobody may be there at all.
+        answered: a service has answered, if only with a refusal. Without any answer there is one round only: perhaps
+        nothing listens there.
     """
 
     addresses: int
@@ -65,7 +65,7 @@ class Attempts:
     _backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_WAIT_S, MOST_WAIT_S))
 
     def heard(self, now: float, news: bool) -> None:
-        """The service has said something; `news`: that was not known from an earlier attempt."""
+        """Note a message of the service; `news`: it was not known from an earlier attempt."""
         self.answered = True
         if self._heard_since is None:
             self._heard_since = now
@@ -92,14 +92,14 @@ class Attempts:
             raise error
         self.answered = self.answered or (error.reached and error.code is grpc.StatusCode.UNAVAILABLE)
         if self._heard_since is not None and now - self._heard_since > MOST_WAIT_S:
-            self._succeeded()  # there was nothing to say, but somebody was there
+            self._succeeded()  # the service had nothing to send, but it answered
         self._heard_since = None
         if self._failed == 0:
             self._failing_since = now
         self._failed += 1
         self.current = (self.current + 1) % self.addresses
         if self._failed % self.addresses:
-            return 0.0  # somebody else may be there
+            return 0.0  # another service may be there
         wait = max(self._backoff.next(), error.retry_after or 0.0)
         if not self.answered or now + wait > min(self._failing_since + self.patience, self.deadline):
             raise error
@@ -123,10 +123,10 @@ class Resumption:
         self._cause: SpecwireError | None = None
 
     def take(self, event: Event) -> Event | None:
-        """The event for the client, None for one that it has had.
+        """The event for the client, None for one that it has had already.
 
         Raises:
-            SpecwireError: DATA_LOSS, the service went on somewhere else than where the text ends.
+            SpecwireError: DATA_LOSS, the service went on at another place than the text's end.
         """
         if isinstance(event, Started):
             return self._begin(event)
@@ -155,10 +155,9 @@ class Resumption:
                 self._hash = extend_hash(self._hash, token)
 
     def broke(self, error: SpecwireError, patience: float) -> None:
-        """The stream is gone, and is to go on.
+        """Prepare to resume a lost stream.
 
-        Raises:
-            SpecwireError: it does not go on; the `error`, or the one from which it only followed.
+        Raises: SpecwireError: it cannot go on; the `error`, or its first cause.
         """
         logger.info("session %s: the stream broke: %s", self.session_id[:SHOWN_CHARACTERS] or "not begun", error)
         begun = bool(self.session_id)
@@ -170,7 +169,7 @@ class Resumption:
                 session_id=self.session_id, from_position=self._position, prefix_hash=self._hash, take_over=True
             )
         elif isinstance(self.request, generation_pb2.GenerateRequest) and self.request.request_id:
-            # The session may have begun where nobody can be asked for it any more.
+            # The session may have begun at a service that is gone.
             self.request.take_over |= error.reached and error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED
 
     def _explained(self, error: SpecwireError) -> SpecwireError:

@@ -1,4 +1,4 @@
-"""How commands reach Redis: one server (also the one that Sentinels name), or whichever of a cluster's has the slot."""
+"""How commands reach Redis: one server (also the one that Sentinels name), or a cluster's by the key's slot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redis.exceptions import AskError, ClusterDownError, ClusterError, RedisErro
 
 Argument = str | int | bytes
 Command = tuple[Argument, ...]
-# HOST:PORT of a cluster's server; empty where there is but one.
+# HOST:PORT of a cluster's server; empty where there is only one.
 Node = str
 ONLY_NODE: Node = ""
 Address = tuple[str, int]
@@ -45,7 +45,7 @@ class RedisConnection(Protocol):
         ...
 
     async def reset(self, node: Node) -> None:
-        """Forget a server that did not answer, or is not the one to ask: connect and look for servers again."""
+        """Forget a server that did not answer, or is the wrong one: connect and look for servers again."""
         ...
 
     async def close(self) -> None: ...
@@ -82,10 +82,10 @@ class ServerConnection:
 
 
 class ClusterConnection:
-    """A client of its own for each server: what one of them does is nothing to the others.
+    """Each server has a client of its own, independent of the others.
 
     Args:
-        seeds: some of the servers. The others, and who has which slots, any of them can say.
+        seeds: some of the servers. Any of them can name the others, and who has which slots.
         client_of: a client for an address; nothing is connected yet.
     """
 
@@ -119,7 +119,7 @@ class ClusterConnection:
             await asyncio.gather(*asked, return_exceptions=True)
 
     async def _slots(self, node: Node) -> list[tuple[int, int, Node]]:
-        # In two words: redis-py makes something of its own of the answer to the command in one.
+        # In two words, because redis-py parses the answer to the one-word command in its own way.
         (answer,) = await exchange(self._clients[node], [("CLUSTER", "SLOTS")])
         if isinstance(answer, Exception):
             raise answer
@@ -169,7 +169,7 @@ async def exchange(client: Redis, commands: Sequence[Command]) -> list[object]:
     """Send the commands in one pipeline; their replies, errors among them.
 
     redis-py sends by `asyncio.wait_for`, in which Python 3.11 forgets a cancellation that comes as the sending is done
-    (python/cpython#86296): whoever asks again and again would never end, and who waits for that would not either.
+    (python/cpython#86296): a task that polls would never end, nor would anything that waits for it.
     """
     pipeline = client.pipeline(transaction=False)
     for command in commands:

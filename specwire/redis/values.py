@@ -1,4 +1,4 @@
-"""JSON that stands in Redis. Whoever can write there can write anything, so nothing is taken on trust."""
+"""JSON in Redis. Anybody who can write there can write anything, so every value is checked."""
 
 from __future__ import annotations
 

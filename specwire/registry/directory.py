@@ -4,9 +4,9 @@
     specwire:services       sorted set of ids; the score is when the entry expires, Redis's time in milliseconds
     specwire:home:SESSION   affinity: the verifier's address that had a session last
 
-Each key stands for itself, so a cluster may have them on different servers. The index makes KEYS and SCAN needless:
-they would walk over every session log. What expired is taken out of it whenever anything is put in, and it expires
-itself once nobody renews it. The clock is that of the index's server, so nobody's clock is compared with another's.
+Keys are independent, so a cluster may have them on different servers. The index makes KEYS and SCAN needless, which
+would walk over every session log. Expired ids are removed whenever one is added, and the index itself expires once
+nobody renews it. The clock is that of the index's server, so clocks of different hosts are never compared.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ FIELD = "registry"
 PREFIX = "specwire:service:"
 INDEX = "specwire:services"
 AFFINITY = "specwire:home:"
-# Services that are looked at; a fleet has fewer, whoever fills the index has not.
+# Most services that are read: more than any fleet has, fewer than an attacker may add.
 MOST_SERVICES = 4096
 TIMEOUT_S = 2.0
-# How long it is remembered where a session was decided: its keys and values are seldom kept for longer.
+# Seconds for which a session's verifier is remembered: its keys and values are seldom kept for longer.
 AFFINITY_TTL_S = 3600.0
 
 ENROL = """
@@ -74,13 +74,13 @@ class Directory:
         return cls(connection_of(url, timeout_s, FIELD), timeout_s)
 
     async def put(self, entry: ServiceEntry, ttl_s: float) -> None:
-        """The service is there, for `ttl_s` seconds from now."""
+        """Register the service for `ttl_s` seconds from now."""
         ttl_ms = max(1, round(ttl_s * 1000))
         await self._ask(PREFIX + entry.id, ("SET", PREFIX + entry.id, encode(entry), "PX", ttl_ms))
         await self._ask(INDEX, ("EVAL", ENROL, 1, INDEX, entry.id, ttl_ms))
 
     async def remove(self, entry_id: str) -> None:
-        """The service has gone."""
+        """Remove the service."""
         await self._ask(INDEX, ("ZREM", INDEX, entry_id))
         await self._ask(PREFIX + entry_id, ("DEL", PREFIX + entry_id))
 
@@ -100,20 +100,20 @@ class Directory:
         return Listing(tuple(entries), +ignored)
 
     async def _values(self, ids: Sequence[str]) -> list[object]:
-        """The beginning of each one's value, empty where it has expired; never more of it than an entry may have."""
+        """Each one's value up to the size that an entry may have; empty where it has expired."""
         keys = [PREFIX + each for each in ids]
         replies = await self._ask_all({key: ("GETRANGE", key, 0, MOST_BYTES) for key in keys})
         return [replies[key] for key in keys]
 
     async def note_affinity(self, affinity: dict[str, str]) -> None:
-        """Sessions are decided at these addresses."""
+        """Note the addresses of the verifiers of these sessions."""
         ttl_ms = round(AFFINITY_TTL_S * 1000)
         await self._ask_all(
             {AFFINITY + each: ("SET", AFFINITY + each, at, "PX", ttl_ms) for each, at in affinity.items()}
         )
 
     async def affinity_of(self, session_id: str) -> str | None:
-        """Where the session was decided last."""
+        """The address of the session's last verifier."""
         value = await self._ask(AFFINITY + session_id, ("GETRANGE", AFFINITY + session_id, 0, MOST_BYTES))
         try:
             return checked_address("affinity", _text(value))

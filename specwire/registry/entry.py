@@ -1,8 +1,8 @@
-"""What a service says of itself in the registry, and what is believed of it.
+"""What a service says of itself in the registry, and how that is checked.
 
 On the wire an entry is a JSON object, at most MOST_BYTES long. `v` is its version: one that is newer is ignored, a
-field that is not known is, too. Whoever reads it has only Redis's word for it, so every value is checked, and the
-connection to the service has the last word on all of them.
+field that is not known is, too. Anybody may have written it, so every value is checked, and the connection to the
+service has the last word.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ServiceState(StrEnum):
 
 
 class InvalidEntry(ValueError):
-    """A value in the registry is no entry. reason: one of few words, for counting."""
+    """A value in the registry is not an entry. reason: one of a few words, for counting."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

@@ -39,7 +39,7 @@ class RegistryOptions:
             advertised(self.advertise, "localhost:1")
 
     def check_listen(self, listen: str) -> None:
-        """InvalidParameter if nobody could be told where a service that listens there is."""
+        """InvalidParameter if other services could not dial this address."""
         host = host_of(listen)
         if self.url and not self.advertise and _is_wildcard(host):
             raise InvalidParameter("advertise", f"is needed: {listen} does not say where others dial this service")

@@ -14,10 +14,10 @@ from specwire.registry.entry import NO_LOAD, Load, ServiceEntry, ServiceState
 
 logger = logging.getLogger(__name__)
 
-# Between heartbeats, and how long one holds: two may be lost.
+# Seconds between heartbeats, and for which one holds: two may be lost.
 HEARTBEAT_S = 2.0
 TTL_S = 3 * HEARTBEAT_S
-# For the last words of a service that stops: they are not worth waiting for Redis.
+# Seconds for a stopping service's last message: it does not wait longer for Redis.
 FAREWELL_S = 1.0
 # Each wait is shortened by up to this part of it, so that a fleet that started together does not speak together.
 SCATTER = 0.2
@@ -40,7 +40,7 @@ def new_id() -> str:
 
 
 class Registrar:
-    """Says that a service is there, and how it is. Whether Redis hears it is nothing to the service.
+    """Registers a service and its load. The service does not depend on Redis' answer.
 
     Args:
         directory: owned from now on; None registers nowhere.
@@ -60,7 +60,7 @@ class Registrar:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """The first word is said at once, and not waited for."""
+        """The first heartbeat is sent at once, and not waited for."""
         if self._directory is not None:
             self._task = asyncio.create_task(self._run(self._directory), name="registrar")
 
@@ -90,13 +90,13 @@ class Registrar:
             async with asyncio.timeout(FAREWELL_S):
                 await saying
         except TimeoutError:
-            return  # what was said last expires
+            return  # the last heartbeat expires
 
     async def _run(self, directory: Directory) -> None:
         while True:
             try:
                 await self._say(directory)
-            except Exception:  # a failure of our own: the next heartbeat may be better, and without any it is over
+            except Exception:  # a bug of ours: the next heartbeat may work, and without any the entry expires
                 logger.exception("a heartbeat failed")
             await asyncio.sleep(self._rhythm.every_s * random.uniform(1 - SCATTER, 1))
 

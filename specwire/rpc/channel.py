@@ -23,8 +23,8 @@ Options = list[tuple[str, int | str]]
 MOST_MESSAGE_BYTES = 16 * 1024 * 1024
 
 # A dead peer, or a connection that a proxy forgot, is noticed within 10 s, also while no call is running; within 5 s
-# while something is sent. Both ends ping. Longer than a network's short breaks, which the connection outlives; often
-# enough for any proxy or address translation that cuts what is idle, and far from what proxies take for a flood.
+# while something is sent. Both ends ping. That is longer than a network's short breaks, often enough for proxies and
+# NATs that cut idle connections, and far from what proxies take for a flood.
 PING_EVERY_MS = 5_000
 PING_TIMEOUT_MS = 5_000
 
@@ -37,12 +37,12 @@ MOST_REDIAL_MS = 2_000
 # For TCP's and TLS's handshakes and HTTP/2's settings, four round trips, some of them lost: not only for near peers.
 CONNECT_MS = 10_000
 
-# A client takes so many bytes of a stream that nobody reads, a few hundred tokens; by itself gRPC lets that grow with
-# the connection's speed. What is beyond it waits at the service, which then decides no more.
+# Bytes that a client takes of a stream that nobody reads: a few hundred tokens. By itself gRPC lets that grow with the
+# connection's speed. Further tokens wait at the service, which then decides no more.
 READ_AHEAD_BYTES = 16 * 1024
 
 # Calls that may wait for a busy server to take them up. gRPC's own bounds are 1,000 and 3,000: from the first on it
-# refuses some by chance, as CANCELLED, which is no word for a server that is busy.
+# refuses some at random, as CANCELLED, which is the wrong status for a busy server.
 PENDING_CALLS, MOST_PENDING_CALLS = 8_192, 16_384
 
 
@@ -61,7 +61,7 @@ def _shared() -> Options:
 def channel_options(target: str, read_ahead: int = 0) -> Options:
     """Options for a client channel to `target` (HOST:PORT).
 
-    A loopback target is dialled directly: HTTP proxy variables are meant for the way out of the machine.
+    A loopback target is dialled directly: HTTP proxies are meant for targets outside of the machine.
     read_ahead: bytes that a stream may bring before they are read; 0 leaves that to gRPC.
     """
     redial: Options = [
@@ -94,7 +94,7 @@ def host_of(target: str) -> str:
 
 
 def exposure(listen: str, *, encrypted: bool, insecure: bool) -> str | None:
-    """Why HOST:PORT must not be listened on, or None: others would read along, and nobody has said that they may."""
+    """Why HOST:PORT must not be listened on, or None: other machines could read along without permission."""
     if encrypted or insecure or is_loopback(host_of(listen) or "localhost"):
         return None
     return (
@@ -120,7 +120,7 @@ def is_loopback(host: str) -> bool:
 class Backoff:
     """Waits that double from `first` to `most` seconds, each scattered over its upper half.
 
-    Scattered, so that many who lost the same peer at one moment do not all come back at one moment.
+    Scattered, so that many that lost the same peer do not all come back at the same moment.
     """
 
     def __init__(self, first: float, most: float) -> None:
@@ -134,12 +134,12 @@ class Backoff:
         return wait * self._random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Reset, because an attempt has worked."""
+        """Reset after an attempt that worked."""
         self._next = self._first
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Channels to other processes, plain or with TLS, and why one cannot be had.
+# Channels to other processes, plain or with TLS, and why one fails.
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 C = TypeVar("C", grpc.Channel, grpc.aio.Channel)
@@ -169,7 +169,7 @@ def open_blocking_channel(
 
 
 def check_token_is_safe(address: str, tls: ClientTls | None, token: str) -> None:
-    """InvalidParameter where a token would leave this machine unencrypted: whoever reads it can use it."""
+    """InvalidParameter where a token would leave this machine unencrypted: anybody on the way could use it."""
     if token and tls is None and not is_loopback(host_of(address)):
         raise InvalidParameter("token", f"is not sent to {address} unencrypted: give --tls or --tls-ca")
 
@@ -209,7 +209,7 @@ class _Shown:
 
 
 def distrust(details: str, address: str) -> str | None:
-    """Why the two ends will not trust each other however often they try, or None if that is not what `details` says.
+    """Why the two ends will never trust each other, or None if `details` does not say that.
 
     Args:
         details: gRPC's, of a call with the status UNAVAILABLE. It carries OpenSSL's name of what failed.

@@ -1,4 +1,4 @@
-"""Wire <-> core. What the wire may hold and the core may not is refused here, with the field's name."""
+"""Wire <-> core. Values that the core does not allow are refused here, with the field's name."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def constraint_from_wire(message: common_pb2.Sampling) -> Constraint | None:
 
 
 def check_known(message: Message, name: str) -> None:
-    """Refuse fields that this program does not know: a text without an option is not what was asked for."""
+    """Refuse fields that this program does not know: ignoring an option would give another text than asked for."""
     unknown = UnknownFieldSet(message)
     if len(unknown):
         raise InvalidParameter(name, f"holds field number {unknown[0].field_number}, which this service does not know")
@@ -194,7 +194,7 @@ def logprobs_to_wire(reported: Iterable[TokenLogprobs]) -> list[common_pb2.Token
 
 
 def logprobs_from_wire(messages: Iterable[common_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
-    """Raises InvalidParameter where ids and values do not match, or a value is no number."""
+    """Raises InvalidParameter where ids and values do not match, or a value is not a number."""
     return tuple(_logprobs(message) for message in messages)
 
 
@@ -272,7 +272,7 @@ def verdict_to_wire(verdict: Verdict, handle: int, attach: int) -> verify_pb2.Ve
 
 
 def verdict_from_wire(message: verify_pb2.Verdict, wanted: int | None = None) -> Verdict:
-    """Raises InvalidParameter where outcomes, log-probabilities or reason are none, or do not match the tokens.
+    """Raises InvalidParameter where outcomes, log-probabilities or reason are invalid, or do not match the tokens.
 
     wanted: Sampling.logprobs of the session.
     """

@@ -33,7 +33,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def retry_metadata(code: grpc.StatusCode, message: str, seconds: float) -> Metadata:
-    """Trailing metadata that tell a call ending with this status to come again after `seconds`."""
+    """Trailing metadata that tell a caller to retry after `seconds`."""
     info = error_details_pb2.RetryInfo()
     info.retry_delay.FromNanoseconds(round(seconds * 1e9))
     detail = any_pb2.Any()
@@ -44,7 +44,7 @@ def retry_metadata(code: grpc.StatusCode, message: str, seconds: float) -> Metad
 
 
 def retry_after(error: grpc.RpcError) -> float | None:
-    """Seconds after which the server wants to be asked again; None if it does not say, or not so that it can be read.
+    """Seconds after which the server wants to be asked again; None if it does not say, or unreadably.
 
     `error` is a finished call, blocking or of asyncio.
     """
@@ -61,11 +61,11 @@ def retry_after(error: grpc.RpcError) -> float | None:
 
 logger = logging.getLogger(__name__)
 
-# Seconds. A caller that found no room is told to come again after this, where nothing better is known.
+# Seconds. Where nothing better is known, a refused caller is told to retry after this.
 RETRY_AFTER = 1.0
 
 NEUTRAL_MESSAGE = "internal error; the server's log has the details"
-# Characters. A status travels in the trailers, which gRPC takes up to 8 KiB, encoded; callers choose what is quoted.
+# Characters. A status travels in the trailers, of at most 8 KiB encoded; callers choose what is quoted in it.
 MOST_MESSAGE = 400
 
 # gRPC passes messages of whatever type the method has, so the wrappers are generic over them.
@@ -139,7 +139,7 @@ def kind_of(handler: Handler) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Unreadable:
-    """In place of a message: what raises while gRPC decodes would be an UNKNOWN to the caller."""
+    """Stands for an unreadable message: an error while gRPC decodes would be UNKNOWN to the caller."""
 
     error: Exception
 

@@ -26,7 +26,7 @@ from specwire.rpc.errors import StatusError
 TOKEN_VARIABLE = "SPECWIRE_TOKEN"
 HEADER = "authorization"
 SCHEME = "Bearer "
-# What an HTTP header may carry; of random characters 16 are the least that nobody guesses.
+# Characters that an HTTP header may carry; 16 random ones are the least that cannot be guessed.
 TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
@@ -35,10 +35,9 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class Keys:
-    """Who may call. Holds hashes of the tokens only.
+    """The tokens that may call, as hashes.
 
-    Args:
-        holders: the holder's name by token.
+    Args: holders: the holder's name by token.
     """
 
     def __init__(self, holders: Mapping[str, str]) -> None:
@@ -46,9 +45,9 @@ class Keys:
         self.names = frozenset(holders.values())
 
     def holder(self, metadata: Metadata) -> str:
-        """The name of whoever shows a known token in a call's metadata.
+        """The name of the holder of the token in a call's metadata.
 
-        Every key is compared, and each in constant time: how long it takes tells nothing about any of them.
+        Every key is compared, each in constant time, so the time tells nothing about any of them.
 
         Raises:
             StatusError: UNAUTHENTICATED.
@@ -63,7 +62,7 @@ class Keys:
 
 
 def _digest(token: str) -> bytes:
-    """A digest has one length whatever the token's, so comparing tells nothing about that length either."""
+    """A digest has one length, so comparing tells nothing about the token's length either."""
     return hashlib.sha256(token.encode()).digest()
 
 
@@ -101,7 +100,7 @@ def read_keys(flag: str, file: str | None) -> Keys | None:
 
 
 def add_token_argument(parser: argparse.ArgumentParser, whom: str, variable: bool = False) -> None:
-    """What `read_token` reads. No flag takes the token itself: every user of a machine sees its command lines."""
+    """What `read_token` reads. No flag takes the token itself: every user of a machine sees command lines."""
     also = f" (default: ${TOKEN_VARIABLE})" if variable else ""
     parser.add_argument("--token-file", metavar="FILE", help=f"holds the token to show to {whom}{also}")
 

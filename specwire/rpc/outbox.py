@@ -1,4 +1,4 @@
-"""Sending on one long-lived stream: what is said within one loop tick goes out as one message."""
+"""Sending on one long-lived stream: parts of one loop tick go out as one message."""
 
 from __future__ import annotations
 

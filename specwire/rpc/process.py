@@ -1,4 +1,4 @@
-"""What the processes of specwire share: one ready line, two-stage shutdown, how they speak to people.
+"""What the processes of specwire share: one ready line, two-stage shutdown, messages for people.
 
 The first SIGINT or SIGTERM drains (or gives up a start that is under way), the second stops at once. A failure is one
 line on stderr, never a traceback.
@@ -27,14 +27,14 @@ DRAIN_GRACE = 3.0
 # loop's thread; at Python's default of 5 ms a forward of 2 ms was often stretched by half.
 SWITCH_INTERVAL_S = 0.0005
 STOP_LIMIT = 10.0
-# For a start that is given up to clean up.
+# Seconds for a cancelled start to clean up.
 GIVE_UP_LIMIT = 5.0
-# The logger of what is said, where a log takes it.
+# The logger of these messages, where a log takes them.
 SAID = "specwire.say"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# What makes a terminal do something (C0, DEL, C1), and what reorders the text around it, also behind its own end
-# (embeddings, overrides, isolates), but for tabs and line feeds: shown as Python writes it.
+# Characters that command a terminal (C0, DEL, C1) or reorder text (embeddings, overrides, isolates), except for tabs
+# and line feeds: shown as Python escapes them.
 _CONTROLS = (*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _TEXT = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _CONTROLS}
 _LINE = _TEXT | {ord("\n"): " ", ord("\t"): " "}
@@ -61,7 +61,7 @@ R = TypeVar("R", bound=Running)
 
 
 def share_interpreter() -> None:
-    """For a process whose event loop and model share one interpreter: hand its lock over quickly."""
+    """Hand the interpreter's lock over quickly: for processes whose event loop and model share it."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
@@ -73,7 +73,7 @@ async def run_until_signalled(
     with _signalled() as signalled:
         try:
             running = await _start_unless(signalled, start)
-        except Exception as error:  # whatever keeps a process from starting is one line to its user
+        except Exception as error:  # anything that keeps a process from starting is one line for its user
             say(f"{prefix}: error: {one_line(error)}")
             return 1
         if running is None:
@@ -151,14 +151,14 @@ def _signalled() -> Iterator[asyncio.Event]:
 
 
 def one_line(error: BaseException) -> str:
-    """An error for a user: its message without line breaks; its type too where the message alone says too little."""
+    """An error for a user: its message on one line, with its type where the message alone says too little."""
     message = " ".join(str(error).split())
     terse = type(error).__module__ == "builtins" and not isinstance(error, (ValueError, OSError, RuntimeError))
     return f"{type(error).__name__}: {message}".rstrip(": ") if terse or not message else message
 
 
 def visible(text: str, *, lines: bool = True) -> str:
-    """What a terminal may get of text that is not ours: no character of it is a command.
+    """Text from elsewhere as a terminal may show it: no character of it is a command.
 
     Each character is replaced by itself, so text that comes in pieces may be shown piece by piece. lines: line feeds
     and tabs stay; otherwise they become blanks.

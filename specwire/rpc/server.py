@@ -20,7 +20,7 @@ from specwire.rpc.keys import Keys
 from specwire.rpc.tls import ServerTls
 
 # ----------------------------------------------------------------------------------------------------------------------
-# At the door of a server: who may call which service, and how much it may say in one message.
+# Admission to a server: who may call which service, and how large a message may be.
 
 
 class MessageTooLong(StatusError):
@@ -39,7 +39,7 @@ class Admission:
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
-    """To be called within ErrorPolicy, which turns what this raises into statuses.
+    """Called within ErrorPolicy, which turns its errors into statuses.
 
     Args:
         services: by full name. Others, which are health checks and reflection, are open to everybody.
@@ -92,7 +92,7 @@ def _rebuilt(handler: Handler, behaviour: Any, decode: Any) -> Handler:
 
 
 class ListenError(Exception):
-    """The server cannot listen where it was told to; the message names the address."""
+    """The server cannot listen at the given address; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class RunningServer:
             await self._checks.set(name, states.SERVING if serving else states.NOT_SERVING)
 
     async def stop(self, grace: float = 5.0) -> None:
-        """Health says no at once, new calls are refused, running ones get `grace` seconds, then are cancelled."""
+        """Health checks fail at once, new calls are refused, running ones get `grace` seconds, then are cancelled."""
         await self._checks.enter_graceful_shutdown()
         await self._server.stop(grace)
 
@@ -192,9 +192,9 @@ def parse_listen(listen: str) -> tuple[str, int]:
 
 
 def check_free(wanted: Iterable[tuple[str, str]]) -> None:
-    """Raises ListenError unless all of them, (field, HOST:PORT), can be listened on now, and side by side.
+    """Raises ListenError unless all of them, (field, HOST:PORT), can be listened on now, side by side.
 
-    Whoever loads a model asks this first: a port that is taken need not be waited for.
+    Asked before a model is loaded, so that a taken port is told at once.
     """
     with ExitStack() as held:
         for field, listen in wanted:

@@ -1,4 +1,4 @@
-"""What a process that serves is told: where it listens, to whom, and how a model is run there."""
+"""Options of a serving process: where it listens, to whom, and how it runs a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specwire.rpc.server import Admission
 from specwire.rpc.tls import ServerTls, add_server_arguments, server_tls
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Of every process that listens: where, who may call and read along, and how it ends.
+# Options of every process that listens: where, who may call, and how it ends.
 
 MOST_GRACE = 3600.0
 ANY_PORT = "127.0.0.1:0"
@@ -34,7 +34,7 @@ def check_listen(listen: str, field: str = "listen") -> None:
 
 
 def check_exposure(listen: str, tls: ServerTls | None, insecure: bool) -> None:
-    """InvalidParameter if others would read along: said before a model is loaded."""
+    """InvalidParameter if other machines could read along; checked before a model is loaded."""
     exposed = exposure(listen, encrypted=tls is not None, insecure=insecure)
     if exposed is not None:
         raise InvalidParameter("listen", exposed)
@@ -51,7 +51,7 @@ def check_metrics(address: str, insecure: bool, tls: ServerTls | None = None) ->
 
 
 def add_listening_arguments(parser: argparse.ArgumentParser, callers: str) -> None:
-    """What every command that listens takes: who may call, encryption, and how it ends. See `drain_grace`."""
+    """The options of every command that listens: who may call, encryption, how it ends. See `drain_grace`."""
     parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
     parser.add_argument("--api-keys", metavar="FILE", help=f"{callers} must show a token of FILE: NAME TOKEN lines")
     parser.add_argument(
@@ -194,13 +194,13 @@ class ModelServiceOptions:
 
 
 def check_deterministic(deterministic: bool, runtime: str) -> None:
-    """InvalidParameter for a runtime that rounds by what it computes together."""
+    """InvalidParameter for a runtime whose rounding depends on what it computes together."""
     if deterministic and runtime == "openvino":
         raise InvalidParameter("deterministic", "needs the runtime torch, not openvino")
 
 
 def check_ranks(size: int) -> None:
-    """InvalidParameter unless a model may be asked to be split over so many processes."""
+    """InvalidParameter unless a model may be split over this many processes."""
     if not 1 <= size <= MOST_RANKS:
         raise InvalidParameter("tensor-parallel-size", f"must be from 1 to {MOST_RANKS}, not {size}")
 

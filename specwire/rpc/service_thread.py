@@ -1,7 +1,7 @@
 """The thread that a service computes in: it loads the model, then runs what it has loaded until it is stopped.
 
-The event loop puts commands into an inbox and hears reports; drafter and verifier do so alike. The model is loaded in
-the thread that computes with it, because the number of CPU threads belongs to the thread that sets it.
+The event loop puts commands into an inbox and gets reports; drafter and verifier use the same class. The model is
+loaded in the thread that computes with it, because the number of CPU threads belongs to the thread that sets it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Generic, Protocol, TypeVar
 logger = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 10.0
-# A start that is given up: what loads may be in the middle of it.
+# Seconds to wait for a cancelled start, whose load may be under way.
 GIVE_UP_LIMIT_S = 3.0
 # A step that takes longer than this hangs.
 STEP_LIMIT_S = 60.0
-# Between the thread's last words and its end.
+# Seconds between the thread's last report and its end.
 JOIN_S = 1.0
 # A peer that sends faster than the thread takes in is not read any further; in weight of commands.
 MOST_BACKLOG = 1 << 16
@@ -38,7 +38,7 @@ def monotonic_us() -> float:
 class Weighed(Protocol):
     @property
     def weight(self) -> int:
-        """How much there is to look at, in tokens and parts."""
+        """Its size, in tokens and parts."""
         ...
 
 
@@ -114,8 +114,8 @@ class Helpers(Protocol):
 
 
 GoOn = Callable[[], None]
-# Called in the thread; returns what is to be run, and the model's description. Its reports go to the first argument. It
-# calls the second now and then, which raises StartGivenUp once nobody wants it any more.
+# Called in the thread; returns the worker, and the model's description. Its reports go to the first argument. It calls
+# the second now and then, which raises StartGivenUp once the start is cancelled.
 Load = Callable[[Callable[[Reports], None], GoOn], tuple[Runnable[Command], Info]]
 
 
@@ -126,7 +126,7 @@ class StartGivenUp(Exception):
 class ServiceThread(Generic[Command, Reports, Info]):
     """Owns the thread. Everything but `_run` and what it calls happens in the event loop.
 
-    on_reports: hears, in order, what the thread reports.
+    on_reports: is called with the thread's reports, in order.
 
     Args:
         name: of the service, for people.
@@ -148,7 +148,7 @@ class ServiceThread(Generic[Command, Reports, Info]):
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[Info] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
-        # A daemon: a forward that hangs beyond `stop` must not keep the process alive.
+        # A daemon, because a forward that hangs beyond `stop` must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._inbox: Inbox[Command] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -264,7 +264,7 @@ class ServiceThread(Generic[Command, Reports, Info]):
         self._watching = self._loop.create_task(self._watch(runnable), name=f"watch the {self._name}")
 
     async def _watch(self, runnable: Runnable[Command]) -> None:
-        """A step that does not end is a failure, although its thread says nothing."""
+        """A step that does not end is a failure, although its thread reports nothing."""
         while not self._ended.done():
             await asyncio.sleep(self._step_limit_s / 10)
             began_s = runnable.step_began_s
@@ -272,7 +272,7 @@ class ServiceThread(Generic[Command, Reports, Info]):
                 _settle(self._ended, f"a step has been under way for more than {self._step_limit_s:g} s")
 
     def _lose(self, reason: str) -> None:
-        """A helper is gone. What waits for it in the thread usually fails at once, and says more."""
+        """A helper is gone. The thread usually fails at once when it waits for it, with a better message."""
         _settle(self._ended, reason)
         self._loop.call_later(GIVE_UP_LIMIT_S, self._fail_start, RuntimeError(reason))
 

@@ -1,4 +1,4 @@
-"""TLS for servers and channels: what the command line names is read and checked at once, by flag and file.
+"""TLS for servers and channels: files on the command line are read and checked at once.
 
     server    --tls-cert FILE --tls-key FILE    encrypts; clients check the certificate
               --tls-client-ca FILE              mutual: a client must show a certificate of this authority
@@ -35,7 +35,7 @@ class ServerTls:
         return grpc.ssl_server_credentials(pair, self.client_ca, require_client_auth=self.client_ca is not None)
 
     def context(self) -> ssl.SSLContext:
-        """For servers that speak HTTP. Python reads certificates from files only; these are private, and soon gone."""
+        """For HTTP servers. Python reads certificates from files only; these are private, and removed at once."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with tempfile.TemporaryDirectory(prefix="specwire-tls-") as folder:
             certificate, key = Path(folder, "cert.pem"), Path(folder, "key.pem")
@@ -98,7 +98,7 @@ def client_tls(args: argparse.Namespace) -> ClientTls | None:
 
 
 def check_client_files(prefix: str, ca: str | None, cert: str | None, key: str | None) -> None:
-    """For somebody else to read: InvalidParameter names prefix + ca, cert or key, and the file that is wrong."""
+    """Check files that a library reads: InvalidParameter names prefix + ca, cert or key, and the wrong file."""
     _certificates(f"{prefix}ca", ca)
     _pair(f"{prefix}cert", cert, f"{prefix}key", key)
 

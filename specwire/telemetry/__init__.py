@@ -1,1 +1,1 @@
-"""What a process tells those who run it: figures (Prometheus), traces (OpenTelemetry) and logs."""
+"""A process's metrics (Prometheus), traces (OpenTelemetry) and logs."""

@@ -17,11 +17,11 @@ from specwire.telemetry.metrics import CONTENT_TYPE, Registry
 
 logger = logging.getLogger(__name__)
 
-# A scrape is one short request; whoever is slower, or asks for more at once, is no scraper.
+# A scrape is one short request; slower or larger ones are cut off.
 REQUEST_LIMIT_S = 5.0
 MOST_HEAD_BYTES = 8 * 1024
 MOST_CONNECTIONS = 32
-# For the other end's goodbye, which TLS waits for.
+# Seconds for the other end to close, which TLS waits for.
 GOODBYE_S = 1.0
 
 PLAIN = "text/plain; charset=utf-8"

@@ -18,8 +18,8 @@ from specwire.core.messages import SourceKind
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures in Prometheus' text form, version 0.0.4.
 #
-# Nothing is pushed: whoever counts has plain numbers, and `Families` are made of them when somebody asks. So counting
-# costs an addition without a lock, and a service that nobody asks pays for nothing else.
+# Nothing is pushed: counters are plain numbers, and `Families` are made of them at a scrape. So counting costs an
+# addition without a lock, and a service that is not scraped pays for nothing else.
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "specwire:"
@@ -94,21 +94,21 @@ def draft_families(drafts: Mapping[SourceKind, DraftCounts]) -> Families:
 
 
 class Registry(Collector):
-    """The figures of one process, which may run several services: every sample says whose it is (`service`)."""
+    """The metrics of one process, which may run several services: every sample has the label `service`."""
 
     def __init__(self) -> None:
         self._services: list[tuple[str, Callable[[], Families]]] = []
 
     def add(self, service: str, families: Callable[[], Families]) -> None:
-        """Read by `families`, from now on, whenever somebody asks."""
+        """Add a source, which `families` reads at each scrape."""
         self._services.append((service, families))
 
     def include(self, other: Registry) -> None:
-        """What `other` has by now is read here, too."""
+        """Add the sources that `other` has by now."""
         self._services += other._services
 
     def collect(self) -> Families:
-        """Families of one name, of several services, are one; the first one's text is theirs."""
+        """Families of one name are merged; the first one's help text counts."""
         shown: dict[str, Metric] = {}
         for service, families in self._services:
             for family in families():

@@ -1,4 +1,4 @@
-"""What a service's command line says of traces and logs. Processes that it starts are told the same."""
+"""A service's options for traces and logs, which it passes on to processes that it starts."""
 
 from __future__ import annotations
 
