@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -24,6 +24,7 @@ from deploy.cli.stack_address import StackAddress, add_address_arguments, explai
 from deploy.cli.terminal import ProvisionalTail, dim, is_terminal, painter, wants_colour
 from deploy.stack.child_stack import own_stack, stack_words
 from deploy.stack.options import StackError
+from orchestrator.http.templates import Renderer, TemplateInvalid
 from orchestrator.options import chat_template_of
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import PartialCompletion
@@ -32,6 +33,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import FinishReason
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say, visible
+from specwire.text.sandbox import Busy
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A conversation: how its messages become a prompt, and what of it the service already has.
@@ -82,6 +84,37 @@ class Plain:
             case "user":
                 return f"{USER} {message['content']}"
         return f"{ANSWER}{message['content']}"
+
+
+class Templated:
+    """Style of a model with a chat template. eos_ids: the model's; where it has several, it is not known here which one
+    ended an answer.
+    """
+
+    stops: Sequence[str] = ()
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], eos_ids: Sequence[int]) -> None:
+        self._renderer = Renderer()
+        self._template = self._renderer.template(source, special_tokens)
+        self.ending = special_tokens.get("eos_token", "") if len(eos_ids) == 1 else ""
+
+    async def check(self) -> None:
+        """Raises StackError."""
+        try:
+            await self._template.compile()
+        except (TemplateInvalid, Busy) as error:
+            raise StackError(str(error)) from None
+
+    async def prompt(self, messages: Sequence[Message]) -> str:
+        """InvalidParameter where the template refuses the messages, or takes too much for them."""
+        try:
+            return await self._template.render(messages, True, {})
+        except (TemplateInvalid, Busy) as error:
+            raise InvalidParameter("messages", str(error)) from None
+
+    async def close(self) -> None:
+        self._template.close()
+        await self._renderer.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +264,6 @@ async def _style(client: AsyncClient, template: str, model: str) -> Style:
         return Plain()
     if importlib.util.find_spec("jinja2") is None:
         raise StackError("the model's chat template needs the extra: pip install 'specwire[http]'")
-
-    from deploy.cli.chat_template import Templated  # only whoever has a template needs the extra
 
     style = Templated(source, target.special_tokens, target.eos_ids)
     try:
