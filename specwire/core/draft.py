@@ -11,11 +11,11 @@ from specwire.core.text import Text
 
 
 class Desynchronised(ValueError):
-    """An advance starts behind the decided text that the drafter knows: something was lost; open the session again."""
+    """An advance starts behind the decided text that the drafter knows: messages were lost; open the session again."""
 
 
 def fitting(pace: Pace, sampling: Sampling) -> Pace:
-    """The pace as the session's rule allows it: no stop that depends on what was drafted, chunks that fit a window."""
+    """The pace as the session's rule allows it: no stop that depends on drafted values, chunks that fit a window."""
     return pace if sampling.guessed else Pace(min(pace.chunk, MOST_WINDOW), pace.run_ahead)
 
 
@@ -25,9 +25,9 @@ class DraftSession:
     Args:
         chain: number of the first chain; above those of a session that this one replaces.
         context: most tokens that the drafter's model can hold; a text that has reached it is not drafted for.
-        weighed: its rule weighs draft tokens by what they were drawn from, so no stop may depend on them: the length of
-            a chunk is fixed before its first token is drawn, and the pace's floor does not count.
-        epoch: names the randomness to draw with; another one voids what is not decided.
+        weighed: its rule weighs draft tokens by what they were drawn from. Then no stop may depend on them: a chunk's
+        length is fixed before its first token is drawn, and the pace's floor is ignored. epoch: names the randomness to
+        draw with; a new one voids what is not decided.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class DraftSession:
         return has_room and self.in_flight < self.pace.run_ahead and not self.doubtful
 
     def advance(self, position: int, tokens: Sequence[int], pace: Pace, epoch: int = 0) -> int:
-        """Take in decided tokens; returns the length of text that is unchanged, to which caches roll back.
+        """Take in decided tokens; returns the length of unchanged text, to which caches roll back.
 
         Raises:
             Desynchronised: `position` lies behind the decided text known here.
@@ -95,7 +95,7 @@ class DraftSession:
         if agreed == end and end >= self.decided and same_epoch:
             self.decided = end
             if self.sent < end:
-                # What was decided need not be proposed any more: the same line goes on as a new chain.
+                # Decided tokens need not be proposed: the same line goes on as a new chain.
                 self.base = self.sent = end
                 self.chain += 1
             return len(self.text)

@@ -1,4 +1,4 @@
-"""What is raised where a request's parameter is wrong, the statuses of refusals, and what a request's tokens may be."""
+"""Errors for wrong parameters of a request, the statuses of refusals, and checks of a request's tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class InvalidParameter(ValueError):
 
 
 class ContextExceeded(InvalidParameter):
-    """Prompt and output do not fit the context: said in the words that clients of OpenAI's API look for."""
+    """Prompt and output do not fit the context, in the words that clients of OpenAI's API look for."""
 
     def __init__(self, field: str, message: str, context: int) -> None:
         super().__init__(field, f"{message}: this model's maximum context length is {context} tokens")
@@ -39,7 +39,7 @@ class Code(IntEnum):
 
 
 def check_prediction(tokens: Sequence[int], vocabulary: int, context: int) -> tuple[int, ...]:
-    """What a client says the output may look like. Raises InvalidParameter."""
+    """Check a predicted output. Raises InvalidParameter."""
     if len(tokens) > context:
         raise InvalidParameter("prediction", f"at most {context} tokens are allowed, the context, not {len(tokens)}")
     for token in tokens:

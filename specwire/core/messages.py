@@ -1,4 +1,4 @@
-"""What passes between the rooms of the core: events, effects, proposals, verdicts, and the words they are made of.
+"""What passes between the rooms of the core: events, effects, proposals, verdicts and their parts.
 
 Everything here is a value. It decides nothing, and every other room may import it.
 """
@@ -63,7 +63,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural logarithms, rounded to float32: what the wire and the log carry is what was reported.
+    """Natural logarithms, rounded to float32, so that the wire and the log carry exactly what was reported.
 
     logprob: of the decided token. top: the most probable ids with theirs, falling, ties by rising id; ids of
     probability 0 are left out.
@@ -76,7 +76,7 @@ class TokenLogprobs:
 # Most ids that a drafter keeps, and about what their integer weights add up to: ids below 1 / 8192 are left out.
 MOST_KEPT = 32
 PARTS = 4096
-# Most that a verifier accepts.
+# Most ids that a verifier accepts.
 MOST_IDS = 256
 MOST_TOTAL = (1 << 31) - 1
 
@@ -99,7 +99,7 @@ class Weights:
         return self.weights[self.ids.index(token)] if token in self.ids else 0
 
     def possible(self, token: int, vocabulary: int) -> bool:
-        """Whether this is a distribution over the vocabulary that can have given `token`."""
+        """Whether this is a distribution over the vocabulary from which `token` can have been drawn."""
         sound = 0 < len(self.ids) == len(self.weights) <= MOST_IDS and len(set(self.ids)) == len(self.ids)
         if not sound or min(self.weights) < 1 or self.total > MOST_TOTAL:
             return False
@@ -145,7 +145,7 @@ class Proposal:
 
 
 class ProposedChunk(Protocol):
-    """A proposal in the form that it came in, the core's or the wire's: it is relayed as it is, not made anew."""
+    """A proposal in the form that it came in, the core's or the wire's: it is relayed unchanged."""
 
     @property
     def source(self) -> int: ...
@@ -164,7 +164,7 @@ class ProposedChunk(Protocol):
 class Verdict(NamedTuple):
     """What a step decided for a session: `tokens` stand at position, position + 1, ...
 
-    This is the one form that it has from the verifier's step to the log: messages carry it, nothing else is made of it.
+    It keeps this one form from the verifier's step to the log.
 
     width: draft tokens in the window, which came from a source of `kind`; of several drafters, from `source`.
     met: the drafter whose token came during the forward and met the row behind the window; 0 for none.
@@ -195,9 +195,9 @@ class Verdict(NamedTuple):
         return self.position + len(self.tokens)
 
     def seen_by(self, source: int) -> Verdict:
-        """As it concerns this drafter: what was tested of others, and what others answered, is not its doing.
+        """The part of one drafter: what was tested of others, and what others answered, is left out.
 
-        Behind the text's end nothing was tested, nor refused.
+        Behind the text's end nothing was tested or refused.
         """
         drafted = self.kind is SourceKind.DRAFTER and self.source == source
         width = min(self.width, len(self.tokens)) if drafted else 0
@@ -219,7 +219,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How far and in what portions to draft; the orchestrator's controller is its sole writer.
+    """How far and in what portions to draft; only the orchestrator's controller sets it.
 
     confidence_floor ends a chain once the product of the drafter's own probabilities falls below it. Such a stop
     depends on drafted values, so it is legal only under rules whose text does not depend on proposals.
@@ -267,7 +267,7 @@ class Plan:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What can happen to a session, as its orchestrator sees it.
+# Events: what can happen to a session, as its orchestrator sees it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +382,7 @@ Event = (
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What a session asks its driver to do; effects are run in the order given.
+# Effects: what a session asks its driver to do, run in the order given.
 
 
 @dataclass(frozen=True, slots=True)

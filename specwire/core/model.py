@@ -17,7 +17,7 @@ class ModelError(ValueError):
 
 
 class ModelLost(Exception):
-    """A model can compute nothing any more, for nobody: a process that it is split over is gone. One sentence."""
+    """A model can compute nothing any more: a process that it is split over is gone. One sentence."""
 
 
 class Feed(NamedTuple):
@@ -49,9 +49,8 @@ class ModelInfo:
         vocabulary: number of token ids; logits have this width, whatever the width of the model's output layer.
         context: positions a slot can hold.
         quantization: of the linear layers' weights: none or int8 (`specwire.lm.runners.linear`).
-        weights_fingerprint: sha256 (hex) over dtype, quantization, configuration and weights. Not over device and
-            runtime: they round differently, as another machine does, and a session may move from one to the other all
-            the same.
+        weights_fingerprint: sha256 (hex) over dtype, quantization, configuration and weights. Device and runtime are
+        left out: they round differently, as another machine does, and a session may still move between them.
         vocabulary_fingerprint: sha256 (hex) over the sorted (id, token) pairs.
         tokenizer_json: serialisation of `tokenizers`, empty if the model has none.
         chat_template: Jinja source, empty if the model has none.
@@ -107,7 +106,7 @@ class SlotModel(Protocol):
         ...
 
     def discard(self, slot: int) -> None:
-        """Empty the slot and zero what was written to it: whenever another's text is to lie there."""
+        """Empty the slot and zero what was written to it; done before another tenant's text lies there."""
         ...
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -136,7 +135,7 @@ WORDS = ("out of memory", "not enough memory", "allocate memory", "bad_alloc", "
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator failed: the same may succeed with less at once."""
+    """Whether an allocator failed: a smaller forward may succeed."""
     if isinstance(error, MemoryError) or any(kind.__name__ == OUT_OF_MEMORY for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in WORDS)

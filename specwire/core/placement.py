@@ -10,25 +10,22 @@ from enum import StrEnum
 from specwire.core.invalid import InvalidParameter
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which verifier gets a session, and which drafter. Pure.
+# Which verifier and which drafter a session gets. Pure. In order of importance:
 #
-# What counts, before what is behind it:
-#
-# 0. Who is not about to stop.
-# 1. Who has the session's keys and values, or its parent's: any other one would compute them again.
+# 0. Not about to stop.
+# 1. Has the session's keys and values, or its parent's: any other one would compute them again.
 # 2. Drafters: how often each has refused the session.
 # 3. A heartbeat that came in time.
 # 4. Room.
 # 5. Nearness: the first of the wished regions, then the second, then any.
 # 6. Load: sessions there, those that wait included, by slots.
 #
-# Among many who are alike up to here, `PlacementRequest.draws` are compared by load: all, where one orchestrator places
-# all sessions and so knows the loads: the least loaded one is best. Two at random, where several orchestrators know the
-# loads by hearsay: else all of them send what comes between two heartbeats to the same one, which was the least loaded
-# of all. Two choices are nearly as good as all (Mitzenmacher, "The power of two choices in randomized load balancing",
-# 2001).
+# Of many that are equal up to here, `PlacementRequest.draws` are compared by load: all, where one orchestrator places
+# all sessions and so knows the loads: the least loaded one is best. Two at random, where several orchestrators place
+# sessions and learn the loads late: else all of them would send the sessions between two heartbeats to the same one.
+# Two choices are nearly as good as all (Mitzenmacher, "The power of two choices in randomized load balancing", 2001).
 
-# How many are compared by load where others place sessions, too.
+# How many are compared by load where other orchestrators place sessions, too.
 TWO = 2
 
 
@@ -37,11 +34,10 @@ class PlacementCandidate:
     """A service as its orchestrator knows it now.
 
     name: where it is dialled, or what it is called. fingerprint: of a verifier's model, a drafter's vocabulary.
-    context: the longest text that it holds, in tokens; it has a say where the wish has one.
-    up: it can be used. draining: it is about to stop, and takes a session that nobody else can have.
-    fresh: its heartbeat came in time, or nobody asks for one.
-    slots: sessions it can hold; of 0 it is not known. sessions: those it has, waiting ones and others' included.
-    region: where it is; "" is not said. refusals: of this session.
+    context: the longest text that it holds, in tokens; it counts where the request has one. up: it can be used.
+    draining: it is about to stop, and takes a session only if nobody else can. fresh: its heartbeat came in time, or
+    none is needed. slots: sessions it can hold; 0 is unknown. sessions: those it has, waiting ones and those of other
+    orchestrators included. region: where it is; "" is unknown. refusals: of this session.
     """
 
     name: str
@@ -68,10 +64,10 @@ class PlacementCandidate:
 class PlacementRequest:
     """What a session needs.
 
-    key: what the random choice depends on, so that it can be made again. fingerprint: as of a candidate.
-    held_by: who has its keys and values, by name: it needs no further room there. parent_at: who has its parent's, and
-    gets it if there is room.
-    near: regions, the nearest first. context: the length that the text may come to; 0 of whom that does not concern.
+    key: what the random choice depends on, so that it can be repeated. fingerprint: as of a candidate. held_by: the
+    name of the one that has its keys and values; it needs no further slot there. parent_at: likewise for its parent's;
+    it gets the session if it has room. near: regions, the nearest first. context: the greatest length of the text; 0
+    for drafters.
     draws: how many are compared by load; 0 compares all.
     """
 
@@ -102,7 +98,7 @@ class Placement:
 
 
 def place(candidates: Sequence[PlacementCandidate], wish: PlacementRequest) -> Placement | None:
-    """Who gets the session; None if nobody can have it. Among equals the first one does."""
+    """The candidate that gets the session; None if none can have it. Among equals it is the first."""
     fit = {index: each for index, each in enumerate(candidates) if _fits(each, wish)}
     fit = {index: each for index, each in fit.items() if not each.draining} or fit
     if not fit:
@@ -134,7 +130,7 @@ def _holder(fit: Mapping[int, PlacementCandidate], wish: PlacementRequest) -> in
 
 
 def _class(candidate: PlacementCandidate, wish: PlacementRequest) -> tuple[int, bool, bool, int]:
-    """The smallest is served first."""
+    """Sort key: the smallest is chosen."""
     distance = wish.near.index(candidate.region) if candidate.region in wish.near else len(wish.near)
     return candidate.refusals, not candidate.fresh, not candidate.has_room, distance
 
@@ -153,7 +149,7 @@ def _lot(key: str, name: str) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Whose turn it is when a place comes free. Pure.
+# Whose turn it is when a slot comes free. Pure.
 
 MOST_PRIORITY = 100
 

@@ -1,4 +1,4 @@
-"""Provisional text: what a session's text may go on with, as far as its orchestrator has seen proposals pass.
+"""Provisional text: how a session's text may go on, by the proposals that its orchestrator has seen pass.
 
 It is shown marked and outside every invariant, so nothing here feeds back into the session.
 """
@@ -23,7 +23,7 @@ class ProvisionalDraft:
     text: str
 
     def replaces(self, shown: ProvisionalDraft) -> bool:
-        """Whether a reader that has been told `shown` must be told this."""
+        """Whether a reader that was shown `shown` must be shown this."""
         return self != shown and bool(self.tokens or shown.tokens)
 
 
@@ -73,7 +73,7 @@ class Ahead:
 
     @classmethod
     def of(cls, session: Session, tail: tuple[int, ...], ending: Ending) -> Ahead:
-        """tail: what was proposed behind the decided text. Decided tokens that no append has yet come before it."""
+        """tail: what was proposed behind the decided text. Decided tokens that are in no append yet come before it."""
         if session.in_flight is None:
             appending: tuple[int, ...] = ()
         elif session.in_flight.end is not None:

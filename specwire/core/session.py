@@ -44,11 +44,11 @@ from specwire.core.messages import (
 from specwire.core.text import Text
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The states of a session, and what leads from one to another, as data. The drawing is below, above `Session`.
+# The states of a session and their transitions, as data. They are drawn above `Session`, below.
 
 
 class State(StrEnum):
-    """FENCED: another owner has the session; this one says nothing more."""
+    """FENCED: another owner has the session; this one sends nothing more."""
 
     WAITING = "waiting"
     OPENING = "opening"
@@ -83,10 +83,8 @@ TRANSITIONS: dict[type[Event], dict[State, frozenset[State]]] = {
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What one drafter of a session is told: the decided text, in advances that leave no gap. Pure.
-#
-# A session may have several drafters. Each is told for itself, at its own pace: one that is paused hears what it missed
-# when it is to go on, whatever the others were told meanwhile.
+# What one drafter of a session is told: the decided text, in advances without a gap. Pure. A session may have several
+# drafters. Each is told separately, at its own pace: a paused one is told what it missed when it goes on.
 
 
 @dataclass(slots=True)
@@ -109,10 +107,9 @@ class Advised:
         return [OpenDrafter(self.source, tuple(text.tokens), self.pace)]
 
     def restart(self, text: Text) -> list[Effect]:
-        """Have it begin a new chain, because the beginning of its present one never reached the verifier.
+        """Make it begin a new chain, because the beginning of its present one never reached the verifier.
 
-        An advance that goes back by a token does that, if there is a token to go back by. A paused drafter is told when
-        it goes on.
+        An advance that goes back by a token does that, if there is a token. A paused drafter is told when it goes on.
         """
         last = len(text) - 1
         if last == 0:
@@ -131,7 +128,7 @@ class Advised:
         return self.advance(text, len(text), ())
 
     def advance(self, text: Text, position: int, tokens: tuple[int, ...]) -> list[Effect]:
-        """Tell what was decided at `position`; `text` holds it. A paused drafter hears it when it goes on."""
+        """Tell what was decided at `position`; `text` holds it. A paused drafter is told when it goes on."""
         if self.pace.run_ahead == 0:
             self.missed = position if self.missed is None else min(position, self.missed)
             return []
@@ -176,7 +173,7 @@ class OutputScanner(Protocol):
 
 
 class PeekingScanner(OutputScanner, Protocol):
-    """A scanner that also tells what text further tokens would show.
+    """A scanner that also tells which text further tokens would show.
 
     `peek` changes nothing. Its text continues where the released text ends, and includes what may begin a stop string.
     """
@@ -188,8 +185,8 @@ class PeekingScanner(OutputScanner, Protocol):
 # A session as its orchestrator sees it: events in, effects out, no I/O.
 #
 # A token's way: a verdict brings it (decided); an append puts it into the log (durable); then it is emitted. The
-# drafters hear of it at once, before it is durable. One append is in flight at a time and takes all that was decided
-# meanwhile.
+# drafters are told at once, before it is durable. One append is in flight at a time; the next takes all that was
+# decided meanwhile.
 #
 #              VerifierReady           VerifierOpened            last append issued           acknowledged
 #     WAITING ---------------> OPENING ---------------> RUNNING --------------------> ENDING --------------> ENDED
@@ -398,7 +395,7 @@ class Session:
         return [each for drafter in self.drafters.values() for each in drafter.advance(self.text, position, tokens)]
 
     def _tell_due(self) -> list[Effect]:
-        """Send Progress if what the verifier may expect has changed."""
+        """Send Progress if `due` has changed."""
         if self.state is not State.RUNNING or self._due_now == self._told_due:
             return []
         return self._progress()
@@ -406,7 +403,7 @@ class Session:
     # The log and the client
 
     def _append(self) -> list[Effect]:
-        """Start the next append if none is in flight and there is something to say."""
+        """Start the next append if none is in flight and there is something to write."""
         if self.in_flight is not None or not (self._pending or self._ending):
             return []
         taken, self._pending = self._pending, []
@@ -515,7 +512,7 @@ class Session:
 # ----------------------------------------------------------------------------------------------------------------------
 # How many tokens a verifier may decide beyond what is durable and taken by the client.
 
-# Beyond this a fast target far away pauses for credit: what is decided for a client that has gone is bounded by it.
+# Bounds what is decided for a client that has gone; a fast target far away pauses for credit beyond it.
 MOST_BUFFER = 1024
 
 

@@ -1,4 +1,4 @@
-"""When a text ends: what a request asks for, and what comes of it with its prompt and the model."""
+"""When a text ends: what a request asks for, and what follows from it with the prompt and the model."""
 
 from __future__ import annotations
 

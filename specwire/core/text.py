@@ -29,7 +29,7 @@ def hash_of(tokens: Iterable[int]) -> int:
 
 
 class Text:
-    """Tokens 0 .. len-1 of prompt + output. Hashes are made when they are asked for: many texts' never are.
+    """Tokens 0 .. len-1 of prompt + output. Hashes are computed when they are asked for; many texts never need them.
 
     Invariant: 1 <= len(_hashes) <= len(tokens) + 1, and _hashes[p] is the hash of tokens[:p].
     """

@@ -1,4 +1,4 @@
-"""What the services ask of a language model that computes tensors."""
+"""The interface of a language model that computes tensors, as services use it."""
 
 from __future__ import annotations
 

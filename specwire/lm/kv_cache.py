@@ -100,7 +100,7 @@ class SlotTable:
 
 
 class Runner(Protocol):
-    """Computes forwards over a slot cache of its own. Knows nothing of valid lengths: feeds say all."""
+    """Computes forwards over a slot cache of its own. It keeps no valid lengths: feeds say everything."""
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Logits (sum of max(wanted, 1), at least vocabulary) in the order of the feeds, of any dtype.
@@ -173,7 +173,7 @@ class CachedLM:
         return _drop_unwanted(feeds, rows)
 
     def _contain(self, feeds: Sequence[Feed], rows: torch.Tensor) -> None:
-        """Discard the slots whose rows are not finite: a NaN left behind poisons attention even where it is masked."""
+        """Discard slots whose rows are not finite: a NaN left behind poisons attention even where it is masked."""
         broken = rows.isfinite().all(dim=1).logical_not_().tolist()
         counts = [max(feed.wanted, 1) for feed in feeds]
         ends = list(accumulate(counts))
@@ -198,7 +198,7 @@ def _drop_unwanted(feeds: Sequence[Feed], rows: torch.Tensor) -> torch.Tensor:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How much memory keys and values take, and how many slots fit into what may be used.
+# How much memory keys and values take, and how many slots fit into a given amount.
 
 MOST_SLOTS = 1024
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")

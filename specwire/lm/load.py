@@ -53,7 +53,7 @@ class Outline:
 
 
 def outline(spec: str, context: int | None = None) -> Outline:
-    """Outline of a local directory or hub id. Raises ModelError for whatever can be refused without the weights."""
+    """Outline of a directory or hub id. Raises ModelError for models that can be refused without weights."""
     config, location = _config(spec), _location(spec)
     check_kind(config)
     check_class(config)
@@ -115,7 +115,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _device(name: str) -> torch.device:
-    """The device, tried: a name may parse and yet not be there."""
+    """The device, after a trial: a name may parse although the device is missing."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
@@ -130,7 +130,7 @@ def _config(spec: str) -> PreTrainedConfig:
         raise ModelError(f"model {spec!r}: there is no such directory")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(_location(spec))
-    except Exception as error:  # whatever a broken or foreign directory makes the library raise
+    except Exception as error:  # any error that the library raises for a broken or foreign directory
         reason = first_line(error)
         named = reason if CONFIG in reason else f"{CONFIG}: {reason}"
         raise ModelError(f"model {spec!r} has no configuration that can be read: {named}") from error
@@ -158,7 +158,7 @@ def _weights(spec: str, dtype: torch.dtype, device: torch.device) -> PreTrainedM
 
 
 def _show_progress(wanted: bool) -> None:
-    """Bars of downloads and of weights are the libraries' own; without a word from us they would be in pipes, too."""
+    """The libraries draw bars for downloads and weights, also into pipes unless they are told not to."""
     if wanted:
         transformers_logging.enable_progress_bar()
     else:
@@ -171,7 +171,7 @@ def _location(spec: str) -> str:
 
 
 def _describe(spec: str, model: PreTrainedModel, known: Outline, dtype: str, how: How) -> tuple[ModelInfo, list[int]]:
-    """What the model is, and the ids of its vocabulary that no token has."""
+    """The model's description, and the ids of its vocabulary without a token."""
     text = known.text
     width = model.get_output_embeddings().weight.shape[0]
     tokens = text.vocabulary(width)
@@ -289,7 +289,7 @@ def _scripted(spec: str, slots: int, context: int | None, party: Party | None) -
 
 @contextmanager
 def _told_by(party: Party | None) -> Iterator[None]:
-    """Prefer the error of the rank that ended to that of a broken connection between ranks."""
+    """Prefer the error of the rank that ended to the error of a broken connection between ranks."""
     try:
         yield
     except Exception as error:

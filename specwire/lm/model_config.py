@@ -1,4 +1,4 @@
-"""Which models an absolute-position cache can serve. The others are refused in a sentence, before they load."""
+"""Which models an absolute-position cache can serve. Others are refused with a reason, before they load."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from specwire.core.model import ModelError
 # ----------------------------------------------------------------------------------------------------------------------
 # Sliding windows: layers that see the latest positions only.
 #
-# The slot cache keeps every position of the context, those that a window has slid past too; the window is a matter of
-# the mask. So a rollback stays an integer, at the price of the memory of full attention.
+# The slot cache keeps every position of the context, also those that a window has slid past; the mask makes the window.
+# So a rollback stays an integer, at the price of the memory of full attention.
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
@@ -46,7 +46,7 @@ def _size(config: Any) -> int | None:
 
 
 def context_of(config: PreTrainedConfig, wanted: int | None) -> int:
-    """Positions to serve: what was asked for, at most what the model was made for; ModelError if that is nothing."""
+    """Positions to serve: as many as asked for, at most the model's own maximum; ModelError if that is none."""
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     if wanted is None:
         if limit is None:
@@ -70,7 +70,7 @@ def check_kind(config: PreTrainedConfig) -> None:
 
 
 def check_window(config: PreTrainedConfig, context: int) -> None:
-    """ModelError if a layer forgets positions of the context in a way that is not known to be that of WINDOWED."""
+    """ModelError if a layer forgets positions of the context in a way other than the tested windows (WINDOWED)."""
     window = window_of(config, context)
     if window is not None and config.get_text_config().model_type not in WINDOWED:
         raise ModelError(
@@ -110,7 +110,7 @@ def first_line(error: BaseException) -> str:
 
 
 def check_class(config: PreTrainedConfig) -> None:
-    """ModelError unless a causal model is made of it; and for recurrent ones, which say so on their class."""
+    """ModelError unless it is a causal model without recurrence."""
     known: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if known is None:
         raise ModelError(f"{config.model_type} models are no causal models that transformers can make")

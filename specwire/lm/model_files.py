@@ -1,4 +1,4 @@
-"""A model's files: what is read beside its weights, which of them is broken, and what makes two models the same."""
+"""A model's files: reading those beside the weights, naming broken ones, and fingerprints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class ModelText(NamedTuple):
-    """A model's way from text to ids. tokens: by id; empty where the model has no tokenizer."""
+    """A model's tokenizer and templates. tokens: by id; empty where the model has no tokenizer."""
 
     tokenizer_json: bytes
     chat_template: str
@@ -35,16 +35,16 @@ class ModelText(NamedTuple):
     tokens: dict[int, str]
 
     def vocabulary(self, width: int) -> dict[int, str]:
-        """Token of each id of a model with so many."""
+        """Token of each id of a model with this many ids."""
         return self.tokens or vocabulary_map(b"", width)
 
 
 @contextmanager
 def file_of(spec: str, name: str) -> Iterator[None]:
-    """Turn an error about one of a model's files into a ModelError that names the file."""
+    """Turn an error in reading a model's file into a ModelError that names the file."""
     try:
         yield
-    except Exception as error:  # whatever a broken file makes the libraries raise
+    except Exception as error:  # any error that the libraries raise for a broken file
         reason = first_line(error).removeprefix("tokenizer_json: ")
         raise ModelError(f"model {spec!r}: {name} cannot be read: {reason}") from error
 
@@ -68,7 +68,7 @@ def read_text(spec: str) -> ModelText:
 def check_files(spec: str) -> None:
     """ModelError for a directory whose weights are not all there or are cut off, or whose EOS ids cannot be read.
 
-    Of a broken generation_config.json transformers says nothing, and takes what config.json has.
+    transformers silently ignores a broken generation_config.json and takes what config.json has.
     """
     with file_of(spec, GENERATION):
         _check_eos(_object(spec, GENERATION).get("eos_token_id"))
@@ -135,7 +135,7 @@ def _chat_template(spec: str) -> str:
 
 
 def _special_tokens(spec: str) -> dict[str, str]:
-    """Special tokens, such as bos_token, by name. Of the two files that may hold them the newer one counts."""
+    """Special tokens, such as bos_token, by name. Of the two files that may hold them the newer format counts."""
     entries: dict[str, Any] = {}
     for name in (SPECIAL_TOKENS, TOKENIZER_CONFIG):
         with file_of(spec, name):

@@ -205,7 +205,7 @@ def choose(logits: torch.Tensor, rows: Sequence[RowSampling], apart: bool = Fals
 
     Args:
         logits: (rows, vocabulary), any float type. A masked id has -inf.
-        apart: also to the last bit of the noise, whose logarithms kernels may round by where in a batch they stand.
+        apart: also to the last bit of the noise: kernels may round its logarithms differently by the place in a batch.
 
     Rows that are adjusted are so first. Greedy rows: argmax, ties to the lowest id. Coupled rows: argmax(log p + G);
     log p is used without its normaliser, which is the same for all ids of a row. What reaches the host is the tokens.
@@ -327,7 +327,7 @@ def _keep_min_p(scores: torch.Tensor, min_p: list[float]) -> torch.Tensor:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is reported of decided tokens: the vectorised twin of `specwire.core.law.sampling.report`.
+# Log-probabilities of decided tokens: the vectorised twin of `specwire.core.law.sampling.report`.
 
 
 @torch.inference_mode()

@@ -41,9 +41,9 @@ GOLDEN = 0x9E3779B97F4A7C15
 # Logits lie in [0, SPREAD) unless said otherwise: at temperature 1 the best of 64 tokens has a probability near 0.2.
 SPREAD = 16.0
 NEVER = -64.0
-# Streams of coins and logits, apart from one another.
+# Independent streams of coins and logits.
 AGREE_STREAM, EOS_STREAM, OTHER_STREAM = 1, 2, 3
-# A sleep's lateness counts up to this, and is averaged over so many sleeps.
+# A sleep's lateness counts up to this many seconds, and is averaged over this many sleeps.
 MOST_LATE_S, LATE_SPAN = 2e-4, 8
 # What a model with a memory remembers fits in 64 bits.
 TOKEN_BITS, MOST_MEMORY = 21, 3
@@ -200,8 +200,8 @@ def _mix(word: int) -> int:
 class Metronome:
     """Waits that end at their time on average.
 
-    A thread that sleeps is woken some 60 us late, which is 6 % of a draft token of 1 ms: that would be charged to the
-    software whose device is emulated. So a sleep is shorter by what sleeps have lately run over.
+    A sleeping thread wakes some 60 us late, which is 6 % of a draft token of 1 ms and would be charged to the emulated
+    device. So each sleep is shortened by the recent lateness.
     """
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class Metronome:
         if left <= 0:
             return
         time.sleep(max(0.0, left - self._late))
-        # What a busy machine adds once in a while is no property of sleeping.
+        # An occasional delay of a busy machine is no property of sleeping.
         over = min(MOST_LATE_S, time.perf_counter() - due)
         self._late = min(MOST_LATE_S, max(0.0, self._late + over / LATE_SPAN))
 

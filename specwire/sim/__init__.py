@@ -1,6 +1,6 @@
 """The simulator: the real engine, a real drafter's sessions and the core, under a virtual clock.
 
-Nothing of what decides is written again here; a model's forward takes the time that a cell says.
+No deciding code is written a second time here; a model's forward takes the time that a cell says.
 
     from specwire.sim import AUTO, PLAIN, Cell, best_textbook, fixed, optimum, simulate, stream_wait, textbook
 

@@ -1,4 +1,4 @@
-"""Virtual time: actions run at the times they were set for, and nothing else takes any."""
+"""Virtual time: actions run at the times that they were set for, and take no time themselves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Clock:
 
 
 class Machine:
-    """What one computation at a time can use; others wait their turn.
+    """A device for one computation at a time; others wait their turn.
 
     A verifier and a drafter on hardware of their own have one each; on a shared host they contend for one.
     """
@@ -67,9 +67,9 @@ class Machine:
 
 
 class Host(Machine):
-    """What several computations use at once: while there are two or more, each takes `stretch` times as long.
+    """A device for several computations at once: while there are two or more, each takes `stretch` times as long.
 
-    A verifier and a drafter on a few cores get in each other's way: 1 is not at all, 2 is as on one core.
+    So a verifier and a drafter on a few cores slow each other down: 1 is not at all, 2 is as on one core.
     """
 
     def __init__(self, clock: Clock, stretch: float) -> None:

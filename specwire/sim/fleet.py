@@ -108,7 +108,7 @@ class FleetResult:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A verifier, and what sessions there have learnt of it."""
+    """A verifier, and what sessions have learnt about it."""
 
     verifier: SimVerifier
     machine: Machine

@@ -1,4 +1,4 @@
-"""The best fixed setting of a cell, found by sweep: what the controller is held to, which has to find it running."""
+"""The best fixed setting of a cell, found by a sweep: what the controller is compared with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FINALISTS = 8
 
 
 class Best(NamedTuple):
-    """A setting and what it came to."""
+    """A setting and its result."""
 
     policy: Policy
     result: Result

@@ -23,12 +23,12 @@ from specwire.text.sandbox import limit, receive, send, serve
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Constraints by the llguidance library (the extra `constrained`), which walks the tokenizer's vocabulary as a trie of
-# bytes: whatever the constraint allows can be written, however the tokenizer cuts it. How it reads what it is given is
-# in docs/HTTP.md.
+# bytes: whatever the constraint allows can be written, however the tokenizer cuts it. docs/HTTP.md says how it reads
+# constraints.
 
-# What a schema leaves open between the parts of a JSON text; without a bound, a model may write nothing else.
+# White space between the parts of a JSON text; without a bound a model may write nothing else.
 WHITESPACE = r"[ \n\r\t]{0,32}"
-# As the library has them by default, spelt out because they bound what a caller can cost. By its own figures: 20 ms for
+# The library's defaults, spelt out because they bound what a caller can cost. By its own figures: 20 ms for
 # building a lexer, 14 and 3 ms for the lexer and the parser at one token, some 50 MB of lexer states.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -61,7 +61,7 @@ class Matching:
         return _said(self._matcher.get_error())
 
     def take(self, tokens: Sequence[int]) -> int:
-        """An end of sequence is not told to the library, which need not know of it to go back."""
+        """The library is not told of an end of sequence: it need not know it to go back."""
         if self._ended:
             return 0
         inner = list(takewhile(lambda token: token not in self._eos_ids, tokens))
@@ -96,7 +96,7 @@ class Matching:
             return np.zeros(self._vocabulary, dtype=np.bool_)
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         mask = np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
-        # A tokenizer may have them as ordinary text, which would end the text where the constraint does not.
+        # A tokenizer may have them as ordinary text, which would end the text where the constraint does not allow it.
         mask[self._eos_ids] = self._may_end()
         return mask
 
@@ -143,7 +143,7 @@ def _compiled(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher:
         matcher = LLMatcher(tokenizer, _grammar(constraint), log_level=0, limits=LIMITS)
     except InvalidParameter:
         raise
-    except Exception as error:  # it says that it raises for nothing that a caller sends
+    except Exception as error:  # it claims never to raise for a caller's input
         raise constraint.invalid(_said(error)) from error
     if matcher.is_error():
         raise constraint.invalid(_said(matcher.get_error()))

@@ -1,6 +1,6 @@
 """Constraints for a service: each is compiled, and answers, in a process of its own (`constraint_process`).
 
-The event loop waits for what is being compiled without being held up; the sessions of others notice nothing of it.
+The event loop awaits compilations without being held up, so other sessions are not delayed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specwire.text.sandbox import Busy, ForkServer, Lost, packed, readable, rece
 PROCESS = "specwire.text.constraint_process"
 # Seconds for one constraint. Its process has a limit of its own, for processor time.
 LIMIT_S = 20.0
-# Constraints that are being compiled at once, so that they take few of the machine's cores, and those that wait in all.
+# How many constraints are compiled at once, so that they take few cores, and how many may wait.
 AT_ONCE, MOST_WAITING = 4, 256
 
 
@@ -51,7 +51,7 @@ class Compiler:
         self._waiting = 0
 
     async def begin(self, constraint: Constraint, output: Sequence[int], limit_s: float = LIMIT_S) -> Matcher:
-        """The constraint behind what there is of the output.
+        """The constraint's matcher behind the output so far.
 
         Raises:
             InvalidParameter: it is none, asks for too much, or does not allow the output.
@@ -133,7 +133,7 @@ class Beginnings:
         task.add_done_callback(self._tasks.pop)
 
     def lost(self, link: Hashable) -> None:
-        """Whoever takes its sessions over opens them anew."""
+        """The next link opens its sessions anew."""
         for task in [task for task, theirs in self._tasks.items() if theirs == link]:
             task.cancel()
 
@@ -155,17 +155,17 @@ class Beginnings:
 # ----------------------------------------------------------------------------------------------------------------------
 # A constraint that another process holds, as a session sees it.
 
-# Seconds. The other process has a limit of its own, for processor time, which it reaches first unless it gets none.
+# Seconds. The other process has a limit on processor time, which it reaches first unless it gets no core.
 PATIENCE_S = 10.0
 # Tokens that are asked about at once.
 MOST_AHEAD = 32
 
 
 class RemoteMatching:
-    """Implements `specwire.core.law.constraint.Matcher`. One that is lost allows nothing any more, and says so.
+    """Implements `specwire.core.law.constraint.Matcher`; once its process is lost it allows nothing.
 
-    What is taken or gone back on is told with the next question. What was answered last says which of the tokens that
-    are decided next may stand, so a step costs one question, which may be asked before its forward and heard behind it.
+    Tokens taken or taken back are told with the next question. The last answer also covers the tokens that are decided
+    next, so a step costs one question, asked before its forward and answered after it.
 
     Invariant: rows[i] is what may stand behind tokens[:at] and window[:i]; the other process has tokens[:told].
 

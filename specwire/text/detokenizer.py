@@ -1,6 +1,6 @@
 """Incremental detokenisation: the pieces, joined, are what decoding all tokens at once would give.
 
-Decoders differ in what a token's text depends on, so there are two ways, chosen from the tokenizer's own description:
+There are two ways, chosen by the tokenizer's description, because decoders differ in what a token's text depends on:
 
     ByteLevel (GPT-2, Llama 3, Qwen)    a token is a run of bytes; the text is their UTF-8 decoding
     all others                          a token's text depends on its neighbours; a window of recent tokens is decoded
@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 
 class TokenizerError(ValueError):
-    """The bytes are no tokenizer in the `tokenizers` library's JSON form."""
+    """The bytes are not a tokenizer in the `tokenizers` library's JSON form."""
 
 
 def load_tokenizer(text: bytes) -> Tokenizer:

@@ -124,7 +124,7 @@ class _Matcher:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What some tokens release.
+    """The text that some tokens release.
 
     text: may be empty.
     text_ends: one per kept token, where its text ends in the whole output, in code points, counting what is held back.
@@ -173,7 +173,7 @@ class OutputText:
         return Release("".join(pieces), tuple(ends), tuple(released), len(ends), self.stopped_at)
 
     def peek(self, tokens: Sequence[int]) -> Release:
-        """What `push` would release if nothing had to be withheld as a stop string's possible beginning.
+        """What `push` would release if nothing were withheld as a stop string's possible beginning.
 
         Nothing changes. A complete stop string ends the text here too; half a character is not shown.
         """

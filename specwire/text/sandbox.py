@@ -1,9 +1,9 @@
-"""Processes for code or patterns that somebody else wrote: each with kernel limits on its time and its memory.
+"""Processes for foreign code or patterns, each with kernel limits on its time and its memory.
 
 What a caller sends as a constraint, or a model's maker as a chat template, may ask for hours of computing or for all
-memory. So it is worked on in a process of its own, forked from one that has loaded what is needed, so that a fork
-costs milliseconds. `python -m MODULE CONTROL DATA WORDS...` runs that one: CONTROL and DATA are descriptors, of a
-socket that brings one for each process to fork, and of a file. All end when the owner's ends of their sockets close.
+memory. So each runs in a process of its own. It is forked from one that has loaded the libraries, which takes
+milliseconds. `python -m MODULE CONTROL DATA WORDS...` runs that one: CONTROL and DATA are descriptors, of a socket that
+brings one for each process to fork, and of a file. All end when the owner's ends of their sockets close.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 END_S = 5.0
-# What a forked process says first: that one which ends after that was ended for what it did.
+# A forked process's first message: if it ends after that, its own work ended it.
 BEGUN = b"\0"
 # Where there are threads, a fork is not safe.
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 
 
 class Busy(Exception):
-    """Too much waits already, or it takes too long, or no process can be had: nobody's mistake, so ask again."""
+    """Too much waits already, or it takes too long, or no process can be had: the caller may try again."""
 
 
 class ForkServer:

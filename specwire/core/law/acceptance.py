@@ -74,12 +74,12 @@ class DraftCounts:
 
 
 def window_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
-    """Draft tokens tested and accepted in a step's window. What stands behind the text's end was not tested."""
+    """Draft tokens tested and accepted in a step's window. Tokens behind the text's end were not tested."""
     return _judged(outcomes[:width], width)
 
 
 def late_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
-    """Likewise of a draft token that came during the forward and met the row behind the window, if one did."""
+    """Likewise for a draft token that came during the forward and met the row behind the window."""
     last = outcomes[width : width + 1]
     return _judged(last, int(any(outcome in JUDGED for outcome in last)))
 
@@ -167,8 +167,8 @@ def draw_quantised(weights: Weights, seed: int, choice: int, position: int) -> i
 # ----------------------------------------------------------------------------------------------------------------------
 # The rules that look at proposals: `rejection` and `block`, exact in law, and the lossy `threshold` and `typical`.
 #
-# They are told of the target by a `TargetWeights`, which also holds all randomness, so that the proofs can run these
-# very functions over exact fractions and every outcome of every coin (tests/core/test_judging.py).
+# A `TargetWeights` gives them the target's distributions and all randomness, so that the proofs can run these very
+# functions over exact fractions and every outcome of every coin (tests/core/test_judging.py).
 #
 # Exactness needs more than these functions: whether, when and from which source a draft token is tested must not depend
 # on its value nor on anything drafted after it (PROTOCOL.md section 7), and no random number may be used twice
@@ -291,7 +291,7 @@ def excess(target: TargetWeights, row: int, scale: Number, weights: Weights) -> 
 def by_relaxing(
     acceptance: Acceptance, target: TargetWeights, window: Sequence[Draft], late: Draft | None = None
 ) -> Decision:
-    """Lossy: accept what the target finds likely enough, and of course its own token; else that one."""
+    """Lossy: accept what the target finds likely enough, or its own token; else decide its own token."""
     tested = _tested(window, late)
     for row, draft in enumerate(tested):
         own = target.own(row)
@@ -329,7 +329,7 @@ def _replaced(accepted: Sequence[Draft], token: int) -> Decision:
 
 
 def _whole(target: TargetWeights, window: Sequence[Draft], late: Draft | None) -> Decision:
-    """Accept all that was tested. Where no draft token stood at the last row, the target's own token does."""
+    """Accept all that was tested; at a last row without a draft token, take the target's own token."""
     tokens = tuple(draft.token for draft in _tested(window, late))
     outcomes = (Outcome.ACCEPTED,) * len(tokens)
     if late is not None:
@@ -383,7 +383,7 @@ class TargetRows:
         return self._own[row]
 
     def residual(self, row: int, scale: Number, weights: Weights) -> int:
-        """By inversion of the cumulated rest: one random number, where noise for every id would take milliseconds.
+        """By inversion of the cumulated rest: one random number, because noise for every id would take milliseconds.
 
         Where rounding leaves no rest, p and q are equal, and refusing was as unlikely as rounding is small.
         """
@@ -392,7 +392,7 @@ class TargetRows:
         sums = np.maximum(rest, 0.0).cumsum()
         if not sums[-1] > 0.0:
             return self.own(row)
-        # Numbers behind the last id of the rest are none of its own: rounding may carry the product to the sum itself.
+        # Rounding may carry the product to the sum itself, behind the last id of the rest.
         place = int(np.searchsorted(sums, self._uniform(row, NoiseStream.RESIDUAL) * sums[-1], side="right"))
         return min(place, int(np.searchsorted(sums, sums[-1], side="left")))
 

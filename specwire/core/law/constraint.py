@@ -1,7 +1,7 @@
-"""What form a request demands of its output: a JSON schema, a regular expression, one of some choices, or a grammar.
+"""The form that a request demands of its output: a JSON schema, an expression, choices or a grammar.
 
-Which ids may stand at a place is another's to say (`Matcher`; the one there is is in `specwire.text`): the core
-knows that its answer depends on the output before the place alone, and can be taken back.
+A `Matcher` says which ids may stand at a place (its implementation is in `specwire.text`). The core only knows that the
+answer depends on the output before the place, and that tokens can be taken back.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Matcher(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be taken any more, where it is not the constraint itself that says so; else ""."""
+        """Why nothing can be taken any more, where the matcher itself failed; else ""."""
         ...
 
     def take(self, tokens: Sequence[int]) -> int:
@@ -106,16 +106,16 @@ class Matcher(Protocol):
         ...
 
     def ask(self, window: Sequence[int]) -> None:
-        """Begin to find out `masks(window)`, which will be wanted next."""
+        """Begin to compute `masks(window)`, which will be wanted next."""
         ...
 
     def heard(self, limit_s: float) -> bool:
-        """Whether what was asked is known by now; waits for it up to `limit_s` seconds. Also where it never will be."""
+        """Whether the answer is there; waits for it up to `limit_s` seconds. True also where it will never come."""
         ...
 
     @property
     def known(self) -> tuple[int, ...] | None:
-        """The window whose masks are known already, behind what is taken; None where not even those of none are."""
+        """The window whose masks are known already, behind the taken tokens; None where no mask is known."""
         ...
 
     def masks(self, window: Sequence[int]) -> list[Mask | None]:
@@ -127,9 +127,9 @@ class Matcher(Protocol):
 
 
 def open_ids(mask: Mask | None, banned: Sequence[int]) -> Mask | None:
-    """`mask`, or None where it leaves nothing that is not `banned`.
+    """`mask`, or None where it leaves only `banned` ids.
 
-    What is drawn from all ids then is refused by the matcher, which is how a text that cannot go on is noticed.
+    Then a token is drawn from all ids, and the matcher refuses it: so a text that cannot go on is noticed.
     """
     if mask is None or not banned:
         return mask if mask is None or mask.any() else None

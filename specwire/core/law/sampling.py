@@ -1,4 +1,4 @@
-"""What a request may ask of the law: its rule, its sampling parameters, and what they do to logits."""
+"""A request's acceptance rule and sampling parameters, and what they do to logits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rule(StrEnum):
     TYPICAL = "typical"
 
 
-# What of a text does not depend on proposals at all: which guesses come, from whom, and when.
+# Rules under which a text does not depend on proposals at all.
 GUESSING_RULES = frozenset({Rule.GREEDY, Rule.COUPLED})
 # Weigh a draft token by the probability that it was drawn with; exact in law if that is what it was drawn with.
 WEIGHING_RULES = frozenset({Rule.REJECTION, Rule.BLOCK})
@@ -81,7 +81,7 @@ class Acceptance:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which ids a text holds, and how often its output does: what penalties look at, position by position.
+# Which ids a text holds, and how often its output holds them: the input of penalties, position by position.
 
 FIRST_ROOM = 256
 
@@ -138,7 +138,7 @@ class History:
 
 
 def seen_in(tokens: Sequence[int], prompt_length: int) -> Seen:
-    """A text counted at once, for who keeps no History: one that goes back, as a drafter's does."""
+    """A text counted at once, where no History is kept because the text goes back, as a drafter's does."""
     text = np.array(tokens, dtype=np.int64)
     ids, places = np.unique(text, return_inverse=True)
     return Seen(ids, np.bincount(places[prompt_length:], minlength=len(ids)))
@@ -152,12 +152,12 @@ def seen_in(tokens: Sequence[int], prompt_length: int) -> Seen:
 #
 # `specwire.lm.sampler` holds the vectorised version that the verifier runs; tests hold the two equal.
 
-# Below it, logits divided by the temperature leave what single precision can tell apart.
+# Below it, logits divided by the temperature exceed what single precision can tell apart.
 LEAST_TEMPERATURE = 1e-4
 
 GREATEST_BIAS = 100.0
 GREATEST_PENALTY = 2.0
-# It divides and multiplies logits: far from 1 it would carry them out of what a number can hold.
+# It divides and multiplies logits: far from 1 they would overflow.
 LEAST_REPETITION_PENALTY = 0.01
 GREATEST_REPETITION_PENALTY = 100.0
 SEED_BITS = 64
@@ -423,7 +423,7 @@ def report(log_p: Floats, token: int, count: int) -> TokenLogprobs:
 
 
 def finite(logprob: float) -> float:
-    """For JSON, which has no infinity: OpenAI writes -9999 for what is all but impossible."""
+    """For JSON, which has no infinity: OpenAI writes -9999 for an all but impossible token."""
     return max(logprob, -9999.0)
 
 

@@ -1,4 +1,4 @@
-"""The live chains of a session's sources, and which of them is tested."""
+"""The live chains of a session's sources, and the choice of the one that is tested."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Chains:
         return result
 
     def _take(self, proposal: Proposal, text: Text) -> Offer:
-        if len(proposal.tokens) > self.most_ahead:  # not even looked at: what a flood costs stays bounded
+        if len(proposal.tokens) > self.most_ahead:  # not even looked at, so that the cost of a flood stays bounded
             return Offer.OVER_RUN_AHEAD
         if not self._in_range(proposal):
             return Offer.OUT_OF_RANGE
@@ -125,9 +125,9 @@ class Chains:
         return self._extend(Chain(proposal.chain, proposal.base), proposal, text, Offer.STARTED)
 
     def _make_room(self, source: int) -> None:
-        """Forget the oldest source where there are too many: a reconnected drafter is a new one, with a higher id.
+        """Forget the oldest source where there are too many: a reconnected drafter is a new source, with a higher id.
 
-        A source whose chain lives is forgotten last: it may have stayed while another one came and went.
+        Sources with a live chain are forgotten last.
         """
         if source not in self._newest and len(self._newest) >= MOST_SOURCES:
             self.drop(min(self._newest, key=lambda known: (known in self._live, known)))
@@ -154,7 +154,7 @@ class Chains:
     def advance(self, position: int, tokens: Sequence[int]) -> list[int]:
         """Align with `tokens` decided at `position`: drop every chain that they contradict; return those sources.
 
-        A chain that is just used up stays: its continuation may be under way.
+        A chain that was decided to its end stays: its continuation may be under way.
         """
         if not self._live:
             return []

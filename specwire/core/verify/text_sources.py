@@ -74,7 +74,7 @@ class Match(NamedTuple):
 
 
 class NgramIndex:
-    """An index over `tokens`, a text that grows at its end and belongs to somebody else.
+    """An index over `tokens`, a text that grows at its end and belongs to the caller.
 
     Invariant: every n-gram that ends before position `done` is indexed, and done < len(tokens): the text's own end is
     no earlier occurrence of itself.
@@ -158,7 +158,7 @@ class NgramIndex:
 
 
 class Index(Protocol):
-    """Where the text's last tokens stood before, and what followed; `complete` once it has taken in all there is."""
+    """Where the text's last tokens stood before, and what followed; `complete` once the whole text is indexed."""
 
     @property
     def complete(self) -> bool: ...
@@ -171,9 +171,9 @@ class Index(Protocol):
 class NgramSource:
     """The n-gram proposals of one session, and how good they are, by the length of the match.
 
-    Acceptance is learnt without testing anything: under an exact rule the text is what it is, so a guess that was never
-    in a window is held against what was decided. One guess at a time is followed, until the text contradicts it or has
-    passed its end: the same guesses that windows of full width would have tested.
+    Acceptance is learnt without testing anything: under an exact rule proposals do not change the text, so a guess that
+    was never in a window can be compared with what was decided. One guess at a time is followed, until the text
+    contradicts it or has passed its end: these are the guesses that windows of full width would have tested.
 
     Args:
         tokens: the session's text, which grows at its end.
@@ -216,7 +216,7 @@ class NgramSource:
         return Guess(len(self._tokens), self.index.following(match, self._most), alike, self._kind)
 
     def text_grew(self) -> None:
-        """Hold the guess that is followed against the text."""
+        """Compare the followed guess with the text."""
         guess = self._followed
         if guess is None:
             return
@@ -245,7 +245,7 @@ class NgramSource:
 
 
 class PredictionIndex:
-    """Where the last tokens of `text`, which grows and belongs to somebody else, stand in what was predicted.
+    """Where the last tokens of `text`, which grows and belongs to the caller, stand in the prediction.
 
     Args:
         before: what the output goes on behind, the prompt.

@@ -1,9 +1,9 @@
-"""A decoder of the Llama family in a few static shapes, for `torch.compile`: what makes a GPU's step short.
+"""A decoder of the Llama family in a few static shapes, for `torch.compile`, which makes a GPU's step short.
 
-At batch 1 a GPU takes longer to be told about the kernels of a forward than to run them. A compiled graph, replayed as
-one CUDA graph, is told once. That asks for shapes that do not change, so feeds are padded up to the next of a few
-*buckets* of (sessions, positions of each, positions attended to); what is padding is written to a slot of its own.
-What fits no bucket, such as a long prompt's chunk, runs uncompiled, a feed at a time.
+At batch 1 launching a forward's kernels takes longer than running them. A compiled graph, replayed as one CUDA graph,
+is launched once. That needs fixed shapes, so feeds are padded to the next of a few *buckets* of (sessions, positions of
+each, positions attended to); padding is written to a slot of its own. Feeds that fit no bucket, such as a long prompt's
+chunk, run uncompiled, one at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALIGNED_CELLS = 8
 FEW_ROWS, FEW_POSITIONS, GROWTH = 8, 512, 4
 # Calls of a bucket before it is used: compile, let PyTorch record a CUDA graph, replay it.
 WARM_UPS = 3
-# Buckets of all models of the process; PyTorch's own limit is meant for shapes that nobody foresaw.
+# Buckets of all models of the process; PyTorch's own limit is meant for unforeseen shapes.
 MOST_GRAPHS = 1024
 BACKEND = "inductor"
 
@@ -93,7 +93,7 @@ class StaticLinear(nn.Module):
 
 
 class CacheCells(NamedTuple):
-    """What every layer of a forward needs to know; B sessions, M positions of each, L attended to.
+    """The tensors that every layer of a forward needs; B sessions, M positions of each, L attended to.
 
     places: (B x M,) where each key goes in the cache; slots: (B,); cos, sin: (B x M, 1, head_dim / 2); mask: additive
     (B, 1, M x group, L).
@@ -240,7 +240,7 @@ class CompiledRunner:
         buckets: Buckets | None = None,
         backend: str | None = None,
     ) -> None:
-        """Compiles, which takes some ten seconds for each bucket. Raises Unsuited as `LlamaRunner` does."""
+        """Compile, which takes some ten seconds for each bucket. Raises Unsuited as `LlamaRunner` does."""
         shape, backend = shape_of(model), backend or BACKEND
         self.buckets = buckets or Buckets.usual(slots, context)
         self._room, self._spare = _aligned(context), slots

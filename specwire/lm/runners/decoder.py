@@ -14,11 +14,11 @@ from specwire.lm.runners.linear import LinearWeights, pack
 from specwire.lm.runners.tensor_parallel import Rank, adding, joining
 
 # ----------------------------------------------------------------------------------------------------------------------
-# One attention for several short feeds: what a dozen small operations for each session cost is paid once.
-#
-# Slots that lie side by side are one stretch of the cache, which is read in place, of every slot as many positions as
-# the longest text has; a mask hides what is behind each row's own. Where slots lie far apart, or one text is much
-# longer than the others, that would read more than it saves, and each feed has an attention of its own.
+# One attention for several short feeds, so that the dozen small operations of an attention are paid once for all
+# sessions. Slots that lie side by side are one stretch of the cache. It is read in place, from every slot as many
+# positions as the longest text has, and a mask hides what lies behind each row's own position. Where slots lie far
+# apart, or one text is much longer than the others, that would read more than it saves; then each feed has an attention
+# of its own.
 
 LEAST_FEEDS = 2
 # Tokens of a feed: windows, and the ends of prompts.
@@ -64,7 +64,7 @@ def nothing(layout: Layout) -> AttentionBatch:
 
 
 def leading(feeds: Sequence[Feed]) -> int:
-    """How many of the first feeds, no two of a slot, are worth one attention; 0 for none."""
+    """How many of the first feeds, no two of one slot, should share one attention; 0 for none."""
     count = next((at for at, feed in enumerate(feeds) if len(feed.tokens) > MOST_COLUMNS), len(feeds))
     if count < LEAST_FEEDS:
         return 0
@@ -86,7 +86,7 @@ def batch_of(feeds: Sequence[Feed], layout: Layout) -> AttentionBatch:
     cells = [(feed.slot - first) * columns + index for feed, index in at]
     positions = [feed.start + index for feed, index in at]
     vectors = [feed.slot * layout.kv * layout.context + feed.start + index for feed, index in at]
-    # What stands in no cell sees position 0 of its slot, and is dropped: a row that sees nothing would not be finite.
+    # Empty cells see position 0 of their slot and are dropped: a row that sees nothing would not be finite.
     last = [0] * (slots * columns)
     for cell, position in zip(cells, positions, strict=True):
         last[cell] = position
@@ -116,10 +116,9 @@ def _mask(last: torch.Tensor, span: int, layout: Layout) -> torch.Tensor:
 # A decoder of the Llama family as one TorchScript call: the same arithmetic in few dispatches, none of them Python's.
 #
 # At batch 1 on a CPU most of an eager forward is dispatch and a BLAS that is slow at a few rows. Here each layer is
-# four matrix products, one attention for all short feeds (above), one for each of the others over its
-# valid positions only, and a dozen small operations. The call holds the interpreter's lock at neither of them: the
-# thread that sends the last step's verdicts runs beside it, where between a hundred Python calls each of them would
-# wait for the other (measured; docs say where).
+# four matrix products, one attention for all short feeds (above), one for each of the others over its valid positions
+# only, and a dozen small operations. The call releases the interpreter's lock, so the thread that sends the last step's
+# verdicts runs beside it; with a hundred Python calls the two would wait for each other (measured; see docs/LOG.md).
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +158,7 @@ class Model(NamedTuple):
 class Decoder(nn.Module):
     """Forward over several feeds; writes their keys and values to `cache` (layers, slots, 2 kv_heads, context, dim)."""
 
-    # What TorchScript cannot tell from an empty list, or from a list of None.
+    # Types that TorchScript cannot infer from an empty list, or from a list of None.
     head_norms: list[torch.Tensor]
     biases: list[torch.Tensor | None]
 

@@ -1,11 +1,11 @@
 """`--deterministic`: the bits of a row depend on its text alone, not on how many are computed together, or with whom.
 
 Floating-point sums depend on their order, and kernels choose it by shape. So the row of position p is computed in
-shapes that p alone determines: its attention is one query over p + 1 keys. Only the matrix products, which read all
-of the weights, are shared by several rows, in blocks of those numbers of rows for which the kernels here were found
-to give each row the same bits at each place in the block. Where none were found each row is computed alone, which is
-right by construction. A prompt is fed the same way, so a text that another verifier of this kind prefills goes on
-with the same bits.
+shapes that p alone determines: its attention is one query over p + 1 keys. Only the matrix products, which read all of
+the weights, are shared by several rows. Their block sizes are those for which the kernels of this machine were found to
+give each row the same bits at every place in the block. Where none were found each row is computed alone, which is
+right by construction. A prompt is fed the same way, so a text that another verifier of this kind prefills goes on with
+the same bits.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from specwire.core.model import Feed
 from specwire.lm.kv_cache import Runner
 from specwire.lm.runners.linear import LinearWeights
 
-# Rows of a block that are tried, and the number that the others are held against: one that any step can do with.
+# Block sizes that are tried, and the size that the others are compared with, which any step can use.
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 REFERENCE = 8
 ALONE = (1,)
-# Rows that are computed for the comparison, and by how many they are shifted in their blocks.
+# Rows computed for the comparison, and by how many they are shifted in their blocks.
 ROWS, SHIFT = 192, 5
 
 

@@ -135,7 +135,7 @@ class HuggingFaceRunner:
     def __init__(
         self, model: PreTrainedModel, slots: int, context: int, window: SlidingWindow | None = None, alone: bool = False
     ) -> None:
-        """alone: one feed at a time, without a mask, for models that make more of a mask than who sees whom (ALiBi)."""
+        """alone: one feed at a time, without a mask, for models that derive positions from a mask (ALiBi)."""
         self._model = model
         self._window = window
         self._cache = SlotCache(slots, context)

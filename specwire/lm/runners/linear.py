@@ -46,7 +46,7 @@ class PackedLinear(nn.Module):
 
 
 def pack(layers: Sequence[LinearWeights]) -> tuple[nn.Module, list[LinearWeights]]:
-    """How to multiply by these layers fastest where that is right here, and their weights in the form that it takes."""
+    """The fastest way to multiply by these layers that is right here, and their weights in the form that it needs."""
     first = layers[0].weight
     if first.device.type == "cpu" and first.dtype in PROBE_TOLERANCE:
         packed = [_packed(*layer) for layer in layers]
@@ -57,7 +57,7 @@ def pack(layers: Sequence[LinearWeights]) -> tuple[nn.Module, list[LinearWeights
 
 
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearWeights | None:
-    """The layer in oneDNN's layout, or None where this build or processor has none that agrees with the plain one."""
+    """The layer in oneDNN's layout, or None where that does not agree with the plain product here."""
     probe = torch.linspace(-1, 1, PROBE_ROWS * weight.shape[1]).view(PROBE_ROWS, -1).to(weight.dtype)
     try:
         layout = _reorder(weight)
@@ -138,7 +138,7 @@ class Int8Linear(nn.Module):
 
 
 def check_int8(model: PreTrainedModel) -> None:
-    """ModelError for a model whose weights lie outside of linear layers: rounding would pass most of it over."""
+    """ModelError for a model whose weights lie outside of linear layers: most of them would not be rounded."""
     covered = {
         f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)
     }

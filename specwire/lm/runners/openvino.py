@@ -89,7 +89,7 @@ def stateful(stateless: Stateless) -> openvino.Model:
 
     The weights, float32, are shared with the module.
     """
-    with warnings.catch_warnings():  # tracing fixes what Python decides, as is meant here
+    with warnings.catch_warnings():  # tracing fixes Python's decisions, as is intended here
         warnings.simplefilter("ignore")
         frontend = FrontEndManager().load_by_framework("pytorch")
         decoder = TorchScriptPythonDecoder(stateless.eval(), example_input=_example(stateless))
@@ -113,8 +113,8 @@ def paged(stateless: Stateless) -> openvino.Model:
     """The graph over a cache in pages (blocks of positions) that the caller owns, logits of chosen rows only.
 
     Inputs beside the caches: the tokens of all sessions one behind the other (`input_ids`, `position_ids`), where each
-    session's begin (`subsequence_begins`) and how much of it is cached (`past_lens`), its pages (`block_indices`,
-    `block_indices_begins`), the longest text (`max_context_len`), and of which tokens logits are wanted (`rows`).
+    session's tokens begin (`subsequence_begins`), how much of it is cached (`past_lens`), its pages (`block_indices`,
+    `block_indices_begins`), the longest text (`max_context_len`), and the tokens whose logits are wanted (`rows`).
     """
     graph = stateful(stateless)
     paged_attention_transformation(graph)
@@ -292,10 +292,10 @@ Numbers = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """What forwards, keys and values of a model in `dtype` are computed in on this processor.
+    """The dtype in which this processor computes forwards, keys and values of a model in `dtype`.
 
     OpenVINO's attention over pages takes bfloat16 only where the processor has instructions for it. Elsewhere it is
-    float32, in which each bfloat16 weight is what it was.
+    float32, which holds each bfloat16 weight exactly.
     """
     native = "BF16" in openvino.Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
     return dtype if native else torch.float32
@@ -421,16 +421,15 @@ def _options(dtype: torch.dtype, threads: int) -> dict[str, object]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How many rows a forward computes, where a forward of another number of rows than the last one costs extra.
-#
-# A runtime that plans its memory and kernels for the shapes that it meets has work to do when they change. Rows of
-# padding are then cheaper than a change, as long as there are few.
+# How many rows a forward computes, where a change of the number of rows costs extra. A runtime that plans memory and
+# kernels for the shapes that it meets has work to do when they change. A few rows of padding are then cheaper than a
+# change.
 
 # Rows of the two shapes that are timed, and how often each is.
 ONE, FEW = 1, 5
 TIMES = 4
-# Where rows seem to cost nothing. Below the drop from the widest to the narrowest window that a verifier measures at
-# start: V(1) must not be measured with the padding of the widest.
+# The price where rows seem to cost nothing. It is below the drop from the widest to the narrowest window that a
+# verifier measures at start: V(1) must not be measured with the padding of the widest.
 MOST_PRICE = 16
 # Beyond so many rows a growth is to a multiple of it, where a change costs as much: with windows that come and go, a
 # batch has another number of rows in every step.
@@ -465,7 +464,7 @@ class SteadyRows:
 def price_of_change(time: Callable[[int], float]) -> int:
     """What a change of shape costs, in rows; `time` runs a forward of so many rows and returns its seconds.
 
-    Minima of a few: whatever else the machine does only adds.
+    Minima of a few: other work of the machine can only add time.
     """
     changed: dict[int, list[float]] = {ONE: [], FEW: []}
     for _ in range(TIMES):

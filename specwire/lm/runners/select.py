@@ -106,7 +106,7 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
 
 
 def _compiled_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
-    """Whoever asks for compilation is not served anything else: ModelError where it cannot be had."""
+    """The compiled runner; ModelError where the model cannot be compiled: nothing else is served instead."""
     name = type(model).__name__
     if how.runtime == OPENVINO or how.deterministic or how.quantization != NONE:
         raise ModelError("compiled: needs torch, without deterministic and without quantization")
@@ -115,7 +115,7 @@ def _compiled_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     try:
         runner = CompiledRunner(model, *sizes)
         off = deviation(model, runner, *sizes, next(model.parameters()).dtype)
-    except Exception as failure:  # unsuited, or whatever capturing, generating code or its compiler raises
+    except Exception as failure:  # unsuited, or any error of capturing, code generation or the compiler
         if out_of_memory(failure):
             raise
         raise ModelError(f"compiled: cannot compile this {name}: {first_line(failure)}") from failure
@@ -148,7 +148,7 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         off = deviation(model, runner, *sizes, dtype)
     except Unsuited as reason:
         raise ModelError(f"runtime: openvino cannot run this {name}: {reason}") from reason
-    except Exception as failure:  # whatever tracing, paging or compiling a model of a kind they do not know raises
+    except Exception as failure:  # any error of tracing, paging or compiling an unknown kind of model
         if out_of_memory(failure):
             raise
         raise ModelError(f"runtime: openvino cannot run this {name}: {_last_line(failure)}") from failure
@@ -162,7 +162,7 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
 
 
 def _last_line(error: BaseException) -> str:
-    """OpenVINO's errors begin with where it was and end with what it was."""
+    """The reason in an OpenVINO error, which begins with source locations."""
     lines = str(error).strip().splitlines()
     return lines[-1].rstrip(".") if lines else type(error).__name__
 
@@ -194,7 +194,7 @@ def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool)
     name = type(model).__name__
     try:
         error = deviation(model, generic, *sizes, next(model.parameters()).dtype)
-    except Exception as failure:  # models that cannot take a cache or a mask of this kind fail in ways of their own
+    except Exception as failure:  # models that cannot take such a cache or mask fail in many ways
         if out_of_memory(failure):
             raise
         raise ModelError(f"{name} cannot be run with a cache by absolute position: {first_line(failure)}") from failure

@@ -27,16 +27,16 @@ from specwire.lm.model_config import first_line
 # The option that asks for them.
 FIELD = "tensor-parallel-size"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-# How long a rank may wait for another that is there to connect, to load (one after the other), and in a forward. One
-# that dies once they are connected is noticed at once.
+# Limits on waiting for another living rank: to connect, to load (one after the other), in a forward. A rank that dies
+# once they are connected is noticed at once.
 CONNECT_LIMIT, LOAD_LIMIT, STEP_LIMIT = timedelta(seconds=60), timedelta(minutes=60), timedelta(seconds=60)
-# Styles of a plan: cut by outputs, by outputs which are put together again, by inputs; and what every rank has whole.
+# Styles of a plan: cut by outputs, by outputs that are gathered again, by inputs; and layers that every rank has whole.
 COLUMNS, GATHERED, ROWS = "colwise", ("colwise_gather_output", "colwise_rep"), "rowwise"
 WHOLE = ("embedding_rowwise", "replicated_with_grad_allreduce", "replicate")
 
 
 class Party(Protocol):
-    """Rank 0 computes for the caller, the others repeat what its runner does, as `LeadingRunner` tells them."""
+    """Rank 0 computes for the caller; the others repeat what its runner does, on orders of `LeadingRunner`."""
 
     @property
     def size(self) -> int: ...
@@ -61,7 +61,7 @@ class Party(Protocol):
         ...
 
     def at_end(self, leave: Callable[[], None]) -> None:
-        """Call this once the party is over."""
+        """End the other ranks."""
         ...
 
 
@@ -80,7 +80,7 @@ def join(party: Party, device: torch.device) -> Rank:
         raise ModelError(f"{FIELD}: this PyTorch cannot connect {party.size} ranks on {device.type}")
     if distributed.is_initialized():
         raise ModelError(f"{FIELD}: this process is a rank of another model already")
-    for library in ("GLOO", "NCCL"):  # nobody else is to reach what they listen on
+    for library in ("GLOO", "NCCL"):  # only this machine may reach their sockets
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", _loopback())
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -146,7 +146,7 @@ def _cut(model: PreTrainedModel, name: str, style: str, rank: Rank) -> None:
 
 def _cut_inputs(layer: Any, rank: Rank) -> None:
     layer.weight = _share(layer.weight, 1, rank)
-    layer.bias = layer.bias if rank.number == 0 else None  # it is to be in the sum once
+    layer.bias = layer.bias if rank.number == 0 else None  # it must enter the sum once
     total = adding(rank)
     layer.register_forward_hook(lambda _, __, part: total(part))
 
@@ -230,7 +230,7 @@ def joining(rank: Rank | None) -> nn.Module:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Rank 0: whatever its runner does it has the runners of the other ranks do as well. Told as integers, in its order.
+# Rank 0: the runners of the other ranks repeat each call of its runner. Calls are encoded as integers, in order.
 
 RUN, ZERO, COPY = range(3)
 # int64, for this machine only.
@@ -276,7 +276,7 @@ def _feeds(numbers: Iterator[int]) -> Iterator[Feed]:
 class LeadingRunner:
     """`Runner` over all ranks.
 
-    What fails in a forward leaves the ranks at different places in it, so it ends the model: ModelLost.
+    A failure within a forward leaves the ranks at different places in it, so it ends the model: ModelLost.
     """
 
     def __init__(self, runner: Runner, party: Party) -> None:
