@@ -14,19 +14,19 @@ Methods = Mapping[str, Callable[[Request], Answer]]  # by what the request's "do
 
 
 def answer_requests(methods: Methods, requests: TextIO, answers: TextIO) -> None:
-    """Answer until the requests end; a request that fails is answered with what went wrong."""
+    """Answer until the requests end; a failed request is answered with its error."""
     for line in requests:
         request = json.loads(line)
         try:
             answer = methods[request["do"]](request)
-        except Exception as error:  # whatever the library raises is the asker's to report
+        except Exception as error:  # the asker reports any error of the library
             answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
 def answer_asker(methods: Methods) -> None:
-    """Serve the process that started this one; whatever else prints goes to standard error, not between the answers."""
+    """Serve the process that started this one; other prints go to standard error, not between the answers."""
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         answer_requests(methods, sys.stdin, answers)

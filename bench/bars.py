@@ -1,4 +1,4 @@
-"""What is needed, and whether it holds: a bar ">= x" needs the interval's lower bound to reach it, "<= x" the upper."""
+"""Bars, and whether they hold: ">= x" needs the interval's lower bound to reach x, "<= x" the upper one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process of ours that speaks in lines of JSON: bound to this one, asked with a deadline, ended in order."""
+"""A child process that speaks in lines of JSON: requests have a deadline, and it ends with this process."""
 
 from __future__ import annotations
 

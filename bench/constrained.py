@@ -2,7 +2,7 @@
 
 The target writes constrained texts behind held-out prompts. At each of their positions the drafter guesses the next
 token, once from what the constraint allows and once from all tokens. How often it is right is its acceptance there.
-Counts, not times: a busy machine does them no harm.
+These are counts, not times, so a busy machine does not disturb them.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def _share(tested: int, accepted: int) -> float | None:
 
 
 def different(samples: Sequence[Sample], key: str) -> int:
-    """Prompts whose text was ever another than the plain row's first one: near-ties, where arithmetic differs."""
+    """Prompts whose text ever differed from the plain row's first one: near-ties, where arithmetic differs."""
     expected = {sample.prompt: sample.run.tokens for sample in reversed(of_row(samples, PLAIN))}
     return len({s.prompt for s in of_row(samples, key) if s.run.tokens != expected[s.prompt]})
 

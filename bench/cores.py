@@ -1,4 +1,4 @@
-"""Cores in use by each process while each row ran: a row is disturbed where a process that is not its own is busy."""
+"""Cores in use by each process while each row ran: another process that is busy disturbs a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs that measure have in common: how they begin, and the exit code that they end with."""
+"""The common frame of measuring programs: arguments, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def run(
     measure: Callable[[Settings], Found],
     tell: Callable[[Found, Path], bool],
 ) -> int:
-    """Measure what `args` ask for: 0, or 1 where it failed, 2 where it cannot be asked for, as for Ctrl-C where told.
+    """Measure what `args` ask for; returns the exit code: 0, 1 where it failed, 2 for wrong arguments.
 
-    settings_of: raises ValueError with a sentence. measure: raises BenchError with one.
-    tell: writes what was found into `args.out` and beside it, and says whether all that must hold does.
+    settings_of: raises ValueError with a sentence. measure: raises BenchError with one. tell: writes the results into
+    `args.out` and beside it, and returns whether all bars hold.
     """
     try:
         settings = settings_of(args)
-        args.out.parent.mkdir(parents=True, exist_ok=True)  # known now, not after the measurement
+        args.out.parent.mkdir(parents=True, exist_ok=True)  # fail now, not after the measurement
     except (ValueError, OSError) as error:
         say(f"bench: error: {error}")
         return 2

@@ -1,6 +1,6 @@
 """Which row runs when: each prompt goes through all rows before the next one, and every row gets every turn.
 
-Slow drift of the machine (heat, neighbours) then falls on all rows alike, and so does what a predecessor leaves behind.
+Slow drift of the machine (heat, neighbours) then falls on all rows alike, as do after-effects of the row before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def interleave(
     repeats: int,
     progress: Callable[[Sample], None],
 ) -> list[Sample]:
-    """Every row on every prompt, `repeats` times over; `progress` hears of each run after its clock has stopped."""
+    """Every row on every prompt, `repeats` times; `progress` is called after each run's clock has stopped."""
     samples = []
     with Bar("measuring", repeats * len(prompts) * len(rows)) as bar:
         for repeat, prompt, index in schedule(repeats, len(prompts), len(rows)):

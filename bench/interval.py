@@ -1,4 +1,4 @@
-"""The median of a few repeats with a confidence interval that assumes nothing of their law but independence."""
+"""The median of a few repeats with a confidence interval that only assumes independence."""
 
 from __future__ import annotations
 

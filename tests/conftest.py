@@ -28,7 +28,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 @pytest.fixture(scope="session", autouse=True)
 def _runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep the tests' stacks, and the user's own, from each other's commands."""
+    """Keep the tests' commands away from the user's stacks, and the other way round."""
     folder = tmp_path_factory.mktemp("runtime")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
@@ -44,5 +44,5 @@ def taken_address() -> Iterator[str]:
 
 @pytest.fixture
 def dead_address() -> str:
-    """Give an address (host:port) at which nothing listens, and nobody will but the test itself."""
+    """Give an address (host:port) at which nothing listens, and only the test itself will."""
     return free_address()

@@ -1,4 +1,4 @@
-"""Ports for what must be told one, or come back at its own: nobody else gets them, neither by chance nor on purpose.
+"""Ports for services that must be told one, or come back at their own: nothing else gets them.
 
 A port that was bound as 0 and let go may be given to any connection of the machine a moment later. These lie below
 those that the kernel gives away (32768 to 60999 by default), and no two processes of these tests own the same.
@@ -39,7 +39,7 @@ def _owned(blocks: range) -> Iterator[int]:
 
 
 def _listens(port: int) -> bool:
-    """Whether somebody is there who is no test of ours, or one of ours still."""
+    """Whether something listens there, a foreign process or an old one of ours."""
     with socket.socket() as probe:
         try:
             probe.bind(("", port))

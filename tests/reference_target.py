@@ -1,4 +1,4 @@
-"""What a scripted target alone decides and reports, by the reference rules: it knows nothing of windows.
+"""What a scripted target alone decides and reports, by the reference rules, without windows.
 
 The text is counted anew at each position and the logits are processed by `specwire.core.law.sampling`, which
 tests/core/test_sampling.py holds against transformers.

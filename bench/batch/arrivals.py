@@ -1,4 +1,4 @@
-"""Requests that arrive as a Poisson process: how many tokens a second reach those that are served in time (goodput)."""
+"""Requests that arrive as a Poisson process: the tokens a second of those that are served in time (goodput)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Served:
 
     @property
     def pause_ms(self) -> float:
-        """Of its pauses, the 95th percentile."""
+        """The 95th percentile of its pauses."""
         pauses = pauses_ms(self.run) if self.run else []
         return percentile(pauses, 95) if pauses else 0.0
 
@@ -58,7 +58,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """One load as one row bore it."""
+    """One load, served by one row."""
 
     load: Load
     row: str
@@ -103,7 +103,7 @@ def due_times(load: Load, requests: int) -> list[float]:
 
 
 async def serve(asked: Asked, prompts: Sequence[Sequence[int]], tokens: int, times: Sequence[float]) -> list[Served]:
-    """Ask for prompt after prompt at these times, whatever has become of the ones before."""
+    """Ask for prompt after prompt at these times, without waiting for earlier ones."""
     began = asyncio.get_running_loop().time()
     ids: list[str] = []
     async with asyncio.TaskGroup() as group:

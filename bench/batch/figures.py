@@ -1,4 +1,4 @@
-"""What the runs of a level say: speed, pauses between tokens, and the verifier's work beside its forwards."""
+"""The figures of a level's runs: speed, pauses between tokens, and the verifier's work beside its forwards."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def full_steps(runs: Sequence[Run]) -> list[Step]:
 
 
 def unknown(found: Iterable[Line]) -> Iterator[str]:
-    """A note for each line of ours of which nothing is known between forwards: its bar neither holds nor is missed."""
+    """A note for each row of ours without figures between forwards: its bar neither holds nor is missed."""
     for line in found:
         if line.row in OURS and line.outside is None:
             yield f"{line.level} at once, {line.row}: no step had all sessions in it, so none counts between forwards."

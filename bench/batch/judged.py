@@ -1,4 +1,4 @@
-"""What is needed of many sessions at once, and whether it holds."""
+"""The bars for many sessions at once, and whether they hold."""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ def measure(settings: BatchSettings) -> BatchResults:
 def _start(settings: BatchSettings, cleanup: ExitStack, peer: Child, prompts: Prompts) -> Field:
     """Every process of ours, ended by `cleanup`.
 
-    The row with drafting on has an orchestrator of its own, with a fixed plan, beside the stack's: no request can ask
-    for drafting that the controller may not switch off. It shares log, verifier and drafter with the other.
+    The row with drafting on has an orchestrator of its own, with a fixed plan, beside the stack's, because a request
+    cannot forbid the controller to switch drafting off. It shares log, verifier and drafter with the other.
     """
     own = ["--slots", str(settings.most), "--runtime", settings.runtime]
     if settings.target_threads is not None:
@@ -144,7 +144,7 @@ def _start(settings: BatchSettings, cleanup: ExitStack, peer: Child, prompts: Pr
 
 
 def _runtime(runner: asyncio.Runner, client: AsyncClient) -> str:
-    """What computes the target's forwards, for the file and whoever reads it."""
+    """The runtime of the target's forwards, for the record."""
     return f"specwire's forwards are computed by {runner.run(client.server_info()).target.runtime}."
 
 
@@ -169,7 +169,7 @@ def _client(runner: asyncio.Runner, cleanup: ExitStack, address: str) -> AsyncCl
 
 
 def _warm_up(field: Field, settings: BatchSettings, prompts: Prompts) -> None:
-    """Each row at the lowest and the highest level. One of the peers' that cannot run here is left out, and said so."""
+    """Each row at the lowest and the highest level. A peer's row that cannot run here is left out, with a note."""
     asked_of_us = (*OURS, *SAMPLES)
     for row in list(field.rows):
         try:
@@ -231,6 +231,6 @@ def _texts(peer: Child, settings: BatchSettings, prompts: Prompts, samples: Sequ
 
 
 def _judged(peer: Child, dtype: str, prompts: Prompts, samples: Sequence[BatchSample]) -> list[Judged]:
-    """Greedy ones: what is drawn may differ at a near-tie of probabilities and noise, which scores do not show."""
+    """Greedy rows only: drawn tokens may differ at a near-tie of probabilities and noise, which scores do not show."""
     sessions = [session for sample in samples if sample.row not in SAMPLES for session in sample.sessions]
     return list(judge(mismatches(sessions, OFF), scores_at(peer, prompts, sessions, OFF), tolerance(dtype)))

@@ -51,7 +51,7 @@ class BatchPeer(Peer):
     def continuous(self, request: Request) -> Answer:
         """Greedy `generate_batch`, its manager kept from call to call.
 
-        The clock stops at the last token: the call itself ends when the manager's thread has been waited for. `most`
+        The clock stops at the last token, because the call itself also waits for the manager's thread. `most`
         sessions fit into its cache, and no more: by default it takes most of the memory, which costs seconds here.
         """
         prompts, tokens = request["prompts"], request["tokens"]
@@ -60,7 +60,7 @@ class BatchPeer(Peer):
             page_size=PAGE,
             num_blocks=request["most"] * pages,
             max_requests_per_batch=request["most"],
-            allow_block_sharing=False,  # no row starts from what another run has left
+            allow_block_sharing=False,  # no row may start from an earlier run's cache
         )
         generate = cast(Callable[..., Mapping[str, Any]], self._models["target"].generate_batch)
         began = time.perf_counter()

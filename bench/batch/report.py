@@ -1,4 +1,4 @@
-"""What people read of many sessions at once, and its form on disk."""
+"""The report of many sessions at once, and its form on disk."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 OFF, ON, AUTOMATIC, PADDED, CONTINUOUS = "off", "on", "automatic", "padded", "continuous"
 OURS = (OFF, ON, AUTOMATIC)
-# Greedy texts repeat themselves, and draft tokens are then right more often than in most texts that people ask for.
+# Greedy texts repeat themselves, so draft tokens are right more often than in most texts that people ask for.
 TEMPERATURE, SEED = 0.8, 1
 SAMPLED_OFF, SAMPLED = f"off, {TEMPERATURE:g}", f"automatic, {TEMPERATURE:g}"
-# What a row's speed is a multiple of, where that is not OFF.
+# The row that a row's speed is a multiple of, where that is not OFF.
 SAMPLES = {SAMPLED_OFF: SAMPLED_OFF, SAMPLED: SAMPLED_OFF}
 PEERS = (PADDED, CONTINUOUS)
 LABELS = {

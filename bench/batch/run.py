@@ -26,6 +26,6 @@ def tell(found: BatchResults, out: Path) -> bool:
 
 
 if __name__ == "__main__":
-    # Threads of numeric libraries in this process would only stand in the way of those that are measured.
+    # Threads of numeric libraries in this process would only disturb those that are measured.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.exit(main())

@@ -14,7 +14,7 @@ from specwire.client import AsyncClient, Started
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How sessions are asked for: whom, what may propose, and how tokens are drawn."""
+    """How sessions are asked for: the address, what may propose, and how tokens are drawn."""
 
     client: AsyncClient
     label: str
@@ -57,7 +57,7 @@ async def together(asked: Asked, prompts: Sequence[Sequence[int]], tokens: int) 
 
 
 async def forget(client: AsyncClient, session_ids: Sequence[str]) -> None:
-    """Have them deleted: the verifier then keeps no keys and values that a later run of the prompt would begin from."""
+    """Delete them, so that the verifier keeps no keys and values that a later run of the prompt would start from."""
     async with asyncio.TaskGroup() as group:
         for session_id in session_ids:
             group.create_task(client.delete_session(session_id, timeout=RUN_LIMIT))

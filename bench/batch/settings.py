@@ -1,4 +1,4 @@
-"""What to measure of many sessions at once, and the command line that says so."""
+"""The settings of a measurement of many sessions at once, and its command line."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class BatchSettings:
         return min(max(level * LEAST_GROUPS, LEAST_SESSIONS), len(held_out_prompts()))
 
     def shown(self) -> dict[str, object]:
-        """For others to read: models without where this machine keeps them."""
+        """For the record: models without their folders on this machine."""
         return {**asdict(self), "target": shown_model(self.target), "draft": shown_model(self.draft)}
 
 

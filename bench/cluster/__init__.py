@@ -1,1 +1,1 @@
-"""A Ray cluster of several nodes on this machine: what it scales to, and what it costs to come in through Ray Serve."""
+"""A Ray cluster of several nodes on this machine: how it scales, and what Ray Serve as the way in costs."""

@@ -1,4 +1,4 @@
-"""What the simulator says of a row: the same pool of emulated devices, and software that takes no time."""
+"""The simulator's figure for a row: the same pool of emulated devices, and software that takes no time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def simulated(row: Row) -> float | None:
 def trace(row: Row, turn: int) -> tuple[bool, ...]:
     """Of a row's session: whether the drafter's guess is the target's token, all along the text.
 
-    A row ends with its slowest session, so what it is held against has to have had the same luck.
+    A row ends with its slowest session, so the simulation must have the same right guesses.
     """
     target, drafter = Script.parse(row.model), Script.parse(f"{row.model}:agree={AGREE}")
     state, right = 0, []

@@ -39,7 +39,7 @@ def way_results(measured: Measured) -> list[WayResult]:
 
 
 def more_ms(measured: Measured) -> Estimate:
-    """Until the first token, through Serve, beyond what it takes directly in the same repeat."""
+    """Milliseconds until the first token through Serve, less those of the direct way in the same repeat."""
     by_way = {way: [each for each in measured.samples if each.way == way] for way in (DIRECT, SERVED)}
     pairs = zip(by_way[SERVED], by_way[DIRECT], strict=True)
     return estimate([1000 * (statistics.median(a.firsts_s) - statistics.median(b.firsts_s)) for a, b in pairs])

@@ -1,8 +1,8 @@
 """What `make bench-cluster` measures: rows, and the deployment on which all of them run.
 
-Forwards are emulated: they sleep V(m) = V (1 + slope (m - 1)), m sessions in a batch, so that what scales is everything
-around them: registry, placement, links, log, orchestrators. V is long because all of it shares one machine's cores;
-with a real target's V the same cores would be what is measured.
+Forwards are emulated: they sleep V(m) = V (1 + slope (m - 1)), with m sessions in a batch. So the measurement is of
+everything around them: registry, placement, links, log, orchestrators. V is long because all of it shares one machine's
+cores, which a real target's V would saturate.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 V_MS = 200.0
 SLOPE = 0.005
-# Of each verifier's slots most are in use: it could not take over another one's sessions.
+# Most of each verifier's slots are in use: it could not take over another one's sessions.
 SESSIONS_PER_VERIFIER, SLOTS = 16, 24
 TOKENS = 24
 REPEATS = 7
@@ -68,7 +68,7 @@ WIDE = tuple(
     for count in (1, 2, 4)
 )
 ROWS = (ONE, TWO, FOUR, FOUR_BY_FOUR, *WIDE, DRAFTED, FLOOD)
-# Of these so many verifiers, or orchestrators, are to be as fast as so many times one.
+# Rows whose N verifiers, or orchestrators, must be as fast as N times one.
 OVER_VERIFIERS, OVER_ORCHESTRATORS = (TWO, FOUR, FOUR_BY_FOUR), WIDE[1:]
 LEAST_LINEAR = 0.9
 

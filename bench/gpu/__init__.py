@@ -1,4 +1,4 @@
-"""A large target on a GPU, with random weights: a step against what the memory allows, and tokens per second.
+"""A large target on a GPU, with random weights: a step against the memory's bandwidth, and tokens per second.
 
 run        the command: python -m bench.gpu.run
 shapes     models of the shapes of well-known ones, arranged so that what they say next is known

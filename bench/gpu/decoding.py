@@ -35,7 +35,7 @@ class Source(Protocol):
 
 
 class Oracle:
-    """Knows what the target says next, and says it with a chosen probability. Exists in measurements only."""
+    """Knows the target's next token, and proposes it with a chosen probability. Exists in measurements only."""
 
     def __init__(self, after: Sequence[int], acceptance: float, tokens: int, seed: int) -> None:
         self._after, self._acceptance, self._tokens = after, acceptance, tokens
@@ -193,7 +193,7 @@ class Decoding:
 
 
 def _opening(number: int, prompt: Sequence[int], tokens: int) -> Opening:
-    """Credit for all of it: nothing is appended anywhere, so nothing has to be waited for."""
+    """Credit for the whole text: there is no log to wait for."""
     allowance = Allowance(len(prompt), len(prompt) + tokens)
     stopping = Stopping(tokens, ignore_eos=True)
     return Opening(number, str(number), 1, 1, tuple(prompt), len(prompt), GREEDY, stopping, allowance)

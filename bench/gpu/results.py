@@ -1,4 +1,4 @@
-"""What was measured of a large target: tables, bars and the file."""
+"""The results for a large target: tables, bars and the file."""
 
 from __future__ import annotations
 

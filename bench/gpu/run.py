@@ -138,7 +138,7 @@ def language_model(model: PreTrainedModel, settings: GpuSettings, widest: int) -
 
 
 def buckets_of(settings: GpuSettings, widest: int) -> Buckets:
-    """Those of a service of this size, without the wide ones that feeds of up to `widest` tokens never need."""
+    """The buckets of a service of this size, without wide ones that feeds of up to `widest` tokens never need."""
     usual = Buckets.usual(settings.slots, settings.context)
     enough = min((columns for columns in usual.columns if columns >= widest), default=settings.context)
     return usual._replace(columns=tuple(columns for columns in usual.columns if columns <= enough))
@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     transformers_logging.set_verbosity_error()
     try:
         settings = settings_of(args)
-        args.out.parent.mkdir(parents=True, exist_ok=True)  # known now, not after the measurement
+        args.out.parent.mkdir(parents=True, exist_ok=True)  # fail now, not after the measurement
     except (InvalidParameter, OSError) as error:
         say(f"bench: error: {error}")
         return 2

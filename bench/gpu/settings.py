@@ -1,4 +1,4 @@
-"""What to measure of a large target, and the command line that says so."""
+"""The settings of a measurement of a large target, and its command line."""
 
 from __future__ import annotations
 

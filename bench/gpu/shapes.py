@@ -1,9 +1,9 @@
-"""Models of the shapes of well-known ones. Their weights are random but for one arrangement: what follows is known.
+"""Models of the shapes of well-known ones. Their weights are random, arranged so that the next token is known.
 
 The embeddings are so large that they outweigh what the layers add, and the output layer has each token's embedding at
-its successor's place. So the text of the target is a walk, known without a forward and far from any tie, and a drafter
-with successors of its own for a share of the tokens is accepted as often as is wanted. Every weight is read and every
-product computed as in a trained model of the shape. For measurements only: such a model says nothing.
+its successor's place. So the target's text is a walk, known without a forward and far from any tie. A drafter that
+shares only a part of the successors has any acceptance that is wanted. Every weight is read and every product computed
+as in a trained model of the shape. For measurements only: such a model says nothing.
 """
 
 from __future__ import annotations

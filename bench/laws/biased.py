@@ -1,8 +1,8 @@
 """Drafters that break one condition of exactness each, and send honest weights: the test has to refuse them.
 
 They are patches of the real drafter, for the time of a `with`. A token is *sure* where the drafter gives it more than
-an equal share. They draw with noise of their own: shared with the target's draws it makes such mistakes smaller, since
-what stands in for a token that is held back is then often the same token.
+an equal share. They draw with noise of their own: with the target's noise such mistakes become smaller, since the
+replacement of a token that is held back is then often the same token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _sure(token: int, weights: Weights) -> bool:
 
 
 def _again(weights: Weights, place: WeighedPlace, attempt: int = 0) -> int:
-    """Drawn with numbers of its own."""
+    """Draws with its own random numbers."""
     return draw_quantised(weights, place.seed ^ (attempt + 1), place.sampling.choice, place.position)
 
 

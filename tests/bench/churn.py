@@ -1,8 +1,8 @@
 """A program to be weighed: python -m tests.bench.churn KEPT.
 
 Each line on stdin is a number of sessions that come and go: objects and buffers of many sizes, some in cycles, some
-hundred living at a time, so that what it has from the system moves by far more than what is kept. Of each session it
-keeps KEPT bytes for ever.
+hundred living at a time, so that its memory moves by far more than it keeps. It keeps KEPT bytes of each session for
+ever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What needs an extra that `make setup` leaves out is collected where it is there."""
+"""Collects tests of an extra that `make setup` leaves out only where it is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GenerationService that plays what a test scripts, and remembers what it was asked."""
+"""A scripted GenerationService that records its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine's world records by itself, and the invariants of PROTOCOL.md section 14 over it."""
+"""The world's own record of facts, and the invariants of PROTOCOL.md section 14 over it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Seat:
 
 
 class Facts:
-    """The log, what the client was told, the parties' states, and the oracle they are held against.
+    """The log, what the client was told, the parties' states, and the oracle that they are compared with.
 
     log: the acknowledged tokens. pending: the append under way. told_*: what was emitted. seats: of the drafters.
     kept: a verifier's session without a link.
@@ -90,7 +90,7 @@ class Facts:
         return self.pending is not None
 
     def whole_text(self) -> str:
-        """The log's text, uncut: what a cancelled session has shown, also where a stop string had begun."""
+        """The log's uncut text: what a cancelled session has shown, also where a stop string had begun."""
         return "".join(LETTERS[token] for token in self.log[len(self.prompt) :])
 
     # The invariants

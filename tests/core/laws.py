@@ -1,7 +1,7 @@
 """Exact laws of decided texts: every outcome of every draw and coin, over fractions.
 
-A *world* is one way in which all randomness falls out. `law` runs a deployment in every world there is and adds up the
-probabilities, so an equality is a proof for its tables, not a test of samples.
+A *world* is one outcome of all randomness. `law` runs a deployment in every world and adds up the probabilities, so an
+equality is a proof for its tables, not a test of samples.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ State = tuple[Text, Draws, Draws]
 
 
 class Explorer:
-    """Visits every sequence of choices once, by running again with the last one changed that can be."""
+    """Visits every sequence of choices once: each run changes the last choice that still can change."""
 
     def __init__(self) -> None:
         self._path: list[int] = []
@@ -143,7 +143,7 @@ class World:
         self._owns.update(owns)
 
     def state(self, text: Text) -> State:
-        """What a world that has come to `text` is in: of draws, those behind it."""
+        """The state of a world that has come to `text`: the draws behind it."""
         return text, _behind(text, self._drafts), _behind(text, self._owns)
 
     def toss(self, chance: Number) -> bool:
@@ -209,9 +209,9 @@ def law(run: Callable[[World], Text], world: Callable[[Explorer], World]) -> dic
 def after(
     states: Mapping[State, Fraction], step: Callable[[World, Text], Text], world: Callable[[Explorer], World]
 ) -> dict[State, Fraction]:
-    """The law of the state behind one more step, from that before it.
+    """The law of the state after one more step, from the law before it.
 
-    Worlds that are in the same state go on alike, so each state is gone on from once.
+    Worlds in the same state go on alike, so each state is continued once.
     """
     found: dict[State, Fraction] = {}
     for state, mass in states.items():

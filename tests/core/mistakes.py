@@ -1,6 +1,6 @@
 """Known mistakes of the state machines, put into the real code one at a time.
 
-The schedules of `test_machine.py` catch each of `MISTAKES`; the simulation, which imports some, must catch those too.
+The schedules of `test_machine.py` catch each of `MISTAKES`; the simulation imports some and must catch those too.
 """
 
 from __future__ import annotations

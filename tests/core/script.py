@@ -108,7 +108,7 @@ class LetterScanner:
         return self._release(self.length)
 
     def _safe(self) -> int:
-        """How much may be shown: nothing that may begin a stop string."""
+        """How much may be shown: up to where a stop string may begin."""
         for start in range(self.length):
             if any(stop.startswith(self.text[start:]) for stop in self.stops):
                 return start

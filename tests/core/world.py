@@ -29,7 +29,7 @@ PROGRESS = (
 FAULTS = (
     "cut_verifier", "kill_verifier", "cut_drafter", "lose", "duplicate", "offer_garbage", "change_pace", "take_over",
 )  # fmt: skip
-# Of the random runs that every version of the core must pass, and no known mistake passes.
+# Sizes of the random runs that the core must pass, and that every known mistake fails.
 SEEDS = range(150)
 
 
@@ -226,7 +226,7 @@ class World(Facts):
             self.forward = self.verifier, *self._window(self.verifier, number)
 
     def end_forward(self, _: int) -> None:
-        """It may have begun before the link was cut."""
+        """The step may have begun before the link was cut."""
         if self.forward is None:
             return
         (session, window, kind), self.forward = self.forward, None
@@ -376,7 +376,7 @@ class World(Facts):
     # Without faults
 
     def round(self, number: int) -> None:
-        """Everything that is under way arrives, and everyone does a piece of work."""
+        """All messages under way arrive, and each party does a piece of work."""
         for seat in self.seats:
             while seat.to_drafter:
                 self.drafter_receives(seat.number)

@@ -1,7 +1,7 @@
-"""A pool of verifiers in virtual time: sessions come and take as long as they are said to, an autoscaler steers.
+"""A pool of verifiers in virtual time: sessions arrive and take a given time, and an autoscaler steers.
 
-Sessions go to the replica with the fewest of them that has room, as an orchestrator places them; who waits in a queue
-goes wherever a slot comes free.
+A session goes to the replica with the fewest sessions that has room, as an orchestrator places it; waiting ones go
+wherever a slot comes free.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What a row of the failover matrix says; the rows are in `tests.faults.matrix`."""
+"""The cells of the failover matrix; its rows are in `tests.faults.matrix`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 STOPPED_S = 10.0
-# Of a fault that only keepalive notices: 10 s, as elsewhere, would end just as it does.
+# Seconds of a fault that only keepalive notices: 10 s, as elsewhere, would end just when it does.
 HELD_S = 13.0
 # How long Redis is away where it does not come back at once, and a link is cut.
 AWAY_S = 3.0
 CUT_S = 5.0
-# What the matrix's HTTP client waits for an event; comments on a silent stream (`--sse-keep-alive`) come later.
+# Seconds that the matrix's HTTP client waits for an event; comments on a silent stream (`--sse-keep-alive`) come later.
 HTTP_SILENT_S = 5.0
 
 NOTHING = "nothing"
@@ -72,7 +72,7 @@ class Cell:
 
     @property
     def unseen(self) -> bool:
-        """No client's text is to wait for it."""
+        """Whether no client's text may wait for it."""
         return self.bound_s is None
 
     @property
@@ -82,10 +82,10 @@ class Cell:
 
     @property
     def over_at_once(self) -> bool:
-        """It may be over before anybody has had to do with it."""
+        """Whether it may be over before anybody notices it."""
         return self.fault == "reset" or (self.where, self.fault) == ("Redis", "restart")
 
 
 def held_s(cell: Cell) -> float:
-    """How long nobody answers."""
+    """Seconds for which nobody answers."""
     return HELD_S if cell.silent and cell.noticed.within_s >= SILENT.within_s else STOPPED_S

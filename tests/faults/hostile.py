@@ -1,4 +1,4 @@
-"""A DraftService that does not mean well."""
+"""A hostile DraftService."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Vanished(Exception):
 
 
 def within(attack: Attack) -> Attack:
-    """The attack as far as it keeps to what was asked for: who sends more is cut off."""
+    """The part of the attack within what was asked for: a drafter that sends more is cut off."""
 
     def sparing(known: Known, rng: random.Random) -> Iterator[Response]:
         return (response for response in attack(known, rng) if known.affords(response))

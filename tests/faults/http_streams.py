@@ -1,4 +1,4 @@
-"""A generation over HTTP, as a client reads it that knows docs/HTTP.md: it comes back with its place in the stream."""
+"""A generation over HTTP, read by a client that keeps to docs/HTTP.md: it comes back with its place in the stream."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNAVAILABLE = "unavailable"
 
 
 class Broke(Exception):
-    """The connection, or who served it."""
+    """The connection broke, or its server was lost."""
 
 
 class HttpReader:

@@ -1,4 +1,4 @@
-"""Whether something is left of what was told to end."""
+"""Whether anything is left of what was told to end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.orchestrator.redis_for_tests import RedisServer
 
 
 def check_ports_are_taken(*addresses: str) -> None:
-    """So that it means something that they are free afterwards."""
+    """Else it would mean nothing that they are free afterwards."""
     for address in addresses:
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=LIMIT_S):

@@ -1,9 +1,9 @@
 """Measures every cell of the failover matrix: python -m tests.faults.measure --help.
 
-How soon is the fault noticed, and for how long does text pause? Cells that no text is to wait for come first, one after
-the other, beside nothing else: of them a step's difference counts. The others share the machine in two lanes: those
-whose fault is that nobody answers for seconds, which mostly wait, and the rest. All are repeated in turn, so that a
-change of the machine's load meets all of them. Exit code 1: a bound was missed, or a text was not the target's.
+How soon is the fault noticed, and for how long does text pause? Cells for which no text may wait come first, one at a
+time with nothing beside them, because a step's difference counts there. The others share the machine in two lanes:
+those whose fault is that nobody answers for seconds, which mostly wait, and the rest. All are repeated in turn, so that
+a change of the machine's load meets all of them. Exit code 1: a bound was missed, or a text was not the target's.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Lane:
             began = time.monotonic()
             try:
                 found = self._play_one(cell)
-            except Exception as error:  # whatever went wrong: the other cells are measured all the same
+            except Exception as error:  # any error: the other cells are still measured
                 self._measured.fail(cell, error)
                 say(f"bench-failover: {cell.name}: FAILED: {error!r}")
                 continue

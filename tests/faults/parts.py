@@ -18,7 +18,7 @@ __all__ = ["ROOT", "Parts", "Service", "parts"]
 
 
 class Parts:
-    """Owns the services of a test: at its end they are gone, whatever happened."""
+    """Owns the services of a test, which always end with it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -26,7 +26,7 @@ class Parts:
         self._services: list[Service] = []
 
     def start(self, *arguments: str, without: str = "", at: str = "") -> Service:
-        """Launch a service, to listen at `at` or where nobody else will, so that it can be restarted there, or to dial.
+        """Launch a service, at `at` or at a port of its own so that it can be restarted there, or one that dials.
 
         without: names of packages, with commas, that it cannot import.
         """

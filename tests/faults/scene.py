@@ -22,14 +22,14 @@ from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain
 
 # Tokens before the fault.
 BEGUN = 40
-# Of it some 300 tokens a second are decided at best: it lasts longer than who hurts and who is told to stop take.
+# At most some 300 tokens a second are decided, so this lasts longer than any fault and any stop.
 LENGTH = 800
-# Where text goes on during the fault, and is left once a drafter that is back has been of use.
+# For cells where text goes on during the fault, and is left once a drafter that is back has helped.
 LONG = 4000
 # Behind the fault's end; what a lost drafter proposed before is used up by then.
 OLD = 100
 PATIENCE_S = 120.0
-# What a machine that does other things may add to any pause.
+# Seconds that a busy machine may add to any pause.
 BUSY_S = 5.0
 # Every target step takes as long at least, so that there is text left when the fault comes.
 TARGET = "scripted:7:vocab=64:delay_ms=10"
@@ -151,9 +151,7 @@ class Scene:
 
     @property
     def _drafted(self) -> bool:
-        """Whether the loss of drafting is to be seen: then it must be there before. The controller may see no gain in
-        the demo pair's.
-        """
+        """Whether the loss of drafting must show, so that there must be drafting before: not with the demo pair."""
         return self._cell.about_drafter and self._manner.left is not False
 
     def _serves(self, verifier: Service) -> bool:
@@ -169,7 +167,7 @@ class Scene:
 
 
 def addresses(place: Place, cell: Cell) -> list[str]:
-    """Whom the client knows: a second orchestrator where one shall take over."""
+    """The client's addresses: with a second orchestrator where one must take over."""
     match cell.where, cell.fault:
         case "client-orchestrator", "reset":
             return [place.lines.client.address]
@@ -203,7 +201,7 @@ def prepare(place: Place, cell: Cell) -> None:
 
 
 def hurt(place: Place, cell: Cell, stopped_s: float = STOPPED_S) -> None:
-    """Have it happen. Whoever is to come back is back when this returns, or about to be."""
+    """Inject the fault. What comes back is back, or about to be, when this returns."""
     if cell.fault == "none":
         time.sleep(stopped_s)
     elif "-" in cell.where:
@@ -300,7 +298,7 @@ def _sign(place: Place, cell: Cell) -> re.Pattern[str]:
 
 
 def _victim(place: Place, cell: Cell) -> str:
-    """Where whoever has to notice has dialled what is lost."""
+    """The address under which the noticing party dialled the lost one."""
     lines = place.lines
     if "-" in cell.where:
         return lines.of(cell.where).address

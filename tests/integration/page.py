@@ -1,6 +1,6 @@
-"""A page of documentation, run: its commands in their order, as a reader would type them into a few terminals.
+"""Runs a page of documentation: its commands in their order, as a reader would type them into a few terminals.
 
-What a page takes for granted is put in its place:
+What a page takes for granted is provided:
 
 - `specwire` is this checkout's. MODEL is a scripted model, and so is the pair of `specwire up` where none is named.
 - Ports on 127.0.0.1 and 0.0.0.0 are free ones, the same port the same one all over. On 6379 there is a Redis.
@@ -127,7 +127,7 @@ class Desk:
             for block in blocks:
                 self._run(block)
         except BaseException:
-            with suppress(PageFailed):  # what was wrong first is what is told
+            with suppress(PageFailed):  # the first error is the one that is reported
                 self._stop(list(self._services.values()))
             raise
         self._stop([each for command, each in self._services.items() if command not in self._kept])

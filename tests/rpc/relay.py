@@ -1,4 +1,4 @@
-"""A TCP relay inside a test: it delays, and at some moment it may pass on nothing more and say so to nobody."""
+"""A TCP relay inside a test: it delays, and on demand silently stops passing anything on."""
 
 from __future__ import annotations
 

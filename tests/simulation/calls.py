@@ -1,7 +1,7 @@
 """gRPC's asyncio surface, as far as the project uses it, over the simulated network: channels, calls and contexts.
 
-What a call promises is gRPC's: messages of one direction arrive in order or not at all; a lost call ends with
-UNAVAILABLE at the client and by cancellation at the server; whoever does not read stops the other from writing.
+Calls promise what gRPC's do: messages of one direction arrive in order or not at all; a lost call ends with UNAVAILABLE
+at the client and by cancellation at the server; an end that does not read stops the other from writing.
 """
 
 from __future__ import annotations

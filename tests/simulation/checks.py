@@ -31,7 +31,7 @@ TOLD_WITHIN = 8.0
 
 
 class Checks:
-    """Who is looked at, and by what."""
+    """The parties, and the checks of each."""
 
     def __init__(self, facts: Facts, detach_grace: float) -> None:
         self.facts = facts
@@ -94,7 +94,7 @@ class OrchestratorChecks:
         facts.require(not party.serving, "health checks are told that it serves, and it stops")
 
     def _readiness(self, party: OrchestratorParty) -> None:
-        """Soon after its log has ceased to take anything it is not ready. Who was stopped for a while knows nothing."""
+        """Soon after its log takes no more writes it is not ready. A process that was stopped cannot know."""
         facts, now, key = self._facts, self._facts.loop.time(), ("log", party.process)
         since, last = facts.seen.get(key, (now, now))
         known = facts.store.troubled(party.name) and now - last < AWAKE
@@ -176,7 +176,7 @@ class OrchestratorChecks:
             facts.require(fits, "cached, and never had by a session of the tenant:", cached)
 
     def _cancelled(self, process: str, driver: SessionDriver) -> None:
-        """By somebody who has the right to; or nobody has read it here for as long as readers may be away."""
+        """Cancelled by somebody who may do so, or because nobody has read it for the grace."""
         facts, session_id = self._facts, driver.view.record.session_id
         if session_id in facts.books.orphaned:
             facts.unread.add(session_id)
@@ -225,7 +225,7 @@ class VerifierChecks:
         facts.seen[key] = opened
 
     def _turns(self, process: str, roster: list[Held]) -> None:
-        """Of one tenant's sessions that wait, nobody is passed over by a less urgent one, or by one that came later."""
+        """Among one tenant's waiting sessions none is overtaken by a less urgent or a later one."""
         facts = self._facts
         waits = [(held.scope, -held.priority, held) for held in roster if held.waiting]
         before = facts.seen.get(("turns", process), [])
@@ -276,7 +276,7 @@ class VerifierChecks:
             )
 
     def _kept(self, party: VerifierParty) -> None:
-        """What is kept for others is what it is taken for."""
+        """Kept slots hold the texts that they are registered with."""
         assert party.strand is not None
         lm, kept = party.strand.lm, party.strand.engine.sessions.scheduler.slots._kept
         for slot, each in kept.items():
@@ -325,7 +325,7 @@ class ReaderChecks:
         self._facts = facts
 
     def log_written(self, log: StoredSession) -> None:
-        """It only grows, and ends once. What the log holds after a loss was shown to nobody otherwise."""
+        """It only grows, and ends once. After a loss it does not contradict what was shown."""
         facts, session_id = self._facts, log.record.session_id
         known, before = facts.of_record(log.record), facts.durable.get(session_id, ())
         facts.require(known.shown(log.tokens), "the log holds what cannot be:", log.tokens, known)

@@ -1,4 +1,4 @@
-"""The clients of a simulation: what they ask behind which turn, and what they are told.
+"""The clients of a simulation: their requests, turn by turn, and the answers.
 
 One keeps to PROTOCOL.md by itself: it asks, reads, and after a failure asks again where its request id is known. The
 other is the project's own library: how it comes back after a failure is its affair.

@@ -1,4 +1,4 @@
-"""How a client's request may end, given what its scenario did to it."""
+"""How a client's request may end, given its scenario's faults."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def is_prefix(part: Sequence[Any], whole: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Wish:
-    """All that a text is a function of, the model apart."""
+    """Everything that a text is a function of, beside the model."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
