@@ -385,7 +385,7 @@ class Generating:
             if isinstance(shown, ProvisionalDraft):
                 yield replies.provisional(shown)
                 continue
-            yield replies.chunk(shown)
+            yield replies.chunk(shown, view.output.timings)
             view.took(shown.position + len(shown.tokens))
         end = view.output.end
         if end is not None and end.reason is FinishReason.ERROR:

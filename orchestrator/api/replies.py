@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from orchestrator.session.output import OutputPiece, OutputTimings, SessionView
+from orchestrator.session.output import OutputTimings, SessionView
 from orchestrator.session.stats import DrafterCounts, SessionStats
-from specwire.core.messages import End, Outcome, SourceKind
+from specwire.core.messages import Emit, End, Outcome, SourceKind
 from specwire.core.provisional import ProvisionalDraft
 from specwire.rpc import convert
 from specwire.v1 import generation_pb2 as pb
@@ -56,7 +56,7 @@ def provisional(known: ProvisionalDraft) -> pb.Provisional:
     return pb.Provisional(position=known.position, tokens=known.tokens, text=known.text)
 
 
-def chunk(piece: OutputPiece) -> pb.Chunk:
+def chunk(piece: Emit, way: OutputTimings | None) -> pb.Chunk:
     count = piece.outcomes.count
     return pb.Chunk(
         position=piece.position,
@@ -68,7 +68,7 @@ def chunk(piece: OutputPiece) -> pb.Chunk:
         recovered=count(Outcome.RECOVERED),
         bonus=count(Outcome.BONUS),
         direct=count(Outcome.DIRECT),
-        timings=None if piece.timings is None else timings(piece.timings),
+        timings=None if way is None else timings(way),
         logprobs=convert.logprobs_to_wire(piece.logprobs),
     )
 

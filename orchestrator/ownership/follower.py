@@ -109,7 +109,7 @@ class Follower:
         self._pause = min(MOST_POLL_S, LONGER * self._pause)
         if log.skipped + len(log.tokens) > self._replay.seen:
             self._grown, self._pause = self._answered, POLL_S
-        await self._replay.extend(log.tokens, log.outcomes, log.logprobs, log.skipped)
+        await self._replay.extend(log, log.skipped)
         return log
 
     async def _news(self) -> LogTail | None:

@@ -240,7 +240,7 @@ class Ownership:
         self, driver: SessionDriver, replay: Replay, log: StoredSession, end: FinishReason | None = None
     ) -> None:
         """Do what the log says; go on driving where it names us as the owner."""
-        await replay.extend(log.tokens, log.outcomes, log.logprobs)
+        await replay.extend(log)
         if driver.view.output.end is not None:
             return  # this orchestrator has let go of it meanwhile: others may claim it
         if log.reason is not None:

@@ -6,10 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 
@@ -22,6 +21,7 @@ from orchestrator.store import (
     DeletedSession,
     Fenced,
     Gap,
+    LoggedTokens,
     MissingSession,
     SessionExists,
     SessionRecord,
@@ -33,7 +33,7 @@ from orchestrator.store import (
 from orchestrator.store.base import BEGINNING_S, RENEW_S
 from orchestrator.timers import Tasks
 from specwire.core import messages
-from specwire.core.messages import Append, FinishReason, Outcome, TokenLogprobs
+from specwire.core.messages import Append, FinishReason
 from specwire.core.session import Session, State
 from specwire.rpc.errors import RETRY_AFTER, StatusError
 from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
@@ -106,19 +106,6 @@ MOST_MENDS = 4
 REBIND_SHARE = 0.25
 
 
-class LogEntry(Protocol):
-    """The output tokens that were acknowledged to the owner: enough to write a lost log again."""
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-
-    @property
-    def outcomes(self) -> Sequence[Outcome]: ...
-
-    @property
-    def logprobs(self) -> Sequence[TokenLogprobs]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
     """Seconds. running: after the owner's last sign of life. ended: after the session's end."""
@@ -152,7 +139,7 @@ class Appender:
         store: SessionStore,
         record: SessionRecord,
         fence: int,
-        held: LogEntry,
+        held: LoggedTokens,
         owner: str,
         lifetimes: Lifetimes,
         timeout: float,
@@ -219,7 +206,7 @@ class Appender:
     async def look(self) -> bool:
         """Like `renew`, but also right after a write. A session that has ended is left alone."""
         async with self._writing:
-            return not self._ended and await self._attempt(Append(self._length, (), (), None))
+            return not self._ended and await self._attempt(Append(self._length, (), ()))
 
     @property
     def read_s(self) -> float:
@@ -268,16 +255,17 @@ class Appender:
 
     async def _write_and_mend(self, effect: Append) -> AppendReply:
         """Write, and write a lost log again, at most MOST_MENDS times: the store may lose it again meanwhile."""
+        session_id, fence = self._record.session_id, self._fence
         for _ in range(MOST_MENDS):
             try:
-                return await self._write_once(effect)
+                return await self._store.append(session_id, fence, effect)
             except MissingSession:
                 if self._slept or self._may_be_forgotten:
                     raise
             except (StaleLog, Gap):
                 pass
             await self._restore()
-        return await self._write_once(effect)
+        return await self._store.append(session_id, fence, effect)
 
     def _notice_sleep(self) -> None:
         """An owner that is awake attempts a write several times in a lease, whether or not the log answers."""
@@ -299,25 +287,12 @@ class Appender:
         now, wall = moment
         return max(self._now() - now, self._clock() - wall)
 
-    async def _write_once(self, effect: Append) -> AppendReply:
-        place = (self._record.session_id, self._fence, effect.position)
-        return await self._store.append(*place, effect.tokens, effect.outcomes, effect.logprobs, effect.end)
-
     async def _restore(self) -> None:
         """Write the lost log again, and bind its request id again."""
         self._tell("the log has lost of it; it is written again")
         record, lifetimes = self._record, self._lifetimes
-        await self._store.recreate(
-            record,
-            self._held.tokens,
-            self._held.outcomes,
-            self._fence,
-            lifetimes.running,
-            self._owner,
-            lifetimes.ended,
-            self._held.logprobs,
-            self._cancelled,
-        )
+        times = lifetimes.running, self._owner, lifetimes.ended
+        await self._store.recreate(record, self._held, self._fence, *times, self._cancelled)
         if self._bound != math.inf:
             await self._bind()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -12,7 +12,7 @@ from typing import Protocol
 import grpc
 
 from orchestrator.session.stats import OrchestratorTally, SessionStats, Trace
-from orchestrator.store.base import LEASE_S, SessionRecord
+from orchestrator.store.base import LEASE_S, LoggedTokens, SessionRecord
 from orchestrator.timers import Timers
 from specwire.core.messages import (
     Emit,
@@ -99,19 +99,6 @@ class OutputTimings:
     durable_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class OutputPiece:
-    """What a reader has not seen yet. `position` is absolute; `text` is what was released since the reader's last."""
-
-    position: int
-    tokens: list[int]
-    outcomes: list[Outcome]
-    text: str
-    text_ends: list[int]
-    timings: OutputTimings | None
-    logprobs: list[TokenLogprobs]
-
-
 @dataclass(slots=True)
 class Cursor:
     """Where a reader stands: output tokens and code points that it has."""
@@ -164,7 +151,7 @@ class Output:
         self.end = end.end
         self.wake()
 
-    def since(self, cursor: Cursor) -> OutputPiece:
+    def since(self, cursor: Cursor) -> Emit:
         """What lies beyond `cursor`; `cursor` moves behind it. With log-probabilities at most MOST_REPORTED tokens.
 
         The text that the end releases is for a reader that has all tokens: a piece with tokens brings the text that was
@@ -174,14 +161,15 @@ class Output:
         if self.logprobs:
             stop = min(stop, cursor.tokens + MOST_REPORTED)
         characters = self._released[stop - 1] if stop > cursor.tokens else len(self.text)
-        piece = OutputPiece(
-            self.prompt_length + cursor.tokens,
-            self.tokens[cursor.tokens : stop],
-            self.outcomes[cursor.tokens : stop],
+        start = cursor.tokens
+        piece = Emit(
+            self.prompt_length + start,
+            tuple(self.tokens[start:stop]),
+            tuple(self.outcomes[start:stop]),
             self.text[cursor.characters : characters],
-            self.text_ends[cursor.tokens : stop],
-            self.timings,
-            self.logprobs[cursor.tokens : stop],
+            tuple(self.text_ends[start:stop]),
+            tuple(self._released[start:stop]),
+            tuple(self.logprobs[start:stop]),
         )
         cursor.tokens, cursor.characters = stop, characters
         return piece
@@ -193,7 +181,7 @@ class Output:
 
     async def follow(
         self, cursor: Cursor, guess: ProvisionalGuess | None = None
-    ) -> AsyncIterator[OutputPiece | ProvisionalDraft]:
+    ) -> AsyncIterator[Emit | ProvisionalDraft]:
         """Pieces as they come, until the end; the text that the end releases is the caller's to take with `since`.
 
         With `guess`, provisional text too, whenever it has changed and no piece waits. A slow reader gets the latest.
@@ -325,21 +313,15 @@ class Replay:
         self.scanner = scanner
         self.seen = 0
 
-    async def extend(
-        self,
-        tokens: Sequence[int],
-        outcomes: Sequence[Outcome],
-        logprobs: Sequence[TokenLogprobs] = (),
-        skipped: int = 0,
-    ) -> None:
+    async def extend(self, logged: LoggedTokens, skipped: int = 0) -> None:
         """Take the log's decided tokens behind the first `skipped`, which were seen already. Raises OtherText."""
-        shown, end = self.output.tokens, skipped + len(tokens)
+        shown, tokens, end = self.output.tokens, logged.tokens, skipped + len(logged.tokens)
         if end < len(shown) or shown[skipped:] != list(tokens[: len(shown) - skipped]):
             position = self.output.prompt_length + self.seen
             raise OtherText(f"the log holds another text behind {position} than was shown, or less")
         for index in range(self.seen, end):
             place = index - skipped
-            self._see(index, tokens[place], outcomes[place], tuple(logprobs[place : place + 1]))
+            self._see(index, tokens[place], logged.outcomes[place], tuple(logged.logprobs[place : place + 1]))
             if self.seen % PORTION == 0:
                 await asyncio.sleep(0)
 

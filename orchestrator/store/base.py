@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import End, FinishReason, Outcome, TokenLogprobs
+from specwire.core.messages import Append, FinishReason, Outcome, TokenLogprobs
 from specwire.core.stop_conditions import Stopping
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -231,9 +231,18 @@ NONE_OF_IT = 1 << 31
 # Seconds for which a request id stays bound before its session's log is written.
 BEGINNING_S = 60.0
 
-Tokens = Sequence[int]
-Outcomes = Sequence[Outcome]
-Logprobs = Sequence[TokenLogprobs]
+
+class LoggedTokens(Protocol):
+    """Decided tokens in order, each with its outcome, and what was reported of each where the sampling asks for it."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]: ...
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs]: ...
 
 
 def random_step() -> int:
@@ -385,13 +394,11 @@ class SessionStore(Protocol):
     async def recreate(
         self,
         record: SessionRecord,
-        tokens: Tokens,
-        outcomes: Outcomes,
+        logged: LoggedTokens,
         fence: int,
         ttl_s: float,
         owner: str = "",
         retention_s: float | None = None,
-        logprobs: Logprobs = (),
         cancelled: bool = False,
     ) -> None:
         """Write a lost log again from its owner's memory, under the owner's fence.
@@ -402,19 +409,10 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def append(
-        self,
-        session_id: str,
-        fence: int,
-        position: int,
-        tokens: Tokens,
-        outcomes: Outcomes,
-        logprobs: Logprobs = (),
-        end: End | None = None,
-    ) -> AppendReply:
-        """Add `tokens`, or give a sign of life with none, at the absolute `position`.
+    async def append(self, session_id: str, fence: int, append: Append) -> AppendReply:
+        """Add tokens, or give a sign of life with none, at the absolute `append.position`.
 
-        end: they are the last ones, and the session ends with them; both or neither.
+        With an end they are the last ones, and the session ends with them; both or neither.
         Raises MissingSession, Fenced, StaleLog, ContentMismatch, Gap; what raises these has changed nothing.
         """
         ...
@@ -495,11 +493,17 @@ class SessionStore(Protocol):
         ...
 
 
-def check_append(position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs = ()) -> None:
+def check_append(append: Append) -> None:
     """Refuse what no log could hold: a bug of the caller."""
-    if position < 0:
-        raise ValueError(f"position: must not be negative, not {position}")
-    if len(tokens) != len(outcomes):
-        raise ValueError(f"outcomes: {len(outcomes)} for {len(tokens)} tokens")
-    if len(logprobs) not in (0, len(tokens)):
-        raise ValueError(f"logprobs: {len(logprobs)} for {len(tokens)} tokens")
+    if append.position < 0:
+        raise ValueError(f"position: must not be negative, not {append.position}")
+    check_logged(append)
+
+
+def check_logged(logged: LoggedTokens) -> None:
+    """Raises ValueError unless each token has its outcome, and all or none have log-probabilities."""
+    count = len(logged.tokens)
+    if count != len(logged.outcomes):
+        raise ValueError(f"outcomes: {len(logged.outcomes)} for {count} tokens")
+    if len(logged.logprobs) not in (0, count):
+        raise ValueError(f"logprobs: {len(logged.logprobs)} for {count} tokens")

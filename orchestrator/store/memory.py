@@ -13,14 +13,13 @@ from orchestrator.store.base import (
     CALLED_WITHIN_S,
     AppendReply,
     Bound,
-    Logprobs,
+    LoggedTokens,
     LogTail,
-    Outcomes,
     SessionExists,
     SessionRecord,
     StoredSession,
-    Tokens,
     check_append,
+    check_logged,
     deleted,
     fenced,
     gap,
@@ -29,7 +28,7 @@ from orchestrator.store.base import (
     other_fence,
     random_step,
 )
-from specwire.core.messages import End, FinishReason, Outcome, TokenLogprobs
+from specwire.core.messages import Append, FinishReason, Outcome, TokenLogprobs
 
 Clock = Callable[[], float]
 # Seconds between two searches of everything for what has expired. A single key is checked when it is used.
@@ -90,25 +89,21 @@ class MemoryStore:
             raise SessionExists(f"session {session_id} has a log")
         await self.call_roll(record.weights_fingerprint, [session_id], CALLED_WITHIN_S, ttl_s)
         fence = self._next_fence(0)
-        self._logs[session_id] = self._log_of(record, [], [], [], fence, ttl_s, owner, retention_s)
+        self._logs[session_id] = self._log_of(record, Append(0, (), ()), fence, ttl_s, owner, retention_s)
         return fence
 
     def _log_of(
         self,
         record: SessionRecord,
-        tokens: Tokens,
-        outcomes: Outcomes,
-        logprobs: Logprobs,
+        logged: LoggedTokens,
         fence: int,
         ttl_s: float,
         owner: str,
         retention_s: float | None,
     ) -> _Log:
         now, kept = self._clock(), ttl_s if retention_s is None else retention_s
-        text = [*record.prompt, *tokens]
-        return _Log(
-            record, fence, owner, text, list(outcomes), list(logprobs), ttl_s, kept, claimed=now, expires=now + ttl_s
-        )
+        text, outcomes, logprobs = [*record.prompt, *logged.tokens], list(logged.outcomes), list(logged.logprobs)
+        return _Log(record, fence, owner, text, outcomes, logprobs, ttl_s, kept, claimed=now, expires=now + ttl_s)
 
     async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
         log = self._log(session_id)
@@ -121,50 +116,39 @@ class MemoryStore:
     async def recreate(
         self,
         record: SessionRecord,
-        tokens: Tokens,
-        outcomes: Outcomes,
+        logged: LoggedTokens,
         fence: int,
         ttl_s: float,
         owner: str = "",
         retention_s: float | None = None,
-        logprobs: Logprobs = (),
         cancelled: bool = False,
     ) -> None:
-        check_append(0, tokens, outcomes, logprobs)
+        check_logged(logged)
         self._forget_expired(LOOK_S)
         held = self._held(record.session_id)
         if self._is_deleted(record.session_id) or (held is not None and held.fence > fence):
             raise fenced(record.session_id, fence)
         if held is None or held.fence < fence:
-            fresh = self._log_of(record, tokens, outcomes, logprobs, fence, ttl_s, owner, retention_s)
+            fresh = self._log_of(record, logged, fence, ttl_s, owner, retention_s)
             fresh.cancelled = cancelled or (held is not None and held.cancelled)
             self._logs[record.session_id] = fresh
             return
-        text, length = [*record.prompt, *tokens], len(held.tokens)
+        text, length = [*record.prompt, *logged.tokens], len(held.tokens)
         if held.tokens[: len(text)] != text[:length] or (len(text) > length and held.reason):
             raise mismatch(record.session_id, 0)
-        held.outcomes.extend(outcomes[len(held.outcomes) :])
-        held.logprobs.extend(logprobs[len(held.logprobs) :])
+        held.outcomes.extend(logged.outcomes[len(held.outcomes) :])
+        held.logprobs.extend(logged.logprobs[len(held.logprobs) :])
         held.tokens.extend(text[length:])
         held.cancelled |= cancelled
         self._touch(held)
 
-    async def append(
-        self,
-        session_id: str,
-        fence: int,
-        position: int,
-        tokens: Tokens,
-        outcomes: Outcomes,
-        logprobs: Logprobs = (),
-        end: End | None = None,
-    ) -> AppendReply:
-        log, behind = self._owned(session_id, fence), position + len(tokens)
+    async def append(self, session_id: str, fence: int, append: Append) -> AppendReply:
+        log, end, behind = self._owned(session_id, fence), append.end, append.position + len(append.tokens)
         if end is not None:
             ended_otherwise = log.reason and (log.reason, log.text_length) != (end.reason, end.text_length)
             if len(log.tokens) > behind or ended_otherwise:
                 raise mismatch(session_id, behind)
-        self._write(log, position, tokens, outcomes, logprobs)
+        self._write(log, append)
         if end is not None:
             log.reason, log.text_length, log.ended = end.reason, end.text_length, self._clock()
             self._touch(log)
@@ -287,9 +271,9 @@ class MemoryStore:
             raise other_fence(session_id, fence, log.fence)
         return log
 
-    def _write(self, log: _Log, position: int, tokens: Tokens, outcomes: Outcomes, logprobs: Logprobs) -> None:
-        check_append(position, tokens, outcomes, logprobs)
-        session_id, length = log.record.session_id, len(log.tokens)
+    def _write(self, log: _Log, append: Append) -> None:
+        check_append(append)
+        session_id, length, position, tokens = log.record.session_id, len(log.tokens), append.position, append.tokens
         if position > length:
             raise gap(session_id, position, length)
         held = log.tokens[position : position + len(tokens)]
@@ -297,8 +281,8 @@ class MemoryStore:
         if held != list(tokens[: len(held)]) or (fresh and log.reason):
             raise mismatch(session_id, position)
         log.tokens.extend(fresh)
-        log.outcomes.extend(outcomes[len(held) :])
-        log.logprobs.extend(logprobs[len(held) :])
+        log.outcomes.extend(append.outcomes[len(held) :])
+        log.logprobs.extend(append.logprobs[len(held) :])
         self._touch(log)
 
     def _reply(self, log: _Log) -> AppendReply:

@@ -16,9 +16,8 @@ from orchestrator.store.base import (
     DamagedLog,
     Durability,
     Level,
-    Logprobs,
+    LoggedTokens,
     LogTail,
-    Outcomes,
     SessionExists,
     SessionRecord,
     SessionStore,
@@ -26,9 +25,9 @@ from orchestrator.store.base import (
     StoredSession,
     StoreError,
     StoreUnavailable,
-    Tokens,
     UnfitStore,
     check_append,
+    check_logged,
     deleted,
     durability_of,
     gap,
@@ -59,7 +58,7 @@ from orchestrator.store.scripts import (
     session_keys,
 )
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import End
+from specwire.core.messages import Append
 from specwire.redis.connection import Argument, Node, RedisConnection
 from specwire.redis.urls import MEMORY, InvalidUrl, connection_of, without_password
 
@@ -175,40 +174,30 @@ class RedisStore:
     async def recreate(
         self,
         record: SessionRecord,
-        tokens: Tokens,
-        outcomes: Outcomes,
+        logged: LoggedTokens,
         fence: int,
         ttl_s: float,
         owner: str = "",
         retention_s: float | None = None,
-        logprobs: Logprobs = (),
         cancelled: bool = False,
     ) -> None:
-        check_append(0, tokens, outcomes, logprobs)
+        check_logged(logged)
         head = _head(record, ttl_s, owner, retention_s)
-        text = pack_tokens([*record.prompt, *tokens])
+        text = pack_tokens([*record.prompt, *logged.tokens])
         keys = session_keys(record.session_id)
-        said = (text, pack_outcomes(outcomes), fence, int(cancelled))
-        reply = await self._batcher.call(self.RECREATE, keys, *head, *said, *map(pack_logprobs, logprobs))
+        said = (text, pack_outcomes(logged.outcomes), fence, int(cancelled))
+        reply = await self._batcher.call(self.RECREATE, keys, *head, *said, *map(pack_logprobs, logged.logprobs))
         if reply[0] != ScriptAnswer.OK:
             _refused(reply, record.session_id, fence, 0)
 
-    async def append(
-        self,
-        session_id: str,
-        fence: int,
-        position: int,
-        tokens: Tokens,
-        outcomes: Outcomes,
-        logprobs: Logprobs = (),
-        end: End | None = None,
-    ) -> AppendReply:
-        check_append(position, tokens, outcomes, logprobs)
-        ending = ("", 0) if end is None else (int(end.reason), end.text_length)
-        said = (fence, position, pack_tokens(tokens), pack_outcomes(outcomes), *ending)
-        reply = await self._batcher.call(self.APPEND, session_keys(session_id), *said, *map(pack_logprobs, logprobs))
+    async def append(self, session_id: str, fence: int, append: Append) -> AppendReply:
+        check_append(append)
+        end = ("", 0) if append.end is None else (int(append.end.reason), append.end.text_length)
+        said = (fence, append.position, pack_tokens(append.tokens), pack_outcomes(append.outcomes), *end)
+        keys, reported = session_keys(session_id), map(pack_logprobs, append.logprobs)
+        reply = await self._batcher.call(self.APPEND, keys, *said, *reported)
         if reply[0] != ScriptAnswer.OK:
-            _refused(reply, session_id, fence, position)
+            _refused(reply, session_id, fence, append.position)
         read_us = cast(int, reply[3])
         return AppendReply(cast(int, reply[1]), bool(reply[2]), read_us / 1e6 if read_us >= 0 else math.inf)
 

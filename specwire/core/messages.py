@@ -450,7 +450,7 @@ class Append:
     position: int
     tokens: tuple[int, ...]
     outcomes: tuple[Outcome, ...]
-    end: End | None
+    end: End | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 

@@ -17,7 +17,7 @@ from orchestrator.store.base import SessionRecord
 from orchestrator.store.encoding import encode_record
 from orchestrator.store.scripts import SECRET_KEY, request_key, roll_key, session_keys
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import End, FinishReason, Outcome, TokenLogprobs
+from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
 from specwire.core.stop_conditions import Stopping
 
 PROMPT, TEXT = (1, 2, 3), (4, 5, 6, 7)
@@ -141,9 +141,13 @@ def calls(store: SessionStore) -> dict[str, Callable[[], Awaitable[object]]]:
     return {
         "read": lambda: store.read("s"),
         "claim": lambda: store.claim("s", "other"),
-        "append": lambda: store.append("s", fence, at, more, outcomes, told[:2]),
-        "finish": lambda: store.append("s", fence, at, more, outcomes, told[:2], end=End(FinishReason.LENGTH, "", 9)),
-        "recreate": lambda: store.recreate(record(), TEXT, (Outcome.DIRECT,) * 4, 1 << 51, TTL_S, logprobs=told),
+        "append": lambda: store.append("s", fence, Append(at, more, outcomes, logprobs=told[:2])),
+        "finish": lambda: store.append(
+            "s", fence, Append(at, more, outcomes, End(FinishReason.LENGTH, "", 9), logprobs=told[:2])
+        ),
+        "recreate": lambda: store.recreate(
+            record(), Append(3, TEXT, (Outcome.DIRECT,) * 4, logprobs=told), 1 << 51, TTL_S
+        ),
         "create": lambda: store.create(record(), TTL_S),
         "cancel": lambda: store.cancel("s"),
         "delete": lambda: store.delete("s"),
@@ -165,7 +169,7 @@ async def _write(client: redis.asyncio.Redis, store: SessionStore, damage: list[
     await client.delete(*keys.values())
     fence = await store.create(record(), TTL_S, "me")
     told = (TokenLogprobs(-1.0),) * len(TEXT)
-    await store.append("s", fence, len(PROMPT), TEXT, (Outcome.DIRECT,) * len(TEXT), told)
+    await store.append("s", fence, Append(len(PROMPT), TEXT, (Outcome.DIRECT,) * len(TEXT), logprobs=told))
     await store.bind_request("ada", "r", "s", TTL_S)
     await client.hset(keys[META], "fence", 1)
     for each in damage:

@@ -21,7 +21,6 @@ from orchestrator.store import (
     MissingSession,
     StoreUnavailable,
 )
-from orchestrator.store.base import Logprobs, Outcomes, Tokens
 from orchestrator.store.memory import MemoryStore
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
 from tests.orchestrator.test_store import record_of
@@ -38,21 +37,12 @@ class Unsteady(MemoryStore):
         self.lost_before = self.lost_after = self.appends = 0
         self.refuses = False
 
-    async def append(
-        self,
-        session_id: str,
-        fence: int,
-        position: int,
-        tokens: Tokens,
-        outcomes: Outcomes,
-        logprobs: Logprobs = (),
-        end: End | None = None,
-    ) -> AppendReply:
+    async def append(self, session_id: str, fence: int, append: Append) -> AppendReply:
         self.appends += 1
         if self.lost_before:
             self.lost_before -= 1
             raise StoreUnavailable("lost before", refused=self.refuses)
-        done = await super().append(session_id, fence, position, tokens, outcomes, logprobs, end)
+        done = await super().append(session_id, fence, append)
         if self.lost_after:
             self.lost_after -= 1
             raise StoreUnavailable("lost after")

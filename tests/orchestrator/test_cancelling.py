@@ -16,7 +16,7 @@ from orchestrator.store.memory import MemoryStore
 from specwire.client import AsyncClient, Chunk, Started
 from specwire.client.errors import SpecwireError
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import EmitEnd, End, FinishReason, Outcome
+from specwire.core.messages import Append, EmitEnd, End, FinishReason, Outcome
 from specwire.core.stop_conditions import Stopping
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, Stack, stack
@@ -41,7 +41,7 @@ async def test_what_was_promised_is_said_again_where_the_log_was_lost() -> None:
     await cancellations.repeat()  # nothing to cancel now
     lost = MemoryStore()
     vars(store).update(vars(lost))
-    await store.recreate(RECORD, [], [], fence, 60.0)
+    await store.recreate(RECORD, Append(2, (), ()), fence, 60.0)
     assert not await is_cancelled(store)
     await cancellations.repeat()
     assert await is_cancelled(store)
@@ -54,7 +54,7 @@ async def test_it_is_not_said_for_ever() -> None:
     await cancellations.ask("session")
     cancellations._promised["session"].until -= KEPT_S
     vars(store).update(vars(MemoryStore()))
-    await store.recreate(RECORD, [], [], fence, 60.0)
+    await store.recreate(RECORD, Append(2, (), ()), fence, 60.0)
     await cancellations.repeat()
     assert not await is_cancelled(store)
     assert not cancellations._promised
@@ -118,7 +118,7 @@ async def test_a_promise_outlasts_a_log_that_is_silent_for_longer() -> None:
     await cancellations.repeat()
     await asyncio.sleep(0.02)  # longer than what was left of it
     vars(store).update(vars(MemoryStore()))
-    await store.recreate(RECORD, [], [], fence, 60.0)
+    await store.recreate(RECORD, Append(2, (), ()), fence, 60.0)
     store.silent = False
     await cancellations.repeat()
     assert await is_cancelled(store)
@@ -184,7 +184,7 @@ async def test_what_was_deleted_is_deleted_again_where_its_owner_wrote_it_again(
     cancellations = Cancellations(store, 5.0)
     await cancellations.delete("session")
     vars(store).update(vars(MemoryStore()))
-    await store.recreate(RECORD, [3], [Outcome.DIRECT], fence, 60.0)
+    await store.recreate(RECORD, Append(2, (3,), (Outcome.DIRECT,)), fence, 60.0)
     await cancellations.repeat()
     with pytest.raises(DeletedSession):
         await store.read("session")

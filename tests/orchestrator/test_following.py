@@ -15,7 +15,7 @@ from orchestrator.store import LEASE_S, LogTail, MissingSession, SessionRecord, 
 from orchestrator.store.memory import MemoryStore
 from orchestrator.timers import Timers
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import End, FinishReason, Outcome
+from specwire.core.messages import Append, End, FinishReason, Outcome
 from specwire.core.stop_conditions import Stopping
 from tests.core.script import LetterScanner
 from tests.wait import until
@@ -71,7 +71,7 @@ class Scene:
         self.task = asyncio.create_task(self.follower.run())
 
     async def append(self, *tokens: int) -> None:
-        await self.log.append("s", self.fence, 2 + len(self.output.tokens), tokens, [D] * len(tokens))
+        await self.log.append("s", self.fence, Append(2 + len(self.output.tokens), tokens, (D,) * len(tokens)))
         await self.shown(len(self.output.tokens) + len(tokens))
 
     async def shown(self, tokens: int) -> None:
@@ -104,7 +104,7 @@ async def test_what_is_appended_is_shown_until_the_end() -> None:
     now = await scene()
     await now.append(3)
     await now.append(1, 2)
-    await now.log.append("s", now.fence, 5, [0], [D], end=End(FinishReason.LENGTH, "", 4))
+    await now.log.append("s", now.fence, Append(5, (0,), (D,), End(FinishReason.LENGTH, "", 4)))
     ended = await now.result()
     assert ended is not None
     assert (now.output.tokens, ended.reason) == ([3, 1, 2, 0], FinishReason.LENGTH)
@@ -124,7 +124,7 @@ async def test_all_is_read_where_it_may_have_changed() -> None:
     """Another owner, who has written what was there again: behind the same beginning it is another text."""
     now = await scene()
     await now.append(3, 1, 2)
-    await now.log.recreate(RECORD, [3, 7, 2, 2], [D] * 4, now.fence + 1, TTL_S, "other")
+    await now.log.recreate(RECORD, Append(2, (3, 7, 2, 2), (D,) * 4), now.fence + 1, TTL_S, "other")
     with pytest.raises(OtherText):
         await now.result()
 
@@ -143,9 +143,9 @@ async def test_a_claim_that_the_log_lost_is_remembered() -> None:
 async def test_a_log_that_lost_its_end_is_waited_for() -> None:
     now = await scene()
     await now.append(3, 1, 2)
-    await now.log.recreate(RECORD, [3, 1], [D] * 2, now.fence + 1, TTL_S, "them")
+    await now.log.recreate(RECORD, Append(2, (3, 1), (D,) * 2), now.fence + 1, TTL_S, "them")
     await now.goes_on()
-    await now.log.append("s", now.fence + 1, 4, [2, 4], [D] * 2)
+    await now.log.append("s", now.fence + 1, Append(4, (2, 4), (D,) * 2))
     await now.shown(4)
     assert now.output.tokens == [3, 1, 2, 4]
     now.task.cancel()
@@ -231,7 +231,7 @@ async def test_the_owner_learns_that_somebody_reads_here() -> None:
     now.log._logs["s"].read = -math.inf
     await now.goes_on()
     assert now.log._logs["s"].read == -math.inf
-    await now.log.append("s", now.fence, 2, (), (), end=End(FinishReason.LENGTH, "", 0))
+    await now.log.append("s", now.fence, Append(2, (), (), End(FinishReason.LENGTH, "", 0)))
     await now.result()
 
 
@@ -290,7 +290,7 @@ async def test_a_log_that_is_gone_is_said_to_be() -> None:
 async def test_a_log_that_contradicts_what_was_shown_ends_it() -> None:
     now = await scene()
     await now.append(3, 1)
-    await now.log.recreate(RECORD, [2], [D], now.fence + 1, TTL_S, "them")
+    await now.log.recreate(RECORD, Append(2, (2,), (D,)), now.fence + 1, TTL_S, "them")
     with pytest.raises(OtherText):
         await now.result()
 

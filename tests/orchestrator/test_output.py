@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from orchestrator.session.output import MOST_REPORTED, Cursor, Output, OutputPiece, Replay
+from orchestrator.session.output import MOST_REPORTED, Cursor, Output, Replay
 from specwire.core.messages import Emit, EmitEnd, End, FinishReason, Outcome, TokenLogprobs
 from specwire.core.provisional import ProvisionalDraft
 from specwire.text import OutputText
@@ -39,7 +39,7 @@ def test_a_piece_that_ends_within_an_append_has_the_text_that_others_would_relea
     shown = release.text, release.text_ends, release.released
     driven.add(Emit(2, tuple(letters), (D,) * len(letters), *shown, told))
     replay = Replay(elsewhere, OutputText(byte_level(), ("bb",)))
-    asyncio.run(replay.extend(letters, (D,) * len(letters), told))
+    asyncio.run(replay.extend(driven))
     first = driven.since(Cursor())
     assert len(first.tokens) == MOST_REPORTED
     rest = elsewhere.since(elsewhere.cursor_at(first.position + len(first.tokens)))
@@ -52,7 +52,7 @@ async def test_reports_come_in_pieces_that_a_message_can_hold() -> None:
     told = tuple(TokenLogprobs(-float(token)) for token in tokens)
     output.add(Emit(1, tokens, (D,) * count, "x" * count, ends, ends, told))
     output.finish(EmitEnd(End(FinishReason.LENGTH, "", count), ""))
-    pieces = [piece async for piece in output.follow(Cursor()) if isinstance(piece, OutputPiece)]
+    pieces = [piece async for piece in output.follow(Cursor()) if isinstance(piece, Emit)]
     assert [len(piece.tokens) for piece in pieces] == [MOST_REPORTED, MOST_REPORTED, 5]
     assert tuple(each for piece in pieces for each in piece.logprobs) == told
     assert [(piece.position, len(piece.text)) for piece in pieces[1:]] == [
@@ -77,7 +77,7 @@ class Guesses:
         return self.newest
 
 
-async def following(reader: AsyncIterator[OutputPiece | ProvisionalDraft]) -> OutputPiece | ProvisionalDraft:
+async def following(reader: AsyncIterator[Emit | ProvisionalDraft]) -> Emit | ProvisionalDraft:
     return await asyncio.wait_for(anext(reader), 60.0)
 
 
@@ -92,8 +92,8 @@ async def test_a_reader_that_was_away_gets_pieces_first_and_of_the_guesses_the_n
     guesses.say(3, 6, 7)
     newest = guesses.say(3, 6, 7, 8)
     piece = await following(reader)
-    assert isinstance(piece, OutputPiece)
-    assert piece.tokens == [5]
+    assert isinstance(piece, Emit)
+    assert piece.tokens == (5,)
     assert await following(reader) == newest
     guesses.say(3)
     assert await following(reader) == ProvisionalDraft(3, (), "")
@@ -111,7 +111,7 @@ async def test_what_is_not_news_is_not_told() -> None:
     await asyncio.sleep(0)
     output.add(Emit(2, (5,), (D,), "a", (1,), (1,)))
     guesses.say(3)
-    assert isinstance(await waiting, OutputPiece)
+    assert isinstance(await waiting, Emit)
     newest = guesses.say(3, 6)
     assert await following(reader) == newest
     waiting = asyncio.ensure_future(following(reader))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.session.output import PORTION, Cursor, OtherText, Output, Replay
-from specwire.core.messages import Emit, EmitEnd, End, FinishReason, Outcome
+from specwire.core.messages import Append, Emit, EmitEnd, End, FinishReason, Outcome
 from specwire.text import OutputText
 from specwire.text.output import Release
 from tests.text.tokenizers_for_tests import byte_level
@@ -31,6 +31,11 @@ def scanner() -> OutputText:
 def emit(start: int, tokens: list[int], release: Release) -> Emit:
     shown = release.text, release.text_ends, release.released
     return Emit(PROMPT_LENGTH + start, tuple(tokens), tuple(outcomes_of(tokens)), *shown)
+
+
+def logged(tokens: list[int]) -> Append:
+    """What the log holds behind the prompt."""
+    return Append(PROMPT_LENGTH, tuple(tokens), tuple(outcomes_of(tokens)))
 
 
 class Shown:
@@ -65,7 +70,7 @@ def test_a_reader_goes_on_where_its_text_ended(original: Shown) -> None:
     log = original.output
     restored = Output(PROMPT_LENGTH)
     replay = Replay(restored, scanner())
-    asyncio.run(replay.extend(log.tokens, log.outcomes))
+    asyncio.run(replay.extend(log))
     restored.finish(replay.end(FinishReason.LENGTH, original.scanner.length))
     assert (restored.text, restored.text_ends) == (log.text, log.text_ends)
     assert (restored.tokens, restored.outcomes) == (log.tokens, log.outcomes)
@@ -89,24 +94,24 @@ def test_what_another_owner_appends_comes_behind_what_was_shown(original: Shown,
         output.add(emit(0, whole.tokens[:known], release))
     replay = Replay(output, scanner())
     for end in range(known, len(whole.tokens) + 1):
-        asyncio.run(replay.extend(whole.tokens[:end], whole.outcomes[:end]))
+        asyncio.run(replay.extend(logged(whole.tokens[:end])))
     assert (output.text, output.tokens, output.outcomes) == (whole.text, whole.tokens, whole.outcomes)
 
 
 @pytest.mark.parametrize("log", [[7, 8], [7, 9, 5], []])
 async def test_a_log_that_contradicts_what_was_shown_is_refused(log: list[int]) -> None:
     output = Output(PROMPT_LENGTH)
-    await Replay(output, scanner()).extend([7, 8, 5], outcomes_of([7, 8, 5]))
+    await Replay(output, scanner()).extend(logged([7, 8, 5]))
     with pytest.raises(OtherText, match="behind 2"):
-        await Replay(output, scanner()).extend(log, outcomes_of(log))
+        await Replay(output, scanner()).extend(logged(log))
 
 
 async def test_a_log_that_shrinks_is_refused() -> None:
     replay = Replay(Output(PROMPT_LENGTH), scanner())
-    await replay.extend([7, 8, 5], outcomes_of([7, 8, 5]))
-    await replay.extend([7, 8, 5], outcomes_of([7, 8, 5]))
+    await replay.extend(logged([7, 8, 5]))
+    await replay.extend(logged([7, 8, 5]))
     with pytest.raises(OtherText, match="behind 5"):
-        await replay.extend([7, 8], outcomes_of([7, 8]))
+        await replay.extend(logged([7, 8]))
 
 
 async def test_a_long_log_does_not_hold_up_others() -> None:
@@ -119,6 +124,6 @@ async def test_a_long_log_does_not_hold_up_others() -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    await Replay(Output(PROMPT_LENGTH), scanner()).extend(tokens, outcomes_of(tokens))
+    await Replay(Output(PROMPT_LENGTH), scanner()).extend(logged(tokens))
     counting.cancel()
     assert turns >= 3

@@ -27,7 +27,7 @@ from orchestrator.store import (
 from orchestrator.store.base import random_step
 from orchestrator.store.memory import MemoryStore
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import End, FinishReason, Outcome, TokenLogprobs
+from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
 from specwire.core.stop_conditions import Stopping
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import cluster, cluster_url
@@ -85,8 +85,8 @@ async def started(store: SessionStore, name: str) -> tuple[str, int]:
 
 async def test_what_is_written_is_read(store: SessionStore) -> None:
     session_id, fence = await started(store, "round")
-    first = await store.append(session_id, fence, 3, (7, 0), (A, R))
-    last = await store.append(session_id, fence, 5, (1,), (D,))
+    first = await store.append(session_id, fence, Append(3, (7, 0), (A, R)))
+    last = await store.append(session_id, fence, Append(5, (1,), (D,)))
     assert (first.length, last.length, last.cancelled) == (5, 6, False)
     log = await store.read(session_id)
     assert log is not None
@@ -130,9 +130,9 @@ async def test_no_fence_brings_a_deleted_session_back(store: SessionStore) -> No
     await store.delete(session_id)
     ahead = fence + 3_600_000_000
     with pytest.raises(Fenced):
-        await store.append(session_id, ahead, 3, (7,), (A,))
+        await store.append(session_id, ahead, Append(3, (7,), (A,)))
     with pytest.raises(Fenced):
-        await store.recreate(record_of(session_id), (7,), (A,), ahead, TTL)
+        await store.recreate(record_of(session_id), Append(3, (7,), (A,)), ahead, TTL)
     with pytest.raises(DeletedSession):
         await store.read(session_id)
 
@@ -145,21 +145,23 @@ async def test_a_session_is_created_once(store: SessionStore) -> None:
 
 async def test_what_is_reported_of_tokens_is_kept_with_them(store: SessionStore) -> None:
     """Written in pieces, repeated, ended, claimed, and written again after a loss."""
-    told = [TokenLogprobs(-0.5 * index, ((index, -0.5 * index), (9, -4.0))[: index % 3]) for index in range(5)]
+    told = tuple(TokenLogprobs(-0.5 * index, ((index, -0.5 * index), (9, -4.0))[: index % 3]) for index in range(5))
     session_id = f"reports-{id(store)}"
     record = record_of(session_id, sampling=Sampling(repetition_penalty=1.25, logit_bias=((3, -1.5),), logprobs=2))
     fence = await store.create(record, TTL)
-    await store.append(session_id, fence, 3, (7, 8), (A, B), told[:2])
-    await store.append(session_id, fence, 4, (8, 9), (B, B), told[1:3])
-    await store.append(session_id, fence, 6, (), ())
+    await store.append(session_id, fence, Append(3, (7, 8), (A, B), logprobs=told[:2]))
+    await store.append(session_id, fence, Append(4, (8, 9), (B, B), logprobs=told[1:3]))
+    await store.append(session_id, fence, Append(6, (), ()))
     claimed = await store.claim(session_id, "second")
-    assert (claimed.tokens, claimed.logprobs, claimed.record) == ((7, 8, 9), tuple(told[:3]), record)
-    await store.recreate(record, (7, 8, 9, 1), (A, B, B, D), claimed.fence, TTL, "second", None, told[:4])
-    await store.append(session_id, claimed.fence, 7, (2,), (D,), told[4:], end=End(FinishReason.LENGTH, "", 9))
+    assert (claimed.tokens, claimed.logprobs, claimed.record) == ((7, 8, 9), told[:3], record)
+    await store.recreate(record, Append(3, (7, 8, 9, 1), (A, B, B, D), logprobs=told[:4]), claimed.fence, TTL, "second")
+    await store.append(
+        session_id, claimed.fence, Append(7, (2,), (D,), End(FinishReason.LENGTH, "", 9), logprobs=told[4:])
+    )
     log = await store.read(session_id)
     assert log is not None
-    assert (log.tokens, log.logprobs) == ((7, 8, 9, 1, 2), tuple(told))
-    await store.recreate(record, (7,), (A,), claimed.fence + 1, TTL, "third", None, told[:1])
+    assert (log.tokens, log.logprobs) == ((7, 8, 9, 1, 2), told)
+    await store.recreate(record, Append(3, (7,), (A,), logprobs=told[:1]), claimed.fence + 1, TTL, "third")
     log = await store.read(session_id)
     assert log is not None
     assert (log.tokens, log.logprobs) == ((7,), tuple(told[:1]))
@@ -168,10 +170,10 @@ async def test_what_is_reported_of_tokens_is_kept_with_them(store: SessionStore)
 async def test_an_equal_append_repeated_changes_nothing(store: SessionStore) -> None:
     session_id, fence = await started(store, "repeat")
     for _ in range(2):
-        assert (await store.append(session_id, fence, 3, (7, 8), (A, B))).length == 5
-    assert (await store.append(session_id, fence, 3, (7,), (A,))).length == 5
-    assert (await store.append(session_id, fence, 4, (8, 9), (A, B))).length == 6
-    assert (await store.append(session_id, fence, 6, (), ())).length == 6
+        assert (await store.append(session_id, fence, Append(3, (7, 8), (A, B)))).length == 5
+    assert (await store.append(session_id, fence, Append(3, (7,), (A,)))).length == 5
+    assert (await store.append(session_id, fence, Append(4, (8, 9), (A, B)))).length == 6
+    assert (await store.append(session_id, fence, Append(6, (), ()))).length == 6
     log = await store.read(session_id)
     assert log is not None
     assert (log.tokens, log.outcomes) == ((7, 8, 9), (A, B, B))
@@ -179,10 +181,10 @@ async def test_an_equal_append_repeated_changes_nothing(store: SessionStore) -> 
 
 async def test_the_log_wins_over_other_content(store: SessionStore) -> None:
     session_id, fence = await started(store, "content")
-    await store.append(session_id, fence, 3, (7, 8), (A, B))
+    await store.append(session_id, fence, Append(3, (7, 8), (A, B)))
     for position, tokens in ((3, (7, 9)), (4, (9, 9)), (0, (5, 1)), (2, (1, 7, 8, 9))):
         with pytest.raises(ContentMismatch, match=session_id):
-            await store.append(session_id, fence, position, tokens, (A,) * len(tokens))
+            await store.append(session_id, fence, Append(position, tokens, (A,) * len(tokens)))
     log = await store.read(session_id)
     assert log is not None
     assert log.tokens == (7, 8)
@@ -191,21 +193,21 @@ async def test_the_log_wins_over_other_content(store: SessionStore) -> None:
 async def test_an_append_beyond_the_end_is_a_gap(store: SessionStore) -> None:
     session_id, fence = await started(store, "gap")
     with pytest.raises(Gap, match="ends at 3, before 4"):
-        await store.append(session_id, fence, 4, (7,), (A,))
+        await store.append(session_id, fence, Append(4, (7,), (A,)))
 
 
 async def test_only_the_newest_fence_writes(store: SessionStore) -> None:
     session_id, old = await started(store, "fence")
-    await store.append(session_id, old, 3, (7,), (A,))
+    await store.append(session_id, old, Append(3, (7,), (A,)))
     claimed = await store.claim(session_id, "second")
     assert claimed.fence > old
     assert (claimed.tokens, claimed.owner) == ((7,), "second")
     for fence, refusal in ((old, Fenced), (claimed.fence + 1, StaleLog)):
         with pytest.raises(refusal):
-            await store.append(session_id, fence, 4, (8,), (A,))
+            await store.append(session_id, fence, Append(4, (8,), (A,)))
         with pytest.raises(refusal):
-            await store.append(session_id, fence, 4, (8,), (A,), end=End(FinishReason.EOS, "", 1))
-    assert (await store.append(session_id, claimed.fence, 4, (8,), (A,))).length == 5
+            await store.append(session_id, fence, Append(4, (8,), (A,), End(FinishReason.EOS, "", 1)))
+    assert (await store.append(session_id, claimed.fence, Append(4, (8,), (A,)))).length == 5
 
 
 async def test_claims_race_to_distinct_fences(store: SessionStore) -> None:
@@ -222,7 +224,7 @@ async def test_a_missing_log_is_never_claimed_nor_appended_to(store: SessionStor
     with pytest.raises(MissingSession, match="nobody"):
         await store.claim("nobody", "me")
     with pytest.raises(MissingSession):
-        await store.append("nobody", 1, 0, (1,), (A,))
+        await store.append("nobody", 1, Append(0, (1,), (A,)))
     with pytest.raises(MissingSession):
         await store.cancel("nobody")
     with pytest.raises(MissingSession):
@@ -234,35 +236,35 @@ async def test_a_missing_log_is_never_claimed_nor_appended_to(store: SessionStor
 async def test_a_lost_log_is_written_again_and_the_highest_fence_wins(store: SessionStore) -> None:
     session_id = f"lost-{id(store)}"
     record = record_of(session_id)
-    await store.recreate(record, (7, 8), (A, B), 1000, TTL)
-    await store.recreate(record, (7, 8), (A, B), 1000, TTL)  # its answer was lost: again
-    await store.recreate(record, (7,), (A,), 2000, TTL, owner="newer")
+    await store.recreate(record, Append(3, (7, 8), (A, B)), 1000, TTL)
+    await store.recreate(record, Append(3, (7, 8), (A, B)), 1000, TTL)  # its answer was lost: again
+    await store.recreate(record, Append(3, (7,), (A,)), 2000, TTL, owner="newer")
     with pytest.raises(Fenced):
-        await store.recreate(record, (7, 8), (A, B), 1999, TTL)
+        await store.recreate(record, Append(3, (7, 8), (A, B)), 1999, TTL)
     log = await store.read(session_id)
     assert log is not None
     assert (log.record, log.tokens, log.outcomes, log.fence, log.owner) == (record, (7,), (A,), 2000, "newer")
-    assert (await store.append(session_id, 2000, 4, (8,), (A,))).length == 5
+    assert (await store.append(session_id, 2000, Append(4, (8,), (A,)))).length == 5
 
 
 async def test_what_a_log_lost_at_its_end_is_supplied_and_never_taken_away(store: SessionStore) -> None:
     session_id, fence = await started(store, "behind")
     record = record_of(session_id)
-    await store.append(session_id, fence, 3, (7,), (A,))
+    await store.append(session_id, fence, Append(3, (7,), (A,)))
     with pytest.raises(Gap):
-        await store.append(session_id, fence, 5, (9,), (D,))
-    await store.recreate(record, (7, 8), (A, B), fence, TTL)
-    assert (await store.append(session_id, fence, 5, (9,), (D,))).length == 6
-    await store.recreate(record, (7, 8), (A, B), fence, TTL)  # it comes late: the append stays
+        await store.append(session_id, fence, Append(5, (9,), (D,)))
+    await store.recreate(record, Append(3, (7, 8), (A, B)), fence, TTL)
+    assert (await store.append(session_id, fence, Append(5, (9,), (D,)))).length == 6
+    await store.recreate(record, Append(3, (7, 8), (A, B)), fence, TTL)  # it comes late: the append stays
     with pytest.raises(ContentMismatch):
-        await store.recreate(record, (7, 9), (A, B), fence, TTL)
+        await store.recreate(record, Append(3, (7, 9), (A, B)), fence, TTL)
     log = await store.read(session_id)
     assert log is not None
     assert (log.tokens, log.outcomes) == ((7, 8, 9), (A, B, D))
-    await store.append(session_id, fence, 6, (), (), end=End(FinishReason.EOS, "", 3))
-    await store.recreate(record, (7, 8), (A, B), fence, TTL)
+    await store.append(session_id, fence, Append(6, (), (), End(FinishReason.EOS, "", 3)))
+    await store.recreate(record, Append(3, (7, 8), (A, B)), fence, TTL)
     with pytest.raises(ContentMismatch):
-        await store.recreate(record, (7, 8, 9, 1), (A, B, D, D), fence, TTL)
+        await store.recreate(record, Append(3, (7, 8, 9, 1), (A, B, D, D)), fence, TTL)
     ended = await store.read(session_id)
     assert ended is not None
     assert (ended.tokens, ended.reason) == ((7, 8, 9), FinishReason.EOS)
@@ -270,16 +272,16 @@ async def test_what_a_log_lost_at_its_end_is_supplied_and_never_taken_away(store
 
 async def test_an_older_state_that_came_back_gives_way_to_the_newest_fence(store: SessionStore) -> None:
     session_id, old = await started(store, "older")
-    await store.append(session_id, old, 3, (1, 2), (A, A))
+    await store.append(session_id, old, Append(3, (1, 2), (A, A)))
     newer = old + 5_000_000
     with pytest.raises(StaleLog, match=f"older fence {old}, not {newer}"):
-        await store.append(session_id, newer, 5, (9,), (A,))
-    await store.recreate(record_of(session_id), (7, 8), (A, B), newer, TTL, owner="newest")
+        await store.append(session_id, newer, Append(5, (9,), (A,)))
+    await store.recreate(record_of(session_id), Append(3, (7, 8), (A, B)), newer, TTL, owner="newest")
     log = await store.read(session_id)
     assert log is not None
     assert (log.tokens, log.fence, log.owner) == ((7, 8), newer, "newest")
     with pytest.raises(Fenced):
-        await store.append(session_id, old, 5, (3,), (A,))
+        await store.append(session_id, old, Append(5, (3,), (A,)))
 
 
 async def test_a_deleted_session_is_gone_and_comes_back_from_nobodys_memory(store: SessionStore) -> None:
@@ -287,7 +289,7 @@ async def test_a_deleted_session_is_gone_and_comes_back_from_nobodys_memory(stor
     record = record_of(session_id, tenant=tenant)
     fence = await store.create(record, TTL)
     assert await bound(store, tenant, "r:1", session_id) == session_id
-    await store.append(session_id, fence, 3, (7,), (A,))
+    await store.append(session_id, fence, Append(3, (7,), (A,)))
     await store.delete(session_id)
     with pytest.raises(DeletedSession):
         await store.read(session_id)
@@ -297,11 +299,11 @@ async def test_a_deleted_session_is_gone_and_comes_back_from_nobodys_memory(stor
         await store.cancel(session_id)
     await store.delete(session_id)  # its answer was lost: again
     with pytest.raises(Fenced):
-        await store.append(session_id, fence, 4, (), ())
+        await store.append(session_id, fence, Append(4, (), ()))
     with pytest.raises(Fenced):
-        await store.append(session_id, fence, 4, (), (), end=End(FinishReason.EOS, "", 1))
+        await store.append(session_id, fence, Append(4, (), (), End(FinishReason.EOS, "", 1)))
     with pytest.raises(Fenced):
-        await store.recreate(record, (7,), (A,), fence, TTL)
+        await store.recreate(record, Append(3, (7,), (A,)), fence, TTL)
     with pytest.raises(SessionExists):
         await store.create(record, TTL)
     with pytest.raises(DeletedSession):
@@ -320,7 +322,7 @@ async def test_an_owner_gives_signs_of_life_and_is_missed_without(store: Session
     assert not replace(log, silent_s=LEASE_S + 1, reason=FinishReason.EOS).abandoned
     await asyncio.sleep(0.2)
     spoken = time.monotonic()
-    await store.append(session_id, fence, 3, (), ())
+    await store.append(session_id, fence, Append(3, (), ()))
     again = await store.read(session_id)
     assert again is not None
     assert again.silent_s <= time.monotonic() - spoken + 0.1  # and not the silence before
@@ -334,7 +336,7 @@ async def test_instants_are_kept(store: SessionStore) -> None:
     assert log is not None
     assert before - 1 < log.claimed < time.time() + 1
     assert log.ended is None
-    await store.append(session_id, fence, 3, (), (), end=End(FinishReason.EOS, "", 0))
+    await store.append(session_id, fence, Append(3, (), (), End(FinishReason.EOS, "", 0)))
     log = await store.read(session_id)
     assert log is not None
     assert log.ended is not None
@@ -344,7 +346,7 @@ async def test_instants_are_kept(store: SessionStore) -> None:
 async def test_an_ended_log_is_kept_for_its_retention(store: SessionStore) -> None:
     session_id = f"retention-{id(store)}"
     fence = await store.create(record_of(session_id), TTL, retention_s=0.05)
-    await store.append(session_id, fence, 3, (7,), (A,), end=End(FinishReason.EOS, "", 1))
+    await store.append(session_id, fence, Append(3, (7,), (A,), End(FinishReason.EOS, "", 1)))
     await store.read(session_id)
     for _ in range(6000):
         if await store.read(session_id) is None:
@@ -355,28 +357,28 @@ async def test_an_ended_log_is_kept_for_its_retention(store: SessionStore) -> No
 
 async def test_the_end_is_one_with_the_last_append(store: SessionStore) -> None:
     session_id, fence = await started(store, "end")
-    end = (session_id, fence, 3, (7, 8), (A, R), (), End(FinishReason.STOP_STRING, "", 12))
-    assert (await store.append(*end)).length == 5
-    assert (await store.append(*end)).length == 5  # repeated: equal
+    end = Append(3, (7, 8), (A, R), End(FinishReason.STOP_STRING, "", 12))
+    assert (await store.append(session_id, fence, end)).length == 5
+    assert (await store.append(session_id, fence, end)).length == 5  # repeated: equal
     log = await store.read(session_id)
     assert log is not None
     assert (log.tokens, log.reason, log.text_length) == ((7, 8), FinishReason.STOP_STRING, 12)
     with pytest.raises(ContentMismatch):
-        await store.append(session_id, fence, 5, (9,), (A,))
+        await store.append(session_id, fence, Append(5, (9,), (A,)))
     with pytest.raises(ContentMismatch):
-        await store.append(session_id, fence, 3, (7, 8), (A, R), end=End(FinishReason.EOS, "", 12))
-    assert (await store.append(session_id, fence, 4, (8,), (R,))).length == 5
+        await store.append(session_id, fence, Append(3, (7, 8), (A, R), End(FinishReason.EOS, "", 12)))
+    assert (await store.append(session_id, fence, Append(4, (8,), (R,)))).length == 5
 
 
 async def test_an_end_that_does_not_fit_changes_nothing(store: SessionStore) -> None:
     session_id, fence = await started(store, "unfit")
-    await store.append(session_id, fence, 3, (7, 8), (A, R))
+    await store.append(session_id, fence, Append(3, (7, 8), (A, R)))
     with pytest.raises(ContentMismatch):
-        await store.append(session_id, fence, 3, (7,), (A,), end=End(FinishReason.EOS, "", 1))
+        await store.append(session_id, fence, Append(3, (7,), (A,), End(FinishReason.EOS, "", 1)))
     with pytest.raises(ContentMismatch):
-        await store.append(session_id, fence, 4, (9,), (A,), end=End(FinishReason.EOS, "", 1))
+        await store.append(session_id, fence, Append(4, (9,), (A,), End(FinishReason.EOS, "", 1)))
     with pytest.raises(Gap):
-        await store.append(session_id, fence, 6, (9,), (A,), end=End(FinishReason.EOS, "", 1))
+        await store.append(session_id, fence, Append(6, (9,), (A,), End(FinishReason.EOS, "", 1)))
     log = await store.read(session_id)
     assert log is not None
     assert (log.tokens, log.reason) == ((7, 8), None)
@@ -384,7 +386,7 @@ async def test_an_end_that_does_not_fit_changes_nothing(store: SessionStore) -> 
 
 async def test_a_session_without_output_can_end(store: SessionStore) -> None:
     session_id, fence = await started(store, "empty")
-    assert (await store.append(session_id, fence, 3, (), (), end=End(FinishReason.CANCELLED, "", 0))).length == 3
+    assert (await store.append(session_id, fence, Append(3, (), (), End(FinishReason.CANCELLED, "", 0)))).length == 3
     log = await store.read(session_id)
     assert log is not None
     assert (log.tokens, log.outcomes, log.reason) == ((), (), FinishReason.CANCELLED)
@@ -393,7 +395,7 @@ async def test_a_session_without_output_can_end(store: SessionStore) -> None:
 async def test_the_owner_learns_of_a_cancellation_from_its_append(store: SessionStore) -> None:
     session_id, fence = await started(store, "cancel")
     await store.cancel(session_id)
-    assert (await store.append(session_id, fence, 3, (7,), (A,))).cancelled
+    assert (await store.append(session_id, fence, Append(3, (7,), (A,)))).cancelled
     log = await store.read(session_id)
     assert log is not None
     assert log.cancelled
@@ -401,13 +403,13 @@ async def test_the_owner_learns_of_a_cancellation_from_its_append(store: Session
 
 async def test_the_owner_learns_of_a_reader_elsewhere_from_its_append(store: SessionStore) -> None:
     session_id, fence = await started(store, "read-elsewhere")
-    assert (await store.append(session_id, fence, 3, (7,), (A,))).read_s == math.inf
+    assert (await store.append(session_id, fence, Append(3, (7,), (A,)))).read_s == math.inf
     await store.note_reader(session_id)
-    first = (await store.append(session_id, fence, 4, (8,), (A,))).read_s
+    first = (await store.append(session_id, fence, Append(4, (8,), (A,)))).read_s
     await asyncio.sleep(0.05)
-    assert 0.0 <= first < (await store.append(session_id, fence, 5, (), ())).read_s < 60.0
+    assert 0.0 <= first < (await store.append(session_id, fence, Append(5, (), ()))).read_s < 60.0
     await store.note_reader(session_id)
-    ended = await store.append(session_id, fence, 5, (), (), end=End(FinishReason.LENGTH, "", 2))
+    ended = await store.append(session_id, fence, Append(5, (), (), End(FinishReason.LENGTH, "", 2)))
     assert (ended.length, ended.cancelled) == (5, False)
     await store.note_reader(session_id)  # of one that has ended there is nothing to say
     await store.note_reader("nobody")
@@ -523,10 +525,10 @@ async def test_a_session_is_in_its_models_roll_from_its_beginning(
 
 
 async def test_the_end_of_a_log_is_read_from_a_position(store: SessionStore) -> None:
-    told = [TokenLogprobs(-float(index)) for index in range(3)]
+    told = tuple(TokenLogprobs(-float(index)) for index in range(3))
     session_id = f"tail-{id(store)}"
     fence = await store.create(record_of(session_id, sampling=Sampling(logprobs=0)), TTL, "me")
-    await store.append(session_id, fence, 3, (7, 8, 9), (A, R, B), told)
+    await store.append(session_id, fence, Append(3, (7, 8, 9), (A, R, B), logprobs=told))
     for skipped in range(5):
         tail = await store.tail(session_id, skipped)
         assert tail is not None
@@ -535,7 +537,7 @@ async def test_the_end_of_a_log_is_read_from_a_position(store: SessionStore) -> 
         assert tail.logprobs == tuple(told[skipped:])
         assert (tail.reason, tail.cancelled, tail.abandoned) == (None, False, False)
     await store.cancel(session_id)
-    await store.append(session_id, fence, 6, (), (), end=End(FinishReason.CANCELLED, "", 5))
+    await store.append(session_id, fence, Append(6, (), (), End(FinishReason.CANCELLED, "", 5)))
     tail = await store.tail(session_id, 3)
     assert tail is not None
     assert (tail.reason, tail.text_length, tail.cancelled) == (FinishReason.CANCELLED, 5, True)
@@ -552,12 +554,12 @@ async def test_who_asked_for_the_end_is_not_forgotten_when_a_log_is_written_agai
     session_id, fence = await started(store, f"asked-{newer}")
     record = record_of(session_id)
     await store.cancel(session_id)
-    await store.recreate(record, (7,), (A,), fence + newer, TTL)
-    assert (await store.append(session_id, fence + newer, 4, (8,), (A,))).cancelled
+    await store.recreate(record, Append(3, (7,), (A,)), fence + newer, TTL)
+    assert (await store.append(session_id, fence + newer, Append(4, (8,), (A,)))).cancelled
     other = f"told-{newer}-{id(store)}"
     fence = await store.create(record_of(other), TTL)
-    await store.recreate(record_of(other), (7,), (A,), fence + newer, TTL, cancelled=True)
-    assert (await store.append(other, fence + newer, 4, (8,), (A,))).cancelled
+    await store.recreate(record_of(other), Append(3, (7,), (A,)), fence + newer, TTL, cancelled=True)
+    assert (await store.append(other, fence + newer, Append(4, (8,), (A,)))).cancelled
 
 
 async def test_a_log_expires_after_its_last_write(store: SessionStore) -> None:
@@ -575,14 +577,16 @@ async def test_a_log_expires_after_its_last_write(store: SessionStore) -> None:
 async def test_impossible_appends_are_the_callers_bug(store: SessionStore) -> None:
     session_id, fence = await started(store, "bug")
     with pytest.raises(ValueError, match="outcomes: 0 for 1"):
-        await store.append(session_id, fence, 3, (7,), ())
+        await store.append(session_id, fence, Append(3, (7,), ()))
     with pytest.raises(ValueError, match="position: "):
-        await store.append(session_id, fence, -1, (7,), (A,))
+        await store.append(session_id, fence, Append(-1, (7,), (A,)))
 
 
 async def test_appends_of_many_sessions_at_once(store: SessionStore) -> None:
     sessions = [await started(store, f"many{index}") for index in range(20)]
-    appends = (store.append(session_id, fence, 3, (index,), (A,)) for index, (session_id, fence) in enumerate(sessions))
+    appends = (
+        store.append(session_id, fence, Append(3, (index,), (A,))) for index, (session_id, fence) in enumerate(sessions)
+    )
     assert {done.length for done in await asyncio.gather(*appends)} == {4}
     logs = [await store.read(session_id) for session_id, _ in sessions]
     assert [log.tokens for log in logs if log] == [(index,) for index in range(20)]

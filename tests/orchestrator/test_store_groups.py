@@ -15,7 +15,7 @@ from redis.crc import key_slot
 
 from orchestrator.store import AppendReply, SessionStore, StoreUnavailable, open_store
 from orchestrator.store.scripts import session_keys
-from specwire.core.messages import Outcome
+from specwire.core.messages import Append, Outcome
 from tests.certificates import Authority
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import (
@@ -64,14 +64,14 @@ async def test_sentinels_lead_to_the_primary_and_after_its_loss_to_the_next() ->
     with replicated() as (primary, replica), sentinel(primary) as address:
         async with opened(f"redis+sentinel://127.0.0.1:1,{address}/{SERVICE}/0") as store:
             fence = await store.create(record_of("s"), TTL)
-            await store.append("s", fence, 3, (7,), (A,))
+            await store.append("s", fence, Append(3, (7,), (A,)))
             with client_of(primary) as client:
                 client.set("last", "1")
                 assert client.wait(1, int(LIMIT_S * 1000)) == 1
             primary.stop()
             with pytest.raises(StoreUnavailable):
-                await store.append("s", fence, 4, (8,), (A,))
-            assert await repeated(lambda: store.append("s", fence, 4, (8,), (A,))) == AppendReply(5, False)
+                await store.append("s", fence, Append(4, (8,), (A,)))
+            assert await repeated(lambda: store.append("s", fence, Append(4, (8,), (A,)))) == AppendReply(5, False)
             assert replication(replica, "role") == "master"
             assert log_bytes(replica, "s") == 4 * 5
 
@@ -84,7 +84,7 @@ async def test_a_primary_that_became_a_replica_is_left() -> None:
             with Redis(port=int(address.partition(":")[2])) as client:
                 await asyncio.to_thread(ask_until, lambda: ask(client, "SENTINEL FAILOVER", SERVICE))
             await asyncio.to_thread(ask_until, lambda: replication(primary, "role") == "slave")
-            assert await repeated(lambda: store.append("s", fence, 3, (7,), (A,))) == AppendReply(4, False)
+            assert await repeated(lambda: store.append("s", fence, Append(3, (7,), (A,)))) == AppendReply(4, False)
             assert replication(replica, "role") == "master"
             assert log_bytes(replica, "s") == 4 * 4
 
@@ -99,7 +99,7 @@ async def test_a_write_counts_when_replicas_have_it() -> None:
         async with opened(primary.url, durability="redis-wait:1") as store:
             assert store.durability == "redis-wait:1"
             fence = await store.create(record_of("s"), TTL)
-            await store.append("s", fence, 3, (7,), (A,))
+            await store.append("s", fence, Append(3, (7,), (A,)))
             assert log_bytes(replica, "s") == 4 * 4
             log = await store.read("s")
             assert log is not None
@@ -107,12 +107,12 @@ async def test_a_write_counts_when_replicas_have_it() -> None:
             assert await store.read("nobody") is None
             replica.pause()
             with pytest.raises(StoreUnavailable, match="0 of 1 replicas") as short:
-                await store.append("s", fence, 4, (8,), (A,))
+                await store.append("s", fence, Append(4, (8,), (A,)))
             assert not short.value.refused  # a replica that is gone for a moment ends no session
             with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):  # nor is it read, and shown to anybody
                 await store.read("s")
             replica.resume()
-            assert await repeated(lambda: store.append("s", fence, 4, (8,), (A,))) == AppendReply(5, False)
+            assert await repeated(lambda: store.append("s", fence, Append(4, (8,), (A,)))) == AppendReply(5, False)
             assert log_bytes(replica, "s") == 4 * 5
 
 
@@ -121,17 +121,17 @@ async def test_a_write_counts_when_it_is_on_the_disk() -> None:
         async with opened(server.url, durability="redis-fsync") as store:
             assert store.durability == "redis-fsync"
             fence = await store.create(record_of("s"), TTL)
-            await store.append("s", fence, 3, (7, 8), (A, A))
+            await store.append("s", fence, Append(3, (7, 8), (A, A)))
             server.stop()
             server.start()
-            assert await repeated(lambda: store.append("s", fence, 5, (9,), (A,))) == AppendReply(6, False)
+            assert await repeated(lambda: store.append("s", fence, Append(5, (9,), (A,)))) == AppendReply(6, False)
             server.stop()
             server.settings["appendfsync"] = "everysec"
             server.start()
             with pytest.raises(StoreUnavailable):
-                await store.append("s", fence, 6, (1,), (A,))
+                await store.append("s", fence, Append(6, (1,), (A,)))
             with pytest.raises(StoreUnavailable, match="redis-fsync needs .*; Redis has appendfsync everysec"):
-                await store.append("s", fence, 6, (1,), (A,))
+                await store.append("s", fence, Append(6, (1,), (A,)))
 
 
 async def test_a_redis_that_does_not_force_writes_to_its_disk_is_refused() -> None:
@@ -176,7 +176,7 @@ async def test_an_acl_user_needs_no_more_than_the_scripts_do() -> None:
         async with opened(f"unix://specwire:{secret}@{server.socket}") as store:
             fence = await store.create(record_of("s"), TTL)
             await store.bind_request("t", "r", "s", TTL)
-            await store.append("s", fence, 3, (7,), (A,))
+            await store.append("s", fence, Append(3, (7,), (A,)))
             await store.claim("s", "me")
             await store.call_roll("w", ["s"], TTL, TTL)
             assert await store.missed("w", TTL, 9) == []
@@ -193,7 +193,7 @@ async def test_tls_is_spoken_and_certificates_are_checked(tmp_path: Path) -> Non
     with RedisServer() as server, encrypted(server, authority, tmp_path) as address:
         async with opened(url_of(address, authority, tmp_path)) as store:
             fence = await store.create(record_of("s"), TTL)
-            assert await store.append("s", fence, 3, (7,), (A,)) == AppendReply(4, False)
+            assert await store.append("s", fence, Append(3, (7,), (A,))) == AppendReply(4, False)
         with pytest.raises(StoreUnavailable, match="certificate"):
             await open_store(url_of(address, stranger, tmp_path))
 
@@ -203,7 +203,7 @@ async def test_a_redis_that_wants_a_certificate_is_shown_one(tmp_path: Path) -> 
     with RedisServer() as server, encrypted(server, authority, tmp_path, mutual=True) as address:
         async with opened(url_of(address, authority, tmp_path, shown=authority)) as store:
             fence = await store.create(record_of("s"), TTL)
-            assert await store.append("s", fence, 3, (7,), (A,)) == AppendReply(4, False)
+            assert await store.append("s", fence, Append(3, (7,), (A,))) == AppendReply(4, False)
             assert (await store.claim("s", "other")).tokens == (7,)
         for lacking in (
             url_of(address, authority, tmp_path),
@@ -228,14 +228,16 @@ async def test_a_cluster_that_has_lost_a_server_goes_on_with_the_other() -> None
         async with opened(cluster_url(nodes)) as store:
             names = sessions_of(0) + sessions_of(1)
             fences = [await store.create(record_of(name), TTL) for name in names]
-            appends = (store.append(name, fence, 3, (7,), (A,)) for name, fence in zip(names, fences, strict=True))
+            appends = (
+                store.append(name, fence, Append(3, (7,), (A,))) for name, fence in zip(names, fences, strict=True)
+            )
             assert {done.length for done in await asyncio.gather(*appends)} == {4}
             assert log_bytes(nodes[0], names[0]) == log_bytes(nodes[1], names[4]) == 4 * 4
             nodes[1].stop()
             here, there = sessions_of(0)[0], sessions_of(1)[0]
             with pytest.raises(StoreUnavailable):
-                await store.append(there, fences[4], 4, (8,), (A,))
-            done = await repeated(lambda: store.append(here, fences[0], 4, (8,), (A,)))
+                await store.append(there, fences[4], Append(4, (8,), (A,)))
+            done = await repeated(lambda: store.append(here, fences[0], Append(4, (8,), (A,))))
             assert done.length == 5
 
 
@@ -244,16 +246,16 @@ async def test_a_clusters_replica_takes_over_with_what_was_acknowledged() -> Non
         name = sessions_of(0)[0]
         async with opened(cluster_url(nodes), 2.0) as store:
             fence = await store.create(record_of(name), TTL)
-            await store.append(name, fence, 3, (7,), (A,))
+            await store.append(name, fence, Append(3, (7,), (A,)))
             with client_of(nodes[0]) as client:
                 client.set("{" + name + "}last", "1")
                 assert client.wait(1, int(LIMIT_S * 1000)) == 1
             nodes[0].stop()
             with pytest.raises(StoreUnavailable):
-                await store.append(name, fence, 4, (8,), (A,))
+                await store.append(name, fence, Append(4, (8,), (A,)))
             with client_of(replica) as client:
                 ask(client, "CLUSTER", "FAILOVER", "TAKEOVER")
-            assert await repeated(lambda: store.append(name, fence, 4, (8,), (A,))) == AppendReply(5, False)
+            assert await repeated(lambda: store.append(name, fence, Append(4, (8,), (A,)))) == AppendReply(5, False)
         assert log_bytes(replica, name) == 4 * 5
 
 
@@ -270,7 +272,7 @@ async def test_who_keeps_asking_a_lost_server_does_not_hold_up_the_others(lost: 
                 nodes[lost].pause()
             asking = [asyncio.create_task(keep_asking(store, there, fences[there])) for _ in range(3)]
             for position in range(3, 30):
-                assert (await store.append(here, fences[here], position, (7,), (A,))).length == position + 1
+                assert (await store.append(here, fences[here], Append(position, (7,), (A,)))).length == position + 1
                 await asyncio.sleep(0.05)
             for task in asking:
                 task.cancel()
@@ -280,7 +282,7 @@ async def test_who_keeps_asking_a_lost_server_does_not_hold_up_the_others(lost: 
 
 
 async def keep_asking(store: SessionStore, session_id: str, fence: int) -> None:
-    await repeated(lambda: store.append(session_id, fence, 3, (7,), (A,)))
+    await repeated(lambda: store.append(session_id, fence, Append(3, (7,), (A,))))
 
 
 async def test_a_session_is_found_where_its_slot_has_moved_to() -> None:
@@ -288,10 +290,10 @@ async def test_a_session_is_found_where_its_slot_has_moved_to() -> None:
         name = sessions_of(0)[0]
         async with opened(cluster_url(nodes)) as store:
             fence = await store.create(record_of(name), TTL)
-            await store.append(name, fence, 3, (7,), (A,))
+            await store.append(name, fence, Append(3, (7,), (A,)))
             move(name, first, second, nodes[1])
-            assert await repeated(lambda: store.append(name, fence, 4, (8,), (A,))) == AppendReply(5, False)
-            assert await repeated(lambda: store.append(name, fence, 5, (9,), (A,))) == AppendReply(6, False)
+            assert await repeated(lambda: store.append(name, fence, Append(4, (8,), (A,)))) == AppendReply(5, False)
+            assert await repeated(lambda: store.append(name, fence, Append(5, (9,), (A,)))) == AppendReply(6, False)
         assert log_bytes(nodes[1], name) == 4 * 6
 
 

@@ -107,7 +107,7 @@ async def test_it_says_how_it_keeps_the_log(store: SessionStore) -> None:
 async def test_every_key_has_an_end_renewed_by_every_write(store: SessionStore, raw: Redis) -> None:
     keys = session_keys("s")
     fence = await store.create(record_of("s"), TTL)
-    await store.append("s", fence, 3, (7,), (A,))
+    await store.append("s", fence, Append(3, (7,), (A,)))
     await store.bind_request("t", "r", "s", TTL)
     assert sorted(raw.keys("*")) == sorted(key.encode() for key in (*keys, request_key("t", "r"), roll_key("w")))
     assert all(0 < raw.pttl(key) <= TTL * 1000 for key in raw.keys("*"))
@@ -117,7 +117,7 @@ async def test_every_key_has_an_end_renewed_by_every_write(store: SessionStore, 
         if write == "claim":
             await store.claim("s", "me")
         else:
-            await store.append("s", fence, 4, (8,), (A,))
+            await store.append("s", fence, Append(4, (8,), (A,)))
         assert all(raw.pttl(key) > 50_000 for key in keys), write
 
 
@@ -130,7 +130,7 @@ async def test_flushed_scripts_are_registered_again(store: SessionStore, raw: Re
     fence = await store.create(record_of("s"), TTL)
     for position in range(3, 6):
         raw.script_flush()
-        appends = [store.append("s", fence, position, (7,), (A,)), store.read("s"), store.ping()]
+        appends = [store.append("s", fence, Append(position, (7,), (A,))), store.read("s"), store.ping()]
         assert (await asyncio.gather(*appends))[0] == AppendReply(position + 1, False)
 
 
@@ -140,7 +140,7 @@ async def test_fences_rise_even_over_a_clock_that_went_back(store: SessionStore,
     raw.hset(session_keys("s")[0], "fence", future)
     claimed = await store.claim("s", "me")
     assert future < claimed.fence <= future + MOST_STEP_US
-    assert (await store.append("s", claimed.fence, 3, (7,), (A,))).length == 4
+    assert (await store.append("s", claimed.fence, Append(3, (7,), (A,)))).length == 4
 
 
 async def test_a_tick_is_one_round_trip(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ async def test_a_tick_is_one_round_trip(store: SessionStore, monkeypatch: pytest
         return await send(node, commands)
 
     monkeypatch.setattr(store._redis, "send", counting)
-    await asyncio.gather(*(store.append(name, fence, 3, (7,), (A,)) for name, fence in fences.items()))
+    await asyncio.gather(*(store.append(name, fence, Append(3, (7,), (A,))) for name, fence in fences.items()))
     assert sent == [8]
 
 
@@ -164,9 +164,9 @@ async def test_a_silent_server_leaves_the_outcome_unknown_and_a_repeat_settles_i
     fence = await store.create(record_of("s"), TTL)
     server.pause()
     with pytest.raises(StoreUnavailable, match="the session log does not answer"):
-        await hasty.append("s", fence, 3, (7, 8), (A, A))
+        await hasty.append("s", fence, Append(3, (7, 8), (A, A)))
     server.resume()
-    assert (await repeated(lambda: hasty.append("s", fence, 3, (7, 8), (A, A)))).length == 5
+    assert (await repeated(lambda: hasty.append("s", fence, Append(3, (7, 8), (A, A))))).length == 5
     log = await store.read("s")
     assert log is not None
     assert log.tokens == (7, 8)
@@ -178,9 +178,9 @@ async def test_a_late_reply_is_never_taken_for_another_calls(
     fences = {name: await store.create(record_of(name), TTL) for name in "ab"}
     server.pause()
     with pytest.raises(StoreUnavailable):
-        await hasty.append("a", fences["a"], 3, (7, 8), (A, A), end=End(FinishReason.EOS, "", 2))
+        await hasty.append("a", fences["a"], Append(3, (7, 8), (A, A), End(FinishReason.EOS, "", 2)))
     server.resume()
-    assert await repeated(lambda: hasty.append("b", fences["b"], 3, (1,), (A,))) == AppendReply(4, False)
+    assert await repeated(lambda: hasty.append("b", fences["b"], Append(3, (1,), (A,)))) == AppendReply(4, False)
     log = await store.read("a")
     assert log is not None
     assert (log.tokens, log.reason) in (((), None), ((7, 8), FinishReason.EOS))
@@ -188,26 +188,26 @@ async def test_a_late_reply_is_never_taken_for_another_calls(
 
 async def test_a_cancelled_caller_does_not_disturb_the_others(store: SessionStore, server: RedisServer) -> None:
     fences = {name: await store.create(record_of(name), TTL) for name in "ab"}
-    leaving = asyncio.create_task(store.append("a", fences["a"], 3, (7,), (A,)))
-    staying = asyncio.create_task(store.append("b", fences["b"], 3, (8,), (A,)))
+    leaving = asyncio.create_task(store.append("a", fences["a"], Append(3, (7,), (A,))))
+    staying = asyncio.create_task(store.append("b", fences["b"], Append(3, (8,), (A,))))
     await asyncio.sleep(0)
     leaving.cancel()
     assert (await staying).length == 4
     with pytest.raises(asyncio.CancelledError):
         await leaving
-    assert (await store.append("a", fences["a"], 3, (7,), (A,))).length == 4
+    assert (await store.append("a", fences["a"], Append(3, (7,), (A,)))).length == 4
 
 
 async def test_a_restarted_server_has_lost_the_log_and_says_so(store: SessionStore, server: RedisServer) -> None:
     fence = await store.create(record_of("s"), TTL)
     server.stop()
     with pytest.raises(StoreUnavailable):
-        await store.append("s", fence, 3, (7,), (A,))
+        await store.append("s", fence, Append(3, (7,), (A,)))
     server.start()
     with pytest.raises(MissingSession):
-        await store.append("s", fence, 3, (7,), (A,))
-    await store.recreate(record_of("s"), (7,), (A,), fence, TTL)
-    assert (await store.append("s", fence, 4, (8,), (A,))).length == 5
+        await store.append("s", fence, Append(3, (7,), (A,)))
+    await store.recreate(record_of("s"), Append(3, (7,), (A,)), fence, TTL)
+    assert (await store.append("s", fence, Append(4, (8,), (A,)))).length == 5
     with pytest.raises(SessionExists):
         await store.create(record_of("s"), TTL)
 
@@ -241,7 +241,7 @@ async def test_a_server_out_of_memory_refuses_and_nothing_changes(store: Session
     fence = await store.create(record_of("s"), TTL)
     raw.config_set("maxmemory", "1")
     with pytest.raises(StoreUnavailable, match="takes no writes: Redis has no memory left"):
-        await store.append("s", fence, 3, (7,), (A,))
+        await store.append("s", fence, Append(3, (7,), (A,)))
     with pytest.raises(StoreUnavailable, match="takes no writes: Redis has no memory left"):
         await store.ping()
     raw.config_set("maxmemory", "0")
@@ -258,7 +258,7 @@ async def test_a_server_out_of_memory_begins_no_log_and_writes_none_again(
     """A session that it took could not be logged."""
     record, keys = record_of("s"), session_keys("s")
     fence = await store.create(record, TTL)
-    await store.append("s", fence, 3, (7,), (A,))
+    await store.append("s", fence, Append(3, (7,), (A,)))
     if held == "nothing":
         raw.delete(*keys)
     elif held == "a part":
@@ -270,10 +270,10 @@ async def test_a_server_out_of_memory_begins_no_log_and_writes_none_again(
             await store.create(record, TTL)
     newer = fence + 1 if held == "an older fence" else fence
     with pytest.raises(StoreUnavailable, match="takes no writes: Redis has no memory left"):
-        await store.recreate(record, (7, 8), (A, A), newer, TTL)
+        await store.recreate(record, Append(3, (7, 8), (A, A)), newer, TTL)
     assert [raw.dump(key) for key in keys] == before
     raw.config_set("maxmemory", "0")
-    await store.recreate(record, (7, 8), (A, A), newer, TTL)
+    await store.recreate(record, Append(3, (7, 8), (A, A)), newer, TTL)
     log = await store.read("s")
     assert log is not None
     assert (log.tokens, log.fence) == ((7, 8), newer)
@@ -282,7 +282,7 @@ async def test_a_server_out_of_memory_begins_no_log_and_writes_none_again(
 async def test_a_server_out_of_memory_reads_deletes_and_is_given_signs_of_life(store: SessionStore, raw: Redis) -> None:
     fence = await store.create(record_of("s"), TTL)
     raw.config_set("maxmemory", "1")
-    assert (await store.append("s", fence, 3, (), ())).length == 3
+    assert (await store.append("s", fence, Append(3, (), ()))).length == 3
     assert await store.read("s") is not None
     await store.delete("s")
     with pytest.raises(DeletedSession):
@@ -298,7 +298,11 @@ async def test_what_refuses_writes_says_so_in_a_sentence(fault: Fault) -> None:
         fence = await store.create(record_of("s"), TTL)
         await store.ping()
         with fault(raw) as meaning:
-            for call in (store.ping(), store.append("s", fence, 3, (7,), (A,)), store.create(record_of("t"), TTL)):
+            for call in (
+                store.ping(),
+                store.append("s", fence, Append(3, (7,), (A,))),
+                store.create(record_of("t"), TTL),
+            ):
                 with pytest.raises(StoreUnavailable) as caught:
                     await call
                 assert str(caught.value) == f"the session log takes no writes: {meaning}"
@@ -362,15 +366,15 @@ async def test_what_a_stranger_wrote_into_redis_is_refused(store: SessionStore, 
     with pytest.raises(DamagedLog, match="no whole number of tokens"):
         await store.read("s")
     with pytest.raises(Gap):
-        await store.append("s", fence, 3, (7,), (A,))
-    await store.recreate(record_of("s"), (7,), (A,), fence, TTL)
-    assert (await store.append("s", fence, 4, (8,), (A,))).length == 5
+        await store.append("s", fence, Append(3, (7,), (A,)))
+    await store.recreate(record_of("s"), Append(3, (7,), (A,)), fence, TTL)
+    assert (await store.append("s", fence, Append(4, (8,), (A,)))).length == 5
     raw.hset(meta, "prompt", "long")
     with pytest.raises(Gap):
-        await store.append("s", fence, 5, (9,), (A,))
+        await store.append("s", fence, Append(5, (9,), (A,)))
     raw.hset(meta, "fence", "newest")
     with pytest.raises(StaleLog, match="its fence is no number"):
-        await store.append("s", fence, 5, (9,), (A,))
+        await store.append("s", fence, Append(5, (9,), (A,)))
     raw.delete(meta)
     raw.set(meta, "no hash")
     for call in (store.read("s"), store.claim("s", "me"), store.delete("s")):
@@ -384,12 +388,12 @@ async def test_what_a_stranger_wrote_into_redis_is_refused(store: SessionStore, 
 async def test_a_log_of_which_redis_evicted_a_part_is_made_whole(store: SessionStore, raw: Redis) -> None:
     record = record_of("s")
     fence = await store.create(record, TTL)
-    await store.append("s", fence, 3, (7, 8), (A, A))
+    await store.append("s", fence, Append(3, (7, 8), (A, A)))
     for part in session_keys("s"):
         raw.delete(part)
         with pytest.raises((Gap, MissingSession)):
-            await store.append("s", fence, 5, (9,), (A,))
-        await store.recreate(record, (7, 8), (A, A), fence, TTL)
+            await store.append("s", fence, Append(5, (9,), (A,)))
+        await store.recreate(record, Append(3, (7, 8), (A, A)), fence, TTL)
         log = await store.read("s")
         assert log is not None
         assert (log.tokens, log.outcomes) == ((7, 8), (A, A))
@@ -460,25 +464,25 @@ async def append(owner: Appender, held: Output, token: int) -> None:
 async def test_damage_that_a_reader_finds_is_mended_too(store: SessionStore, raw: Redis) -> None:
     record = record_of("s")
     fence = await store.create(record, TTL)
-    await store.append("s", fence, 3, (7, 8), (A, A))
+    await store.append("s", fence, Append(3, (7, 8), (A, A)))
     raw.setrange(session_keys("s")[OUTCOMES], 0, b"\xff")
     assert await store.tail("s", 1) is not None
     for look in (store.read("s"), store.tail("s", 0)):
         with pytest.raises(DamagedLog):
             await look
     with pytest.raises(Gap):
-        await store.append("s", fence, 5, (9,), (A,))
-    await store.recreate(record, (7, 8), (A, A), fence, TTL)
-    assert (await store.append("s", fence, 5, (9,), (A,))).length == 6
+        await store.append("s", fence, Append(5, (9,), (A,)))
+    await store.recreate(record, Append(3, (7, 8), (A, A)), fence, TTL)
+    assert (await store.append("s", fence, Append(5, (9,), (A,)))).length == 6
 
 
 async def test_every_way_of_writing_leaves_every_key_an_end(store: SessionStore, raw: Redis) -> None:
     fence = await store.create(record_of("ended"), TTL, retention_s=5.0)
-    await store.append("ended", fence, 3, (7,), (A,), end=End(FinishReason.EOS, "", 1))
+    await store.append("ended", fence, Append(3, (7,), (A,), End(FinishReason.EOS, "", 1)))
     await store.cancel("ended")
     await store.claim("ended", "reader")
     assert all(0 < raw.pttl(key) <= 5_000 for key in session_keys("ended"))
-    await store.recreate(record_of("lost"), (7,), (A,), 1000, TTL)
+    await store.recreate(record_of("lost"), Append(3, (7,), (A,)), 1000, TTL)
     await store.cancel("lost")
     await store.create(record_of("gone"), TTL)
     await store.delete("gone")
@@ -501,9 +505,9 @@ async def test_a_damaged_lifetime_leaves_no_key_without_an_end(
             raw.hdel(meta, field) if lifetime is None else raw.hset(meta, field, lifetime)
         return fence
 
-    await store.append("s", await damaged(), 3, (7,), (A,))
+    await store.append("s", await damaged(), Append(3, (7,), (A,)))
     assert all(raw.pttl(key) > 0 for key in session_keys("s"))
-    await store.append("s", await damaged(), 3, (7,), (A,), end=End(FinishReason.EOS, "", 1))
+    await store.append("s", await damaged(), Append(3, (7,), (A,), End(FinishReason.EOS, "", 1)))
     assert all(raw.pttl(key) > 0 for key in session_keys("s"))
     await damaged()
     await store.delete("s")
@@ -529,9 +533,9 @@ async def test_a_settled_read_of_a_log_without_a_lifetime_gives_it_one(
     store = await open_store(server.url)
     assert isinstance(store, RedisStore)
     fence = await store.create(record_of("s"), TTL, retention_s=5.0)
-    await store.append("s", fence, 3, (7,), (A,))
+    await store.append("s", fence, Append(3, (7,), (A,)))
     if ended:
-        await store.append("s", fence, 4, (), (), end=End(FinishReason.EOS, "", 1))
+        await store.append("s", fence, Append(4, (), (), End(FinishReason.EOS, "", 1)))
     keys = session_keys("s")
     for key in keys:
         raw.persist(key)
@@ -555,7 +559,7 @@ async def test_a_roll_holds_sessions_only(store: SessionStore, raw: Redis) -> No
 
 async def test_only_what_is_new_is_read_of_a_log(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     fence = await store.create(record_of("s"), TTL)
-    await store.append("s", fence, 3, (7,) * 500, (A,) * 500)
+    await store.append("s", fence, Append(3, (7,) * 500, (A,) * 500))
     assert isinstance(store, RedisStore)
     sizes: list[int] = []
     send = store._redis.send

@@ -18,7 +18,7 @@ from orchestrator.store import LEASE_S, SessionStore, StoredSession, StoreUnavai
 from orchestrator.store.memory import MemoryStore
 from orchestrator.tenants import new_session_id
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import End, FinishReason, Outcome
+from specwire.core.messages import Append, End, FinishReason, Outcome
 from specwire.core.stop_conditions import Stopping
 from specwire.rpc.errors import StatusError
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -138,7 +138,7 @@ async def test_who_ended_is_struck_off() -> None:
     """By its owner, or by whoever finds that it has ended, or is gone."""
     now = Scene()
     for name in ("ours", "theirs"):
-        await now.log.append(name, await now.begun(name), 3, (), (), end=End(FinishReason.EOS, "", 0))
+        await now.log.append(name, await now.begun(name), Append(3, (), (), End(FinishReason.EOS, "", 0)))
     now.sweeper.note_end("w", "ours")
     await now.begun("deleted")
     await now.log.delete("deleted")
@@ -162,7 +162,7 @@ async def test_who_speaks_after_a_jump_of_the_log_s_clock_lives() -> None:
     class Jumped(Log):
         async def read(self, session_id: str) -> StoredSession | None:
             found = await super().read(session_id)
-            await self.append(session_id, fence, 3, (), ())
+            await self.append(session_id, fence, Append(3, (), ()))
             return found
 
     now = Scene(log=Jumped())
@@ -265,7 +265,7 @@ async def orphan(of: Stack, store: SessionStore, tokens: int = 5, **changes: obj
     known = {"weights_fingerprint": info.weights_fingerprint, "vocabulary_fingerprint": info.vocabulary_fingerprint}
     record = record_of(session_id, prompt=PROMPT, tenant="", **{**fields, **known, **changes})
     fence = await store.create(record, 60.0, "dead")
-    await store.append(session_id, fence, len(PROMPT), text, [D] * tokens)
+    await store.append(session_id, fence, Append(len(PROMPT), tuple(text), (D,) * tokens))
     return session_id
 
 

@@ -34,14 +34,14 @@ def append_repeated(patch: Patch) -> None:
     """What the log holds already is not compared: it is appended again."""
     original = MemoryStore._write
 
-    def repeating(self: MemoryStore, log: Any, position: int, tokens: Any, outcomes: Any, logprobs: Any) -> None:
-        original(self, log, min(len(log.tokens), max(position, len(log.tokens))), tokens, outcomes, logprobs)
+    def repeating(self: MemoryStore, log: Any, append: messages.Append) -> None:
+        original(self, log, replace(append, position=len(log.tokens)))
 
     patch.setattr(MemoryStore, "_write", repeating)
 
 
 def taken_for_success(patch: Patch, refusal: type[Exception]) -> None:
-    original = Appender._write_once
+    original = Appender._write_and_mend
 
     async def believing(self: Appender, effect: messages.Append) -> AppendReply:
         try:
@@ -49,7 +49,7 @@ def taken_for_success(patch: Patch, refusal: type[Exception]) -> None:
         except refusal:
             return AppendReply(effect.position + len(effect.tokens), False)
 
-    patch.setattr(Appender, "_write_once", believing)
+    patch.setattr(Appender, "_write_and_mend", believing)
 
 
 def unknown_outcome_taken_for_success(patch: Patch) -> None:
@@ -64,9 +64,10 @@ def lost_log_begun_anew(patch: Patch) -> None:
     """What a restarted store lacks is written again without what was acknowledged since."""
     original: Callable[..., Any] = MemoryStore.recreate
 
-    async def shorter(self: MemoryStore, record: Any, tokens: Any, outcomes: Any, *rest: Any) -> None:
-        *others, logprobs, cancelled = rest
-        await original(self, record, tokens[:-1], outcomes[:-1], *others, logprobs[:-1], cancelled)
+    async def shorter(self: MemoryStore, record: Any, logged: Any, *rest: Any) -> None:
+        parts = logged.tokens, logged.outcomes, logged.logprobs
+        tokens, outcomes, logprobs = (tuple(part[:-1]) for part in parts)
+        await original(self, record, messages.Append(0, tokens, outcomes, logprobs=logprobs), *rest)
 
     patch.setattr(MemoryStore, "recreate", shorter)
 

@@ -146,7 +146,11 @@ class SimStore:
 
     def check(self, name: str, args: tuple[Any, ...]) -> None:
         """Raises StoreError where Redis refuses what a log in memory would take."""
-        if self.full_until > self.loop.time() and name in GROWING and (name != "append" or args[3] or args[6]):
+        if (
+            self.full_until > self.loop.time()
+            and name in GROWING
+            and (name != "append" or args[2].tokens or args[2].end)
+        ):
             raise StoreUnavailable("the session log takes no writes: Redis has no memory left", "OOM", refused=True)
         damage = self.damaged.get(subject_of(args))
         needed = NEED_RECORD if damage == RECORD else READS
@@ -288,7 +292,7 @@ class StoreView:
             books.claims += 1
         elif name == "recreate":
             books.restored += 1
-            books.newest[args[0].session_id] = max(args[3], books.newest.get(args[0].session_id, 0))
+            books.newest[args[0].session_id] = max(args[2], books.newest.get(args[0].session_id, 0))
         if name in ("append", "create", "claim", "recreate"):
             books.alive[session_id] = store.loop.time()
         if name in ("append", "recreate"):
@@ -307,8 +311,8 @@ class StoreView:
         """The acknowledgement is about to reach the caller."""
         books = self._store.books
         if name == "append":
-            books.told(args[0], args[1], args[2] + len(args[3]))
+            books.told(args[0], args[1], args[2].position + len(args[2].tokens))
         elif name == "recreate":
-            books.told(args[0].session_id, args[3], len(args[0].prompt) + len(args[1]))
+            books.told(args[0].session_id, args[2], len(args[0].prompt) + len(args[1].tokens))
         elif name in ("read", "tail") and answer is not None:
             books.told(args[0], answer.fence, answer.length)
