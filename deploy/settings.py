@@ -1,4 +1,4 @@
-"""A command's options: the YAML file, and the order of flag, environment, file, default."""
+"""A command's options from flag, environment, YAML file and default, in this order."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read_config(file: str, known: Iterable[str]) -> Sections:
 
 
 def meant(given: str, known: Iterable[str]) -> str:
-    """How to go on behind an unknown name: with the known one that is like it, or all."""
+    """A hint for an unknown name: the known one that is like it, or all."""
     close = difflib.get_close_matches(given, list(known), 1)
     return f": {close[0]}?" if close else f"; there are {', '.join(sorted(known))}"
 
@@ -101,7 +101,7 @@ def _entry(name: str, node: yaml.Node, place: str) -> ConfigEntry:
 
 
 def _text(name: str, node: yaml.ScalarNode, place: str) -> str:
-    """YAML can spell half a character, which is no text."""
+    """Refuse half a character, which YAML can spell."""
     value: str = node.value
     try:
         value.encode()

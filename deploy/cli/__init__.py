@@ -1,1 +1,1 @@
-"""The `specwire` command: what each subcommand is told, does and prints."""
+"""The `specwire` command: options, work and output of each subcommand."""

@@ -1,4 +1,4 @@
-"""`specwire bench`: the measurements of a checkout, those that `make bench...` makes; an installed package has none."""
+"""`specwire bench`: the measurements of a checkout, as `make bench...` runs them; an installed package has none."""
 
 from __future__ import annotations
 

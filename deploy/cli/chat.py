@@ -36,7 +36,7 @@ from specwire.rpc.process import say, visible
 from specwire.text.sandbox import Busy
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A conversation: how its messages become a prompt, and what of it the service already has.
+# A conversation: how its messages become a prompt, and which part of it the service already has.
 #
 # Each turn is a session. Where the text of the session before, prompt and output, is just how the whole conversation's
 # prompt begins, the turn names that session as its parent and sends the rest only. Else it sends the whole.
@@ -64,7 +64,7 @@ class Style(Protocol):
 
 
 class Plain:
-    """Style of a model without a template: names before what each one says."""
+    """Style of a model without a template: names before what each party says."""
 
     stops: Sequence[str] = (USER,)
     ending = ""
@@ -87,9 +87,7 @@ class Plain:
 
 
 class Templated:
-    """Style of a model with a chat template. eos_ids: the model's; where it has several, it is not known here which one
-    ended an answer.
-    """
+    """Style of a model with a chat template. eos_ids: the model's; of several it is unknown which one ended."""
 
     stops: Sequence[str] = ()
 
@@ -145,7 +143,7 @@ class Conversation:
         self._session = self._known = ""
 
     async def turn(self, text: str) -> Turn:
-        """The turn in which the user says `text`; it is no part of the conversation until it has an answer."""
+        """The turn in which the user says `text`; it joins the conversation once it has an answer."""
         whole = await self.style.prompt([*self._messages, {"role": "user", "content": text}])
         if self._session and whole.startswith(self._known) and len(whole) > len(self._known):
             return Turn(whole[len(self._known) :], self._session, whole)
@@ -155,7 +153,7 @@ class Conversation:
         """The answer as it was shown.
 
         Args:
-            completion: None where nobody heard the session's end.
+            completion: None where the session's end was not received.
             decoded: code points of all of the session's tokens, those of a stop string included.
         """
         self._messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
@@ -315,7 +313,7 @@ class Chat:
                     self._say(line.strip())
 
     def _say(self, text: str) -> None:
-        """One turn; what goes wrong with it is told, and the conversation goes on without it."""
+        """One turn; an error is shown, and the conversation goes on without the turn."""
         try:
             self._runner.run(self._turn(text))
         except InvalidParameter as error:

@@ -11,7 +11,7 @@ from deploy.cli.config import add_show
 from deploy.commands import COMMANDS, CONFIGURABLE, Command
 from deploy.settings import actions_of, add_command
 
-SHELLS = ("bash", "fish", "zsh")  # of those that shtab knows, the ones that somebody has tried
+SHELLS = ("bash", "fish", "zsh")  # those of shtab's shells that were tried
 # shtab's own for fish offers nothing behind --flag=
 FILE = {**shtab.FILE, "fish": "(__fish_complete_path (string replace -r '^--[^=]*=' '' -- (commandline -ct)))"}
 
@@ -39,7 +39,7 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Iterable[Command]) 
 
 
 def _offer_files(parser: argparse.ArgumentParser) -> None:
-    """Where any value may stand, a file's name is the likeliest."""
+    """Complete file names where any value may stand."""
     for action in actions_of(parser):
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(command: str, words: list[str]) -> list[Setting]:
-    """The options in force were `specwire COMMAND WORDS` to be run. Raises SettingInvalid; wrong words end with 2."""
+    """The options in force if `specwire COMMAND WORDS` were run. Raises SettingInvalid; wrong words end with 2."""
     parser = CommandParser(prog=f"specwire {command}")
     CONFIGURABLE[command].load().add_arguments(parser)
     options = CommandOptions(command, parser)
@@ -68,7 +68,7 @@ def as_json(command: str, settings: list[Setting]) -> str:
 
 
 def as_table(settings: list[Setting]) -> str:
-    """A line for each option; what nobody has given stands back."""
+    """A line for each option; defaults are dimmed."""
     names, values = [each.name for each in settings], [shown(each.value) for each in settings]
     widths = max(map(len, names)), max(map(len, values))
     colour = wants_colour()

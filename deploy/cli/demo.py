@@ -126,9 +126,9 @@ class Demo:
             await self._client.complete(prompt.text, max_tokens=WARM_UP_TOKENS, drafting=drafting, timeout=TIMEOUT)
 
     async def _pair(self, index: int, prompt: demo_pair.Prompt) -> Pair:
-        """Complete with and without drafting; which comes first alternates, so that neither gains by its place.
+        """Complete with and without drafting, in alternating order, so that neither gains by its place.
 
-        Both begin from the prompt's keys and values, which a token asked for before leaves at the verifier.
+        Both start from the prompt's keys and values, which a request for one token left at the verifier before.
         """
         await self._client.complete(prompt.text, max_tokens=1, drafting=False, timeout=TIMEOUT)
         if index % 2:
@@ -192,7 +192,7 @@ BFLOAT16_FRACTION_BITS = 7
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Two texts part at `position`: their tokens there, and how far below the best score each token's score is."""
+    """Two texts differ from `position` on: their tokens there, and how far each score is below the best one."""
 
     position: int
     tokens: tuple[int, int]

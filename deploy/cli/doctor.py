@@ -1,4 +1,4 @@
-"""`specwire doctor`: what is here, what is missing, and what to do about it."""
+"""`specwire doctor`: checks what is here and what is missing, and says what to do about it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 async def examine(args: argparse.Namespace) -> list[Finding]:
-    """Everything that was asked for, and what every machine needs."""
+    """All requested checks, and those of every machine."""
     models = list(await asyncio.to_thread(lambda: list(_models(args))))
     return [
         check_python(),
@@ -117,7 +117,7 @@ async def _check_stack(args: argparse.Namespace, address: str) -> Finding:
         try:
             info = await client.server_info(timeout=LIMIT_S)
         except SpecwireError as error:
-            grade = bad if args.address else warn  # nobody has asked for one that is listed
+            grade = bad if args.address else warn  # the listed ones were not asked for
             remedy = "start it, or mend address, encryption or token"
             return grade("stack", await explained(error, address, tls), remedy)
     drafters = ", ".join(each.model for each in info.drafters) or "no drafter"
@@ -131,7 +131,7 @@ RED = "\x1b[31m"
 
 
 class Grade(StrEnum):
-    """OK: as it should be. WARN: it works, with what the text says. BAD: what was asked for will not work."""
+    """OK: as it should be. WARN: it works, with the stated restriction. BAD: it will not work."""
 
     OK = "ok"
     WARN = "warn"
@@ -235,7 +235,7 @@ def cpu_quota(folder: Path = CGROUP) -> float | None:
 
 
 def available_memory(meminfo: Path = MEMINFO, folder: Path = CGROUP) -> int | None:
-    """Bytes that may still be taken here; None where nobody says."""
+    """Bytes of memory that are available here; None where that is unknown."""
     free = [int(line.split()[1]) * 1024 for line in _read(meminfo).splitlines() if line.startswith("MemAvailable:")]
     limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
     if limit.isdecimal() and used.isdecimal():
@@ -257,7 +257,7 @@ def _read(path: Path) -> str:
 
 
 def check_port(listen: str, field: str, asked: bool) -> Finding:
-    """asked: somebody wants just this one, so that it must be free."""
+    """asked: the user wants just this port, so it must be free."""
     try:
         check_free(listen, field)
     except StackError as error:
@@ -300,7 +300,7 @@ async def _check_own() -> list[Finding]:
 
 
 def _holes(version: tuple[int, ...]) -> Iterator[Finding]:
-    """Versions say what was released, not what a distribution has mended in its own build."""
+    """Versions say what was released, not what a distribution has patched."""
     line, patch = version[:2], version[2:3]
     if version and line <= max(MENDED) and patch < (MENDED.get(line, math.inf),):
         text = f"version {'.'.join(map(str, version))} lets a script run code in the server (CVE-2025-49844)"
@@ -315,7 +315,7 @@ async def _settings(url: str) -> list[Finding]:
         async with asyncio.timeout(LIMIT_S):
             await lines.ready()
             answers = [await lines.send(node, SETTINGS) for node in lines.nodes()]
-    except Exception as error:  # whatever the driver makes of a server that just answered and does not now
+    except Exception as error:  # any error of the driver, for a server that just answered and does not now
         return [
             warn("redis", f"its settings cannot be read: {error}", "see docs/SESSION_LOG.md for what they should be")
         ]
@@ -339,7 +339,7 @@ def judge(info: Mapping[str, Any], saves: bool | None) -> Iterator[Finding]:
         yield warn("redis", f"version {found} is not tested", "use 6.2 or newer")
     else:
         yield ok("redis", f"version {found}")
-        if "valkey_version" not in info:  # it goes by numbers of its own
+        if "valkey_version" not in info:  # it has its own version numbers
             yield from _holes(parsed(found))
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":

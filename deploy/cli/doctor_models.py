@@ -1,4 +1,4 @@
-"""A target and its drafters: do they mean the same by an id, and do they fit into memory? No weights are loaded.
+"""Whether a target and its drafters have the same ids, and whether they fit into memory. No weights are loaded.
 
 Imports torch and transformers, unlike the other checks: `specwire doctor` must run where these are missing.
 """
@@ -51,7 +51,7 @@ def check_models(
     for model in dict.fromkeys([*([target] if target else []), *drafts]):
         try:
             known[model] = facts_of(model, dtype)
-        except Exception as error:  # whatever a broken directory, or an unreachable hub, makes the library raise
+        except Exception as error:  # any error that the library raises for a broken directory or an unreachable hub
             reason = str(error).strip().partition("\n")[0]
             yield bad("model", f"{model} cannot be read: {reason}", "give a directory with a model, or a hub id")
     if target in known:
@@ -63,7 +63,7 @@ def check_models(
 
 
 def facts_of(model: str, dtype: str) -> Facts:
-    """Raises ModelError for whatever `verify` and `draft` refuse before they load the weights."""
+    """Raises ModelError for everything that `verify` and `draft` refuse before they load the weights."""
     if model.startswith(PREFIX):
         info = ScriptedLM.parse(model, slots=1).info
         return Facts(model, info.vocabulary_fingerprint, info.vocabulary, info.context, 0, 0)

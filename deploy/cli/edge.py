@@ -35,7 +35,7 @@ from specwire.v1.common_pb2 import GetModelInfoRequest
 from specwire.v1.verify_pb2_grpc import VerifyServiceStub
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A drafter in the orchestrator's process: what gRPC would carry is handed over as it is.
+# A drafter in the orchestrator's process: messages are handed over without gRPC.
 
 
 class LocalDrafter:
@@ -103,7 +103,7 @@ class LocalDrafter:
         await self._drafter.stop()
 
 
-# For a verifier to say what it serves before the draft model is loaded.
+# Seconds for a verifier to describe itself before the draft model is loaded.
 ANSWER_S = 5.0
 
 
@@ -166,9 +166,9 @@ async def start(options: EdgeOptions) -> RunningEdge:
 
 
 async def _check_vocabulary(options: EdgeOptions) -> None:
-    """StackError where every named verifier has other tokens than the draft model: so none of it need be loaded.
+    """StackError where every named verifier has other tokens than the draft model, which then need not be loaded.
 
-    Those that do not answer at once are waited for later.
+    Verifiers that do not answer at once are waited for later.
     """
     serving, drafter = options.serving, await asyncio.to_thread(vocabulary_of, options.drafting.model)
     if drafter is None or not serving.verifiers:

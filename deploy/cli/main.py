@@ -20,7 +20,7 @@ from deploy.stack.processes import adopt_orphans, end_descendants
 from specwire.rpc.process import SIGNALS, one_line, say, visible
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How a command that owns processes runs: signals, errors in one line, and nothing left behind.
+# The frame of a command that owns processes: signals, errors in one line, and nothing left behind.
 #
 # The first SIGINT or SIGTERM cancels the work, which cleans up; the second ends everything on the spot.
 
@@ -30,7 +30,7 @@ Work = Callable[[Path], Awaitable[int]]
 def run_owned(name: str, work: Work) -> int:
     """Run `work` with a private folder (short path, removed afterwards); returns the exit code.
 
-    Whatever still lives below this process at the end is killed, so only a process's main program may call this.
+    Everything that still lives below this process at the end is killed, so only a main program may call this.
     """
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="specwire-"))
@@ -59,7 +59,7 @@ async def _signalled(name: str, work: Work, folder: Path) -> int:
         return await task
     except asyncio.CancelledError:
         return 128 + (received[0] if received else signal.SIGINT)
-    except Exception as error:  # whatever stops a command is one line to its user
+    except Exception as error:  # any error that stops a command is one line for its user
         say(f"specwire {name}: error: {one_line(error)}")
         return 1
 
@@ -74,17 +74,17 @@ LINE_END = "\n"
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as all commands do."""
+    """Reports errors in one line, as all commands do."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Print an error with escape sequences shown: what was typed, or stands in a file, may hold some."""
+        """Print an error with its control characters escaped: typed text and files may hold some."""
         super().exit(status, f"{visible(message.removesuffix(LINE_END), lines=False)}{LINE_END}" if message else None)
 
     def refuse(self, unknown: list[str]) -> NoReturn:
-        """Arguments that nobody has a use for; with the option that the first one is like."""
+        """The error for unknown arguments, with the option that is most like the first one."""
         known = [option for action in actions_of(self) for option in action.option_strings]
         close = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1)
         self.error(f"unrecognized arguments: {' '.join(unknown)}{f': {close[0]}?' if close else ''}")
@@ -102,7 +102,7 @@ class Version(argparse.Action):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command; returns the exit code."""
-    # gRPC, when it is imported, takes from here what it may write to stderr: not a line for every handshake that fails.
+    # gRPC reads this when it is imported: no line on stderr for every handshake that fails.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         return _main(list(sys.argv[1:] if argv is None else argv))
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flush() -> None:
-    """Print what is left, now: where nobody reads it, Python would say so with a traceback of its own at its end."""
+    """Flush now: where nobody reads, Python would print a traceback at its end."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -1,8 +1,8 @@
-"""Which stack a command talks to: one that it is told, the one that runs on this machine, or one of its own.
+"""Which stack a command talks to: a given one, the one that runs on this machine, or one of its own.
 
 A running `specwire up` is listed: a file in a private folder of its user ($XDG_RUNTIME_DIR, or the folder of temporary
-files) says where it listens. The file is locked as long as its process lives, so that what a killed one leaves is known
-for stale.
+files) says where it listens. The file is locked as long as its process lives, so that the file of a killed one is known
+to be stale.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def listed(stack: ListedStack) -> Iterator[None]:
 
 
 def listed_stacks() -> list[ListedStack]:
-    """Those of this user that run here. What others have left there is not believed, what is stale is removed."""
+    """The user's running stacks. Files of other users are ignored, stale ones are removed."""
     folder = _folder()
     files = sorted(folder.glob("*.json")) if _is_private(folder) else []
     return [stack for file in files if (stack := _read(file)) is not None]
@@ -92,7 +92,7 @@ def _folder() -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether nobody else can have put anything there: prompts go to the addresses that are read."""
+    """Whether only this user can write there: prompts go to the addresses that are read."""
     try:
         found = folder.lstat()
     except OSError:
@@ -176,7 +176,7 @@ def found_address(tls: ClientTls | None) -> str | None:
 
 
 def say_what_starts(command: str, where: StackAddress) -> None:
-    """A stack of its own takes long to start, and may not be the one that its user thinks of."""
+    """Say that a stack of its own is started: that takes long, and may not be what the user meant."""
     if where.address is None:
         own = f"a stack of its own ({where.own.target})"
         say(f"specwire {command}: starting {own} for this command only; specwire up starts one that stays")

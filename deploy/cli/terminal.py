@@ -1,4 +1,4 @@
-"""What stands on a terminal: generated text in colours, and provisional text that is replaced in place."""
+"""Output on a terminal: generated text in colours, and provisional text that is replaced in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specwire.core.messages import Outcome
 from specwire.rpc.process import visible
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Generated text for a terminal: each piece in the colour of how its token came to be decided.
+# Generated text for a terminal: each piece in the colour of its token's outcome.
 
 RESET = "\x1b[0m"
 DIM = "\x1b[2m"
@@ -61,7 +61,7 @@ class Painter:
         return self._paint(text) if self._colour else self.plain(text)
 
     def plain(self, text: str) -> str:
-        """Return text that no token stands for, or that is not to be painted."""
+        """Return text of no token, or text that is not painted."""
         return text if self._raw else visible(text)
 
     def _paint(self, text: str) -> str:
@@ -84,7 +84,7 @@ def painter() -> Painter:
 
 
 def dim(text: str, colour: bool) -> str:
-    """Return text that stands back."""
+    """Return dimmed text."""
     return f"{DIM}{text}{RESET}" if colour else text
 
 
@@ -117,7 +117,7 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 #
 # A saved cursor position is lost when the screen scrolls, so the way back is counted: rows up, column, erase to the
 # end. What is counted are cells, so a terminal that gives a character another width than Unicode does, or that is
-# resized while something provisional stands there, may show a remnant; decided text is always written once and whole.
+# resized while something provisional stands there, may show a remnant; decided text is always written once and in full.
 
 MARKED = "\x1b[2;4m"  # dim and underlined
 ERASE = "\x1b[J"
@@ -167,7 +167,7 @@ def cells_of(character: str) -> int:
 
 
 class ProvisionalTail:
-    """What to write so that the newest provisional text stands behind the decided text. Begins at column 0.
+    """Gives what to write so that the newest provisional text stands behind the decided text. Begins at column 0.
 
     Invariant: the cursor is where `_shown`, written from column `_column` on, ends; `_rows` rows below that start.
     """
@@ -191,7 +191,7 @@ class ProvisionalTail:
         return taken_back + painted + self.show(rest)
 
     def show(self, text: str) -> str:
-        """Have `text` stand there instead of what was provisional; "" takes all of it back."""
+        """Replace the provisional text by `text`; "" removes it."""
         self._provisional = visible(text)
         shown, rows = self._fitting(self._provisional)
         if shown == self._shown:

@@ -1,4 +1,4 @@
-"""`specwire top`: what an orchestrator is doing, once or again and again."""
+"""`specwire top`: what an orchestrator is doing, once or every second."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from specwire.v1 import status_pb2 as pb
 from specwire.v1 import status_pb2_grpc
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A terminal taken as a whole, for a command that shows the same again and again.
+# A full-screen terminal, for a command that repeats its output.
 
 ALTERNATE, NORMAL = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 QUIT = b"qQ"
@@ -42,7 +42,7 @@ QUIT = b"qQ"
 
 @contextmanager
 def whole_screen() -> Iterator[None]:
-    """A screen of our own, without a cursor; afterwards there is the one from before."""
+    """The terminal's alternate screen, without a cursor; afterwards the former one is restored."""
     try:
         sys.stdout.write(ALTERNATE)
         yield
@@ -142,7 +142,7 @@ def request_of(args: argparse.Namespace) -> TopRequest:
 
 
 async def _watch(request: TopRequest) -> int:
-    """Until a signal, or once. A look that fails later on is told, and the next one is waited for."""
+    """Repeat until a signal, or look once. A later look that fails is shown, and the next one is waited for."""
     async with open_channel(request.address, request.tls, request.token) as channel:
         try:
             seen = await _look(channel, request)

@@ -94,7 +94,7 @@ async def _serve(options: StackOptions, folder: Path, as_json: bool, unlisted: b
 
 
 def _http(args: argparse.Namespace) -> str:
-    """Where to listen for HTTP. It is on unless it cannot be; whoever asks for it is told why it cannot."""
+    """Where to listen for HTTP. It is on where that is possible; if it was asked for and is not, the error says why."""
     if args.http or http_is_installed():
         any_port = args.listen.endswith(":0")
         args.http = args.http or (ANY_PORT if any_port else DEFAULT_HTTP)

@@ -1,1 +1,1 @@
-"""specwire on a Ray cluster: what a file wants, what is there, and the way from one to the other."""
+"""specwire on a Ray cluster: the wanted state from a file, the actual state, and the way from one to the other."""

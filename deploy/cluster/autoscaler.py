@@ -27,8 +27,8 @@ from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
 # ----------------------------------------------------------------------------------------------------------------------
 # The Ray actor that keeps a deployment's pools as large as their load asks: named, detached, one for a deployment.
 #
-# `specwire deploy` starts it where a pool may have more than one number of replicas. It keeps nothing that matters: one
-# that is started again, by Ray or by the next command, goes on from what it finds.
+# `specwire deploy` starts it where a pool may have more than one number of replicas. It keeps no state that matters: a
+# restarted one, by Ray or by the next command, goes on from what it finds.
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Autoscaler:
         return [asdict(look) | {"at": look.at + shift} for look in list(self._looks)]
 
     def hold(self) -> None:
-        """Do nothing any more: somebody else is about to change what is there."""
+        """Stop: a command is about to change the deployment."""
         self._looking.acquire()
 
     def _run(self) -> None:
@@ -64,9 +64,13 @@ class Autoscaler:
             try:
                 with self._looking:
                     self._look()
-            except (RegistryUnavailable, RayError, ValueError) as error:  # of Ray, too: a name that is taken still
+            except (
+                RegistryUnavailable,
+                RayError,
+                ValueError,
+            ) as error:  # also errors of Ray, such as a name that is still taken
                 _say(f"not this time: {error}")
-            except Exception:  # a failure of our own: the next look may be better
+            except Exception:  # a bug of ours: the next look may work
                 logger.exception("a look at the deployment failed")
 
     def _look(self) -> None:
@@ -102,7 +106,7 @@ BEGIN_LIMIT_S = 30.0
 
 @contextmanager
 def changing(fleet: Fleet, start_timeout: float) -> Iterator[None]:
-    """Be the only one that does. The next autoscaler goes by the file that is kept then, also after a failure."""
+    """Be the only autoscaler. The next one goes by the file that is kept then, also after a failure."""
     fleet.take_over()
     try:
         yield
@@ -113,7 +117,7 @@ def changing(fleet: Fleet, start_timeout: float) -> Iterator[None]:
 
 
 def autoscale(text: str, start_timeout: float) -> None:
-    """Have the pools of this file scaled, if any is to be."""
+    """Start the autoscaler for this file's pools, if any of them scales."""
     scaled = [group for group in parse(text).groups if group.scales]
     if scaled:
         actor = AUTOSCALERS.begin(Autoscaler, text, start_timeout, runtime_env=scaled[0].runtime_env)
@@ -121,9 +125,9 @@ def autoscale(text: str, start_timeout: float) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What the actor does: each pool's load as the registry has it, and what `scaling` makes of it. No Ray in here.
+# The actor's work: each pool's load by the registry, and the decision of `scaling`. No Ray in here.
 
-# A pool of which a replica could not start does not grow for so long.
+# Seconds for which a pool does not grow after a replica could not start.
 RETRY_S = 60.0
 # Seconds between two looks.
 MOST_EVERY_S, LEAST_EVERY_S = 5.0, 0.5
@@ -143,7 +147,7 @@ class Look:
 
 @dataclass(slots=True)
 class Orders:
-    """start, drain: replicas. kill: those that were to have ended, or started, long ago. notes: for people.
+    """start, drain: replicas. kill: those that should have ended, or started, long ago. notes: for people.
 
     looks: of all pools that were looked at.
     """
@@ -209,7 +213,7 @@ class Steering:
             orders.notes.append(f"{group.name}: {len(staying)} -> {wanted} ({_told(reading)})")
 
     def _clear(self, group: Group, mine: Places, now: float, orders: Orders) -> None:
-        """Have replicas killed that have used up their time to start, or to end."""
+        """Kill replicas that have used up their time to start, or to end."""
         for name, place in mine.items():
             failure = self._failure(name, place, now)
             if failure:
@@ -254,7 +258,7 @@ def _reading(
 
 
 def _homeless(entries: Iterable[ServiceEntry]) -> int:
-    """Sessions that no verifier has; of which model they are is not known."""
+    """Sessions without a verifier; their models are unknown."""
     return sum(entry.load.waiting for entry in entries if entry.role is Role.ORCHESTRATOR)
 
 
@@ -270,7 +274,7 @@ def _new(group: Group, mine: Iterable[ReplicaName], count: int) -> list[ReplicaN
 
 
 def _spare(staying: Places, loads: Mapping[ReplicaName, ServiceEntry]) -> list[ReplicaName]:
-    """Those first that can be missed most: that serve nobody yet, then with the fewest sessions, then the newest."""
+    """Ordered by what can be spared: replicas that serve nobody yet, then with the fewest sessions, then the newest."""
 
     def key(name: ReplicaName) -> tuple[int, int]:
         entry = loads.get(name)

@@ -69,7 +69,7 @@ def drain_timeout_of(args: argparse.Namespace, config: ClusterConfig | None) -> 
 def ray_token() -> tuple[str, str]:
     """The token that Ray's clusters may demand, and where it is from, for people; empty where there is none.
 
-    From the places where Ray looks for it. Ray itself shows a token to a cluster that runs only if it is told to.
+    Read from the places where Ray looks for it. Ray itself shows a token to a running cluster only if it is told to.
     """
     if os.environ.get(RAY_AUTH_MODE, "token") != "token":
         return "", ""
@@ -83,7 +83,7 @@ def ray_token() -> tuple[str, str]:
 
 
 def carried_out(command: str, what: Callable[[], int]) -> int:
-    """Run it; returns the exit code, with one line on stderr for whatever keeps it from being done."""
+    """Run it; returns the exit code, with one line on stderr for any error."""
     prefix = f"specwire {command}: error:"
     if importlib.util.find_spec("ray") is None:
         say(f"{prefix} Ray is not installed: install the extra specwire[ray]")

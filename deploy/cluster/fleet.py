@@ -27,7 +27,7 @@ from specwire.registry.entry import Role, ServiceEntry, ServiceState
 from specwire.rpc.process import one_line
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Actors of which a deployment has one of a kind. A newer one has a higher number, and counts while both are there.
+# Actors that a deployment has one of. A newer one has a higher number, and counts while both are there.
 
 
 class Numbered:
@@ -69,12 +69,12 @@ class Numbered:
 RECORDS = Numbered("config")
 AUTOSCALERS = Numbered("autoscaler")
 ASK_LIMIT_S = 5.0
-# One that does not answer for so long cannot be told to drain.
+# Seconds without an answer after which an actor cannot be told to drain.
 REACH_LIMIT_S = 20.0
 KNOCK_LIMIT_S = 5.0
 # A method of Ray's control plane, called only to see whether it lets us in.
 ANY_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
-# For what an autoscaler is in the middle of.
+# Seconds for an autoscaler to finish its present change.
 HOLD_LIMIT_S = 30.0
 # Calls to a replica while another one waits for its start, or its end.
 CALLS = 4
@@ -83,7 +83,8 @@ CALLS = 4
 class Fleet:
     """Owned by one process at a time; what it starts outlives it. StackError says in one sentence what went wrong.
 
-    start_timeout: seconds in which a replica is ready. drain_timeout: those in which one that drains has ended.
+    start_timeout: seconds within which a replica is ready. drain_timeout: seconds within which a draining one has
+    ended.
     """
 
     def __init__(self, report: Callable[[str], None], start_timeout: float, drain_timeout: float) -> None:
@@ -117,7 +118,7 @@ class Fleet:
         self._drain(left)
 
     def _make_known(self, registry: str, names: Sequence[ReplicaName]) -> None:
-        """Wait until orchestrators use the new replicas: none begins a session on weights that are about to go."""
+        """Wait until orchestrators use the new replicas: none may begin a session on weights that will go."""
         addresses = [place.known_as for place in self.places(names).values() if place is not None]
         if addresses and not wait_until_known(registry, addresses):
             self._report("not every orchestrator says that it uses the new replicas; going on")
@@ -246,7 +247,7 @@ def connected(address: str, namespace: str) -> Iterator[None]:
 
 
 def _knock(address: str) -> None:
-    """Ray itself takes minutes to say that nobody is there, or that it wants another token. Raises StackError."""
+    """Check that Ray answers and takes our token: Ray itself takes minutes to say so. Raises StackError."""
     target = address.removeprefix("ray://")
     if address == "auto":
         target = os.environ.get("RAY_ADDRESS", "") or _of_this_machine()
@@ -283,7 +284,7 @@ def _show_token(target: str) -> None:
 
 
 def _options(group: Group, name: ReplicaName) -> dict[str, Any]:
-    """What Ray is asked for."""
+    """The resources that Ray is asked for."""
     options: dict[str, Any] = {
         "name": str(name),
         "lifetime": "detached",
@@ -324,7 +325,7 @@ def _asked_for(group: Group) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What a deployment's services say of themselves in the registry.
+# A deployment's services, as the registry has them.
 
 # An orchestrator looks at the registry every second, and says what it has found every two.
 KNOWN_LIMIT_S = 20.0

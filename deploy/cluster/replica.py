@@ -1,8 +1,8 @@
 """The Ray actor of a replica: one service as a child process, the same command that a user would run.
 
-A process of its own has what an actor's process has not: signals to drain by, ranks of a split model below it, an event
-loop and an allocator that are nobody else's. Should it end, its actor ends, and Ray starts another one, elsewhere if
-need be; should the actor's process end, the service is killed with it.
+A process of its own has what an actor's process lacks: signals to drain by, ranks of a split model below it, an event
+loop and an allocator of its own. If it ends, its actor ends, and Ray starts another one, elsewhere if need be. If the
+actor's process ends, the service is killed with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from deploy.stack.processes import KEPT_LINES, environment
 from deploy.stack.ray_actors import ThreadOutcome
 from specwire.registry.options import advertised
 
-# Between lives of a service that cannot start: Ray itself does not wait.
+# Seconds before a service that cannot start is started again: Ray itself does not wait.
 PAUSE_S = 5.0
 # Beyond its --grace a service ends by itself; this is for one that hangs.
 DRAIN_LIMIT_S = 3700.0
@@ -75,7 +75,7 @@ class Replica:
         return ReplicaPlace(outcome.address, self._node, self._http, outcome.error, self._draining.is_set(), registered)
 
     def drain(self) -> None:
-        """Have the service drain and end, and the actor with it: who waits for the answer learns that it is gone."""
+        """Drain and end the service, and the actor with it: waiting callers learn that it is gone."""
         self._draining.set()
         process = self._process
         if process is not None and process.poll() is None:

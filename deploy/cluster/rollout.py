@@ -1,7 +1,7 @@
-"""The way from what is there to what is wanted, as a pure function.
+"""The way from the actual to the wanted state, as a pure function.
 
-A replica's name says all that has to be known of it: its group, the digest of what it was made by, its number. So Ray's
-list of named actors is the whole state, and a deployment that was broken off goes on from wherever it was.
+A replica's name says everything about it: its group, the digest of its definition, its number. So Ray's list of named
+actors is the whole state, and a deployment that was broken off goes on from there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How many replicas a pool should have, as a pure function of its load, with hysteresis.
 
-More at once where sessions wait, replicas are nearly full, or drafters do not keep up, for a while; fewer, one at a
-time, where for a much longer while those that stay would be far from that. Between the two nothing moves.
+It grows at once where for a while sessions wait, replicas are nearly full, or drafters do not keep up. It shrinks, one
+at a time, where for much longer the remaining replicas would be far from that. Between the two nothing changes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def decide(rule: ScalingRule, memory: Memory, reading: Reading, now: float) -> t
         return min(max(count, rule.least), rule.most), Memory()
     if count == 0:
         return min(1, reading.waiting), Memory()
-    if reading.slots == 0:  # nobody has said yet what a replica can hold
+    if reading.slots == 0:  # no replica has told its slots yet
         return count, memory
     memory = Memory(
         _since(memory.full_since, reading.known == count and _is_full(rule, reading, count), now),

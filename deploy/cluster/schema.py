@@ -70,7 +70,7 @@ class YamlKeys:
         return f"{self._place}.{name}" if self._place else name
 
     def end(self) -> None:
-        """Whatever was not taken is not known."""
+        """Refuse keys that were not taken."""
         for name in self._left:
             raise InvalidConfig(self.of(name), "is not known")
 
@@ -168,7 +168,7 @@ ORCHESTRATORS = "orchestrators"
 KINDS = ("verify", "draft")
 MOST_REPLICAS = 1024
 DIGEST_CHARACTERS = 10
-# Two groups that differ in these only have the same replicas.
+# Groups that differ only in these have the same replicas.
 NOT_MADE_BY = ("name", "least", "most", "grace", "scaling")
 # What `scaling` of a pool may say, and the most that each may be.
 SCALING = {

@@ -1,4 +1,4 @@
-"""What stack to start: options of `specwire up`, `generate` and `demo`, validated when built."""
+"""The options of a stack (`specwire up`, `generate` and `demo`), validated when built."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from specwire.rpc.server_options import (
 from specwire.rpc.tls import ServerTls
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What hosts the verifier and the drafter, and what a host must do.
+# The hosts of verifier and drafter, and their contract.
 
 
 class ServiceHost(Protocol):
@@ -65,14 +65,13 @@ class ServiceHost(Protocol):
 #     num_assistant_tokens          the same (transformers with a constant schedule, OpenVINO GenAI)
 #     assistant_confidence_threshold  0 only: no stop (transformers, OpenVINO GenAI)
 #
-# Without a number the controller chooses it. How many of the drafted tokens are tested is the verifier's choice in any
-# case: fewer, or none, while they do not pay; and the n-grams of the verifier are not bound by the number. Whatever
-# else is given is refused by name.
+# Without a number the controller chooses it. The verifier may test fewer of the drafted tokens, or none, while they do
+# not pay; its n-grams are not bound by the number. Other fields are refused by name.
 
 SPECULATIVE = "speculative-config"
 DRAFT_MODEL, NGRAM = "draft_model", "ngram"
 KNOWN = ("method", "model", "num_speculative_tokens", "num_assistant_tokens", "assistant_confidence_threshold")
-# Fields of others that mean something here, and how to say it.
+# Fields of other servers that have another option here, and its name.
 ELSEWHERE = {
     "acceptance_method": "the rule is each request's own (rule)",
     "draft_tensor_parallel_size": "a drafter is one process on one device; 1 needs no saying",

@@ -29,10 +29,10 @@ NAMESPACE = "specwire"
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 << 20  # Ray's least is 75 MiB; no token travels through it
 STOP_LIMIT = 2.0
-# Actors ask Ray for no GPU: they are told by name which one they use. Without this some releases hide all of them then.
+# Actors ask Ray for no GPU, because options name the device. Without this some releases would hide all GPUs.
 HIDE_DEVICES = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
-# By default Ray's workers give way to everything else on the machine (niceness 15), clients among it; everybody waits
-# for a verifier.
+# By default Ray's workers give way to everything else on the machine (niceness 15), clients included; but all wait for
+# a verifier.
 NICENESS = "RAY_worker_niceness"
 
 
@@ -71,7 +71,7 @@ def main() -> None:
         say(RayAnswer(addresses=_addresses(actors, order.start_timeout, say)))
         parent.await_end()
         _stop(actors)
-    except Exception as error:  # whatever it is, the parent has a user to tell
+    except Exception as error:  # any error: the parent tells its user
         say(RayAnswer(error=one_line(error)))
     ray.shutdown()
     end_descendants(os.getpid())
@@ -147,7 +147,7 @@ def _resource(role: str) -> str:
 
 
 class Parent:
-    """The parent's wish to end: stdin's end, be it asked for or because the parent died.
+    """The order to end: stdin's end, whether asked for or because the parent died.
 
     While Ray starts there is nothing to end in order, so everything is killed at once, this process last.
     """

@@ -1,6 +1,6 @@
-"""A private Redis: a server process of our own on a unix socket in a private folder, gone when the stack stops.
+"""A private Redis: a server process of our own on a unix socket in a private folder, ended with the stack.
 
-Nothing is written to disk: the folder goes with the stack, so there is nothing that a file could outlive it for.
+Nothing is written to disk, because the folder is removed with the stack.
 Durable logs want a Redis of the user's (--redis-url).
 """
 
@@ -28,7 +28,7 @@ PING_INTERVAL = 0.02
 START_LIMIT = 20.0
 STOP_GRACE = 3.0
 OLDEST = (6, 2)
-ONCE = Retry(NoBackoff(), 0)  # who waits, and how long, is decided here
+ONCE = Retry(NoBackoff(), 0)  # waiting is bounded here
 
 
 class RedisServer:

@@ -33,7 +33,7 @@ Report = Callable[[str], None]
 
 HEALTH_LIMIT = 10.0
 TOKENIZER = "tokenizer.json"
-RELOAD_LIMIT = 180.0  # a verifier that is restarted on this machine has its model to load again
+RELOAD_LIMIT = 180.0  # a verifier that is restarted on this machine must load its model again
 
 
 class Stack:
@@ -85,7 +85,7 @@ class Stack:
         self.services = services.result()
         self.redis_url = without_password(redis.result())
         await self._start_orchestrator(redis.result())
-        if self.options.tls is None:  # with it, only whoever its certificate is for can ask
+        if self.options.tls is None:  # its certificate need not be for this address
             await _await_healthy(self.address)
 
     def _check_durability(self) -> None:
@@ -196,7 +196,7 @@ def check_vocabularies(target: str, drafts: Iterable[str]) -> None:
 
 
 def vocabulary_of(model: str) -> Info | None:
-    """As a service of the model would describe it; None where its tokenizer is not here, or broken."""
+    """The model's vocabulary as a service would describe it; None where its tokenizer is missing here, or broken."""
     file = file_here(model, TOKENIZER)
     if file is None:
         return None
@@ -204,7 +204,7 @@ def vocabulary_of(model: str) -> Info | None:
         text = file.read_bytes()
         tokens = vocabulary_map(text, 0)
     except (OSError, TokenizerError):
-        return None  # for the service to say
+        return None  # the service will report it
     return Info(
         model=model,
         vocabulary=max(tokens) + 1,
@@ -294,7 +294,7 @@ def bytes_of_weights(folder: Path) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What a stack that starts tells its user: lines, and on a terminal how far it is.
+# A starting stack's messages: lines, and on a terminal a progress bar.
 
 LINE = re.compile(r"([\w-]+): (loading|ready)\b")
 
@@ -317,14 +317,14 @@ class StartProgress:
         self.tick()
 
     def tick(self) -> None:
-        """Time has passed, in which more may have been fetched."""
+        """Update the bar: more may have been fetched."""
         left = ", ".join(sorted(self._loading - self._ready))
         fetched = self._fetching.text() if left else ""
         self._bar.at(len(self._ready), ", ".join(filter(None, (left and f"loading {left}", fetched))))
 
 
 async def start_shown(options: StackOptions, folder: Path) -> Stack:
-    """`start`, told to whoever watches. Raises StackError."""
+    """`start`, with messages for the user. Raises StackError."""
     services = options.services()
     fetching = FetchProgress((service.model for service in services.values()), hub_cache())
     with Bar("starting", len(services)) as bar:
