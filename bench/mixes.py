@@ -1,8 +1,8 @@
 """Sessions alone, and then in random mixes: do the texts stay the same?
 
-The engine itself is driven, without network and in virtual time: which sessions share a forward, how wide their windows
-are, what is proposed and when a session moves to another verifier, which prefills what the first one had decided, are
-all drawn from a seed.
+The engine itself is driven, without network and in virtual time. A seed draws which sessions share a forward, how wide
+their windows are, what is proposed, and when a session moves to another verifier, which prefills what the first one had
+decided.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Text = list[int]
 
 FAR = 1 << 20
 MOST_STEPS = 100_000
-# Of each session at each step: that something is proposed, and that it moves if another place has room.
+# Chances of each session at each step: of a proposal, and of a move if another place has room.
 PROPOSED, MOVED = 0.5, 0.05
-# Slots of each place that newcomers leave to those who move.
+# Slots of each place that are kept for sessions that move.
 SPARE = 1
 MOST_RIGHT, MOST_WRONG = 6, 2
 

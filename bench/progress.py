@@ -1,4 +1,4 @@
-"""How far a measurement is: a bar in a terminal's last line, and nothing elsewhere (`specwire.progress`)."""
+"""A measurement's progress: a bar in a terminal's last line, and nothing elsewhere (`specwire.progress`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer with several settings takes part with the fastest: a pass over some prompts decides before the measurement."""
+"""The fastest of a peer's settings takes part: a pass over some prompts decides before the measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting until something holds, with a deadline: for what no event tells of."""
+"""Waiting until something holds, with a deadline, where no event tells of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def eventually(holds: Callable[[], object], limit_s: float = LIMIT_S, pause_s: f
 
 
 async def asked(ask: Callable[[], Awaitable[Answer]], holds: Callable[[Answer], object]) -> Answer:
-    """The first answer that holds. For what is a matter of who was quick: nobody is, once in a while."""
+    """Ask again until an answer holds, with a deadline: for answers that depend on who was quick."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             answer = await ask()

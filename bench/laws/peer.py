@@ -3,7 +3,7 @@
 Without options on transformers' assisted generation, and on OpenVINO GenAI where that is installed. On any other engine
 with an HTTP API like OpenAI's in two steps: --write DIR leaves a target and a drafter of four ids, with random weights
 from fixed seeds, so that the exact law of the first tokens can be computed from the target's logits; served by the
-engine, in float32, --url URL asks it. Plain sampling is the control: what refuses it too is wrong with the test.
+engine, in float32, --url URL asks it. Plain sampling is the control: if it is refused too, the test is wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`make statistics`: the law of many short texts through a whole stack, by rule and drafter; and what bias looks like.
+"""`make statistics`: the law of many short texts through a whole stack, by rule and drafter; with biased controls.
 
 Prints tables, writes them as JSON, and fails where an exact rule's law is refused, where a biased drafter's is not, or
 where a seed's text depends on who drafts.

@@ -1,4 +1,4 @@
-"""What is wrong with what a session's client was told."""
+"""Checks of what a session's client was told."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A thousand clients: as many sessions at a time as asked for, each replaced by another once it has ended.
 
-How long a session is does not tell how much of it is left (its length is drawn from an exponential law): however they
-begin, and whoever is served first, there are soon as many of each age as ever after. Other lengths keep a common
-beginning for minutes, and what the sessions hold together goes up and down with their age by tens of MiB.
+Lengths are drawn from an exponential law, so a session's age does not tell how much of it is left, and the mix of ages
+is soon steady. With other lengths sessions that begin together stay in step for minutes, and their memory goes up and
+down with their age by tens of MiB.
 """
 
 from __future__ import annotations

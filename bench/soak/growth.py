@@ -1,14 +1,14 @@
 """Does memory grow? A slope with an interval, by the sessions that came and went.
 
-A leak keeps something of each session that ends, so memory is looked at over the number of sessions that have ended.
-Successive samples of it are alike, and it moves in steps; a straight line's usual interval would be far too sure. So
-the later two thirds of the run are cut into blocks, each stands for itself with its median, and the slope is the median
-of the slopes between any two blocks, with its distribution-free interval (Theil, 1950; Sen, 1968).
+A leak keeps something of each ended session, so memory is plotted over the number of ended sessions. Successive samples
+are correlated, and memory moves in steps; a straight line's usual interval would be far too narrow. So the later two
+thirds of the run are cut into blocks, each represented by its median. The slope is the median of the slopes between any
+two blocks, with its distribution-free interval (Theil, 1950; Sen, 1968).
 
 The bound is below the least record of a session that anything could keep: its id (81 bytes), a prompt of 16 tokens
 (168), parameters and times, and the objects and tables around them, some 600 bytes in all; a whole session is tens of
-KiB. A share of all memory would say less: it lets a slow service leak what a fast one may not, and every leak pass that
-a short run does not show. Resident memory moves by itself by more than ten minutes of such a leak; what is held
+KiB. A share of all memory would say less: a slow service could leak what a fast one may not, and leaks that a short run
+does not show would pass. Resident memory varies by more than ten minutes of such a leak; held memory
 (`bench.soak.weighing`) does not.
 """
 

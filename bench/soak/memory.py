@@ -1,4 +1,4 @@
-"""How much memory the processes of a load have, and hold, and what was seen of that."""
+"""The resident and the held memory of a load's processes, and its samples."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from bench.soak.service import Process
 
 EVERY_S = 3.0
 AT_ONCE = 3
-# After a fault its role is left alone for so long, so that what was lost can be found again.
+# Seconds for which a role is left alone after a fault, so that what was lost can be found again.
 RESPITE_S = 2.0
-# Times that a process is started before it counts as broken, and what one says that is not to blame.
+# How often a process is started before it counts as broken, and what one says that may start again.
 STARTS, NO_LOG = 20, "redis-url: cannot use"
 
 

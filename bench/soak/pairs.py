@@ -1,4 +1,4 @@
-"""Whose sessions these are: target and drafter, what is asked of them, and the reference that judges the texts."""
+"""Target and drafter of a soak, what is asked of them, and the reference that judges the texts."""
 
 from __future__ import annotations
 

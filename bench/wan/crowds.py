@@ -1,7 +1,7 @@
 """Further cells of the sweep: 1 to 32 sessions at once, a drafter on the verifier's host, n-grams beside a drafter.
 
-A setting's speed is that of all sessions together, until the last one's last token. Each session has a trace of its
-own, and each batch begins from what the one before has learnt; one before the first is not counted.
+A setting's speed is that of all sessions together, until the last one's last token. Each session has its own trace, and
+each batch starts from what the one before has learnt; a batch before the first is not counted.
 """
 
 from __future__ import annotations

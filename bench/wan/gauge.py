@@ -1,4 +1,4 @@
-"""What the relay itself costs: round trips and throughput of an echo through it, before anything else is measured."""
+"""The relay's own cost: round trips and throughput of an echo through it, measured first."""
 
 from __future__ import annotations
 

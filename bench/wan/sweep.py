@@ -2,8 +2,8 @@
 
 A cell is a place and an acceptance; which tokens are guessed right is chance. A setting that happens to suit one trace
 is not the cell's best, so a setting's speed is that over several recorded traces, each a session of its own, and the
-controller has to come up to the best of all settings over the same sessions. Nothing is set for it: each of its
-sessions begins from what the one before has learnt, as behind an orchestrator, and one before the first is not counted.
+controller has to come up to the best of all settings over the same sessions. It gets no settings: each of its sessions
+starts from what the one before has learnt, as behind an orchestrator, and a session before the first is not counted.
 The grid is one session with a drafter of its own; several sessions, shared hosts and n-grams are `bench.wan.crowds`.
 """
 

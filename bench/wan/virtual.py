@@ -1,4 +1,4 @@
-"""What the simulator says of a cell: each discipline at its best, and the best fixed setting of all."""
+"""The simulator's figures of a cell: each discipline at its best, and the best fixed setting."""
 
 from __future__ import annotations
 

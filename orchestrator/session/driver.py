@@ -51,11 +51,11 @@ WORTH_REPEATING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILAB
 
 
 class SessionNotice(Enum):
-    """What a session says to its orchestrator.
+    """A session's notices to its orchestrator.
 
-    UNPLACED: it is to be given what it lacks. CLAIMED: it was another one's, and is driven here from now on.
-    FENCED: another one has it, or the log has gone another way. ENDED: for readers here, at least.
-    UNREAD: another one drives it, and nobody reads it here any more.
+    UNPLACED: it lacks a verifier or drafters. CLAIMED: another orchestrator drove it; it is driven here now. FENCED:
+    another orchestrator has claimed it, or the log has another text. ENDED: for readers here, at least. UNREAD: another
+    one drives it, and nobody reads it here any more.
     """
 
     UNPLACED = auto()
@@ -69,8 +69,8 @@ class SessionNotice(Enum):
 class SessionHost:
     """What all sessions of one orchestrator share.
 
-    notice: hears what they cannot do for themselves. owner: the orchestrator's name in the log.
-    missing: for people, why no verifier takes a session; "" where one might.
+    notice: is called with a session's notices. owner: the orchestrator's name in the log. missing: for people, why no
+    verifier takes a session; "" where one might.
     """
 
     store: SessionStore
@@ -84,7 +84,7 @@ class SessionHost:
 class SessionDriver:
     """Owns the session's tasks; `close` ends them. Everything runs on the event loop, one event at a time.
 
-    A session that another orchestrator claims is driven there: its readers here go on with what is read in the log
+    A session that another orchestrator claims is driven there: its readers here follow the log
     (`orchestrator.ownership.ownership`), until it ends or comes back (`drive`).
 
     `view` is what readers see of it. `verifying`, `drafters`, `log`: who takes part in it, each with its own effects.
@@ -139,7 +139,7 @@ class SessionDriver:
         return self.session.state is State.FENCED and self.view.output.end is None
 
     def let_go(self) -> None:
-        """Another orchestrator has the session: leave the peers. Readers stay, and `follow` goes on for them."""
+        """Another orchestrator has the session: leave the peers. Readers stay, and `follow` serves them."""
         self._timers.cancel_all()
         self.view.failure = None
         self.view.span.event("driven elsewhere")
@@ -149,7 +149,7 @@ class SessionDriver:
         self.apply(messages.OwnerLost())
 
     def follow(self, coroutine: Coroutine[None, None, None]) -> None:
-        """Own what fills the output meanwhile."""
+        """Own the task that fills the output meanwhile."""
         self._tasks.start(coroutine)
 
     # Events in
@@ -170,14 +170,14 @@ class SessionDriver:
             self.view.provisional.follow()
 
     def show_provisional(self, vocabulary: int, ending: Ending) -> ProvisionalText:
-        """Keep, from now on, what drafters propose for readers to see."""
+        """Keep drafters' proposals from now on, for readers to see."""
         if self.view.provisional is None:
             self.view.provisional = ProvisionalText(self.session, self._scanner, self.view.output, vocabulary, ending)
             self.drafters.show()
         return self.view.provisional
 
     def use_verifier(self, peer: VerifierPeer) -> None:
-        """Take a place at a verifier; the session opens there."""
+        """Take a slot at a verifier; the session opens there."""
         self.drafters.use_verifier(peer)
         self.verifying.use(peer)
 
@@ -185,7 +185,7 @@ class SessionDriver:
         self._timers.set("deadline", seconds, lambda: self.end(FinishReason.DEADLINE))
 
     def end(self, reason: FinishReason) -> None:
-        """Have it end with what is decided."""
+        """End it with what is decided."""
         self.apply(messages.EndRequested(reason))
 
     def fail(self, code: grpc.StatusCode, message: str) -> None:
@@ -198,7 +198,7 @@ class SessionDriver:
     # From peers and the log
 
     def tell(self, said: Said | LogRefused) -> None:
-        """What the session's verifier, drafters and log say."""
+        """Handle reports of the session's verifier, drafters and log."""
         match said:
             case messages.VerdictArrived(attach=attach, verdict=verdict) if attach == self.session.attach:
                 step = self.verifying.timings.step
@@ -268,13 +268,13 @@ class SessionDriver:
                 self.finish(effect)
 
     def _may_be_repeated(self, end: messages.End | None) -> bool:
-        """It failed for want of something that may be there later: its request id is not to stand for that failure."""
+        """It failed for lack of something that may be there later: its request id must not stand for that failure."""
         failure = self.view.failure
         failed = end is not None and end.reason is FinishReason.ERROR
         return failed and failure is not None and failure[0] in WORTH_REPEATING
 
     def _on_log_refused(self, error: StoreError) -> None:
-        """A log that holds another fence or other tokens wins: the session goes on from it, here or elsewhere."""
+        """A log with another fence or other tokens wins: the session goes on from it, here or elsewhere."""
         if isinstance(error, Fenced | ContentMismatch):
             self._lose_to_another()
         else:
@@ -283,13 +283,13 @@ class SessionDriver:
     def abandon(self, code: grpc.StatusCode, message: str) -> None:
         """The log, or our state, is lost: emit nothing more and end the readers' streams with a status.
 
-        That is no end of the session: what the log holds may be gone on with, here or elsewhere.
+        The session itself does not end: it may go on from the log, here or elsewhere.
         """
         if self.view.output.end is not None:
             return
         self.view.abandoned = True
         self.view.failure = (code, message)
-        with suppress(AssertionError):  # an invariant may be what is broken
+        with suppress(AssertionError):  # the broken thing may be an invariant
             self.apply(messages.OwnerLost())
         self.finish(messages.EmitEnd(messages.End(FinishReason.ERROR, message, len(self.view.output.text)), ""))
 
@@ -301,7 +301,7 @@ class SessionDriver:
             self.fail(grpc.StatusCode.UNAVAILABLE, "the orchestrator is stopping")
 
     def end_here(self, code: grpc.StatusCode, message: str) -> None:
-        """It cannot go on here. Elsewhere it may."""
+        """It cannot go on here, but perhaps elsewhere."""
         if self.log.is_kept:
             self.abandon(code, message)
         else:
@@ -310,7 +310,7 @@ class SessionDriver:
     # The end
 
     def on_broken(self, error: Exception) -> None:
-        """A failure of our own: this session ends, whatever state it is in; the others go on."""
+        """A bug of ours: this session ends, whatever its state; the others go on."""
         shown = self.view.record.session_id[:8]
         logger.error("session %s failed", shown, exc_info=error, extra=of_session(shown))
         self._events.clear()

@@ -58,7 +58,7 @@ class FenceSeen:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A failure of our own."""
+    """A bug of ours."""
 
     error: Exception
 
@@ -204,7 +204,7 @@ class SessionVerifier:
         """
         taken_in = self._session.state is not State.OPENING
         if taken_in and self._session.has_credit:
-            self._losses += 1  # without credit, it is the client that has no time for a token
+            self._losses += 1  # without credit, it is the client that does not read
         self._view.stats.verifier_losses += 1
         if self._losses > MOST_LOSSES:
             message = f"{self._losses} verifiers in a row were lost before they decided a token of this session"
@@ -264,7 +264,7 @@ class SessionVerifier:
             traceparent=self._view.span.traceparent,
         )
         if self.peer is not None and self.peer.info is not None:
-            del opened.prediction[self.peer.info.context :]  # a hint: what another one would have held is no more
+            del opened.prediction[self.peer.info.context :]  # a hint: what exceeds this context is dropped
         return opened
 
     def _progress(self, effect: messages.OpenVerifier | messages.SendProgress) -> verify_pb2.Progress:

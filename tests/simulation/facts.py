@@ -1,4 +1,4 @@
-"""What the checks know, by books of their own, and what they have found."""
+"""The checks' own record of facts, and their findings."""
 
 from __future__ import annotations
 

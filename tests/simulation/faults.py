@@ -1,4 +1,4 @@
-"""What goes wrong in a scenario, and how it is put right again."""
+"""A scenario's faults, and how they are undone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Faults:
         self._timers.append(self._loop.call_at(fault.start, self._begin, fault))
 
     def end(self) -> None:
-        """Nothing more goes wrong; parties that are down stay so."""
+        """No more faults; parties that are down stay so."""
         for timer in self._timers:
             timer.cancel()
         for party in self._parties.values():

@@ -1,4 +1,4 @@
-"""Mistakes of the session log and of those who own its sessions: what is written, who may, and how a session ends."""
+"""Mistakes of the session log and of sessions' owners: what is written, who may write, and how a session ends."""
 
 from __future__ import annotations
 

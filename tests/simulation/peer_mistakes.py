@@ -1,4 +1,4 @@
-"""Mistakes of verifiers and drafters, and of who takes one verifier for another."""
+"""Mistakes of verifiers and drafters, and of mixing up verifiers."""
 
 from __future__ import annotations
 

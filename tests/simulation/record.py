@@ -1,4 +1,4 @@
-"""What many seeds came to, and its form on disk (`bench/results/simulation.json`)."""
+"""The result of many seeds, and its form on disk (`bench/results/simulation.json`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes of what is asked for and of what a client is told: tenants, turns, completions, text and its end."""
+"""Mistakes in requests and answers: tenants, turns, completions, text and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation is of: a value whose repr is the script that runs it again."""
+"""A scenario: a value whose repr is the script that runs it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the services have in threads, as strands of the simulation: the real engine and the real drafter's sessions.
+"""The services' threads as strands of the simulation: the real engine and the real drafter's sessions.
 
 Forwards take virtual time. The verifier's takes in commands before and after it, as the real one does.
 """

@@ -1,9 +1,8 @@
 """The session log behind a line that fails: every orchestrator has its own view of one in-memory store.
 
-Whatever the store's methods are, each call takes time. Its effect may be lost, or come after its caller has given up;
-its acknowledgement may be lost. Here is also what only Redis can suffer: a clock of its own, memory that is full, logs
-of which a key is gone or damaged. `Books` records, by itself, what was granted and acknowledged: the facts that the
-invariants are held against.
+Each call takes time. Its effect may be lost, or come after its caller has given up; its acknowledgement may be lost.
+Here is also what only Redis can suffer: a clock of its own, memory that is full, logs of which a key is gone or
+damaged. `Books` records, by itself, what was granted and acknowledged: the facts that the invariants are held against.
 """
 
 from __future__ import annotations

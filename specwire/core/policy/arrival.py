@@ -17,7 +17,7 @@ from specwire.core.policy.tunables import (
 
 # A round trip can be hundreds of steps long.
 REMEMBERED_VERDICTS = 1024
-# Sources whose answers are awaited; of more, the newest.
+# Most sources whose answers are awaited; of more, the newest.
 MOST_AWAITED = 8
 
 
@@ -26,8 +26,8 @@ class Expectation:
     """The delay from a verdict to a source's proposal that answers it: mean, mean deviation, how often it was in time.
 
     A new chain answers the verdict that ended at its base, wherever later verdicts stand; a chunk of a chain that goes
-    on answers the last verdict. `chance` is judged on every verdict, waited for or not. Reported is the delay of new
-    chains alone: a chain that goes on was under way before the verdict that it is held against.
+    on answers the last verdict. `chance` is judged on every verdict, waited for or not. Only the delay of new chains is
+    reported: a chain that goes on was under way before the verdict that it is compared with.
     """
 
     delay_us: float | None = None
@@ -125,8 +125,8 @@ class Due(NamedTuple):
 class Expectations:
     """Expected arrivals of every source of a session.
 
-    `_unheard` is what is expected of one that has not proposed yet: it heard all verdicts. A source that is gone keeps
-    its place, and its chance falls, until newer ones need the place.
+    `_unheard` is the expectation of a source that has not proposed yet: all verdicts went to it. A source that is gone
+    keeps its entry, and its chance falls, until newer ones need the entry.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Expectations:
         return known
 
     def verdict(self, end: int, now_us: float, waited: bool) -> DueAnswer:
-        """A verdict goes out; returns the answer to be reported with it: each source's in its turn."""
+        """A verdict goes out; returns the answer that is reported with it: the sources take turns."""
         told = NO_ANSWER
         for source, expectation in list(self.by_source.items()):
             expectation.verdict(end, now_us, waited)

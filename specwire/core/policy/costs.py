@@ -41,7 +41,7 @@ class BatchTimes:
             self._added.setdefault(sessions, {})[depth] = time_us - forward.at(sessions * depth)
 
     def at(self, sessions: int, rows: int) -> float:
-        """It takes no less than one row: what was added is less than nothing where V(m) was measured in a hiccup."""
+        """It takes at least one row's time: the addition is negative where V(m) was measured in a hiccup."""
         return max(self._forward.at(1), self._forward.at(rows) + self._of_further(sessions, rows / sessions))
 
     def _of_further(self, sessions: int, depth: float) -> float:
@@ -57,9 +57,9 @@ class BatchTimes:
 class Surcharge:
     """What windows add to the plain steps of batches of about one size: measured, relative to V(m, rows).
 
-    It keeps sums, not a mean of quotients: where windows cost next to nothing a quotient may be anything. What was
-    measured fades with every step. Else windows that were once too expensive would never run again, and nothing would
-    show that they have become cheaper.
+    It keeps sums, not a mean of quotients, because a quotient may be anything where windows cost next to nothing.
+    Measurements fade with every step. Else windows that were once too expensive would never run again, and nothing
+    would show that they have become cheaper.
 
     Args:
         trusted_us: time for which V(m, rows) is believed without a measurement.
@@ -71,7 +71,7 @@ class Surcharge:
 
     @property
     def scale(self) -> float:
-        """Factor on V(m, rows). It is bounded, because it also contains what else made steps longer or shorter."""
+        """Factor on V(m, rows). It is bounded, because it also contains other reasons for longer or shorter steps."""
         seen = (self._trusted_us + self._seen_us) / (self._trusted_us + self._expected_us)
         least, most = SCALES
         return min(max(seen, least), most)
@@ -130,7 +130,7 @@ class StepCosts:
         return self._like(sessions) if known is None else known
 
     def told(self, sessions: int) -> tuple[float, float]:
-        """What drafters plan by: the plain step, and what a draft token for each of `sessions` would add to it."""
+        """What drafters plan with: the plain step, and what a draft token for each of `sessions` would add to it."""
         plain_us = self.plain(sessions)
         return plain_us, max(0.0, self.of(sessions)(2 * sessions) - plain_us)
 
@@ -182,7 +182,7 @@ class StepCosts:
         else:
             likely_us = _likely(step_us, plain_us)
             surcharge.fade()
-        # A step with windows that is shorter than a plain one shows that plain ones have become shorter.
+        # A step with windows that is shorter than the known plain step shows that plain steps have become shorter.
         if likely_us < plain_us or not (drafting or rows > sessions):
             self._plain[sessions] = plain_us + STEP_WEIGHT * (likely_us - plain_us)
 
@@ -214,7 +214,7 @@ class Ledger:
     elapsed_us: float = 0.0
 
     def charge(self, spent_us: float, tokens: int, plain_step_us: float, cost_us: float | None = None) -> None:
-        """Note a step of `spent_us` (with its waiting) that decided `tokens`. cost_us: what is charged, if not that."""
+        """Note a step of `spent_us` (with its waiting) that decided `tokens`. cost_us: the charge, if another."""
         self.balance_us += (spent_us if cost_us is None else cost_us) - tokens * plain_step_us
         self.elapsed_us += spent_us
 
@@ -228,7 +228,7 @@ def part_of(window: int, windows: int, sessions: int) -> float:
 
     All sessions wait for all windows. Each is charged for its own `window` only (of `windows` rows in all), but for
     what it costs all `sessions`: a window of mean width is charged the whole time once. So the batch never loses more
-    than its sessions may lose on average, and no session runs into debt by others' windows, which it could never repay
-    by forgoing its own (docs/LOG.md).
+    than its sessions may lose on average. And no session runs into debt through other sessions' windows, which it could
+    not repay by giving up its own (docs/LOG.md).
     """
     return sessions * window / windows if windows else 1.0

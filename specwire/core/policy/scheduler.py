@@ -23,7 +23,7 @@ from specwire.core.policy.tunables import (
 )
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A step as it is planned: the sessions that may take part, and what each gets of it.
+# A planned step: the sessions that may take part, and each one's share.
 
 # V(m): expected microseconds of a step of m rows.
 V = Callable[[int], float]
@@ -47,9 +47,8 @@ class StepCandidate(NamedTuple):
         room: tokens that it may decide now, at least 1.
         uncached: decided tokens that the slot does not hold; at least 1.
         drafted: draft tokens of the longest live chain behind the decided text, and `acceptance` of such.
-        spare_us: what its ledger lets it lose in this step by waiting and by a window that is all wrong, including
-            what that costs others.
-        missing: draft tokens that are due and not at hand.
+        spare_us: what its ledger lets it lose in this step by waiting and by a window that is entirely wrong, including
+        the cost to others. missing: draft tokens that are due and not here yet.
         guess: what the verifier itself proposes.
         guess_untested_us: time spent since such a guess was last tested.
         chain_untested_us: the same of a token of a chain.
@@ -109,7 +108,7 @@ class Guess(NamedTuple):
 #
 # A token of a window is decided with the probability that it and all tokens before it are accepted. This probability
 # falls along the window. So n rows are best filled with the n most probable draft tokens of all sessions.
-# What is left to choose is n: the one with the best expected rate, tokens / V(rows). It may be 0: on a full verifier
+# Only n is left to choose: the one with the best expected rate, tokens / V(rows). It may be 0: on a full verifier
 # windows shrink to zero.
 
 
@@ -161,7 +160,7 @@ class WindowPiece(NamedTuple):
 
 
 def filled(candidates: Sequence[StepCandidate]) -> Windows:
-    """Windows of all draft tokens at hand in each session's chain, whatever they cost or gain."""
+    """Windows of all available draft tokens of each session's chain, whatever they cost or gain."""
     windows = Windows.without(len(candidates))
     for candidate in candidates:
         width = max(_ends(candidate), default=0)
@@ -171,7 +170,7 @@ def filled(candidates: Sequence[StepCandidate]) -> Windows:
 
 
 def divided(candidates: Sequence[StepCandidate], V: V, most_rows: float = math.inf) -> Windows:
-    """Windows of sessions that have a row each in any case. The step has at most `most_rows` rows in all.
+    """Windows of sessions, which have one row each in any case. The step has at most `most_rows` rows in all.
 
     A session is charged for what its window costs all of them (`part_of`). Its ledger must be able to bear that charge
     if the whole window is wrong.
@@ -200,8 +199,8 @@ def _chosen(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V
 def _longest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> tuple[float, list[WindowPiece]]:
     """The best expected rate, less the hurdle, and the leading pieces that give it.
 
-    After a piece that its session could not bear, no further piece of that session is taken. All lengths are tried,
-    because V(m) need not rise.
+    After a piece that its session's ledger could not bear, no further piece of that session is taken. All lengths are
+    tried, because V(m) may fall.
     """
     rows, tokens = sessions, float(sessions)
     best_rate, kept, hurdle = tokens / V(rows), 0, 1.0
@@ -250,7 +249,7 @@ def _bears(candidate: StepCandidate, sessions: int, rows: int, width: int, V: V)
 
 
 def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
-    """What may be tested, best first. From chain and guess of a session only the better one is taken."""
+    """Candidates for testing, best first. Of a session's chain and guess only the better one is taken."""
     if not any(candidate.drafted or candidate.guess is not None for candidate in candidates):
         return []
     least = _least_density(len(candidates), V)
@@ -261,8 +260,8 @@ def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
 def _least_density(sessions: int, V: V) -> float:
     """The least gain with which a row can pay, by the average slope of V(m) over widths that are powers of two.
 
-    It spares the step from weighing most guesses of a batch. Where V(m) rises in steps, a row that happens to cost
-    nothing may be forgone.
+    So most guesses of a batch need not be weighed. Where V(m) rises in steps, a row that happens to cost nothing may be
+    missed.
     """
     plain_us = V(sessions)
     widths, most = [1], MOST_WINDOW * sessions
@@ -350,15 +349,15 @@ def _guess_due(candidate: StepCandidate, rows: int, V: V) -> WindowPiece | None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# When a session of a batch is looked through for guesses: a look-up takes time, whether its guess is used or not. Pure.
+# How often a session of a batch is searched for guesses: a look-up takes time, whether its guess is used or not. Pure.
 
 
 class Lookout:
     """Remembers whether a session's guesses were worth a window lately.
 
     Where a text repeats little, or rows beyond one for each session are expensive, hardly any guess pays, and 16
-    look-ups a step would cost a batch some per cent. A session alone is always looked through: one look-up is little
-    beside its forward.
+    look-ups a step would cost a batch some per cent. A session alone is always searched: one look-up is small beside
+    its forward.
     """
 
     def __init__(self) -> None:
@@ -383,7 +382,7 @@ class Lookout:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What the next step does: a pure function of what it is shown (no model, no clock, no queue).
+# What the next step does: a pure function of its arguments (no model, no clock, no queue).
 #
 # Every session with room gets at least one row behind its text, so a step decides at least one token for each whose
 # prompt is in the cache. Prompts come in chunks under a budget: a long one delays the others by no more than that.
@@ -477,7 +476,7 @@ def _expected(candidate: StepCandidate, share: Share) -> float:
 
 
 def _more(candidate: StepCandidate, share: Share, awaited: Awaited) -> tuple[int, float]:
-    """Rows and expected tokens that the session's part would grow by if `awaited` were there.
+    """Rows and expected tokens that the session's share would gain if `awaited` were there.
 
     The chain's window grows. A guess gives way to the chain, if that is then expected to decide more.
     """

@@ -1,4 +1,4 @@
-"""A session at its verifier: windows are tested, tokens decided, verdicts kept until they are heard."""
+"""A session at its verifier: windows are tested, tokens decided, verdicts kept until they are acknowledged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from specwire.core.verify.chains import Chains, Offer
 from specwire.core.verify.text_sources import NgramSource, PredictedSource
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Verdicts that a session's owner may not have: what a connection that is lost leaves to the next one.
+# Verdicts that a session's owner may not have yet: after a lost connection the next one gets them.
 
 
 class Tail:
@@ -42,7 +42,7 @@ class Tail:
         self._verdicts.append(verdict)
 
     def forget(self, durable: int) -> None:
-        """Forget what the log holds, the tokens before `durable`. The end is kept: a length does not tell of it."""
+        """Forget what the log holds, the tokens before `durable`. The end is kept: a length does not tell it."""
         while self._verdicts and self._verdicts[0].end <= durable and self._verdicts[0].finish is None:
             self._verdicts.popleft()
 
@@ -61,7 +61,7 @@ class Tail:
 # The engine asks for a window, runs a forward, and hands the target's choices to `resolve`, which alone extends the
 # text.
 
-# What decides a window where the rule looks at it: from the window's width, and the token behind it if one is there.
+# Decides a window under rules that look at it: from the window's width, and the token behind it if there is one.
 Judge = Callable[[int, Draft | None], Decision]
 
 
@@ -81,8 +81,8 @@ class VerifySession:
     ngram: the verifier's own source; None where it takes no part. tail: what was decided since the log last
     acknowledged. history: the text's ids, where penalties look at them, else None.
     tested_us: its time spent when a token of a chain was last tested.
-    matcher: where the output stands in the constraint of `sampling`; nothing is decided before it is there. stuck: no
-    token can stand at the next position, so that the text can neither go on nor end.
+    matcher: the constraint of `sampling` behind the output; nothing is decided before it is there. stuck: no token is
+    allowed at the next position, so the text can neither go on nor end.
     """
 
     text: Text
@@ -118,7 +118,7 @@ class VerifySession:
         ngram: also guess from the text itself, under rules that look at no proposal. Other rules need the distribution
             that a draft token was drawn from, and a guess from the text has none.
         epoch: see `specwire.core.law.noise`.
-        prediction: what the client expects of the output; guessed from as from the text.
+        prediction: what the client expects of the output; a source of guesses, like the text.
         """
         chains = Chains(vocabulary, weighed=sampling.weighed, epoch=epoch)
         session = cls(Text(tokens), sampling, ending, allowance, chains)
@@ -144,26 +144,26 @@ class VerifySession:
 
     @property
     def ready(self) -> bool:
-        """Whether everything that its sampling needs is there."""
+        """Whether its constraint, if it has one, is compiled."""
         return self.sampling.constraint is None or self.matcher is not None
 
     @property
     def plain(self) -> bool:
-        """Whether only the position decides how its next tokens are drawn: not the text before, and no ban."""
+        """Whether its next tokens are drawn by their position only, without penalties or bans."""
         sampling = self.sampling
         looks_back = self.history is not None or sampling.constraint is not None or sampling.acceptance is not None
         return not looks_back and len(self.text.tokens) >= self.ending.least
 
     def begin(self, matcher: Matcher) -> None:
-        """Decide from now on; `matcher` has taken the output so far. A matcher that is there already stays."""
+        """Decide from now on; `matcher` has taken the output so far. An earlier matcher stays."""
         if self.matcher is None:
             self.matcher = matcher
 
     @property
     def can_mistrust(self) -> bool:
-        """Whether the session may go on without windows because of what was in one.
+        """Whether the session may go on without windows because of a window's content.
 
-        Under `block` it may not: a block would be judged by other means depending on what is in it.
+        Under `block` it may not: the way a block is judged would depend on its content.
         """
         return not self._by_blocks
 
@@ -174,10 +174,10 @@ class VerifySession:
         return acceptance is not None and acceptance.rule is Rule.BLOCK
 
     def mistrust(self) -> None:
-        """Feed no draft token to the target from now on, whoever proposes it.
+        """Feed no draft token to the target from now on.
 
-        Under a rule that weighs draft tokens, one at a time is still tested against the last row. To leave it untested
-        because of what stood behind it, and to draw in its place, would favour other tokens.
+        Under a rule that weighs draft tokens, one at a time is still tested against the last row: leaving it untested
+        because of what stood behind it, and drawing in its place, would favour other tokens.
         """
         self.trusting = False
         if not self.sampling.weighed:
@@ -189,7 +189,7 @@ class VerifySession:
         self.tail.forget(allowance.durable)
 
     def detach(self) -> None:
-        """Lose the connection: what is allowed may still be decided, but no draft token will come."""
+        """Lose the connection: tokens up to the credit are still decided, but no draft token will come."""
         self.allowance = replace(self.allowance, due=0)
 
     def resume(self, tokens: Sequence[int], allowance: Allowance, epoch: int = 0) -> Sequence[Verdict] | None:
@@ -222,7 +222,7 @@ class VerifySession:
         return self.chains.offer(proposal, self.text)
 
     def look(self) -> Guess | None:
-        """What the n-gram source proposes behind the text as it is now."""
+        """The n-gram source's present proposal."""
         return self.ngram.look() if self.ngram is not None and self.trusting else None
 
     def window(self, most: int, kind: SourceKind = SourceKind.DRAFTER) -> tuple[int, ...]:
@@ -237,7 +237,7 @@ class VerifySession:
         return guess.tokens[:most] if guess is not None and guess.position == self.position else ()
 
     def drafts(self, most: int) -> tuple[Draft, ...]:
-        """The same of the best live chain, with what they were drawn from; under `block` whole chunks only."""
+        """Likewise from the best live chain, with what the tokens were drawn from; under `block` whole chunks only."""
         most = max(0, min(most, self.room - 1)) if self.trusting else 0
         widths = self.whole(most)
         return self.chains.drafts(self.position, most if widths is None else max(widths, default=0))
@@ -276,9 +276,9 @@ class VerifySession:
         return self.matcher is None or self.matcher.heard(limit_s)
 
     def foreseen(self, window: tuple[Draft, ...]) -> tuple[Draft, ...]:
-        """The part of a window for which the constraint's answer is known already; an answer that came late is used.
+        """The part of a window whose masks are known already; a late answer is used.
 
-        Where draft tokens are weighed it is all or nothing: what is tested may not depend on what they are.
+        Where draft tokens are weighed it is all or nothing: what is tested may not depend on the tokens.
         """
         known = self.matcher.known if self.matcher is not None else None
         if known is None:
@@ -289,9 +289,10 @@ class VerifySession:
         return window[:common] if common == len(known) or not self.sampling.weighed else window
 
     def allowed(self, window: Sequence[int]) -> list[Mask | None]:
-        """What the constraint lets stand behind 0, 1, ... len(window) tokens of `window`; None for anything.
+        """The ids that the constraint allows behind 0, 1, ...
 
-        None also where nothing may stand: what is drawn there is refused by `resolve`.
+        len(window) tokens of `window`; None for any. None also where no id is allowed: `resolve` refuses the token
+        drawn there.
         """
         if self.matcher is None:
             return [None] * (len(window) + 1)
@@ -323,8 +324,8 @@ class VerifySession:
         """Decide `window` against the target's choices (one more than the window) and extend the text.
 
         The last row meets a live chain's token if that has arrived by now. Nothing follows the session's end, even
-        inside an accepted run. Where the constraint lets nothing follow, the session is stuck: the verdict has fewer
-        tokens than were decided, maybe none.
+        inside an accepted run. Where the constraint allows nothing to follow, the session is stuck: the verdict has
+        fewer tokens than were decided, maybe none.
 
         source: whose chain the window was taken from; None: the one that it would be taken from now.
         report: log-probabilities of the tokens decided here, where the session reports them.
@@ -395,7 +396,7 @@ def _own_source(tokens: Sequence[int], prompt_length: int, prediction: Sequence[
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A session in an engine: what its next step may cost it, and what it is charged for. Pure; microseconds throughout.
+# A session in an engine: what its next step may cost it, and its charges. Pure; microseconds throughout.
 
 LIVE = (Offer.STARTED, Offer.EXTENDED)
 
@@ -448,7 +449,7 @@ class RunningSession:
         source, drafted, at_hand, room = session.source, 0, 0, session.room
         if source is not None:
             drafted = len(session.window(MOST_WINDOW))
-            # A part of a chunk that no window can take is at hand, and so it is not missing.
+            # A part of a chunk that no window can take is here, and so not missing.
             at_hand = max(drafted, len(session.chains.window(session.position, MOST_WINDOW)))
         missing = max(0, min(session.allowance.due, MOST_WINDOW, room - 1) - at_hand)
         due = self.expectations.due(plain_us) if missing > 0 else None
