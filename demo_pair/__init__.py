@@ -1,4 +1,4 @@
-"""The pair in the box: a small target and a smaller drafter for Python source, and held-out prompts for them."""
+"""The included pair: a small target and a smaller drafter for Python source, and held-out prompts for them."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ async def _serve_http(orchestrator: Orchestrator) -> RunningHttp | None:
     options = orchestrator.options
     if not options.http:
         return None
-    from orchestrator.http.server import serve as serve_http  # an extra: only whoever wants it needs it
+    from orchestrator.http.server import serve as serve_http  # an extra
 
     return await serve_http(orchestrator, options.http, options.tls, options.chat_template)
 

@@ -1,4 +1,4 @@
-"""All sessions of one orchestrator: which are known, what is recorded of them, how they begin and end."""
+"""All sessions of one orchestrator: the known ones, their records, their beginning and end."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ class Orchestrator:
     async def drain(self, grace: float) -> None:
         """Take no new sessions; give those that are driven here `grace` seconds to end, then leave the rest to others.
 
-        Whoever reads one that is left is told so.
+        Readers of the others are told.
         """
         self._draining = True
         await self.roster.drain(grace)

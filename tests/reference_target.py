@@ -46,7 +46,7 @@ def alone(script: Script, prompt: Sequence[int], sampling: Sampling, stopping: S
 
 
 def close(got: Sequence[TokenLogprobs], expected: Sequence[TokenLogprobs]) -> bool:
-    """The ids are equal, the values but for the last bit: torch and numpy sum in different orders."""
+    """The ids are equal, the values up to the last bit: torch and numpy sum in different orders."""
     pairs = list(zip(got, expected, strict=True))
     same_ids = all([t for t, _ in a.top] == [t for t, _ in b.top] for a, b in pairs)
     values = [(a.logprob, b.logprob) for a, b in pairs] + [

@@ -138,7 +138,7 @@ def test_pages_that_sources_name_exist() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_are_short(page: Path) -> None:
-    """But for rows of tables, which cannot be broken."""
+    """Rows of tables are left out, because they cannot be broken."""
     lines = enumerate(page.read_text().splitlines(), 1)
     assert [number for number, line in lines if len(line) > MOST_COLUMNS and not line.startswith("|")] == []
 

@@ -31,7 +31,7 @@ class StepLine:
 def measure_steps(
     lm: LanguageModel, text: Sequence[int], shapes: Sequence[tuple[int, int]], repeats: int, floor: Floor
 ) -> list[StepLine]:
-    """All shapes by turns, behind the text but for its end, which is what they feed."""
+    """All shapes in turn; each feeds the end of the text behind the rest of it."""
     prefix = len(text) - max(window for _, window in shapes)
     _fill(lm, text[:prefix], max(rows for rows, _ in shapes))
     times: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}

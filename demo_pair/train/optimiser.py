@@ -14,7 +14,7 @@ from specwire.progress import LAST_LINE
 
 
 def pair_config(*, width: int, inner: int, layers: int, heads: int) -> LlamaConfig:
-    """What target and drafter are but for their size."""
+    """The common configuration of target and drafter, without their sizes."""
     return LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=width,

@@ -67,7 +67,7 @@ class ActorThread:
         succeeds = self._address_file.exists()
         try:
             running = await (self._succeed() if succeeds else self._start(self._options))
-        except Exception as error:  # told to whoever asks for the outcome
+        except Exception as error:  # reported as the outcome
             if succeeds:
                 os._exit(1)
             self._outcome.set_result(ThreadOutcome(error=one_line(error)))

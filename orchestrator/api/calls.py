@@ -248,7 +248,7 @@ def _to_be_repeated(session_id: str, what: str) -> Iterator[None]:
 DEADLINE_SLACK_S = 0.1
 # Seconds after which a reader may watch elsewhere a session that this orchestrator leaves in the log.
 RESUME_AFTER_S = 0.1
-# Characters of a session's id in logs and traces: whoever knows the whole may read the session.
+# Characters of a session's id in logs and traces: the whole id is the right to read the session.
 SHOWN_CHARACTERS = 8
 
 

@@ -8,7 +8,7 @@ ones are overdue, and reads the log of each:
 - cancelled, or past its deadline: it ends so;
 - its owner is silent for so long that neither the owner (it would have given its readers up by now) nor a reader (the
 grace is over) can come back: it ends as cancelled;
-- else it is left to whoever asks for it, and looked at again.
+- else it is left for readers that come back, and looked at again.
 
 Ending a session means claiming it: should its owner live after all, or two orchestrators find it at once, the newest
 fence wins. A log that did not answer makes every owner silent, so nobody is missed before the log has answered, and

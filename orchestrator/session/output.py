@@ -154,8 +154,8 @@ class Output:
     def since(self, cursor: Cursor) -> Emit:
         """What lies beyond `cursor`; `cursor` moves behind it. With log-probabilities at most MOST_REPORTED tokens.
 
-        The text that the end releases is for a reader that has all tokens: a piece with tokens brings the text that was
-        released with them, for whoever comes back behind it is given what follows (`cursor_at`).
+        The text that the end releases is for a reader that has all tokens: a piece with tokens brings only the text
+        that was released with them, because a reader that comes back behind it gets what follows (`cursor_at`).
         """
         stop = len(self.tokens)
         if self.logprobs:
@@ -353,7 +353,7 @@ class SessionView:
     readers here, but not in the log.
     `newest_fence`: of the session, as far as is known here.
     `patience_with_others`: seconds without a token after which it is taken from another orchestrator that drives it.
-    `prompt_hash`: of the prompt alone; whoever drives the session first sets it.
+    `prompt_hash`: of the prompt alone; set when the session is first driven.
 
     Args:
         grace: seconds for which the session goes on without a reader. on_left: nobody came back here in time.

@@ -211,9 +211,9 @@ def unmet_settings(settings: dict[str, str]) -> str:
 #   may write it again (`recreate`).
 # - A running log expires `ttl_s` seconds after its owner's last write; an ended one `retention_s` seconds after its
 #   end. An append of no tokens is such a write: the owner's sign of life, its lease.
-# - Running sessions stand in a *roll*, one for each model (its weights' fingerprint), which their owners call again and
-#   again. Who is not called is missed, and looked after by whoever asks first. A roll is a hint and never the truth: it
-#   is kept apart from the logs, and only a log's fence says whose a session is.
+# - Running sessions are entered in a *roll*, one for each model (its weights' fingerprint), by their owners, again and
+#   again. A session that is not entered in time is missed, and looked after by the orchestrator that asks first. A roll
+#   is a hint and never the truth: it is kept apart from the logs, and only a log's fence says who owns a session.
 # - A request id is *bound* to the session that its first call began, and to that call's content.
 
 # Microseconds: a claim's fence is higher by a random step below this. A log may have lost a claim, and its clock may be

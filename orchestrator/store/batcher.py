@@ -209,7 +209,7 @@ def _resolve(request: _Request, reply: object) -> None:
 
 def _fail(batch: Sequence[_Request], reason: StoreUnavailable) -> None:
     for request in batch:
-        if not request.reply.done():  # one exception each: whoever raises it adds its own traceback
+        if not request.reply.done():  # one exception each, because raising adds a traceback
             request.reply.set_exception(StoreUnavailable(str(reason), reason.detail, reason.refused))
 
 

@@ -1,4 +1,4 @@
-"""From SNAPSHOT's reply to a log. Whoever can write to Redis can write anything there, so nothing is taken on trust."""
+"""From SNAPSHOT's reply to a log. Anybody who can write to Redis can write anything, so everything is checked."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class PromptEcho:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The session exists; whoever knows `session_id` may watch and cancel it.
+    """The session exists; `session_id` is the right to watch and cancel it.
 
     prompt_hash: `specwire.core.text.hash_of` the prompt's tokens; None from a service that does not say.
     prompt: only where it was asked for (`echo`). lossy: the rule, asked for by name, may change the text.

@@ -52,7 +52,7 @@ class RedisConnection(Protocol):
 
 
 class ServerConnection:
-    """Args: sentinel is whoever names the client's server, if somebody does; both are closed here."""
+    """Args: sentinel: names the client's server; None where the server is given. Both are closed here."""
 
     known = True
 

@@ -51,7 +51,7 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """PEM bytes. ca: whom to trust, None for the system's authorities. certificate, key: shown to whoever asks."""
+    """PEM bytes. ca: whom to trust, None for the system's authorities. certificate, key: shown to servers that ask."""
 
     ca: bytes | None = field(default=None, repr=False)
     certificate: bytes | None = field(default=None, repr=False)

@@ -120,7 +120,7 @@ class KnownTexts:
 
 
 class SteppedEngine(Engine):
-    """The real engine, but for its forward, which ends when it is told so. under_way: the forward that is."""
+    """The real engine, except that its forward ends when it is told to. under_way: the present forward."""
 
     under_way: UnderWay | None = None
     _resting: tuple[Rest, float] | None = None

@@ -1,7 +1,7 @@
 """Log lines on stderr, for people (text) or machines (one JSON object a line).
 
 No line has a prompt or an output, unless the service was told to (`--log-prompts`). Of a session's id a line has the
-first eight characters: whoever knows the whole may read the session.
+first eight characters: the whole id is the right to read the session.
 """
 
 from __future__ import annotations

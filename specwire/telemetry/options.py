@@ -59,7 +59,7 @@ class Telemetry:
         if self != Telemetry():
             os.environ[INHERITED] = json.dumps(asdict(self))
         if self.traces:
-            from specwire.telemetry.otel_export import export_to  # an extra: only whoever wants it needs it
+            from specwire.telemetry.otel_export import export_to  # an extra
 
             export_to(self.traces, service, self.traces_ca, self.traces_cert, self.traces_key)
 

@@ -247,7 +247,7 @@ def test_a_drafter_that_improves_is_switched_on_again() -> None:
 
 
 def test_overhead_of_the_cycle_counts_against_drafting() -> None:
-    """A longer chunk pays for a slow cycle up to a point; beyond it, drafting is off but for probes."""
+    """A longer chunk pays for a slow cycle up to a point; beyond it, drafting is off except for probes."""
 
     def plans(delay_us: int) -> tuple[Plan, Plan]:
         subject = controller(forward={1: 10_000.0, 17: 10_300.0})

@@ -112,7 +112,7 @@ def test_manifests_are_whole(file: Path) -> None:
 
 @pytest.mark.parametrize("file", manifests(), ids=named)
 def test_kubernetes_takes_what_is_its_own(file: Path) -> None:
-    """By its schemas, which know every key. A patch is an object but for what it leaves to others."""
+    """By its schemas, which know every key. A patch is an object without what it leaves to others."""
     for each in documents(file):
         if "overlays" in file.parts:
             each = {**each, "spec": {"selector": {}, **each["spec"]}}

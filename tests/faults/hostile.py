@@ -50,7 +50,7 @@ class Known:
         return True
 
     def proposal(self, tokens: list[int], **changes: int) -> common_pb2.Proposal:
-        """A new chain behind the text, as an honest drafter begins one, but for `changes`."""
+        """A new chain behind the text, as an honest drafter begins one, except for `changes`."""
         self.chain += 1
         base = len(self.text)
         honest = {"handle": self.handle, "chain": self.chain, "base": base, "prefix_hash": self.text.hash_at(base)}

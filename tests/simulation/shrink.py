@@ -67,7 +67,7 @@ def candidates(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def without(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
-    """The items but for a half, a quarter, ... one of them."""
+    """The items without a half, a quarter, ... one of them."""
     size = len(items)
     while size > 0:
         for start in range(0, len(items), size):

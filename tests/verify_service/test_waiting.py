@@ -135,7 +135,7 @@ def test_one_that_waits_may_be_opened_again(link: int, handle: int) -> None:
 
 
 def test_what_is_said_to_one_that_waits_counts() -> None:
-    """Drafters begin when the session is opened; a chain's beginning that was lost could not be gone on with."""
+    """Drafters begin when the session is opened; a chain whose beginning was lost could not go on."""
     rig = crowded()
     truth = oracle(rig.lm, PROMPT, 40, COUPLED)
     rig.open(1, PROMPT, sampling=COUPLED, allowance=HELD_BACK)

@@ -77,7 +77,7 @@ def test_the_file_has_bars_and_raw_sessions(results: Results, tmp_path: Path) ->
 
 
 def test_the_demo_pair_of_an_earlier_run_is_what_it_was(results: Results, tmp_path: Path) -> None:
-    """But for the microseconds to which sessions are rounded."""
+    """Up to the microseconds to which sessions are rounded."""
     paths = [tmp_path / name for name in ("wan.json", "again.json", "once_more.json")]
     write(results, paths[0])
     for earlier_one, path in pairwise(paths):
