@@ -26,7 +26,7 @@ from bench.progress import tracked
 from bench.runs import BenchError
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelInfo
-from specwire.lm.interface import LanguageModel
+from specwire.lm import LanguageModel
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.runners.compiled import Buckets, CompiledRunner
 from specwire.lm.runners.llama import LlamaRunner

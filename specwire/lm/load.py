@@ -1,21 +1,30 @@
-"""From a path, a hub id or "scripted:..." to a LanguageModel."""
+"""What a language model is to the services, and how one is loaded: from a path, a hub id or "scripted:..."."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from specwire.core.model import NONE, QUANTIZATIONS, RUNTIMES, TORCH, ModelError, ModelInfo, out_of_memory
-from specwire.lm.interface import LanguageModel
+from specwire.core.model import (
+    NONE,
+    QUANTIZATIONS,
+    RUNTIMES,
+    TORCH,
+    Feed,
+    ModelError,
+    ModelInfo,
+    SlotModel,
+    out_of_memory,
+)
 from specwire.lm.kv_cache import CachedLM, KvMemory, position_bytes, readable, slots_of
 from specwire.lm.model_config import (
     check_class,
@@ -31,6 +40,22 @@ from specwire.lm.runners.tensor_parallel import FIELD, LeadingRunner, Party, joi
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.progress import LAST_LINE
 from specwire.text.detokenizer import vocabulary_fingerprint
+
+
+class LanguageModel(SlotModel, Protocol):
+    """A causal language model whose rows are logits."""
+
+    def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """Feed tokens of several slots in one pass.
+
+        Returns:
+            float32 logits (sum of wanted, vocabulary) on the model's device, in the order of the feeds.
+
+        Raises:
+            ValueError: a feed is invalid; nothing was fed.
+        """
+        ...
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # From a local directory or hub id to a LanguageModel.

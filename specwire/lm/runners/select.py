@@ -85,7 +85,7 @@ def cache_dtype(dtype: torch.dtype, how: How) -> torch.dtype:
 def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, str]:
     """The runner, and the runtime that it is of; ModelError if the model cannot be served by that runtime.
 
-    What an allocator raises is let through (`specwire.lm.interface.out_of_memory`).
+    What an allocator raises is let through (`specwire.core.model.out_of_memory`).
     Under int8 the model's linear layers are rounded meanwhile.
     """
     if how.compiled:
