@@ -14,7 +14,7 @@ from draft_service.service import DrafterThread, DraftHandler, DraftServicer
 from specwire.core.invalid import InvalidParameter
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
-from specwire.registry.registrar import Meter, Registrar
+from specwire.registry.registrar import LoadReader, Registrar
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import read_token
 from specwire.rpc.model_info import model_info_to_wire
@@ -92,7 +92,7 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
     """
     registration.check_listen(options.listen)
     check_free(options.listened)
-    registry, meter = Registry(), Meter()
+    registry, meter = Registry(), LoadReader()
     drafter, handler = await load(options, registry, meter)
     handler.info.region = registration.region
     servicer = DraftServicer(handler)
@@ -156,19 +156,19 @@ async def _listen(registry: Registry, options: ModelServiceOptions, started: Asy
 
 
 async def load(
-    options: ModelServiceOptions, registry: Registry | None = None, meter: Meter | None = None
+    options: ModelServiceOptions, registry: Registry | None = None, meter: LoadReader | None = None
 ) -> tuple[DrafterThread, DraftHandler]:
     """A drafter whose thread runs, and its message handler; the caller stops the drafter.
 
     Raises ModelError. registry: where its metrics are read. meter: where its load is read.
     """
     share_interpreter()
-    drafter = ServiceThread(DRAFTER, _loader(options, registry or Registry(), meter or Meter()))
+    drafter = ServiceThread(DRAFTER, _loader(options, registry or Registry(), meter or LoadReader()))
     return drafter, DraftHandler(drafter, await drafter.start())
 
 
 def _loader(
-    options: ModelServiceOptions, registry: Registry, meter: Meter
+    options: ModelServiceOptions, registry: Registry, meter: LoadReader
 ) -> Load[Replies, Command, common_pb2.GetModelInfoResponse]:
     def load(
         deliver: Callable[[Replies], None], go_on: GoOn

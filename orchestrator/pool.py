@@ -79,7 +79,7 @@ def chosen_drafter(
     return None if choice is None else peers[choice.index]
 
 
-class Placing:
+class Placer:
     """Changes nothing but what it remembers.
 
     Args:
@@ -182,7 +182,7 @@ class Pool:
         url = options.registration.url
         known = (self.affinity, self._find, self._dial, self._drop, self._looked)
         self.feed = RegistryFeed(Directory.at(url), *known) if url else None
-        self._placing = Placing(self.affinity, self.feed, options.registration.region)
+        self._placer = Placer(self.affinity, self.feed, options.registration.region)
 
     # Links
 
@@ -340,7 +340,7 @@ class Pool:
 
     def _move(self, driver: SessionDriver) -> None:
         free = [each for each in self.verifiers if each.takes_sessions and each.has_room]
-        peer = self._placing.verifier_for(driver, free, self.drafters)
+        peer = self._placer.verifier_for(driver, free, self.drafters)
         if peer is not None:
             driver.verifying.give_up_place()
             driver.use_verifier(peer)
@@ -352,11 +352,11 @@ class Pool:
 
     def _place(self, driver: SessionDriver) -> None:
         if driver.session.state is State.WAITING and driver.verifying.peer is None:
-            peer = self._placing.verifier_for(driver, self.verifiers, self.drafters)
+            peer = self._placer.verifier_for(driver, self.verifiers, self.drafters)
             if peer is not None:
                 driver.use_verifier(peer)
         for _ in range(driver.drafters.missing):
-            chosen = self._placing.drafter_for(driver, self.drafters)
+            chosen = self._placer.drafter_for(driver, self.drafters)
             if chosen is None:
                 return
             driver.drafters.add(chosen)
@@ -364,7 +364,7 @@ class Pool:
     @property
     def placed(self) -> Counter[Reason]:
         """How many sessions were given a verifier, by reason."""
-        return self._placing.placed
+        return self._placer.placed
 
     async def learn_home(self, session_id: str) -> None:
         """Look up, before `place`, which verifier had a session or its parent at another orchestrator."""

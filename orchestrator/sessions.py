@@ -167,7 +167,7 @@ class KnownSessions:
 logger = logging.getLogger(__name__)
 
 
-class Books:
+class SessionAccounting:
     """One for all sessions of an orchestrator. `tally`, `totals`: for metrics.
 
     Args:
@@ -259,8 +259,8 @@ class Orchestrator:
         self.pool = Pool(options, lambda: list(self.sessions.values()))
         self.owner = secrets.token_hex(OWNER_BYTES)
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
-        self._books = Books(self._allowances, self._prompt_of if options.log_prompts else None)
-        self.totals, self.tally = self._books.totals, self._books.tally
+        self._accounting = SessionAccounting(self._allowances, self._prompt_of if options.log_prompts else None)
+        self.totals, self.tally = self._accounting.totals, self._accounting.tally
         self._host = SessionHost(store, options, self._notice, self.owner, self.tally, self.pool.missing_for)
         self._ownership = Ownership(self._host, self._scanner_of, self._unfit)
         self.registry = Registry()
@@ -349,7 +349,7 @@ class Orchestrator:
             await self.log.require()
             self._allowances.admit(record)
         except StatusError as error:
-            self._books.refused(error)
+            self._accounting.refused(error)
             raise
 
     def dismiss(self, record: SessionRecord) -> None:
@@ -361,7 +361,7 @@ class Orchestrator:
         try:
             return await self.roster.open(record.session_id, self._create_or_dismiss(record, deadline, span))
         except StatusError as error:
-            self._books.refused(error)
+            self._accounting.refused(error)
             raise
 
     async def _create_or_dismiss(self, record: SessionRecord, deadline: float | None, span: Span) -> SessionDriver:
@@ -383,7 +383,7 @@ class Orchestrator:
                 raise
             return await self._join(record.session_id)  # the same request id was used elsewhere at the same moment
         driver = self._driver(record, fence, span)
-        self._books.begun(record)
+        self._accounting.begun(record)
         if deadline is not None:
             driver.set_deadline(deadline)
         driver.view.readers.expect()
@@ -479,7 +479,7 @@ class Orchestrator:
             case SessionNotice.UNPLACED:
                 self.pool.place(driver)
             case SessionNotice.CLAIMED:
-                self._books.taken_up(driver.view.record)
+                self._accounting.taken_up(driver.view.record)
                 self.pool.place(driver)
             case SessionNotice.FENCED:
                 self._fenced(driver)
@@ -510,7 +510,7 @@ class Orchestrator:
         return self.pool.missing_for(record) or "there is no room to go on with it"
 
     def _fenced(self, driver: SessionDriver) -> None:
-        self._books.lost(driver.view.record)
+        self._accounting.lost(driver.view.record)
         if driver.view.readers.count:
             self._ownership.follow(driver)
         else:
@@ -518,12 +518,12 @@ class Orchestrator:
 
     def _forget(self, driver: SessionDriver) -> None:
         """Nobody reads the session here, and it is driven elsewhere."""
-        self._books.forgotten(driver.view)
+        self._accounting.forgotten(driver.view)
         self.roster.forget(driver)
 
     def _ended(self, driver: SessionDriver) -> None:
         """Keep an ended session for a while for readers that come back; the log keeps it for longer."""
-        self._books.ended(driver.view)
+        self._accounting.ended(driver.view)
         if not driver.view.abandoned:
             self._sweeper.note_end(driver.view.record.weights_fingerprint, driver.view.record.session_id)
         self.roster.forget_oldest()

@@ -27,7 +27,7 @@ from verify_service.ranks import LENGTH_BYTES
 
 
 class RankFollower:
-    """The `Party` as another rank than 0 sees it."""
+    """The `RankGroup` as another rank than 0 sees it."""
 
     def __init__(self) -> None:
         # Keep what libraries print out of the answers.
@@ -80,20 +80,20 @@ class RankFollower:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    party = RankFollower()
-    replace(inherited(), traces="").start(f"verifier-rank-{party.rank}")
+    ranks = RankFollower()
+    replace(inherited(), traces="").start(f"verifier-rank-{ranks.rank}")
     try:
-        lm = load_model(**party.load, party=party)
+        lm = load_model(**ranks.load, ranks=ranks)
         if isinstance(lm, CachedLM):
-            _follow(lm, party)
+            _follow(lm, ranks)
     except BaseException as error:
-        party.give_up(error)
+        ranks.give_up(error)
 
 
 @torch.inference_mode()
-def _follow(lm: CachedLM, party: RankFollower) -> NoReturn:
+def _follow(lm: CachedLM, ranks: RankFollower) -> NoReturn:
     while True:
-        obey(lm.runner, party.next())
+        obey(lm.runner, ranks.next())
 
 
 def _message() -> bytes:

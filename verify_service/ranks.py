@@ -32,7 +32,7 @@ LOSS_LIMIT_S = 1.0
 
 
 class Ranks:
-    """The `Party` as rank 0 sees it. `lost`: why it cannot go on, once one of the others has ended."""
+    """The `RankGroup` as rank 0 sees it. `lost`: why it cannot go on, once one of the others has ended."""
 
     rank = 0
 
@@ -41,7 +41,7 @@ class Ranks:
         self.size = size
         self.lost: Future[str] = Future()
         self._load = dict(load or {})
-        self._others: list[Other] = []
+        self._others: list[RankHandle] = []
         self._at_end = ExitStack()
         self._lock = threading.Lock()
         self._closed = False
@@ -87,7 +87,7 @@ class Ranks:
         with self._lock:
             if self._closed:
                 raise BrokenPipeError("the ranks were ended while they started")
-            self._others.append(Other(name, told, self._ended))
+            self._others.append(RankHandle(name, told, self._ended))
 
     def _ended(self, why: str) -> None:
         """Note that another rank has ended; called in that rank's own thread."""
@@ -96,7 +96,7 @@ class Ranks:
                 self.lost.set_result(why)
 
 
-class Other:
+class RankHandle:
     """One of the other ranks' processes. `ended` is told why when it has ended."""
 
     def __init__(self, name: str, told: bytes, ended: Callable[[str], None]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from specwire.core.invalid import InvalidParameter
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
-from specwire.registry.registrar import Meter, Registrar
+from specwire.registry.registrar import LoadReader, Registrar
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.process import say, share_interpreter
 from specwire.rpc.server import RunningServer, Service, check_free, serve
@@ -60,7 +60,7 @@ class RunningVerifier:
         info: common_pb2.GetModelInfoResponse,
         metrics: MetricsListener | None,
         registrar: Registrar,
-        meter: Meter | None = None,
+        meter: LoadReader | None = None,
     ) -> None:
         self._thread = thread
         self._servicer = servicer
@@ -68,7 +68,7 @@ class RunningVerifier:
         self.info = info
         self.metrics = metrics
         self._registrar = registrar
-        self._meter = meter or Meter()
+        self._meter = meter or LoadReader()
 
     @property
     def address(self) -> str:
@@ -127,7 +127,7 @@ async def start(
     registration.check_listen(options.listen)
     check_free(options.listened)
     share_interpreter()
-    registry, meter = Registry(), Meter()
+    registry, meter = Registry(), LoadReader()
     size = options.tensor_parallel_size
     ranks = Ranks(size, options.loading()) if size > 1 else None
     loader = _loader(options, patient, detach_grace, patience, registry, meter, ranks)
@@ -180,7 +180,7 @@ def _loader(
     detach_grace: float,
     patience: QueuePatience,
     registry: Registry,
-    meter: Meter,
+    meter: LoadReader,
     ranks: Ranks | None,
 ) -> Load[Reports, Command, common_pb2.GetModelInfoResponse]:
     def load(
@@ -195,7 +195,7 @@ def _loader(
 
         over = "" if ranks is None else f" over {ranks.size} processes"
         say(f"specwire verify: loading {options.model}{over}")
-        lm = load_model(**options.loading(), party=ranks)
+        lm = load_model(**options.loading(), ranks=ranks)
         go_on()
         kept = f", {lm.kv_bytes / MIB:.1f} MiB of keys and values" if lm.kv_bytes else ""
         say(f"specwire verify: {lm.slots} slots of {lm.info.context} positions{kept}")

@@ -159,7 +159,7 @@ class Demo:
         self._tell(f"[{counts(completion)}]\n")
         return completion
 
-    async def _parting(self, pair: Pair) -> Parting | None:
+    async def _parting(self, pair: Pair) -> Divergence | None:
         """Examine where the two texts part, if they do."""
         at = first_difference(pair.off.tokens, pair.on.tokens)
         if at is None:
@@ -191,7 +191,7 @@ BFLOAT16_FRACTION_BITS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """Two texts differ from `position` on: their tokens there, and how far each score is below the best one."""
 
     position: int
@@ -225,7 +225,7 @@ def tolerance(dtype: str, top_score: float) -> float:
     return float(BFLOAT16_ULPS * 2.0 ** (exponent - BFLOAT16_FRACTION_BITS))
 
 
-def examine(model: str, dtype: str, text: Sequence[int], tokens: tuple[int, int]) -> Parting:
+def examine(model: str, dtype: str, text: Sequence[int], tokens: tuple[int, int]) -> Divergence:
     """Return how the target scores two tokens after `text`, by a forward of its own in this process."""
     # torch comes with it; needed only when texts differ
     from specwire.lm import Feed, load_model
@@ -233,7 +233,7 @@ def examine(model: str, dtype: str, text: Sequence[int], tokens: tuple[int, int]
     scores = load_model(model, slots=1, dtype=dtype).forward([Feed(0, 0, list(text), 1)])[0]
     top = float(scores.max())
     gaps = (top - float(scores[tokens[0]]), top - float(scores[tokens[1]]))
-    return Parting(len(text), tokens, gaps, tolerance(dtype, top))
+    return Divergence(len(text), tokens, gaps, tolerance(dtype, top))
 
 
 HEAD = (
@@ -282,7 +282,7 @@ class Figures:
     identical: bool
 
 
-def report(pairs: Sequence[Pair], partings: Sequence[Parting]) -> str:
+def report(pairs: Sequence[Pair], partings: Sequence[Divergence]) -> str:
     """Return the table, a row a prompt and one for all, and a sentence on the texts."""
     rows = [HEAD, *(_row(pair.name, [pair]) for pair in pairs), _row("all", pairs)]
     same = sum(pair.identical for pair in pairs)
@@ -316,7 +316,7 @@ def figures(pairs: Sequence[Pair]) -> Figures:
     )
 
 
-def as_object(pairs: Sequence[Pair], partings: Sequence[Parting | None]) -> dict[str, object]:
+def as_object(pairs: Sequence[Pair], partings: Sequence[Divergence | None]) -> dict[str, object]:
     """Return the comparison for scripts. partings: of each pair, None where its texts are one."""
     prompts = [
         {

@@ -140,23 +140,23 @@ def size() -> os.terminal_size:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class CursorPosition:
     """Rows below some row, and the column. column == width: behind a full row; the next character begins a new one."""
 
     row: int
     column: int
 
-    def after(self, character: str, width: int) -> Spot:
+    def after(self, character: str, width: int) -> CursorPosition:
         """Where the cursor is once a character has been written here."""
         match character:
             case "\n":
-                return Spot(self.row + 1, 0)
+                return CursorPosition(self.row + 1, 0)
             case "\t":
-                return Spot(self.row, max(self.column, min(width - 1, (self.column // TAB + 1) * TAB)))
+                return CursorPosition(self.row, max(self.column, min(width - 1, (self.column // TAB + 1) * TAB)))
         cells = cells_of(character)
         if cells and self.column + cells > width:
-            return Spot(self.row + 1, cells)
-        return Spot(self.row, self.column + cells)
+            return CursorPosition(self.row + 1, cells)
+        return CursorPosition(self.row, self.column + cells)
 
 
 def cells_of(character: str) -> int:
@@ -184,7 +184,7 @@ class ProvisionalTail:
         text = visible(text)
         rest = self._provisional[len(text) :] if self._provisional.startswith(text) else ""
         taken_back = self.show("")
-        width, spot = self._size().columns, Spot(0, self._column)
+        width, spot = self._size().columns, CursorPosition(0, self._column)
         for character in text:
             spot = spot.after(character, width)
         self._column = spot.column
@@ -212,7 +212,7 @@ class ProvisionalTail:
         Behind a full row nothing fits: terminals differ in where the cursor is then, so there is no way back.
         """
         columns, lines = self._size()
-        spot, pieces = Spot(0, self._column), list[str]()
+        spot, pieces = CursorPosition(0, self._column), list[str]()
         if spot.column >= columns:
             return "", 0
         for character in text:

@@ -96,7 +96,7 @@ class TopRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TopLook:
+class StatusSample:
     """A status, and when it came by this process's clock in seconds."""
 
     status: pb.GetStatusResponse
@@ -162,8 +162,8 @@ async def _watch(request: TopRequest) -> int:
     return 0
 
 
-async def _repeat(channel: grpc.aio.Channel, request: TopRequest, seen: TopLook, stop: asyncio.Event) -> None:
-    before: TopLook | None = None
+async def _repeat(channel: grpc.aio.Channel, request: TopRequest, seen: StatusSample, stop: asyncio.Event) -> None:
+    before: StatusSample | None = None
     trouble = ""
     while not stop.is_set():
         if not trouble or not request.as_json:
@@ -178,18 +178,18 @@ async def _repeat(channel: grpc.aio.Channel, request: TopRequest, seen: TopLook,
                 trouble = error.message
 
 
-async def _look(channel: grpc.aio.Channel, request: TopRequest) -> TopLook:
+async def _look(channel: grpc.aio.Channel, request: TopRequest) -> StatusSample:
     """Raises SpecwireError."""
     stub = status_pb2_grpc.StatusServiceStub(channel)
     try:
-        return TopLook(await stub.GetStatus(pb.GetStatusRequest(), timeout=LIMIT_S), time.monotonic())
+        return StatusSample(await stub.GetStatus(pb.GetStatusRequest(), timeout=LIMIT_S), time.monotonic())
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             raise SpecwireError(error.code(), NOT_OFFERED) from None
         raise from_rpc(error, request.address, tls=request.tls is not None) from None
 
 
-def _print(request: TopRequest, seen: TopLook, before: TopLook | None, trouble: str = "") -> None:
+def _print(request: TopRequest, seen: StatusSample, before: StatusSample | None, trouble: str = "") -> None:
     if request.as_json:
         print(json.dumps(as_object(seen, before), allow_nan=False), flush=True)
         return
@@ -203,7 +203,7 @@ def _print(request: TopRequest, seen: TopLook, before: TopLook | None, trouble: 
     sys.stdout.flush()
 
 
-def rate(seen: TopLook, before: TopLook | None) -> float:
+def rate(seen: StatusSample, before: StatusSample | None) -> float:
     """Tokens per second of all sessions: between two looks, or else over the life of those that are writing."""
     if before is not None and seen.at > before.at and seen.status.tokens >= before.status.tokens:
         return (seen.status.tokens - before.status.tokens) / (seen.at - before.at)
@@ -220,7 +220,9 @@ def share(accepted: int, tested: int) -> float | None:
     return accepted / tested if tested else None
 
 
-def page(seen: TopLook, before: TopLook | None, address: str, trouble: str = "", columns: int | None = None) -> str:
+def page(
+    seen: StatusSample, before: StatusSample | None, address: str, trouble: str = "", columns: int | None = None
+) -> str:
     """The whole screen, for people. columns: width of the terminal, which bounds the head; None for no bound."""
     status, colour = seen.status, wants_colour()
     figures = (
@@ -303,7 +305,7 @@ def _duration(milliseconds: int) -> str:
     return f"{seconds // 60} min" if seconds < 3600 else f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
-def as_object(seen: TopLook, before: TopLook | None) -> dict[str, object]:
+def as_object(seen: StatusSample, before: StatusSample | None) -> dict[str, object]:
     """A look, as --json prints it."""
     status = seen.status
     return {

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from deploy.cluster.commands import DRAIN_MARGIN_S
 from deploy.cluster.fleet import AUTOSCALERS, Fleet, kept, listed
 from deploy.cluster.rollout import ReplicaName, ReplicaPlace
-from deploy.cluster.scaling import Memory, Reading, decide
+from deploy.cluster.scaling import PoolLoad, ScalingState, decide
 from deploy.cluster.schema import ClusterConfig, Group, parse
 from specwire.registry.directory import RegistryUnavailable
 from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
@@ -42,10 +42,10 @@ class Autoscaler:
     def __init__(self, text: str, start_timeout: float) -> None:
         self._config = parse(text)
         self._fleet = Fleet(_say, start_timeout, DRAIN_MARGIN_S)
-        self._steering = Steering(self._config, start_timeout, DRAIN_MARGIN_S)
+        self._controller = ScalingController(self._config, start_timeout, DRAIN_MARGIN_S)
         self._every_s = every(self._config)
         self._looking = threading.Lock()
-        self._looks: deque[Look] = deque(maxlen=KEPT_LOOKS)
+        self._looks: deque[PoolSample] = deque(maxlen=KEPT_LOOKS)
         # A daemon: it holds nothing that has to be put back, and its process ends when the actor is killed.
         threading.Thread(target=self._run, name="autoscaler", daemon=True).start()
 
@@ -76,14 +76,14 @@ class Autoscaler:
     def _look(self) -> None:
         places = self._fleet.places()
         entries = asyncio.run(listed(self._config.registry))
-        orders = self._steering.look(places, entries, time.monotonic())
+        orders = self._controller.look(places, entries, time.monotonic())
         self._looks += orders.looks
         carry_out(self._fleet, self._config, orders)
         for note in orders.notes:
             _say(note)
 
 
-def carry_out(fleet: Fleet, config: ClusterConfig, orders: Orders) -> None:
+def carry_out(fleet: Fleet, config: ClusterConfig, orders: ScalingActions) -> None:
     """Start changes without waiting: the next look tells how they went."""
     for name in orders.kill:
         fleet.kill(name)
@@ -136,17 +136,17 @@ Places = Mapping[ReplicaName, ReplicaPlace | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PoolSample:
     """What was seen of a pool at a time, in seconds, and how many replicas it should have had then."""
 
     at: float
     pool: str
-    reading: Reading
+    reading: PoolLoad
     wanted: int
 
 
 @dataclass(slots=True)
-class Orders:
+class ScalingActions:
     """start, drain: replicas. kill: those that should have ended, or started, long ago. notes: for people.
 
     looks: of all pools that were looked at.
@@ -156,10 +156,10 @@ class Orders:
     drain: list[ReplicaName] = field(default_factory=list)
     kill: list[ReplicaName] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
+    looks: list[PoolSample] = field(default_factory=list)
 
 
-class Steering:
+class ScalingController:
     """Keeps the replicas of each pool that scales as many as its load asks for.
 
     Args:
@@ -171,14 +171,14 @@ class Steering:
         self._groups = [group for group in config.groups if group.scales]
         self._start_timeout = start_timeout
         self._drain_margin = drain_margin
-        self._memories = {group.name: Memory() for group in self._groups}
+        self._memories = {group.name: ScalingState() for group in self._groups}
         self._starting: dict[ReplicaName, float] = {}
         self._leaving: dict[ReplicaName, float] = {}
         self._failed_at: dict[str, float] = {}
 
-    def look(self, places: Places, entries: Sequence[ServiceEntry], now: float) -> Orders:
+    def look(self, places: Places, entries: Sequence[ServiceEntry], now: float) -> ScalingActions:
         """What to do. places: of all replicas there are; None of one that does not answer."""
-        orders = Orders()
+        orders = ScalingActions()
         self._note(places, now)
         for group in self._groups:
             mine = {name: place for name, place in places.items() if name.group == group.name}
@@ -195,7 +195,9 @@ class Steering:
         }
         self._starting = {name: self._starting.get(name, now) for name in starting if name not in self._leaving}
 
-    def _steer(self, group: Group, mine: Places, entries: Sequence[ServiceEntry], now: float, orders: Orders) -> None:
+    def _steer(
+        self, group: Group, mine: Places, entries: Sequence[ServiceEntry], now: float, orders: ScalingActions
+    ) -> None:
         self._clear(group, mine, now, orders)
         gone = set(orders.kill) | set(self._leaving)
         staying = {name: place for name, place in mine.items() if name not in gone}
@@ -204,7 +206,7 @@ class Steering:
         wanted, self._memories[group.name] = decide(group.rule, self._memories[group.name], reading, now)
         if self._is_barred(group, now):
             wanted = min(wanted, len(staying))
-        orders.looks.append(Look(now, group.name, reading, wanted))
+        orders.looks.append(PoolSample(now, group.name, reading, wanted))
         orders.start += _new(group, mine, max(0, wanted - len(staying)))
         for name in _spare(staying, loads)[: max(0, len(staying) - wanted)]:
             self._leaving[name] = now
@@ -212,7 +214,7 @@ class Steering:
         if wanted != len(staying):
             orders.notes.append(f"{group.name}: {len(staying)} -> {wanted} ({_told(reading)})")
 
-    def _clear(self, group: Group, mine: Places, now: float, orders: Orders) -> None:
+    def _clear(self, group: Group, mine: Places, now: float, orders: ScalingActions) -> None:
         """Kill replicas that have used up their time to start, or to end."""
         for name, place in mine.items():
             failure = self._failure(name, place, now)
@@ -243,10 +245,10 @@ def _loads(places: Places, entries: Iterable[ServiceEntry]) -> dict[ReplicaName,
 
 def _reading(
     group: Group, replicas: int, loads: Mapping[ReplicaName, ServiceEntry], entries: Iterable[ServiceEntry]
-) -> Reading:
+) -> PoolLoad:
     told = [entry.load for entry in loads.values()]
     running = sum(load.running for load in told)
-    return Reading(
+    return PoolLoad(
         replicas,
         running,
         sum(load.waiting for load in told) + (0 if told or group.words[0] != "verify" else _homeless(entries)),
@@ -283,7 +285,7 @@ def _spare(staying: Places, loads: Mapping[ReplicaName, ServiceEntry]) -> list[R
     return sorted(staying, key=key)
 
 
-def _told(reading: Reading) -> str:
+def _told(reading: PoolLoad) -> str:
     sessions = f"{reading.running} of {reading.slots} slots, {reading.waiting} waiting"
     return f"{sessions}, the longest {reading.queue_s:g} s, misses {reading.misses:.2f}"
 

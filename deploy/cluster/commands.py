@@ -276,7 +276,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def scaling(looks: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line for each pool that scales: its latest look (`deploy.cluster.autoscaler.Look`)."""
+    """A line for each pool that scales: its latest look (`deploy.cluster.autoscaler.PoolSample`)."""
     return [
         _line(pool, look["reading"], look["wanted"]) for pool, look in {each["pool"]: each for each in looks}.items()
     ]

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from deploy.cluster.commands import ray_token
-from deploy.cluster.replica import Order, Record, Replica
+from deploy.cluster.replica import Record, Replica, ReplicaSpec
 from deploy.cluster.rollout import Change, ReplicaName, ReplicaPlace, replica_name
 from deploy.cluster.schema import ClusterConfig, Group, parse
 from deploy.stack.options import StackError
@@ -30,7 +30,7 @@ from specwire.rpc.process import one_line
 # Actors that a deployment has one of. A newer one has a higher number, and counts while both are there.
 
 
-class Numbered:
+class NumberedActors:
     """The actors KIND:NUMBER of the namespace: named, detached, restarted by Ray, nothing to the scheduler."""
 
     def __init__(self, kind: str) -> None:
@@ -66,8 +66,8 @@ class Numbered:
 
 
 # The actors beside the replicas: what keeps the file that was applied last, and what scales pools by their load.
-RECORDS = Numbered("config")
-AUTOSCALERS = Numbered("autoscaler")
+RECORDS = NumberedActors("config")
+AUTOSCALERS = NumberedActors("autoscaler")
 ASK_LIMIT_S = 5.0
 # Seconds without an answer after which an actor cannot be told to drain.
 REACH_LIMIT_S = 20.0
@@ -164,7 +164,7 @@ class Fleet:
 
     def begin(self, group: Group, name: ReplicaName) -> Any:
         """Have it started; returns its actor, which may have to wait for a node."""
-        order = Order(group.words, group.port, group.http_port, dict(group.environment))
+        order = ReplicaSpec(group.words, group.port, group.http_port, dict(group.environment))
         return ray.remote(Replica).options(**_options(group, name)).remote(order)
 
     def retire(self, name: ReplicaName) -> None:

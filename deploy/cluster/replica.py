@@ -37,7 +37,7 @@ ADVERTISE = "SPECWIRE_ADVERTISE"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ReplicaSpec:
     """What to run. words: after `specwire`. http_port: -1 for none. environment: beside the actor's own."""
 
     words: tuple[str, ...]
@@ -49,7 +49,7 @@ class Order:
 class Replica:
     """After its process died Ray runs __init__ again, with the same arguments, in another."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: ReplicaSpec) -> None:
         context = ray.get_runtime_context()
         self._succeeds = bool(context.was_current_actor_reconstructed)
         self._node = str(context.get_node_id())
@@ -127,7 +127,7 @@ class Replica:
             sys.stderr.flush()
 
 
-def command(order: Order, host: str) -> Sequence[str]:
+def command(order: ReplicaSpec, host: str) -> Sequence[str]:
     """The whole command line of a service on the node whose address is `host`."""
     http = [f"--http={host}:{order.http_port}"] if order.http_port >= 0 else []
     return [sys.executable, "-m", "deploy", *order.words, f"--listen={host}:{order.port}", *http, "--json"]

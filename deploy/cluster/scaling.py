@@ -43,7 +43,7 @@ class ScalingRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PoolLoad:
     """A pool's load: sessions that have a slot, that wait for one, and slots, of all replicas together.
 
     ready: of its `replicas`, those that have told their load; None for all. waiting: also those that no verifier has.
@@ -65,14 +65,14 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ScalingState:
     """Since when it is too full, and since when too empty; None while it is not."""
 
     full_since: float | None = None
     empty_since: float | None = None
 
 
-def decide(rule: ScalingRule, memory: Memory, reading: Reading, now: float) -> tuple[int, Memory]:
+def decide(rule: ScalingRule, memory: ScalingState, reading: PoolLoad, now: float) -> tuple[int, ScalingState]:
     """The replicas that there should be now, and what to remember. now: seconds on any clock that does not go back.
 
     A pool grows only once all that it has are ready and have been seen at work: what is being started is not asked for
@@ -80,41 +80,41 @@ def decide(rule: ScalingRule, memory: Memory, reading: Reading, now: float) -> t
     """
     count = reading.replicas
     if not rule.least <= count <= rule.most:
-        return min(max(count, rule.least), rule.most), Memory()
+        return min(max(count, rule.least), rule.most), ScalingState()
     if count == 0:
-        return min(1, reading.waiting), Memory()
+        return min(1, reading.waiting), ScalingState()
     if reading.slots == 0:  # no replica has told its slots yet
         return count, memory
-    memory = Memory(
+    memory = ScalingState(
         _since(memory.full_since, reading.known == count and _is_full(rule, reading, count), now),
         _since(memory.empty_since, count > rule.least and _would_do(rule, reading, count - 1), now),
     )
     if _lasts(memory.full_since, rule.grow_after_s, now) and count < rule.most:
         needed = math.ceil((reading.running + reading.waiting) * count / (rule.high * reading.slots))
-        return min(max(count + 1, needed), rule.most), Memory()
+        return min(max(count + 1, needed), rule.most), ScalingState()
     if _lasts(memory.empty_since, rule.shrink_after_s, now):
         return count - 1, replace(memory, empty_since=now)
     return count, memory
 
 
-def _is_full(rule: ScalingRule, reading: Reading, count: int) -> bool:
+def _is_full(rule: ScalingRule, reading: PoolLoad, count: int) -> bool:
     """Whether `count` replicas are too full."""
     demand = reading.running + reading.waiting
     return demand > rule.high * _slots(reading, count) or reading.queue_s > rule.queue_s or _late(rule, reading, count)
 
 
-def _would_do(rule: ScalingRule, reading: Reading, count: int) -> bool:
+def _would_do(rule: ScalingRule, reading: PoolLoad, count: int) -> bool:
     """Whether `count` replicas would do, far from full."""
     idle = reading.waiting == 0 and reading.queue_s <= rule.queue_s
     return idle and reading.running <= rule.low * _slots(reading, count) and not _late(rule, reading, count)
 
 
-def _late(rule: ScalingRule, reading: Reading, count: int) -> bool:
+def _late(rule: ScalingRule, reading: PoolLoad, count: int) -> bool:
     """Drafters do not keep up, and more of them would have fewer sessions each."""
     return reading.misses > rule.misses and reading.running > count
 
 
-def _slots(reading: Reading, count: int) -> float:
+def _slots(reading: PoolLoad, count: int) -> float:
     return reading.slots * count / max(1, reading.known)
 
 

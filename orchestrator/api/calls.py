@@ -252,7 +252,7 @@ RESUME_AFTER_S = 0.1
 SHOWN_CHARACTERS = 8
 
 
-class Generating:
+class GenerationHandler:
     """What an orchestrator does for its callers; one object for all calls."""
 
     def __init__(self, orchestrator: Orchestrator) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from orchestrator.api import calls, replies
-from orchestrator.api.calls import Generating, cursor_of, merged, single_requests
+from orchestrator.api.calls import GenerationHandler, cursor_of, merged, single_requests
 from orchestrator.api.requests import check_size
 from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
@@ -25,19 +25,19 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
-        self._generating = Generating(orchestrator)
+        self._handler = GenerationHandler(orchestrator)
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         tenant, left = self._tenant(context), context.time_remaining()
         parent = parent_in(context.invocation_metadata())
         target = None
         if request.n > 1:  # before the prompt is copied for each of them
-            target = await self._generating.target_for(request, tenant)
+            target = await self._handler.target_for(request, tenant)
             check_size(request.text or request.tokens.ids, target)
         singles = single_requests(request)
-        (seed,) = await self._generating.seeds.of(request, tenant)
+        (seed,) = await self._handler.seeds.of(request, tenant)
         streams = [
-            self._generating.generate(each, tenant, left, seed, traceparent=parent, target=target) for each in singles
+            self._handler.generate(each, tenant, left, seed, traceparent=parent, target=target) for each in singles
         ]
         async with aclosing(merged(streams)) as parts:
             async for choice, part in parts:
@@ -45,10 +45,10 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     def _tenant(self, context: Context) -> str:
         """The calling tenant. Callers that may not call never come here: see specwire.rpc.server."""
-        return self._generating.tenant(context.invocation_metadata() or ())
+        return self._handler.tenant(context.invocation_metadata() or ())
 
     async def _stored(self, session_id: str) -> StoredSession:
-        log = await self._generating.read(session_id)
+        log = await self._handler.read(session_id)
         if log is None:
             raise no_session(session_id)
         return log
@@ -64,7 +64,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
                 cursor = await cursor_of(request, view, self._orchestrator.store, timeout)
                 # What the reader has counts as taken: at the end of the credit it would wait for ever.
                 view.took(view.output.prompt_length + cursor.tokens)
-                async for part in self._generating.follow(view, cursor):
+                async for part in self._handler.follow(view, cursor):
                     yield replies.watch_response(part)
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:

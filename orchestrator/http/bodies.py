@@ -52,7 +52,7 @@ def check_length(size: str, most: int) -> None:
         raise _too_large(most)
 
 
-async def read_body(parts: AsyncIterator[bytes], space: Space, most: int) -> bytes:
+async def read_body(parts: AsyncIterator[bytes], space: BodyReservation, most: int) -> bytes:
     """The whole body, within BODY_LIMIT_S and `most` bytes.
 
     Raises:
@@ -79,7 +79,7 @@ def _too_large(most: int) -> Failure:
     return Failure(413, message, INVALID, None, "too_large", close=True)
 
 
-class Space:
+class BodyReservation:
     """The memory that one body takes of its tenant's share."""
 
     def __init__(self, bodies: Bodies, tenant: str) -> None:
@@ -103,9 +103,9 @@ class Bodies:
         self.held: Counter[str] = Counter()
 
     @contextmanager
-    def of(self, tenant: str) -> Iterator[Space]:
+    def of(self, tenant: str) -> Iterator[BodyReservation]:
         """Space for one body; it is given back at the end."""
-        space = Space(self, tenant)
+        space = BodyReservation(self, tenant)
         try:
             yield space
         finally:

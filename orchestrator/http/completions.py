@@ -90,14 +90,14 @@ class Completions:
             check_size(prompt, served.target)  # before it is copied for each of its sessions
         requests = sessions_of(request, prompts)
         places = _places(call, request, len(requests))
-        generating, parent = self._service.generating, call.headers.get(TRACEPARENT, "")
+        handler, parent = self._service.handler, call.headers.get(TRACEPARENT, "")
         reached = [None if place is None else place.reached for place in places]
-        seeds = await generating.seeds.of(request.template, call.tenant, len(prompts))
+        seeds = await handler.seeds.of(request.template, call.tenant, len(prompts))
         asked = zip(requests, [seed for seed in seeds for _ in range(request.n)], reached, strict=True)
         more = (call.tenant, request.timeout)
         events = merged(
             [
-                generating.generate(each, *more, seed, at, traceparent=parent, target=served.target)
+                handler.generate(each, *more, seed, at, traceparent=parent, target=served.target)
                 for each, seed, at in asked
             ]
         )

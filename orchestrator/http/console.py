@@ -53,9 +53,9 @@ class ConsoleEndpoints:
         if len(requests) != 1:
             raise InvalidParameter("n", f"the console shows one session, not {len(requests)}")
         watched = ConsoleStream(served)
-        generating = self._service.generating
-        (seed,) = await generating.seeds.of(request.template, call.tenant)
-        parts = generating.generate(requests[0], call.tenant, request.timeout, seed, trace=watched.note)
+        handler = self._service.handler
+        (seed,) = await handler.seeds.of(request.template, call.tenant)
+        parts = handler.generate(requests[0], call.tenant, request.timeout, seed, trace=watched.note)
         quiet = self._service.orchestrator.options.sse_keep_alive
         return EventStream(watched.stream(parts), quiet)
 

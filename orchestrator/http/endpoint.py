@@ -13,7 +13,7 @@ import grpc
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.api.calls import Generating
+from orchestrator.api.calls import GenerationHandler
 from orchestrator.http.bodies import (
     RETRY_S,
     Bodies,
@@ -82,7 +82,7 @@ class HttpService:
 
     def __init__(self, orchestrator: Orchestrator, chat_template: str = "") -> None:
         self.orchestrator = orchestrator
-        self.generating = Generating(orchestrator)
+        self.handler = GenerationHandler(orchestrator)
         self.started = int(time.time())
         self._chat_template = chat_template
         self._served: dict[Identity, Served] = {}
@@ -108,7 +108,7 @@ class HttpService:
         """Like `served`, for the model that the request names, else its parent's."""
         if request.model or not request.parent:
             return self.served(request.model)
-        return self._of(await self.generating.target_for(request, tenant))
+        return self._of(await self.handler.target_for(request, tenant))
 
     def all_served(self) -> list[Served]:
         """Every model, by rising name; at least one. Raises StatusError (UNAVAILABLE)."""
@@ -227,7 +227,7 @@ class Endpoint:
     async def _call(self, scope: Scope, receive: Receive, held: ExitStack) -> Call:
         request = Request(scope, receive)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        tenant = self._service.generating.tenant(headers.items()) if self._guarded else ANONYMOUS
+        tenant = self._service.handler.tenant(headers.items()) if self._guarded else ANONYMOUS
         most = self._service.most_body_bytes
         check_length(headers.get("content-length", ""), most)
         space = held.enter_context(self._bodies.of(tenant))

@@ -36,7 +36,7 @@ from specwire.lm.model_config import (
 )
 from specwire.lm.model_files import CONFIG, ModelText, check_files, read_text, weights_fingerprint
 from specwire.lm.runners.select import How, Sizes, cache_dtype, runner_for, split_way
-from specwire.lm.runners.tensor_parallel import FIELD, LeadingRunner, Party, join, rank_device, split, turn
+from specwire.lm.runners.tensor_parallel import FIELD, LeadingRunner, RankGroup, join, rank_device, split, turn
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.progress import LAST_LINE
 from specwire.text.detokenizer import vocabulary_fingerprint
@@ -98,10 +98,10 @@ def load_pretrained(
     device: str,
     context: int | None,
     how: How,
-    party: Party | None = None,
+    ranks: RankGroup | None = None,
 ) -> LanguageModel:
     """The part of `load_model` that needs transformers."""
-    target = _device(device if party is None else rank_device(device, party))
+    target = _device(device if ranks is None else rank_device(device, ranks))
     if how.deterministic and target.type != "cpu":
         raise ModelError(f"deterministic: is known to hold on cpu only, not on {device}")
     known = outline(spec, context)
@@ -109,9 +109,9 @@ def load_pretrained(
     cache = cache_dtype(_dtype(dtype), how) if target.type == "cpu" else _dtype(dtype)
     count = slots_of(slots, config, positions, cache)
     rank = None
-    if party is not None:
-        how = split_way(config, how, party.size)
-        rank = join(party, target)
+    if ranks is not None:
+        how = split_way(config, how, ranks.size)
+        rank = join(ranks, target)
     with turn(rank):
         model = _weights(spec, _dtype(dtype), target if rank is None else CPU)
         info, unassigned = _describe(spec, model, known, dtype, how)
@@ -127,8 +127,8 @@ def load_pretrained(
         size = readable(count * positions * position_bytes(config, cache))
         message = f"slots: no memory for {count} of {positions} positions ({size}); give fewer, or a shorter context"
         raise ModelError(message) from error
-    if party is not None and party.rank == 0:
-        runner = LeadingRunner(runner, party)
+    if ranks is not None and ranks.rank == 0:
+        runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
     return CachedLM(runner, info, count, unassigned)
 
@@ -248,7 +248,7 @@ def load_model(
     quantization: str = NONE,
     kv_memory: int | None = None,
     compiled: bool = False,
-    party: Party | None = None,
+    ranks: RankGroup | None = None,
 ) -> LanguageModel:
     """Load a causal language model to serve `slots` texts at once.
 
@@ -269,7 +269,7 @@ def load_model(
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
             (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer. A scripted model ignores it.
         kv_memory: bytes for keys and values; `slots` is then as many as fit. A scripted model ignores it.
-        party: the ranks that the model is split over (`runners.tensor_parallel`), each of which loads it with the same
+        ranks: the ranks that the model is split over (`runners.tensor_parallel`), each of which loads it with the same
             arguments; None for one process.
 
     Raises:
@@ -278,11 +278,11 @@ def load_model(
     _check(slots, runtime, quantization)
     _set_threads(threads)
     if spec.startswith(PREFIX):
-        return _scripted(spec, slots, context, party)
+        return _scripted(spec, slots, context, ranks)
     how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)
-    with _told_by(party):
-        return load_pretrained(spec, slots=size, dtype=dtype, device=device, context=context, how=how, party=party)
+    with _told_by(ranks):
+        return load_pretrained(spec, slots=size, dtype=dtype, device=device, context=context, how=how, ranks=ranks)
 
 
 def native_dtype(device: str = "cpu") -> str:
@@ -306,19 +306,19 @@ def _check(slots: int, runtime: str, quantization: str) -> None:
         raise ModelError(f"quantization: must be one of {', '.join(QUANTIZATIONS)}, not {quantization!r}")
 
 
-def _scripted(spec: str, slots: int, context: int | None, party: Party | None) -> LanguageModel:
-    if party is not None:
-        raise ModelError(f"{FIELD}: a scripted model cannot be split over {party.size} ranks")
+def _scripted(spec: str, slots: int, context: int | None, ranks: RankGroup | None) -> LanguageModel:
+    if ranks is not None:
+        raise ModelError(f"{FIELD}: a scripted model cannot be split over {ranks.size} ranks")
     return ScriptedLM.parse(spec, slots=slots, context=context)
 
 
 @contextmanager
-def _told_by(party: Party | None) -> Iterator[None]:
+def _told_by(ranks: RankGroup | None) -> Iterator[None]:
     """Prefer the error of the rank that ended to the error of a broken connection between ranks."""
     try:
         yield
     except Exception as error:
-        loss = "" if party is None else party.loss()
+        loss = "" if ranks is None else ranks.loss()
         if loss and str(error) not in loss:
             raise ModelError(f"{FIELD}: {loss}") from error
         raise

@@ -24,14 +24,14 @@ SCATTER = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
+class HeartbeatTimes:
     """Seconds between heartbeats, and for which one holds."""
 
     every_s: float = HEARTBEAT_S
     ttl_s: float = TTL_S
 
 
-RHYTHM = Rhythm()
+HEARTBEAT_TIMES = HeartbeatTimes()
 
 
 def new_id() -> str:
@@ -48,11 +48,14 @@ class Registrar:
     """
 
     def __init__(
-        self, directory: Directory | None, describe: Callable[[], ServiceEntry], rhythm: Rhythm = RHYTHM
+        self,
+        directory: Directory | None,
+        describe: Callable[[], ServiceEntry],
+        times: HeartbeatTimes = HEARTBEAT_TIMES,
     ) -> None:
         self._directory = directory
         self._describe = describe
-        self._rhythm = rhythm
+        self._times = times
         self._state = ServiceState.SERVING
         self._beat = 0
         self._speaking = asyncio.Lock()
@@ -98,14 +101,14 @@ class Registrar:
                 await self._say(directory)
             except Exception:  # a bug of ours: the next heartbeat may work, and without any the entry expires
                 logger.exception("a heartbeat failed")
-            await asyncio.sleep(self._rhythm.every_s * random.uniform(1 - SCATTER, 1))
+            await asyncio.sleep(self._times.every_s * random.uniform(1 - SCATTER, 1))
 
     async def _say(self, directory: Directory) -> None:
         async with self._speaking:  # what is said later must be heard later
             self._beat += 1
             entry = replace(self._describe(), state=self._state, beat=self._beat)
             try:
-                await directory.put(entry, self._rhythm.ttl_s)
+                await directory.put(entry, self._times.ttl_s)
             except RegistryUnavailable as error:
                 self._note(str(error))
             else:
@@ -126,7 +129,7 @@ class Registrar:
         self._trouble = trouble
 
 
-class Meter:
+class LoadReader:
     """Where a service's load is read. `read` is set by the thread that makes what knows it."""
 
     def __init__(self) -> None:

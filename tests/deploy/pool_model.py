@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deploy.cluster.autoscaler import Look, Steering, every
+from deploy.cluster.autoscaler import PoolSample, ScalingController, every
 from deploy.cluster.rollout import ReplicaName, ReplicaPlace
 from deploy.cluster.schema import ClusterConfig, Group
 from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
@@ -43,11 +43,11 @@ class PoolModel:
 
     def __init__(self, config: ClusterConfig, slots: int, start_s: float) -> None:
         self.waits: list[tuple[float, float]] = []
-        self.looks: list[Look] = []
+        self.looks: list[PoolSample] = []
         self.counts: list[tuple[float, int]] = []
         self._group: Group = config.groups[0]
         self._slots, self._start_s = slots, start_s
-        self._steering = Steering(config, 600.0, 30.0)
+        self._controller = ScalingController(config, 600.0, 30.0)
         self._every_s = every(config)
         self._members: dict[ReplicaName, Member] = {}
         self._now = 0.0
@@ -119,7 +119,7 @@ class PoolModel:
             for each in self._serving()
             if each.entry is not None and each.entry.state is ServiceState.SERVING
         ]
-        orders = self._steering.look(places, entries, self._now)
+        orders = self._controller.look(places, entries, self._now)
         for name in orders.start:
             self._members[name] = Member(name.number, self._now + self._start_s)
         for name in orders.drain:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.cluster.autoscaler import RETRY_S, Look, Orders, Steering, every
+from deploy.cluster.autoscaler import RETRY_S, PoolSample, ScalingActions, ScalingController, every
 from deploy.cluster.commands import scaling
 from deploy.cluster.fleet import are_known
 from deploy.cluster.rollout import ReplicaName, ReplicaPlace
@@ -41,14 +41,14 @@ class Site:
         self.loads: dict[ReplicaName, Load] = {}
         self.others: list[ServiceEntry] = []
         self.now = 1000.0
-        self._steering = Steering(CONFIG, START_S, MARGIN_S)
+        self._controller = ScalingController(CONFIG, START_S, MARGIN_S)
 
     def serve(self, name: ReplicaName, load: Load) -> None:
         self.places[name], self.loads[name] = ReplicaPlace(f"{name.group}:{name.number + 1}", "node"), load
 
-    def look(self, passed: float = 5.0) -> Orders:
+    def look(self, passed: float = 5.0) -> ScalingActions:
         self.now += passed
-        orders = self._steering.look(self.places, self._entries(), self.now)
+        orders = self._controller.look(self.places, self._entries(), self.now)
         for name in orders.start:
             self.places[name] = None
         for name in orders.kill:
@@ -58,7 +58,7 @@ class Site:
             self.places[name] = place and replace(place, draining=True)
         return orders
 
-    def looks(self, seconds: float) -> list[Orders]:
+    def looks(self, seconds: float) -> list[ScalingActions]:
         return [self.look() for _ in range(round(seconds / 5))]
 
     def _entries(self) -> list[ServiceEntry]:
@@ -80,11 +80,11 @@ def site() -> Site:
     return site
 
 
-def started(orders: list[Orders]) -> list[ReplicaName]:
+def started(orders: list[ScalingActions]) -> list[ReplicaName]:
     return [name for each in orders for name in each.start]
 
 
-def drained(orders: list[Orders]) -> list[ReplicaName]:
+def drained(orders: list[ScalingActions]) -> list[ReplicaName]:
     return [name for each in orders for name in each.drain]
 
 
@@ -203,7 +203,7 @@ def test_status_says_what_was_seen(site: Site) -> None:
     assert scaling([]) == []
 
 
-def as_told(look: Look) -> dict[str, object]:
+def as_told(look: PoolSample) -> dict[str, object]:
     reading = {name: getattr(look.reading, name) for name in look.reading.__dataclass_fields__}
     return {"at": look.at, "pool": look.pool, "reading": reading, "wanted": look.wanted}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster.scaling import Memory, Reading, ScalingRule, decide
+from deploy.cluster.scaling import PoolLoad, ScalingRule, ScalingState, decide
 from deploy.cluster.schema import parse
 from tests.deploy.pool_model import BEAT_S, PoolModel
 
@@ -54,10 +54,10 @@ def model() -> PoolModel:
 
 
 def test_what_was_seen_leads_to_what_was_done() -> None:
-    memory = Memory()
+    memory = ScalingState()
     rule = ScalingRule(LEAST, MOST, **SCALING)
     for look in RECORD["looks"]:
-        wanted, memory = decide(rule, memory, Reading(**look["reading"]), look["at"])
+        wanted, memory = decide(rule, memory, PoolLoad(**look["reading"]), look["at"])
         assert wanted == look["wanted"], look
 
 

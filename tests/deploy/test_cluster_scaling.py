@@ -11,30 +11,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.cluster.scaling import Memory, Reading, ScalingRule, decide
+from deploy.cluster.scaling import PoolLoad, ScalingRule, ScalingState, decide
 
 RULE = ScalingRule(least=1, most=4)
 SLOTS = 16
 STEP_S = 5.0
 
 
-def reading(replicas: int, demand: int, misses: float = 0.0) -> Reading:
+def reading(replicas: int, demand: int, misses: float = 0.0) -> PoolLoad:
     slots = replicas * SLOTS
-    return Reading(replicas, min(demand, slots), max(0, demand - slots), slots, misses=misses)
+    return PoolLoad(replicas, min(demand, slots), max(0, demand - slots), slots, misses=misses)
 
 
 def play(rule: ScalingRule, demands: list[int], count: int = 1, misses: float = 0.0) -> list[int]:
     """Replicas after each look at the demand of that moment; what is asked for is there at the next."""
-    memory, counts = Memory(), []
+    memory, counts = ScalingState(), []
     for look, demand in enumerate(demands):
         count, memory = decide(rule, memory, reading(count, demand, misses), look * STEP_S)
         counts.append(count)
     return counts
 
 
-def looked(rule: ScalingRule, seen: list[Reading]) -> list[int]:
+def looked(rule: ScalingRule, seen: list[PoolLoad]) -> list[int]:
     """What each look asks for."""
-    memory, counts = Memory(), []
+    memory, counts = ScalingState(), []
     for look, each in enumerate(seen):
         count, memory = decide(rule, memory, each, look * STEP_S)
         counts.append(count)
@@ -88,29 +88,29 @@ def test_drafters_that_would_not_keep_up_are_kept() -> None:
 
 
 def test_what_is_being_started_is_not_asked_for_twice() -> None:
-    starting = Reading(2, 16, 8, 16, queue_s=9.0, ready=1)
+    starting = PoolLoad(2, 16, 8, 16, queue_s=9.0, ready=1)
     assert looked(RULE, [starting] * 20) == [2] * 20
-    there = Reading(2, 16, 16, 32, queue_s=9.0)
+    there = PoolLoad(2, 16, 16, 32, queue_s=9.0)
     assert looked(RULE, [*[starting] * 9, there, there, there]) == [2] * 11 + [3]
 
 
 def test_what_is_away_does_not_keep_a_pool_large() -> None:
-    assert looked(RULE, [Reading(3, 2, 0, 32, ready=2)] * 61)[-1] == 2
+    assert looked(RULE, [PoolLoad(3, 2, 0, 32, ready=2)] * 61)[-1] == 2
 
 
 def test_a_pool_of_none_begins_with_one_for_whoever_waits() -> None:
     rule = replace(RULE, least=0)
-    assert looked(rule, [Reading(0, 0, 0, 0), Reading(0, 0, 5, 0)]) == [0, 1]
+    assert looked(rule, [PoolLoad(0, 0, 0, 0), PoolLoad(0, 0, 5, 0)]) == [0, 1]
     assert play(rule, [0] * 70)[-1] == 0
 
 
 @pytest.mark.parametrize(("there", "least", "most", "wanted"), [(0, 1, 4, 1), (6, 1, 4, 4), (1, 2, 4, 2)])
 def test_bounds_are_kept_at_once(there: int, least: int, most: int, wanted: int) -> None:
-    assert decide(ScalingRule(least, most), Memory(), reading(there, 5), 0.0)[0] == wanted
+    assert decide(ScalingRule(least, most), ScalingState(), reading(there, 5), 0.0)[0] == wanted
 
 
 def test_replicas_that_say_nothing_are_left_alone() -> None:
-    assert decide(RULE, Memory(0.0, 0.0), Reading(2, 0, 0, 0), 1e9)[0] == 2
+    assert decide(RULE, ScalingState(0.0, 0.0), PoolLoad(2, 0, 0, 0), 1e9)[0] == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deploy.cli.demo import Pair, Parting, as_object, counts, examine, first_difference, report, tolerance
+from deploy.cli.demo import Divergence, Pair, as_object, counts, examine, first_difference, report, tolerance
 from specwire.client import Completion, SamplingInForce, Stats
 from specwire.client.events import DrafterStats
 from specwire.core.messages import FinishReason, Outcome
@@ -45,7 +45,7 @@ def test_report_adds_up() -> None:
 
 
 def test_report_names_a_difference() -> None:
-    parting = Parting(7, (3, 9), (0.0, 2e-5), 1e-4)
+    parting = Divergence(7, (3, 9), (0.0, 2e-5), 1e-4)
     text = report([pair((1, 2, 9, 4))], [parting])
     assert "texts identical, token for token: 0 of 1" in text
     assert "position 7: tokens 3 and 9" in text
@@ -54,7 +54,7 @@ def test_report_names_a_difference() -> None:
 
 
 def test_the_same_for_scripts() -> None:
-    parting = Parting(7, (3, 9), (0.0, 2e-5), 1e-4)
+    parting = Divergence(7, (3, 9), (0.0, 2e-5), 1e-4)
     told = json.loads(json.dumps(as_object([pair((1, 2, 3, 4)), pair((1, 2, 9, 4))], [None, parting])))
     same, other = told["prompts"]
     assert (same["name"], same["identical"], same["parting"]) == ("name", True, None)

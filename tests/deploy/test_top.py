@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from deploy.cli import main as cli
-from deploy.cli.top import TopLook, page, rate
+from deploy.cli.top import StatusSample, page, rate
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.tenants import Access
@@ -166,15 +166,18 @@ async def test_a_peer_that_is_gone_is_shown() -> None:
                 await asyncio.sleep(0.02)
                 status = await stub.GetStatus(pb.GetStatusRequest())
     assert [each.state for each in status.peers] == [pb.PEER_STATE_UP, pb.PEER_STATE_DOWN]
-    assert "down" in page(TopLook(status, 0.0), None, "here")
+    assert "down" in page(StatusSample(status, 0.0), None, "here")
 
 
 def test_the_rate_is_that_between_two_looks() -> None:
-    before, now = TopLook(pb.GetStatusResponse(tokens=100), 5.0), TopLook(pb.GetStatusResponse(tokens=160), 7.0)
+    before, now = (
+        StatusSample(pb.GetStatusResponse(tokens=100), 5.0),
+        StatusSample(pb.GetStatusResponse(tokens=160), 7.0),
+    )
     assert rate(now, before) == 30.0
     writing = pb.SessionStatus(tokens=101, writing_ms=2000)
-    assert rate(TopLook(pb.GetStatusResponse(sessions=[writing]), 7.0), None) == 50.0
-    restarted = TopLook(pb.GetStatusResponse(tokens=0), 9.0)
+    assert rate(StatusSample(pb.GetStatusResponse(sessions=[writing]), 7.0), None) == 50.0
+    restarted = StatusSample(pb.GetStatusResponse(tokens=0), 9.0)
     assert rate(restarted, now) == 0.0
 
 
@@ -201,10 +204,10 @@ def test_its_head_stays_within_the_terminal() -> None:
         log_trouble="the session log takes no writes: Redis cannot save to its disk, which may be full",
         log_trouble_ms=12_000,
     )
-    whole = page(TopLook(status, 0.0), None, "127.0.0.1:50051", "it is away")
+    whole = page(StatusSample(status, 0.0), None, "127.0.0.1:50051", "it is away")
     assert whole.split("\n")[0].endswith("log redis-wait:1")
     for columns in (40, 80):
-        lines = page(TopLook(status, 0.0), None, "127.0.0.1:50051", "it is away", columns).split("\n")
+        lines = page(StatusSample(status, 0.0), None, "127.0.0.1:50051", "it is away", columns).split("\n")
         head = lines[: lines.index("")]
         assert all(len(line) <= columns for line in head)
         assert " ".join(head).split() == whole[: whole.index("\n\n")].split()

@@ -30,7 +30,7 @@ def over_two(folder: str, **options: object) -> Iterator[LanguageModel]:
     arguments = {"spec": folder, "slots": SLOTS, "threads": 1, **options}
     ranks = Ranks(2, arguments)
     try:
-        yield load_model(**arguments, party=ranks)  # type: ignore[arg-type]  # by name
+        yield load_model(**arguments, ranks=ranks)  # type: ignore[arg-type]  # by name
     finally:
         ranks.close()
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_split_is_refused(
     ranks, before = Ranks(size, {}), descendants(os.getpid())
     try:
         with pytest.raises(ModelError, match=rf"^tensor-parallel-size: {reason}$"):
-            load_model(spec, slots=1, party=ranks, **options)  # type: ignore[arg-type]  # by name
+            load_model(spec, slots=1, ranks=ranks, **options)  # type: ignore[arg-type]  # by name
         assert descendants(os.getpid()) == before
     finally:
         ranks.close()
@@ -123,7 +123,7 @@ def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
     ranks = Ranks(2, {"spec": folder, "slots": 0})
     try:
         with pytest.raises(ModelError, match=r"rank 1 of 2: slots: must be at least 1, not 0"):
-            load_model(folder, slots=1, party=ranks)
+            load_model(folder, slots=1, ranks=ranks)
     finally:
         ranks.close()
 

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.peers.discovery import RegistryFeed, SessionAffinity
 from orchestrator.peers.peer import DrafterPeer, VerifierPeer
-from orchestrator.pool import Placing
+from orchestrator.pool import Placer
 from orchestrator.session.driver import SessionDriver
 from orchestrator.store import SessionRecord
 from specwire.core.law.sampling import Sampling
@@ -72,8 +72,8 @@ def affinity() -> SessionAffinity:
 
 
 @pytest.fixture
-def placing(affinity: SessionAffinity) -> Placing:
-    return Placing(affinity, None, "here")
+def placing(affinity: SessionAffinity) -> Placer:
+    return Placer(affinity, None, "here")
 
 
 # In each respect in which a verifier may not be equal: what another one says.
@@ -98,7 +98,7 @@ EQUAL = [
 
 @pytest.mark.parametrize("unequal", UNEQUAL)
 def test_a_session_goes_back_to_its_former_verifier_unless_that_is_another_model_now(
-    placing: Placing, affinity: SessionAffinity, unequal: dict[str, Any]
+    placing: Placer, affinity: SessionAffinity, unequal: dict[str, Any]
 ) -> None:
     session, former, other = Session(), verifier("former"), verifier("other")
     session.verifying.former = former
@@ -114,19 +114,19 @@ def test_a_session_goes_back_to_its_former_verifier_unless_that_is_another_model
 
 
 @pytest.mark.parametrize("unequal", UNEQUAL)
-def test_nobody_will_do_who_is_not_equal(placing: Placing, unequal: dict[str, Any]) -> None:
+def test_nobody_will_do_who_is_not_equal(placing: Placer, unequal: dict[str, Any]) -> None:
     weights = unequal.get("weights_fingerprint", OLD)
     rest = {name: value for name, value in unequal.items() if name != "weights_fingerprint"}
     assert placing.verifier_for(Session().driver, [verifier("new", weights, **rest)], []) is None
 
 
 @pytest.mark.parametrize("equal", EQUAL)
-def test_whoever_only_rounds_otherwise_will_do(placing: Placing, equal: dict[str, Any]) -> None:
+def test_whoever_only_rounds_otherwise_will_do(placing: Placer, equal: dict[str, Any]) -> None:
     other = verifier("other", **equal)
     assert placing.verifier_for(Session().driver, [other], []) is other
 
 
-def test_what_another_orchestrator_has_told_counts_once(placing: Placing, affinity: SessionAffinity) -> None:
+def test_what_another_orchestrator_has_told_counts_once(placing: Placer, affinity: SessionAffinity) -> None:
     """Where a session was held it needs no room; once it has been placed here, its home is a home like any other."""
     full, free = verifier("full", slots=1), verifier("free")
     full.report.others = 1
@@ -136,7 +136,7 @@ def test_what_another_orchestrator_has_told_counts_once(placing: Placing, affini
     assert placing.verifier_for(session.driver, [free, full], []) is free
 
 
-def test_a_turn_goes_to_its_parent_where_there_is_room(placing: Placing, affinity: SessionAffinity) -> None:
+def test_a_turn_goes_to_its_parent_where_there_is_room(placing: Placer, affinity: SessionAffinity) -> None:
     home, other = verifier("home", slots=1), verifier("other")
     affinity.note("parent", "home")
     assert placing.verifier_for(Session("parent").driver, [other, home], []) is home
@@ -144,7 +144,7 @@ def test_a_turn_goes_to_its_parent_where_there_is_room(placing: Placing, affinit
     assert placing.verifier_for(Session("parent").driver, [other, home], []) is other
 
 
-def test_near_here_then_near_the_drafter_then_anywhere(placing: Placing) -> None:
+def test_near_here_then_near_the_drafter_then_anywhere(placing: Placer) -> None:
     here, there, far = (verifier(name, region=name) for name in ("here", "there", "far"))
     remote = drafter("remote", region="there")
     assert placing.verifier_for(Session().driver, [far, there, here], [remote]) is here
@@ -153,7 +153,7 @@ def test_near_here_then_near_the_drafter_then_anywhere(placing: Placing) -> None
     assert placing.placed == {Reason.NEAR: 2, Reason.LOAD: 1}
 
 
-def test_a_drafter_of_the_vocabulary_near_here_or_near_the_verifier(placing: Placing) -> None:
+def test_a_drafter_of_the_vocabulary_near_here_or_near_the_verifier(placing: Placer) -> None:
     session = Session()
     session.verifying.peer = verifier("v", region="there")
     wrong, far = drafter("wrong", "dd", "here"), drafter("far", region="far")
@@ -167,9 +167,9 @@ def test_a_drafter_of_the_vocabulary_near_here_or_near_the_verifier(placing: Pla
 def test_two_are_drawn_where_others_place_too(affinity: SessionAffinity) -> None:
     feed: Any = SimpleNamespace(orchestrators=("one", "other"))
     verifiers = [verifier(f"10.0.0.{number}:1") for number in range(8)]
-    chosen = Placing(affinity, cast(RegistryFeed, feed), "").verifier_for(Session().driver, verifiers, [])
+    chosen = Placer(affinity, cast(RegistryFeed, feed), "").verifier_for(Session().driver, verifiers, [])
     feed.orchestrators = ("one",)
-    alone = Placing(SessionAffinity(), cast(RegistryFeed, feed), "").verifier_for(Session().driver, verifiers, [])
+    alone = Placer(SessionAffinity(), cast(RegistryFeed, feed), "").verifier_for(Session().driver, verifiers, [])
     assert alone is verifiers[0]
     assert chosen is not None
     assert chosen is not verifiers[0]  # by the session's and the services' names

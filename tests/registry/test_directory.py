@@ -12,7 +12,7 @@ import redis
 
 from specwire.registry.directory import AFFINITY, INDEX, PREFIX, Directory, RegistryUnavailable
 from specwire.registry.entry import MOST_BYTES, Load, Role, ServiceEntry, ServiceState, encode
-from specwire.registry.registrar import Registrar, Rhythm, new_id
+from specwire.registry.registrar import HeartbeatTimes, Registrar, new_id
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.wait import LIMIT_S, until
 
@@ -157,7 +157,7 @@ async def until_served(directory: Directory) -> ServiceEntry:
 
 
 def registrar(server: RedisServer, known: ServiceEntry) -> Registrar:
-    return Registrar(Directory.at(server.url, 0.5), lambda: known, Rhythm(0.02, LONG_S))
+    return Registrar(Directory.at(server.url, 0.5), lambda: known, HeartbeatTimes(0.02, LONG_S))
 
 
 async def test_a_service_that_lives_is_there_until_it_stops(directory: Directory, server: RedisServer) -> None:

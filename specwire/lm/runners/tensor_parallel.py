@@ -35,7 +35,7 @@ COLUMNS, GATHERED, ROWS = "colwise", ("colwise_gather_output", "colwise_rep"), "
 WHOLE = ("embedding_rowwise", "replicated_with_grad_allreduce", "replicate")
 
 
-class Party(Protocol):
+class RankGroup(Protocol):
     """Rank 0 computes for the caller; the others repeat what its runner does, on orders of `LeadingRunner`."""
 
     @property
@@ -74,10 +74,10 @@ class Rank(NamedTuple):
     loading: distributed.ProcessGroup
 
 
-def join(party: Party, device: torch.device) -> Rank:
+def join(ranks: RankGroup, device: torch.device) -> Rank:
     """Connect the ranks, all of them on this machine; ModelError where they cannot be."""
     if not distributed.is_available() or device.type not in BACKENDS:
-        raise ModelError(f"{FIELD}: this PyTorch cannot connect {party.size} ranks on {device.type}")
+        raise ModelError(f"{FIELD}: this PyTorch cannot connect {ranks.size} ranks on {device.type}")
     if distributed.is_initialized():
         raise ModelError(f"{FIELD}: this process is a rank of another model already")
     for library in ("GLOO", "NCCL"):  # only this machine may reach their sockets
@@ -87,16 +87,16 @@ def join(party: Party, device: torch.device) -> Rank:
     try:
         distributed.init_process_group(
             BACKENDS[device.type],
-            init_method=f"file://{party.meet()}",
-            rank=party.rank,
-            world_size=party.size,
+            init_method=f"file://{ranks.meet()}",
+            rank=ranks.rank,
+            world_size=ranks.size,
             timeout=CONNECT_LIMIT,
         )
-        party.at_end(distributed.destroy_process_group)
+        ranks.at_end(distributed.destroy_process_group)
         step, load = (distributed.new_group(timeout=limit) for limit in (STEP_LIMIT, LOAD_LIMIT))
     except (OSError, RuntimeError) as error:
-        raise ModelError(f"{FIELD}: the ranks cannot connect: {party.loss() or first_line(error)}") from error
-    return Rank(party.rank, party.size, step, load)
+        raise ModelError(f"{FIELD}: the ranks cannot connect: {ranks.loss() or first_line(error)}") from error
+    return Rank(ranks.rank, ranks.size, step, load)
 
 
 @contextmanager
@@ -168,14 +168,14 @@ def _share(whole: torch.Tensor, axis: int, rank: Rank) -> nn.Parameter:
     return nn.Parameter(share, requires_grad=False)
 
 
-def rank_device(name: str, party: Party) -> str:
+def rank_device(name: str, ranks: RankGroup) -> str:
     """Ranks on cuda take a device each, in order; ModelError where there are too few."""
     if not name.startswith("cuda"):
         return name
     count = torch.cuda.device_count()
-    if name not in ("cuda", "cuda:0") or count < party.size:
-        raise ModelError(f"{FIELD}: {party.size} ranks take cuda:0 and those behind it; there are {count}, not {name}")
-    return f"cuda:{party.rank}"
+    if name not in ("cuda", "cuda:0") or count < ranks.size:
+        raise ModelError(f"{FIELD}: {ranks.size} ranks take cuda:0 and those behind it; there are {count}, not {name}")
+    return f"cuda:{ranks.rank}"
 
 
 def _loopback() -> str:
@@ -187,14 +187,14 @@ def _loopback() -> str:
 # What the ranks do together in a forward, as modules: TorchScript calls them as Python does.
 
 
-class Alone(nn.Module):
+class SingleRank(nn.Module):
     """One process: there is nothing to put together."""
 
     def forward(self, part: torch.Tensor) -> torch.Tensor:
         return part
 
 
-class Summed(nn.Module):
+class AllReduce(nn.Module):
     """The sum of all ranks' parts, the same bits on each."""
 
     def __init__(self, group: str) -> None:
@@ -207,7 +207,7 @@ class Summed(nn.Module):
         return total
 
 
-class Concatenated(nn.Module):
+class AllGather(nn.Module):
     """All ranks' parts (rows, width) as (rows, size x width)."""
 
     def __init__(self, group: str, size: int) -> None:
@@ -222,11 +222,11 @@ class Concatenated(nn.Module):
 
 
 def adding(rank: Rank | None) -> nn.Module:
-    return Alone() if rank is None else Summed(rank.group.group_name)
+    return SingleRank() if rank is None else AllReduce(rank.group.group_name)
 
 
 def joining(rank: Rank | None) -> nn.Module:
-    return Alone() if rank is None else Concatenated(rank.group.group_name, rank.size)
+    return SingleRank() if rank is None else AllGather(rank.group.group_name, rank.size)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -279,9 +279,9 @@ class LeadingRunner:
     A failure within a forward leaves the ranks at different places in it, so it ends the model: ModelLost.
     """
 
-    def __init__(self, runner: Runner, party: Party) -> None:
+    def __init__(self, runner: Runner, ranks: RankGroup) -> None:
         self.runner = runner
-        self._party = party
+        self._ranks = ranks
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         self._tell(to_run(feeds))
@@ -301,13 +301,13 @@ class LeadingRunner:
     @property
     def kv_bytes(self) -> int:
         """Bytes on all ranks, which hold equal shares."""
-        return self.runner.kv_bytes * self._party.size
+        return self.runner.kv_bytes * self._ranks.size
 
     def _tell(self, order: bytes) -> None:
         try:
-            self._party.tell(order)
+            self._ranks.tell(order)
         except OSError as error:
             raise self._lost(error) from error
 
     def _lost(self, error: Exception) -> ModelLost:
-        return ModelLost(self._party.loss() or f"{self._party.size} ranks failed together: {first_line(error)}")
+        return ModelLost(self._ranks.loss() or f"{self._ranks.size} ranks failed together: {first_line(error)}")

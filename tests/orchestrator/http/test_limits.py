@@ -135,15 +135,15 @@ def test_as_many_connections_as_there_are_files_for() -> None:
 
 
 def test_a_tenants_bodies_at_once(door: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    body, there, take = json.dumps(WISH).encode().ljust(900), Event(), bodies.Space.take
+    body, there, take = json.dumps(WISH).encode().ljust(900), Event(), bodies.BodyReservation.take
 
-    def taking(space: bodies.Space, size: int) -> None:
+    def taking(space: bodies.BodyReservation, size: int) -> None:
         take(space, size)
         if space.held >= 800:
             there.set()
 
     monkeypatch.setattr(bodies, "MOST_TENANT_BYTES", 1000)
-    monkeypatch.setattr(bodies.Space, "take", taking)
+    monkeypatch.setattr(bodies.BodyReservation, "take", taking)
     with dialled(door) as first:
         first.sendall(posted(900) + body[:800])
         assert there.wait(LIMIT_S)
