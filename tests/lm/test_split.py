@@ -105,15 +105,17 @@ def test_a_poisoned_text_leaves_the_others_alone_on_every_rank(tmp_path: Path) -
     ],
 )
 def test_what_cannot_be_split_is_refused(
-    kind: str, size: int, options: dict[str, object], reason: str, tmp_path: Path
+    kind: str, size: int, options: dict[str, object], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before any process is started."""
     spec = "scripted:3" if kind == "scripted" else save(build(config(kind)), tmp_path)
-    ranks, before = Ranks(size, {}), descendants(os.getpid())
+    started: list[str] = []
+    monkeypatch.setattr(Ranks, "_start", lambda _, name, told: started.append(name))
+    ranks = Ranks(size, {})
     try:
         with pytest.raises(ModelError, match=rf"^tensor-parallel-size: {reason}$"):
             load_model(spec, slots=1, ranks=ranks, **options)  # type: ignore[arg-type]  # by name
-        assert descendants(os.getpid()) == before
+        assert not started
     finally:
         ranks.close()
 
