@@ -122,10 +122,10 @@ def parsed(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdecimal())
 
 
-async def check_redis(url: str, durability: str = "", limit: float = 5.0) -> None:
-    """StackError unless the Redis at `url` answers within `limit` seconds and keeps the log as `durability` says."""
+async def check_redis(url: str, durability: str = "") -> None:
+    """StackError unless the Redis at `url` answers soon, and keeps the log as `durability` says."""
     try:
-        store = await open_store(url, limit, durability)
+        store = await open_store(url, durability=durability)
     except StoreUnavailable as error:
         raise StackError(str(error)) from None
     await store.close()

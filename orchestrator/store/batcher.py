@@ -122,7 +122,7 @@ class Lane:
                     await self._prepare()
                     await self._round_trip(batch)
             except TimeoutError:
-                await self._give_up(batch, no_answer(f"within {self._timeout_s:g} s"))
+                await self._give_up(batch, no_answer(f"no answer within {self._timeout_s:g} s"))
             except asyncio.CancelledError:
                 _fail(batch, StoreUnavailable(CLOSED))
                 raise
@@ -215,7 +215,7 @@ def _fail(batch: Sequence[_Request], reason: StoreUnavailable) -> None:
 
 def silence(error: RedisError | OSError, timeout_s: float) -> StoreUnavailable:
     """The error of a round trip that brought no answer."""
-    return unavailable(error) if str(error) else no_answer(f"within {timeout_s:g} s")
+    return unavailable(error) if str(error) else no_answer(f"no answer within {timeout_s:g} s")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -59,7 +60,7 @@ from orchestrator.store.scripts import (
 )
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import Append
-from specwire.redis.connection import Argument, Node, RedisConnection
+from specwire.redis.connection import Argument, Node, RedisConnection, is_silence
 from specwire.redis.urls import MEMORY, InvalidUrl, connection_of, without_password
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -323,11 +324,17 @@ def _refused(reply: Reply, session_id: str, fence: int, position: int) -> NoRetu
 
 __all__ = ["MEMORY", "open_store", "without_password"]
 
+# Seconds: nothing else waits while the log is opened, and this process may load a model meanwhile.
+OPENING_S = 10.0
 
-async def open_store(url: str | None, timeout_s: float = 2.0, durability: str = "") -> SessionStore:
+
+async def open_store(
+    url: str | None, timeout_s: float = 2.0, durability: str = "", opening_s: float = OPENING_S
+) -> SessionStore:
     """The log at `url` (see `specwire.redis.urls`); "memory:" or None keeps it in this process.
 
     durability: a level's name (see `orchestrator.store.base`); "" takes the plain one of where the log is.
+    opening_s: a server that is silent at first is asked again for so long.
 
     Raises:
         StoreUnavailable: not such a URL, nothing answers there, or not as the level needs it; the message names the
@@ -343,7 +350,7 @@ async def open_store(url: str | None, timeout_s: float = 2.0, durability: str = 
         raise StoreUnavailable(str(error)) from error
     store = RedisStore(redis, timeout_s, level)
     try:
-        await store.register()
+        await _register(store, opening_s - timeout_s)
     except UnfitStore as error:
         await store.close()
         raise StoreUnavailable(f"{error}: {without_password(url)}", error.detail) from error
@@ -351,3 +358,15 @@ async def open_store(url: str | None, timeout_s: float = 2.0, durability: str = 
         await store.close()
         raise StoreUnavailable(f"redis-url: cannot use {without_password(url)}: {error.detail or error}") from error
     return store
+
+
+async def _register(store: RedisStore, again_s: float) -> None:
+    """As its `register`; tried again for `again_s` where nobody answers. A refusal is no silence."""
+    now = asyncio.get_running_loop().time
+    end = now() + again_s
+    while True:
+        try:
+            return await store.register()
+        except StoreUnavailable as error:
+            if now() >= end or not is_silence(error.__cause__):
+                raise

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from redis.asyncio import Redis
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, ClusterError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 Argument = str | int | bytes
 Command = tuple[Argument, ...]
@@ -181,6 +182,13 @@ async def exchange(client: Redis, commands: Sequence[Command]) -> list[object]:
     finally:
         if task is not None and task.cancelling() > before:
             raise asyncio.CancelledError
+
+
+def is_silence(error: BaseException | None) -> bool:
+    """Whether an error means that no answer came in time. That of Sentinels is told in words alone."""
+    if isinstance(error, MasterNotFoundError):
+        return TimeoutError.__name__ in str(error)
+    return isinstance(error, TimeoutError | RedisTimeoutError)
 
 
 def is_trouble(reply: object) -> bool:

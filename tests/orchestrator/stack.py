@@ -32,6 +32,8 @@ DRAFT = "scripted:7:vocab=64:agree=0.7"
 SLOW_TARGET = f"{TARGET}:delay_ms=8"
 PROMPT = (5, 6, 7)
 ANYBODY = Access()
+# Seconds: a session that nobody reads outlives every wait of a test.
+UNREAD_S = 10 * LIMIT_S
 # Of a stack in which draft tokens are tested once the drafter is there, whoever is quick: they take turns, and the
 # verifier waits for its drafter. That it is there before a text is over, see `drafted`.
 TURNS = "lockstep:3"
@@ -103,7 +105,7 @@ async def stack(
     retention: float = 3600.0,
     store_timeout: float = 30.0,
     durability: str = "",
-    detach_grace: float = 30.0,
+    detach_grace: float = UNREAD_S,
     drafters_per_session: int = 1,
     plan: str = "auto",
     http: str = "",

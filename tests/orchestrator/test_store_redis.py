@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from orchestrator.store import (
     StoreUnavailable,
     open_store,
 )
-from orchestrator.store.base import MOST_STEP_US, unavailable
+from orchestrator.store.base import MOST_STEP_US, UnfitStore, unavailable
 from orchestrator.store.batcher import MOST_AT_ONCE
 from orchestrator.store.encoding import encode_record
 from orchestrator.store.redis import RedisStore
@@ -39,7 +40,7 @@ from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.test_appender import Output
 from tests.orchestrator.test_store import record_of
 from tests.orchestrator.test_store_groups import repeated
-from tests.wait import LIMIT_S, eventually
+from tests.wait import LIMIT_S, eventually, until
 
 A = Outcome.ACCEPTED
 TTL = 60.0
@@ -603,14 +604,54 @@ async def test_a_url_that_cannot_be_used_is_named_without_its_password(url: str,
     assert "secret" not in str(caught.value)
 
 
-async def test_nobody_there_is_said_at_once(dead_address: str) -> None:
+@dataclass
+class Openings:
+    """Counts how often logs that are opened have asked their servers; `enough` times are not exceeded."""
+
+    tries: int = 0
+    enough: int = 1000
+
+
+@pytest.fixture
+def openings(monkeypatch: pytest.MonkeyPatch) -> Openings:
+    counted, register = Openings(), RedisStore.register
+
+    async def counting(store: RedisStore) -> None:
+        if counted.tries == counted.enough:
+            raise UnfitStore("asked often enough")
+        counted.tries += 1
+        await register(store)
+
+    monkeypatch.setattr(RedisStore, "register", counting)
+    return counted
+
+
+async def test_nobody_there_is_said_at_once(dead_address: str, openings: Openings) -> None:
     with pytest.raises(StoreUnavailable, match=f"cannot use redis://:\\*\\*\\*@{dead_address}/0: .*[Cc]onnect"):
-        await open_store(f"redis://:secret@{dead_address}/0", timeout_s=TIMEOUT)
+        await open_store(f"redis://:secret@{dead_address}/0", timeout_s=TIMEOUT, opening_s=2 * TIMEOUT)
+    assert openings.tries == 1
 
 
 async def test_someone_who_is_no_redis_is_given_up_on(taken_address: str) -> None:
     with pytest.raises(StoreUnavailable, match=f"cannot use redis://{taken_address}"):
-        await open_store(f"redis://{taken_address}", timeout_s=SOON)
+        await open_store(f"redis://{taken_address}", timeout_s=SOON, opening_s=SOON)
+
+
+async def test_a_server_that_answers_late_is_waited_for_at_the_start(server: RedisServer, openings: Openings) -> None:
+    server.pause()
+    opening = asyncio.create_task(open_store(server.url, timeout_s=SOON, opening_s=LIMIT_S))
+    await until(lambda: openings.tries == 2 or opening.done())
+    server.resume()
+    store = await opening
+    assert store.durability == "redis"
+    await store.close()
+
+
+@pytest.mark.parametrize("url", ["redis://{}", "redis+sentinel://{}/service", "redis+cluster://{}"])
+async def test_whoever_is_silent_is_asked_again_at_the_start(url: str, taken_address: str, openings: Openings) -> None:
+    openings.enough = 2
+    with pytest.raises(StoreUnavailable, match="asked often enough"):
+        await open_store(url.format(taken_address), timeout_s=SOON / 2, opening_s=LIMIT_S)
 
 
 def test_what_of_a_url_may_be_shown() -> None:

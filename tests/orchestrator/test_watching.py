@@ -23,12 +23,13 @@ from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, 
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
 from specwire.client.wire import event_from_wire
+from specwire.core import session as core_session
 from specwire.core.messages import FinishReason
 from specwire.core.session import State
 from specwire.core.text import hash_of
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import ALL, PROMPT, SLOW_TARGET, TARGET, Stack, held, plain, stack
+from tests.orchestrator.stack import ALL, PROMPT, SLOW_TARGET, TARGET, UNREAD_S, Stack, held, plain, stack
 from tests.wait import until
 
 LENGTH = 120
@@ -84,7 +85,8 @@ class Pair:
 @asynccontextmanager
 async def pair(redis: RedisServer, target: str = SLOW_TARGET) -> AsyncIterator[Pair]:
     async with stack(target, redis_url=redis.url) as running:
-        other = await server.start(OrchestratorOptions((running.verifier.address,), (), redis.url))
+        options = OrchestratorOptions((running.verifier.address,), (), redis.url, detach_grace=UNREAD_S)
+        other = await server.start(options)
         try:
             async with (
                 AsyncClient(running.orchestrator.address, patience=0) as first,
@@ -506,17 +508,19 @@ async def test_it_goes_on_where_there_is_a_verifier(redis: RedisServer) -> None:
     assert finished.reason is FinishReason.LENGTH
 
 
-async def test_a_reader_at_the_end_of_the_credit_has_taken_what_is_before_it() -> None:
+async def test_a_reader_at_the_end_of_the_credit_has_taken_what_is_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was shown the text, but its connection broke before that was noted; there is nothing else it could take."""
+    monkeypatch.setattr(core_session, "MOST_BUFFER", 1)  # the credit ends before the text, however far the verifier
     async with stack(SLOW_TARGET) as running, AsyncClient(running.orchestrator.address, patience=0) as client:
-        events = client.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True, request_id="r")
-        started = await anext(events)
-        assert isinstance(started, Started)
-        await events.aclose()
-        driver = running.orchestrator.orchestrator.sessions[started.session_id]
-        async with asyncio.timeout(LIMIT_S):
-            while driver.session.durable < driver.session.credit:
-                await driver.view.output.reached(driver.session.credit)
+        with held(MIDDLE // 4):
+            events = client.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True, request_id="r")
+            started = await anext(events)
+            assert isinstance(started, Started)
+            assert isinstance(await anext(events), Chunk)
+            await events.aclose()
+            driver = running.orchestrator.orchestrator.sessions[started.session_id]
+            await until(lambda: driver.view.readers.count == 0)
+        await until(lambda: driver.session.durable == driver.session.credit)
         driver.session.taken = len(PROMPT)
         position = driver.session.durable
         known = hash_of(driver.session.text.tokens)
