@@ -47,7 +47,7 @@ class Ranks:
         self._closed = False
 
     def meet(self) -> str:
-        """Start the others; see Party. Once."""
+        """Start the others; see RankGroup. Once."""
         folder = self._at_end.enter_context(TemporaryDirectory(prefix="specwire-ranks-"))
         meeting = str(Path(folder) / "meeting")
         for rank in range(1, self.size):

@@ -37,7 +37,7 @@ KEPT_LOOKS = 720
 
 
 class Autoscaler:
-    """See Fleet and Steering. text: the file that was deployed."""
+    """See Fleet and ScalingController. text: the file that was deployed."""
 
     def __init__(self, text: str, start_timeout: float) -> None:
         self._config = parse(text)
