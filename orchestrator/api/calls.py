@@ -22,7 +22,7 @@ from orchestrator.store import MissingSession, SessionRecord, SessionStore, Stor
 from orchestrator.store.base import deleted
 from orchestrator.tenants import ANONYMOUS, check_owner, no_session
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import FinishReason
+from specwire.core.messages import ClientTook, FinishReason
 from specwire.core.provisional import ProvisionalDraft
 from specwire.core.stop_conditions import Ending
 from specwire.core.text import extend_hash
@@ -360,7 +360,7 @@ class GenerationHandler:
         known = pb.WatchRequest(from_position=position, prefix_hash=prefix_hash)
         cursor = await cursor_of(known, view, self._orchestrator.store, self._orchestrator.options.store_timeout)
         # What the reader has counts as taken: at the end of the credit it would wait for ever.
-        view.took(view.output.prompt_length + cursor.tokens)
+        view.tell(ClientTook(view.output.prompt_length + cursor.tokens))
         return cursor
 
     async def read(self, session_id: str) -> StoredSession | None:
@@ -386,7 +386,7 @@ class GenerationHandler:
                 yield replies.provisional(shown)
                 continue
             yield replies.chunk(shown, view.output.timings)
-            view.took(shown.position + len(shown.tokens))
+            view.tell(ClientTook(shown.position + len(shown.tokens)))
         end = view.output.end
         if end is not None and end.reason is FinishReason.ERROR:
             code, message = view.failure or (grpc.StatusCode.ABORTED, end.message)

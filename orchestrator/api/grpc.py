@@ -12,6 +12,7 @@ from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import StoredSession
 from orchestrator.tenants import check_owner, no_session
+from specwire.core.messages import ClientTook
 from specwire.rpc import convert
 from specwire.rpc.errors import Context
 from specwire.telemetry.logs import SHOWN_CHARACTERS
@@ -63,7 +64,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
                 timeout = self._orchestrator.options.store_timeout
                 cursor = await cursor_of(request, view, self._orchestrator.store, timeout)
                 # What the reader has counts as taken: at the end of the credit it would wait for ever.
-                view.took(view.output.prompt_length + cursor.tokens)
+                view.tell(ClientTook(view.output.prompt_length + cursor.tokens))
                 async for part in self._handler.follow(view, cursor):
                     yield replies.watch_response(part)
 

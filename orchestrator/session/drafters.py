@@ -321,17 +321,14 @@ class Drafters:
         drafting = self._by_source.get(effect.source)
         if drafting is None:
             return
+        epoch = self._session.epoch(self._view.record.sampling.weighed)
         match effect:
             case messages.OpenDrafter():
-                drafting.open(effect, self._epoch, self._view.span)
+                drafting.open(effect, epoch, self._view.span)
             case messages.AdvanceDrafter():
-                drafting.advance(effect, self._epoch)
+                drafting.advance(effect, epoch)
             case messages.CloseDrafter():
                 self._close(drafting)
-
-    @property
-    def _epoch(self) -> int:
-        return self._session.epoch(self._view.record.sampling.weighed)
 
     def _close(self, drafting: SessionDrafter) -> None:
         self._forget(drafting)

@@ -104,7 +104,7 @@ class SessionDriver:
         self._timers = Timers()
         grace = options.detach_grace if record.request_id else 0.0
         self.view = view = SessionView(
-            record, span, self._timers, grace, lambda: self.log.look_for_readers(), self._on_taken
+            record, span, self._timers, grace, lambda: self.log.look_for_readers(), self.apply
         )
         self.log = SessionLog(view, host.store, options, host.owner, host.tally, self._tasks, self.tell)
         self.drafters = Drafters(view, options, self._timers, self.tell)
@@ -192,9 +192,6 @@ class SessionDriver:
         self.view.failure = self.view.failure or (code, message)
         self.apply(messages.EndRequested(FinishReason.ERROR, message))
 
-    def _on_taken(self, position: int) -> None:
-        self.apply(messages.ClientTook(position))
-
     # From peers and the log
 
     def tell(self, said: Said | LogRefused) -> None:
@@ -261,17 +258,17 @@ class SessionDriver:
             case messages.OpenDrafter() | messages.AdvanceDrafter() | messages.CloseDrafter():
                 self.drafters.run(effect)
             case messages.Append():
-                self.log.write(effect, self.verifying.timings, self._may_be_repeated(effect.end))
+                repeatable = effect.end is not None and self._may_be_repeated(effect.end)
+                self.log.write(effect, self.verifying.timings, repeatable)
             case messages.Emit():
                 self.view.emit(effect, self.log.timings, self._host.tally)
             case messages.EmitEnd():
                 self.finish(effect)
 
-    def _may_be_repeated(self, end: messages.End | None) -> bool:
+    def _may_be_repeated(self, end: messages.End) -> bool:
         """It failed for lack of something that may be there later: its request id must not stand for that failure."""
         failure = self.view.failure
-        failed = end is not None and end.reason is FinishReason.ERROR
-        return failed and failure is not None and failure[0] in WORTH_REPEATING
+        return end.reason is FinishReason.ERROR and failure is not None and failure[0] in WORTH_REPEATING
 
     def _on_log_refused(self, error: StoreError) -> None:
         """A log with another fence or other tokens wins: the session goes on from it, here or elsewhere."""

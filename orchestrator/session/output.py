@@ -18,6 +18,7 @@ from specwire.core.messages import (
     Emit,
     EmitEnd,
     End,
+    Event,
     FinishReason,
     Outcome,
     Pace,
@@ -357,7 +358,7 @@ class SessionView:
 
     Args:
         grace: seconds for which the session goes on without a reader. on_left: nobody came back here in time.
-        on_taken: a reader has what stands before this position.
+        tell: whoever drives the session hears what readers have taken.
     """
 
     def __init__(
@@ -367,7 +368,7 @@ class SessionView:
         timers: Timers,
         grace: float,
         on_left: Callable[[], None],
-        on_taken: Callable[[int], None],
+        tell: Callable[[Event], None],
     ) -> None:
         self.record = record
         self.span = span
@@ -381,7 +382,7 @@ class SessionView:
         self.newest_fence = 0
         self.patience_with_others = LEASE_S
         self.prompt_hash = 0
-        self.took = on_taken
+        self.tell = tell
 
     def emit(self, effect: Emit, timings: OutputTimings | None, tally: OrchestratorTally) -> None:
         """Show what has become durable, and count it."""

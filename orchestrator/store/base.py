@@ -493,15 +493,8 @@ class SessionStore(Protocol):
         ...
 
 
-def check_append(append: Append) -> None:
-    """Refuse what no log could hold: a bug of the caller."""
-    if append.position < 0:
-        raise ValueError(f"position: must not be negative, not {append.position}")
-    check_logged(append)
-
-
 def check_logged(logged: LoggedTokens) -> None:
-    """Raises ValueError unless each token has its outcome, and all or none have log-probabilities."""
+    """Refuse what no log could hold: a bug of the caller. An `Append` checks itself."""
     count = len(logged.tokens)
     if count != len(logged.outcomes):
         raise ValueError(f"outcomes: {len(logged.outcomes)} for {count} tokens")

@@ -18,7 +18,6 @@ from orchestrator.store.base import (
     SessionExists,
     SessionRecord,
     StoredSession,
-    check_append,
     check_logged,
     deleted,
     fenced,
@@ -272,7 +271,6 @@ class MemoryStore:
         return log
 
     def _write(self, log: _Log, append: Append) -> None:
-        check_append(append)
         session_id, length, position, tokens = log.record.session_id, len(log.tokens), append.position, append.tokens
         if position > length:
             raise gap(session_id, position, length)

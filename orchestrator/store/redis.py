@@ -27,7 +27,6 @@ from orchestrator.store.base import (
     StoreError,
     StoreUnavailable,
     UnfitStore,
-    check_append,
     check_logged,
     deleted,
     durability_of,
@@ -192,7 +191,6 @@ class RedisStore:
             _refused(reply, record.session_id, fence, 0)
 
     async def append(self, session_id: str, fence: int, append: Append) -> AppendReply:
-        check_append(append)
         end = ("", 0) if append.end is None else (int(append.end.reason), append.end.text_length)
         said = (fence, append.position, pack_tokens(append.tokens), pack_outcomes(append.outcomes), *end)
         keys, reported = session_keys(session_id), map(pack_logprobs, append.logprobs)

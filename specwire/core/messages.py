@@ -453,6 +453,15 @@ class Append:
     end: End | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse what no log could hold: a bug of the caller."""
+        if self.position < 0:
+            raise ValueError(f"position: must not be negative, not {self.position}")
+        if len(self.outcomes) != len(self.tokens):
+            raise ValueError(f"outcomes: {len(self.outcomes)} for {len(self.tokens)} tokens")
+        if len(self.logprobs) not in (0, len(self.tokens)):
+            raise ValueError(f"logprobs: {len(self.logprobs)} for {len(self.tokens)} tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class Emit:
