@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from inspect import isawaitable
 from pathlib import Path
 from typing import TypeVar
@@ -54,6 +54,13 @@ def asked_blocking(ask: Callable[[], Answer], holds: Callable[[Answer], object])
             raise TimeoutError(f"the last answer: {answer}")
         time.sleep(PAUSE_S)
     return answer
+
+
+def limits(first_s: float) -> Iterator[float]:
+    """Seconds, longer each time: for what must run into a limit, but on a busy machine not before it has said why."""
+    while True:
+        yield first_s
+        first_s *= 4
 
 
 def lives(pid: int) -> bool:

@@ -17,7 +17,7 @@ from tests.faults.streams import plain
 from tests.integration.stack_process import Command, running
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.rpc.relay import Relay
-from tests.wait import asked_blocking, eventually
+from tests.wait import asked_blocking, eventually, limits, until
 
 TARGET = "scripted:7:vocab=64:delay_ms=10"
 DRAFT = "scripted:7:vocab=64:agree=0.8"
@@ -91,6 +91,18 @@ def edge(verifier: str, *more: str) -> tuple[str, ...]:
     return ("edge", "--verifier", verifier, "--draft", DRAFT, *ANY_PORT, "--json", *more)
 
 
+def never_ready(reason: str, *arguments: str) -> None:
+    """It ends at its start's limit, and says why: once the limit is long enough for a busy machine to learn that."""
+    waits = limits(0.5)
+
+    def said() -> tuple[str, float]:
+        limit = next(waits)
+        return failure(*arguments, "--start-timeout", f"{limit:g}"), limit
+
+    told, limit = asked_blocking(said, lambda answer: "does not answer" not in answer[0])
+    assert told == f"specwire edge: error: not ready within {limit:g} s: {reason}"
+
+
 # The edge
 
 
@@ -107,7 +119,7 @@ def test_edge_draft_cloud_verify(cloud: Service, files: dict[str, str]) -> None:
 
 
 async def test_a_far_verifier_whose_link_breaks(cloud: Service, files: dict[str, str]) -> None:
-    """A round trip of 0.1 s, TLS inside; the connection is cut in the middle of a sentence, twice."""
+    """A round trip of 0.1 s, TLS inside; the connection is cut while a sentence is read, twice."""
     relay, length = Relay(cloud.address, delay=0.05), 300
     async with relay.relaying():
         with running(*edge(relay.address, "--tls-ca", files["ca"])) as command:
@@ -120,7 +132,8 @@ async def test_a_far_verifier_whose_link_breaks(cloud: Service, files: dict[str,
                     if any(before < cut <= len(tokens) for cut in (80, 160)):
                         relay.break_off()
             assert tokens == plain(TARGET, length, prompt=(1, 2, 3))
-            assert command.said().count(f"link to {relay.address} lost") == 2
+            # Once at least: whoever reads late finds the second cut in the same chunk, or no link that could be cut.
+            await until(lambda: f"link to {relay.address} lost" in command.said())
 
 
 def test_its_ready_line_says_what_a_crash_loses(cloud: Service, files: dict[str, str]) -> None:
@@ -175,8 +188,7 @@ def test_a_start_that_waits_can_be_given_up(dead_address: str) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--tls",)])
 def test_a_verifier_that_is_never_there(dead_address: str, flags: tuple[str, ...]) -> None:
-    said = failure(*edge(dead_address, "--start-timeout", "0.5", *flags))
-    assert said == f"specwire edge: error: not ready within 0.5 s: cannot connect to {dead_address}"
+    never_ready(f"cannot connect to {dead_address}", *edge(dead_address, *flags))
 
 
 def test_a_verifier_that_is_not_trusted(cloud: Service, files: dict[str, str]) -> None:
@@ -185,9 +197,7 @@ def test_a_verifier_that_is_not_trusted(cloud: Service, files: dict[str, str]) -
 
 
 def test_a_verifier_that_wants_tls(cloud: Service) -> None:
-    said = failure(*edge(cloud.address, "--start-timeout", "1"))
-    reason = f"{cloud.address} closed the connection at once: it may want TLS"
-    assert said == f"specwire edge: error: not ready within 1 s: {reason}"
+    never_ready(f"{cloud.address} closed the connection at once: it may want TLS", *edge(cloud.address))
 
 
 def test_a_drafter_of_another_vocabulary(cloud: Service, files: dict[str, str]) -> None:

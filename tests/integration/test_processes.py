@@ -18,6 +18,7 @@ from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import PROMPT, Stream, plain
 from tests.lm import models
 from tests.orchestrator.redis_for_tests import RedisServer
+from tests.wait import asked_blocking, limits
 
 TARGET = "scripted:7:vocab=64"
 DRAFT = "scripted:7:vocab=64:agree=0.8"
@@ -207,10 +208,15 @@ def test_an_orchestrator_without_its_log(dead_address: str, url: str) -> None:
 
 
 def test_an_orchestrator_without_a_verifier(dead_address: str) -> None:
-    assert refused(["orchestrate", "--verifier", dead_address, "--start-timeout", "0.5"]) == (
-        1,
-        f"specwire orchestrate: error: not ready within 0.5 s: cannot connect to {dead_address}",
-    )
+    waits = limits(0.5)
+
+    def told() -> tuple[int, str, float]:
+        limit = next(waits)
+        return *refused(["orchestrate", "--verifier", dead_address, "--start-timeout", f"{limit:g}"]), limit
+
+    code, said, limit = asked_blocking(told, lambda answer: "does not answer" not in answer[1])
+    reason = f"cannot connect to {dead_address}"
+    assert (code, said) == (1, f"specwire orchestrate: error: not ready within {limit:g} s: {reason}")
 
 
 def test_a_drafter_of_another_vocabulary(owned: Parts, verifier: Service) -> None:

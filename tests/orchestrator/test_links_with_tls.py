@@ -21,6 +21,7 @@ from specwire.rpc.tls import ClientTls, ServerTls
 from tests.certificates import Authority
 from tests.documents import ROOT, blocks_of
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, drafted, plain
+from tests.wait import asked, limits
 
 OURS, OTHERS = Authority(), Authority("another authority")
 LIMIT_S = 120.0
@@ -90,8 +91,15 @@ async def test_a_peer_that_is_not_trusted_ends_the_start_at_once() -> None:
     ids=["plaintext", "wrong certificate"],
 )
 async def test_a_peer_that_hangs_up_is_named(tls: ClientTls | None, hint: str) -> None:
-    async with peers() as (verifier, drafter):
+    waits = limits(0.5)
+
+    async def why(verifier: str, drafter: str) -> tuple[str, float]:
+        limit = next(waits)
         with pytest.raises(StartError) as caught:
-            await orchestrator.server.start(options(verifier, drafter, tls, start_timeout=0.5))
+            await orchestrator.server.start(options(verifier, drafter, tls, start_timeout=limit))
+        return str(caught.value), limit
+
+    async with peers() as (verifier, drafter):
+        told, limit = await asked(lambda: why(verifier, drafter), lambda answer: "does not answer" not in answer[0])
     each = (f"{address} closed the connection at once: {hint}" for address in (verifier, drafter))
-    assert str(caught.value) == f"not ready within 0.5 s: {'; '.join(each)}"
+    assert told == f"not ready within {limit:g} s: {'; '.join(each)}"

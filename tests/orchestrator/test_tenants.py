@@ -24,6 +24,7 @@ from specwire.rpc.keys import Keys
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain
+from tests.wait import asked, limits
 
 ADA, BOB = "the-token-of-ada", "the-token-of-bob"
 KEYS = Keys({ADA: "ada", BOB: "bob"})
@@ -246,8 +247,15 @@ async def test_an_orchestrator_shows_its_peers_their_token() -> None:
         parts.push_async_callback(running.stop, 0.0)
         client = await parts.enter_async_context(AsyncClient(running.address))
         done = await client.complete(PROMPT, max_tokens=5, ignore_eos=True, timeout=LIMIT_S)
-        with pytest.raises(StartError, match="UNAUTHENTICATED: authorization: a token is needed"):
-            await orchestrator.server.start(OrchestratorOptions((verifier.address,), start_timeout=0.5))
+        waits = limits(0.5)
+
+        async def why() -> str:
+            with pytest.raises(StartError) as refused:
+                await orchestrator.server.start(OrchestratorOptions((verifier.address,), start_timeout=next(waits)))
+            return str(refused.value)
+
+        told = await asked(why, lambda answer: "does not answer" not in answer)
+        assert "UNAUTHENTICATED: authorization: a token is needed" in told
     assert list(done.tokens) == plain(TARGET, PROMPT, 5)
 
 
