@@ -13,7 +13,7 @@ from deploy.stack.processes import descendants
 from tests.bench.tiny import save_pair
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from bench.wan.wire import RULES
 from deploy.stack.processes import descendants
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,7 +42,7 @@ def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
     assert out.with_suffix(".png").stat().st_size > 10_000
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_demo_pair_is_measured_over_a_line() -> None:
     heard: list[MeasuredPair] = []
     found = measure_pair((10.0,), 1, 12, heard.append)

@@ -24,7 +24,7 @@ DRAFT = "scripted:7:vocab=64:agree=0.8"
 PROMPT = "1 2 3"
 ANY_PORT = ("--listen", "127.0.0.1:0")
 LENGTH = ("--max-tokens", "60", "--ignore-eos")
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 
 
 @pytest.fixture(scope="module")
