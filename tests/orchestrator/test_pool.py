@@ -12,6 +12,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import Pool, StartError
 from specwire.client import AsyncClient
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
+from tests.wait import asked, limits
 
 
 def pool(options: OrchestratorOptions) -> Pool:
@@ -51,13 +52,22 @@ async def test_a_drafter_that_is_not_there_is_waited_for_but_a_moment(
     monkeypatch.setattr(pool_module, "DRAFTERS_WITHIN_S", moment_s)
     async with stack(SLOW_TARGET) as running:
         verifiers = running.orchestrator.orchestrator.options.verifiers
-        started = await orchestrator.server.start(
-            OrchestratorOptions(verifiers, (dead_address,), start_timeout=start_timeout)
-        )
+        waits = limits(start_timeout)
+
+        async def start() -> orchestrator.server.RunningOrchestrator | None:
+            try:
+                options = OrchestratorOptions(verifiers, (dead_address,), start_timeout=next(waits))
+                return await orchestrator.server.start(options)
+            except StartError:  # a busy machine's verifier was not there in time
+                return None
+
+        started = await asked(start, lambda answer: answer)
+        assert started is not None
         try:
             async with AsyncClient(started.address) as client:
                 done = await client.complete(PROMPT, max_tokens=20, ignore_eos=True)
         finally:
             await started.stop(0.0)
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 20)
-    assert f"until drafters come, sessions run plainly: cannot connect to {dead_address}" in caplog.text
+    (told,) = (each for each in caplog.messages if each.startswith("until drafters come, sessions run plainly: "))
+    assert dead_address in told
