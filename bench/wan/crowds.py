@@ -1,7 +1,7 @@
 """Further cells of the sweep: 1 to 32 sessions at once, a drafter on the verifier's host, n-grams beside a drafter.
 
-A setting's speed is that of all sessions together, until the last one's last token. Each session has its own trace, and
-each batch starts from what the one before has learnt; a batch before the first is not counted.
+A setting's speed is that of all sessions together while the batch is full: where one ends the next begins, from what
+that one has learnt, and the first ones are not counted. Each session has a trace of its own.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from bench.wan.cells import V_MS
 from bench.wan.traces import acceptance, recorded, with_acceptance
 from specwire import sim
-from specwire.core.policy.controller import Planner
 
 SESSIONS = (1, 2, 4, 8, 16, 32)
 TOKENS = 64
-# Tokens of all batches of a cell that are counted, as far as one batch does not hold more.
-COUNTED = 512
+# Sessions of a cell that are counted, as far as there are not more at once.
+COUNTED = 8
 SETTINGS = (
     "off",
     *("lockstep:1", "lockstep:2", "lockstep:4", "lockstep:8"),
@@ -54,16 +53,12 @@ class Crowd:
         kept = (self.draft_ms, self.acceptance, self.slope, self.contention, self.rtt_ms, self.repeats)
         return Crowd(*kept, sessions, self.slope_between, self.V_ms)
 
-    def batches(self) -> Iterator[list[sim.Cell]]:
-        """Batches that follow one another; the first is the one before them."""
+    def cells(self) -> list[sim.Cell]:
+        """Sessions that follow one another: the first ones, those that are counted, and those after them."""
         nearest = sorted(recorded(), key=lambda trace: abs(acceptance(trace) - self.acceptance))
         traces = [with_acceptance(trace, self.acceptance) for trace in nearest]
-        turns = max(1, COUNTED // (TOKENS * self.sessions))
-        for turn in range(1 + turns):
-            first = turn * self.sessions
-            yield [
-                self._session(number, traces[number % len(traces)]) for number in range(first, first + self.sessions)
-            ]
+        number = 2 * self.sessions + max(COUNTED, self.sessions)
+        return [self._session(number, traces[number % len(traces)]) for number in range(number)]
 
     def _session(self, number: int, trace: str) -> sim.Cell:
         return sim.Cell(
@@ -108,15 +103,8 @@ def crowds() -> Iterator[Crowd]:
 
 
 def speed(crowd: Crowd, policy: sim.Policy = sim.AUTO) -> float:
-    """Tokens per second over all batches but the first, each from what the one before has learnt."""
-    experience: Planner | None = None
-    tokens, elapsed_us = 0, 0.0
-    for turn, cells in enumerate(crowd.batches()):
-        batch = sim.simulate_batch(cells, policy, experience)
-        experience = batch.planner
-        if turn:
-            tokens, elapsed_us = tokens + batch.tokens, elapsed_us + batch.elapsed_us
-    return tokens / elapsed_us * 1e6
+    """Tokens per second of all sessions together."""
+    return sim.simulate_batch(crowd.cells(), policy, crowd.sessions).tokens_per_second
 
 
 def best_fixed(crowd: Crowd) -> tuple[str, float]:

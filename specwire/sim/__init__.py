@@ -15,7 +15,7 @@ No deciding code is written a second time here; a model's forward takes the time
     best_textbook(cell)                # Best(policy, result) over k
     optimum_over(cells)                # BestOfAll(policy, tokens_per_second) over several sessions
 
-    simulate_batch(cells, AUTO, experience)  # Batch(tokens, elapsed_us, plans, planner): sessions that begin at once
+    simulate_batch(cells, AUTO, sessions=8)  # Batch(tokens, elapsed_us, plans): cells in turn, a full batch
     simulate_fleet(Fleet(sessions=1000, verifiers=2, drafters=8, V_us=..., ...), AUTO)  # a pool, Poisson arrivals
 
 A cell is one session. Times are microseconds. The same cell and policy give the same result, always.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specwire.core.law.acceptance import DraftCounts
@@ -202,30 +202,42 @@ def simulate(cell: Cell, policy: Policy = AUTO, planner: Planner | None = None) 
     return _result(run.ended[0], run.verifier)
 
 
-def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, experience: Planner | None = None) -> Batch:
-    """Run sessions that begin at once, at one verifier and one drafter; they differ in their texts and guesses only.
+def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, sessions: int = 1) -> Batch:
+    """Run so many `sessions` at once at one verifier and one drafter; a cell begins where one has ended.
 
-    experience: each starts from what was learnt there.
+    Each starts from what was learnt in the one before it. Counted is what is decided from the time when so many have
+    ended until the last one begins: the batch is always full. The cells differ in their texts and guesses only.
     """
-    first = cells[0]
-    run = _Run(first, policy, len(cells))
-    for cell in cells:
-        known = experience.successor(run.forward, first.shared_host) if experience is not None else None
-        run.begin(cell, known or policy.planner(run.forward, first.shared_host))
+    if len(cells) < 2 * sessions:
+        raise InvalidCell(f"cells: must be at least {2 * sessions} for {sessions} sessions, not {len(cells)}")
+    run = _Run(cells[0], policy, sessions)
+    waiting = iter(cells[sessions:])
+    counted: list[tuple[float, int]] = []
+
+    def on_ended(ended: SimOrchestrator) -> None:
+        following = next(waiting, None)
+        if len(run.ended) in (sessions, len(cells) - sessions):
+            counted.append((run.clock.now_us, run.verifier.decided))
+        if following is None:
+            run.clock.stop()
+        else:
+            run.begin(following, ended.planner.successor(run.forward, following.shared_host))
+
+    run.on_ended = on_ended
+    for cell in cells[:sessions]:
+        run.begin(cell, policy.planner(run.forward, cell.shared_host))
     run.clock.run()
-    tokens = sum(orchestrator.stats.tokens for orchestrator in run.ended)
-    last = run.ended[-1]
-    return Batch(tokens, last.stats.last_us, tuple(last.plans), last.planner)
+    (began_us, before), (ended_us, after) = counted[0], counted[-1]
+    return Batch(after - before, ended_us - began_us, tuple(run.ended[-1].plans))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sessions that began at once, until the last one's last token, whose plans and planner these are."""
+    """Tokens of all sessions, and the time they took; `plans` of the session that ended last."""
 
     tokens: int
     elapsed_us: float
     plans: tuple[Planned, ...]
-    planner: Planner
 
     @property
     def tokens_per_second(self) -> float:
@@ -233,7 +245,7 @@ class Batch:
 
 
 class _Run:
-    """A verifier and a drafter, and the sessions there; the clock stops with the last of them."""
+    """A verifier and a drafter, and the sessions there. on_ended: is told of each that ends."""
 
     def __init__(self, cell: Cell, policy: Policy, sessions: int) -> None:
         self.clock = Clock()
@@ -243,11 +255,10 @@ class _Run:
         self.verifier = SimVerifier(self.clock, target, cell.cost, cell.step_us, policy.patient, sessions)
         machine = target if cell.shared_host else Machine(self.clock)
         self.drafter = SimDrafter(self.clock, machine, cell.draft_us, cell.draft_slope)
+        self.on_ended: Callable[[SimOrchestrator], None] = lambda _: self.clock.stop()
         self._drafting = policy.drafting
-        self._open = 0
 
     def begin(self, cell: Cell, planner: Planner) -> None:
-        self._open += 1
         orchestrator = SimOrchestrator(
             self.clock,
             self.verifier,
@@ -265,8 +276,7 @@ class _Run:
 
     def _on_ended(self, orchestrator: SimOrchestrator) -> None:
         self.ended.append(orchestrator)
-        if len(self.ended) == self._open:
-            self.clock.stop()
+        self.on_ended(orchestrator)
 
 
 def _result(orchestrator: SimOrchestrator, verifier: SimVerifier) -> Result:

@@ -105,11 +105,15 @@ def test_on_a_contended_host_both_compute_and_take_longer() -> None:
     assert host.busy_us == 400.0
 
 
-def test_sessions_that_begin_at_once_share_their_steps() -> None:
-    cells = [Cell(30_000, 0.0, 3_000, 0.0, acceptance=0.8, seed=seed, tokens=32, session_slope=0.0) for seed in (1, 2)]
-    both = simulate_batch(cells, PLAIN)
-    assert both.tokens == 64
-    assert both.elapsed_us == simulate(cells[0], PLAIN).elapsed_us
+def test_sessions_at_once_share_their_steps_and_the_batch_stays_full() -> None:
+    cells = [
+        Cell(30_000, 0.0, 3_000, 0.0, acceptance=0.8, seed=seed, tokens=32, session_slope=0.0) for seed in range(8)
+    ]
+    pair = simulate_batch(cells, PLAIN, sessions=2)
+    assert pair.tokens == 4 * 32
+    assert pair.tokens_per_second == pytest.approx(2 / 30_000 * 1e6, rel=0.1)
+    with pytest.raises(InvalidCell, match="at least 16 for 8 sessions, not 8"):
+        simulate_batch(cells, PLAIN, sessions=8)
 
 
 def test_a_text_that_repeats_itself_is_guessed_from_itself() -> None:
