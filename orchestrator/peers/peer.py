@@ -338,7 +338,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         self.draining |= message.draining
         timings = message.timings
         if timings.sessions == 1 and timings.rows <= MOST_OBSERVED_ROWS:
-            self.forward_times.observe(timings.rows, timings.forward_us + timings.choose_us)
+            self.forward_times.told(timings.rows, timings.forward_us + timings.gap_us, timings.plain_us)
         for opened in message.opened:
             if (subject := self.subjects.get(opened.handle)) is not None:
                 with guarded(subject):

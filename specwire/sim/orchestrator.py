@@ -155,7 +155,7 @@ class SimOrchestrator:
 
     def _on_decided(self, verdict: Verdict, step: StepTimings) -> None:
         if step.sessions == 1:
-            self._forward.observe(step.rows, step.forward_us)
+            self._forward.told(step.rows, step.forward_us + step.gap_us, step.plain_us)
         self.stats.ledger_us = verdict.ledger_us
         self._apply(messages.VerdictArrived(self.session.attach, verdict))
         if self.drafter is None:

@@ -141,7 +141,7 @@ class SteppedEngine(Engine):
         if under_way is not None:
             self.end(under_way, ended_us)
         else:
-            rest, since_us = self._resting or (Rest(now_us, waiting=False), self._pauses.forward_ended_us)
+            rest, since_us = self._resting or (Rest(now_us), self._pauses.forward_ended_us)
             self.rested(rest, now_us - since_us)
         rest_now: Rest | None = None
         while rest_now is None and not self.computing and not self.stopped:

@@ -242,8 +242,8 @@ Veto = Callable[[], list[StepCandidate]]
         ("never on time", lambda: [candidate(awaited=due(chance=0.0))]),
         ("the time is over", lambda: [candidate(awaited=due(latest=-1.0, expected=-2.0))]),
         ("no room for them", lambda: [candidate(room=1, awaited=due())]),
-        ("somebody could not bear it", lambda: [candidate(awaited=due()), candidate(1, spare_us=1.0)]),
-        ("somebody is in debt", lambda: [candidate(awaited=due()), candidate(1, spare_us=-1.0)]),
+        ("it could not bear it for both", lambda: [candidate(awaited=due(), spare_us=599.0), candidate(1)]),
+        ("it is in debt", lambda: [candidate(awaited=due(), spare_us=-1.0), candidate(1)]),
         ("a prompt is to be read", lambda: [candidate(awaited=due()), candidate(1, uncached=2)]),
     ],
 )
@@ -258,6 +258,18 @@ def test_a_batch_waits_only_if_the_whole_gains() -> None:
     assert schedule([waiting, *others], 0.0, flat).wait_until_us is None
 
 
+def test_who_is_waited_for_pays_for_all() -> None:
+    """Two that wait for one: its wait of 300 is charged twice. Two that are waited for share it."""
+    indebted = candidate(1, spare_us=-1.0)
+    assert schedule([candidate(awaited=due(), spare_us=600.0), indebted], 0.0, flat).awaited == (0,)
+    both = [candidate(slot, awaited=due(), spare_us=300.0) for slot in range(2)]
+    assert schedule(both, 0.0, flat).awaited == (0, 1)
+    poor = candidate(2, awaited=due(), spare_us=299.0)
+    assert schedule([*both, poor], 0.0, flat).awaited == ()
+    rich = [candidate(slot, awaited=due(), spare_us=450.0) for slot in range(2)]
+    assert schedule([*rich, poor], 0.0, flat).awaited == (0, 1)
+
+
 def test_waits_for_the_best_of_several_due_times() -> None:
     soon, late = candidate(0, awaited=due()), candidate(1, awaited=due(4, 50_000.0, 60_000.0))
     assert schedule([soon, late], 0.0, flat).wait_until_us == 300.0
@@ -265,7 +277,7 @@ def test_waits_for_the_best_of_several_due_times() -> None:
 
 def test_a_patient_verifier_waits_for_all_that_is_due_and_keeps_no_ledger() -> None:
     short = candidate(drafted=1, spare_us=-1e9, missing=3)
-    assert schedule([short], 100.0, flat, patient=True) == StepPlan((), 100.0 + PATIENCE_US)
+    assert schedule([short], 100.0, flat, patient=True) == StepPlan((), 100.0 + PATIENCE_US, (0,))
     assert schedule([short], 100.0, flat).wait_until_us is None
     full = candidate(drafted=4, spare_us=-1e9, missing=0)
     assert [share.window for share in schedule([full], 100.0, flat, patient=True).shares] == [4]

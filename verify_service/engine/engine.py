@@ -20,6 +20,7 @@ from specwire.core.messages import Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCosts, part_of
 from specwire.core.policy.scheduler import Share, schedule
+from specwire.core.verify.session import RunningSession
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
 from verify_service.engine.batch import Part, RowChoice, RowSampler
 from verify_service.engine.messages import (
@@ -60,10 +61,18 @@ MOST_TAKEN = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Nothing to compute before `until_us` or a command. waiting: on purpose, for proposals that are due."""
+    """Nothing to compute before `until_us` or a command.
+
+    awaited: sessions whose proposals are due, for which it waits on purpose; they pay for all `sessions` that wait.
+    """
 
     until_us: float
-    waiting: bool
+    awaited: tuple[RunningSession, ...] = ()
+    sessions: int = 0
+
+    @property
+    def waiting(self) -> bool:
+        return len(self.awaited) > 0
 
 
 @dataclass(slots=True)
@@ -84,6 +93,12 @@ class UnderWay(NamedTuple):
     parts: Sequence[Part]
     rows: Any
     began_us: float
+
+
+def _may_be_drafted(part: Part) -> bool:
+    """Whether a drafter may be at work for its session: an answer is due or came, or the session has only begun."""
+    session = part.held.session
+    return session.allowance.due > 0 or part.held.running.proposed or session.ledger.elapsed_us == 0.0
 
 
 class Engine:
@@ -150,15 +165,17 @@ class Engine:
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
         alone = len(runnable) == 1
         shown = [
-            held.running.candidate(slot, self.lm.cached(slot), plain_us, waited_us, held.looks(alone))
+            held.running.candidate(slot, self.lm.cached(slot), plain_us, held.looks(alone))
             for slot, held in runnable.items()
         ]
         candidates = self._turns.ordered(shown, runnable)
-        V = self.costs.of(sum(each.uncached == 1 for each in candidates))
+        decoding = sum(each.uncached == 1 for each in candidates)
+        V = self.costs.of(decoding)
         plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, self._limits.most_rows)
         self.tell()
         if plan.wait_until_us is not None and not self._scorer.busy:
-            return Rest(min(plan.wait_until_us, self.sessions.next_deadline_us), waiting=True)
+            awaited = tuple([runnable[slot].running for slot in plan.awaited])
+            return Rest(min(plan.wait_until_us, self.sessions.next_deadline_us), awaited, decoding)
         if plan.shares:
             shares = [(share, runnable[share.slot]) for share in plan.shares]
             for share, held in shares:
@@ -168,7 +185,7 @@ class Engine:
             self.tell()
             self._score()
             return None
-        return None if plan.shares else Rest(self._next_us(late), waiting=False)
+        return None if plan.shares else Rest(self._next_us(late))
 
     def _next_us(self, late: bool) -> float:
         """When to look again, if nothing comes: at a deadline, or soon where a constraint had not answered.
@@ -218,6 +235,8 @@ class Engine:
         """Account for the time between two steps."""
         if rest.waiting:
             self._pauses.waited_us += slept_us
+            for running in rest.awaited:
+                running.waited_us += slept_us * part_of(1, len(rest.awaited), rest.sessions)
         else:
             self._pauses.idle_us += slept_us
 
@@ -354,7 +373,7 @@ class Engine:
         """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""
         if any(part.share.fresh > 1 or not part.share.decides for part in parts):
             return None
-        drafting = any(part.held.session.allowance.due for part in parts)
+        drafting = any(_may_be_drafted(part) for part in parts)
         waited, rows = timings.waited_us > 0, timings.rows
         return self.costs.observe(len(parts), rows, timings.forward_us, timings.gap_us, drafting, waited)
 

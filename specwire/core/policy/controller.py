@@ -360,10 +360,16 @@ class SideBySide:
             if speed > (1.0 if self.active else LEAST_ADVANTAGE) * turns:
                 return Beside(beside_us, f"side by side, contention {slowdown:.2f}, gain {speed * apart.at(1):.2f}")
         at_best = _beside(rates, agreement, draft_us, overhead_us, apart)
-        if self._since_try < TRIAL_EVERY or at_best <= LEAST_ADVANTAGE * turns:
+        if not self._may_try(apart, together) or at_best <= LEAST_ADVANTAGE * turns:
             return None
         self._since_try, self._brought_beside = 0, _Brought()
         return Beside(draft_us, "trying side by side")
+
+    def _may_try(self, apart: ForwardTimes, together: ForwardTimes | None) -> bool:
+        """Whether a trial is due: it may cost EXPLORED_SHARE of the time since the last one."""
+        stretch_us = together.at(1) - apart.at(1) if together is not None else 0.0
+        spared_us = EXPLORED_SHARE * self._since_try * apart.at(1)
+        return self._since_try >= TRIAL_EVERY and spared_us >= TRIAL_VERDICTS * stretch_us
 
 
 def _turns(rates: Sequence[float], draft_us: float, overhead_us: float, forward: ForwardTimes) -> float:
@@ -597,18 +603,18 @@ class Controller:
             return self._probe_or_off()
         if not self._calibration.trusted:
             return in_turns(best, f"window {best}, gain {gain:.2f}", NEGLIGIBLE)
-        floor = self._floor(best, speeds[best], draft_us)
+        floor = self._floor(rates, best, speeds[best], draft_us)
         return in_turns(min(MOST_WINDOW, best + EXTRA_WINDOW), f"floor {floor:.2f}, gain {gain:.2f}", floor)
 
-    def _floor(self, window: int, speed: float, draft_us: float) -> float:
+    def _floor(self, rates: Sequence[float], window: int, speed: float, draft_us: float) -> float:
         """Chain probability below which one more draft token costs more time than it is expected to save.
 
-        A token with chain probability P brings P tokens for draft_us + the growth of V; at the best speed (tokens per
-        microsecond) that time would have brought (draft_us + growth) * speed. In coarse steps, so that the pace does
-        not change all the time.
+        Behind a chain of probability P the next token is expected to bring P times its own rate, for draft_us + the
+        growth of V; at the best speed (tokens per microsecond) that time would have brought (draft_us + growth) *
+        speed. In coarse steps, so that the pace does not change all the time.
         """
         growth = (self._step.at(window + 1) - self._step.at(1)) / window
-        steps = round((draft_us + growth) * speed / FLOOR_STEP)
+        steps = round((draft_us + growth) * speed / rates[window - 1] / FLOOR_STEP)
         return min(MOST_FLOOR, max(NEGLIGIBLE, steps * FLOOR_STEP))
 
     def _probe_or_off(self) -> Plan:

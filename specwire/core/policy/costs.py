@@ -9,6 +9,7 @@ from functools import cache
 
 from specwire.core.policy.estimates import ForwardTimes, interpolated, smoothed
 from specwire.core.policy.tunables import (
+    CALM_STEPS,
     DECAY,
     FADE,
     SCALES,
@@ -104,6 +105,7 @@ class StepCosts:
         self._around: dict[int, float] = {}
         # By the size of the batch up to a power of two.
         self._surcharges: defaultdict[int, Surcharge] = defaultdict(lambda: Surcharge(forward.at(1)))
+        self._calm = CALM_STEPS
         # What windows add, by (sessions, rows); forgotten when V(m) is refined.
         self._windows_us: dict[tuple[int, int], float] = {}
 
@@ -165,6 +167,8 @@ class StepCosts:
         before and this one for choosing, resolving and commands, without waiting and idling.
         """
         plain, size = rows == sessions, sessions.bit_length()
+        self._calm = 0 if drafting else self._calm + 1
+        drafting = self._calm < CALM_STEPS
         self._around[size] = smoothed(self._around.get(size), min(around_us, forward_us), STEP_WEIGHT)
         if sessions > 1:
             self._observe_batch(sessions, rows, forward_us + around_us, drafting)

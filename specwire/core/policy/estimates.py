@@ -75,11 +75,29 @@ class ForwardTimes:
         return last + max(0.0, slope) * (rows - widths[-1])
 
     def observe(self, rows: int, microseconds: float) -> None:
-        """Refine a width that was measured at start. A single slow step (a scheduler's hiccup) moves it little."""
+        """Refine a width that was measured at start. A single slow step (a scheduler's hiccup) moves it little.
+
+        Narrower ones take no longer: what shows that a wide one has become faster shows it of them.
+        """
         known = self._times.get(rows)
-        if known is not None:
-            bounded = min(microseconds, OUTLIER * known)
-            self._times[rows] = known + STEP_WEIGHT * (bounded - known)
+        if known is None:
+            return
+        bounded = min(microseconds, OUTLIER * known)
+        self._times[rows] = refined = known + STEP_WEIGHT * (bounded - known)
+        for width, time_us in self._times.items():
+            if width < rows and time_us > refined:
+                self._times[width] = refined
+
+    def told(self, rows: int, step_us: float, plain_us: float) -> None:
+        """Refine by a step of one session, of which its verifier tells.
+
+        How long a plain one takes is believed to it (`plain_us`; 0: it did not say): beside a drafter on its host this
+        one may have taken longer, and a plain step that is thought too slow makes any window pay.
+        """
+        if rows > 1:
+            self.observe(rows, step_us)
+        elif plain_us:
+            self.observe(1, plain_us)
 
 
 class AcceptanceByPosition:

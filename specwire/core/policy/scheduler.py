@@ -88,10 +88,11 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Run `shares` now, or first wait until `wait_until_us` for proposals that are due."""
+    """Run `shares` now, or first wait until `wait_until_us` for the proposals of `awaited`, slots that pay for it."""
 
     shares: tuple[Share, ...]
     wait_until_us: float | None = None
+    awaited: tuple[int, ...] = ()
 
 
 class Guess(NamedTuple):
@@ -410,14 +411,14 @@ def schedule(
     prompts = _chunks([candidate for candidate in candidates if candidate.uncached > 1], prefill_rows)
     if patient:
         if any(candidate.missing > 0 for candidate in decoding) and waited_us < PATIENCE_US:
-            return StepPlan((), now_us + PATIENCE_US - waited_us)
+            return StepPlan((), now_us + PATIENCE_US - waited_us, tuple([each.slot for each in decoding]))
         windows = filled(decoding)
     else:
         windows = divided(decoding, V, most_rows)
     shares = [_share(each.slot, windows) for each in decoding]
     if patient or prompts:
         return StepPlan((*shares, *prompts))
-    return StepPlan(tuple(shares), _wait(decoding, shares, now_us, windows, V))
+    return StepPlan(tuple(shares), *_wait(decoding, shares, now_us, windows, V))
 
 
 def _share(slot: int, windows: Windows) -> Share:
@@ -436,33 +437,75 @@ def _chunks(candidates: Sequence[StepCandidate], budget: int) -> list[Share]:
     return chunks
 
 
+class Expected(NamedTuple):
+    """What a session would gain by waiting: `rows` more, in a window of `width`, with `gain` more expected tokens."""
+
+    candidate: StepCandidate
+    awaited: Awaited
+    width: int
+    rows: int
+    gain: float
+
+
 def _wait(
     candidates: Sequence[StepCandidate], shares: Sequence[Share], now_us: float, windows: Windows, V: V
-) -> float | None:
-    """Until when to wait, if the proposals due by then are worth it: (B + g) / (V(m + n) + w) > B / V(m).
+) -> tuple[float | None, tuple[int, ...]]:
+    """Until when to wait, and for whom, if what is due by then is worth it: (B + g) / (V(m + n) + w) > B / V(m).
 
-    A session whose ledger could not bear it vetoes: its tokens would wait for the others' proposals.
+    All sessions wait, and those that are waited for pay for it. One whose ledger could not bear its part is not waited
+    for.
     """
-    if all(candidate.awaited is None for candidate in candidates):
-        return None
-    rows, B = windows.rows, windows.tokens
-    spare = min((candidate.spare_us for candidate in candidates), default=0.0)
     planned = {share.slot: share for share in shares}
-    due = sorted(
-        ((c.awaited, c) for c in candidates if c.awaited is not None and c.awaited.latest_us > now_us),
-        key=lambda pair: pair[0].expected_us,
-    )
-    until, best_rate, g, n, w = None, 0.0, 0.0, 0, 0.0
-    for awaited, candidate in due:
-        more, gain = _more(candidate, planned[candidate.slot], awaited)
-        g += awaited.chance * gain
-        n += more
-        w = max(w, awaited.expected_us - now_us)
+    due = [
+        _expect(each, planned[each.slot], each.awaited)
+        for each in candidates
+        if each.awaited is not None and each.awaited.latest_us > now_us
+    ]
+    due.sort(key=lambda each: each.awaited.expected_us)
+    rows, B = windows.rows, windows.tokens
+    until: float | None = None
+    payers: tuple[int, ...] = ()
+    best_rate = 0.0
+    for last, expected in enumerate(due):
+        if last + 1 < len(due) and due[last + 1].awaited.expected_us == expected.awaited.expected_us:
+            continue
+        paying = _payers(due[: last + 1], len(candidates), now_us, rows, V)
+        if not paying:
+            continue
+        n, g = sum(each.rows for each in paying), sum(each.awaited.chance * each.gain for each in paying)
+        w = paying[-1].awaited.expected_us - now_us
         rate = (B + g) / (V(rows + n) + w)
-        worst = awaited.latest_us - now_us + V(rows + n) - V(len(shares))
-        if spare >= worst and worth_waiting(B, g, V(rows), V(rows + n), w) and rate > best_rate:
-            until, best_rate = awaited.latest_us, rate
-    return until
+        if rate > best_rate and worth_waiting(B, g, V(rows), V(rows + n), w):
+            until, best_rate = max(each.awaited.latest_us for each in paying), rate
+            payers = tuple([each.candidate.slot for each in paying])
+    return until, payers
+
+
+def _payers(due: Sequence[Expected], sessions: int, now_us: float, rows: int, V: V) -> list[Expected]:
+    """The most of `due` that can bear the wait and their windows if all of it is in vain."""
+    wait_us = max(each.awaited.latest_us for each in due) - now_us
+    then = rows + sum(each.rows for each in due)
+    windows_us = max(0.0, V(then) - V(sessions))
+
+    def spare_us(each: Expected) -> float:
+        return each.candidate.spare_us - part_of(each.width, then - sessions, sessions) * windows_us
+
+    spare = sorted(map(spare_us, due), reverse=True)
+    most = max((n for n, least in enumerate(spare, 1) if least >= part_of(1, n, sessions) * wait_us), default=0)
+    return [each for each in due if spare_us(each) >= spare[most - 1]] if most else []
+
+
+def _expect(candidate: StepCandidate, share: Share, awaited: Awaited) -> Expected:
+    """What its part would grow by if `awaited` were there.
+
+    The chain's window grows. A guess gives way to the chain, if that is then expected to decide more.
+    """
+    window = share.window if share.kind is SourceKind.DRAFTER else candidate.drafted
+    wider = min(MOST_WINDOW, window + awaited.tokens, candidate.room - 1)
+    gain = _tokens(candidate.acceptance, wider) - _expected(candidate, share)
+    if gain <= 0.0 and share.kind is not SourceKind.DRAFTER:
+        return Expected(candidate, awaited, share.window, 0, 0.0)
+    return Expected(candidate, awaited, wider, wider - share.window, gain)
 
 
 def _tokens(acceptance: AcceptanceByPosition, window: int) -> float:
@@ -473,16 +516,3 @@ def _expected(candidate: StepCandidate, share: Share) -> float:
     if share.kind is not SourceKind.DRAFTER and candidate.guess is not None:
         return _tokens(candidate.guess.acceptance, share.window)
     return _tokens(candidate.acceptance, share.window)
-
-
-def _more(candidate: StepCandidate, share: Share, awaited: Awaited) -> tuple[int, float]:
-    """Rows and expected tokens that the session's share would gain if `awaited` were there.
-
-    The chain's window grows. A guess gives way to the chain, if that is then expected to decide more.
-    """
-    window = share.window if share.kind is SourceKind.DRAFTER else candidate.drafted
-    wider = min(MOST_WINDOW, window + awaited.tokens, candidate.room - 1)
-    gain = _tokens(candidate.acceptance, wider) - _expected(candidate, share)
-    if gain <= 0.0 and share.kind is not SourceKind.DRAFTER:
-        return 0, 0.0
-    return wider - share.window, gain

@@ -51,6 +51,9 @@ CALIBRATED = (0.7, 1.4)
 SCALES = (0.5, 4.0)
 # Shares of a forward during which the drafter computed: from the first on together, up to the second apart.
 TOGETHER_SHARE, APART_SHARE = 0.5, 0.1
+# Steps in a row without a drafter at work after which plain ones show what they cost: one that was asked to stop ends
+# its pass first, and one of a new session reads the prompt.
+CALM_STEPS = 3
 # Forwards of the other kind after which what is known of one kind is of another time.
 STALE_AFTER = 2048
 

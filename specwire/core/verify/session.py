@@ -403,14 +403,20 @@ LIVE = (Offer.STARTED, Offer.EXTENDED)
 
 @dataclass(slots=True, eq=False)
 class RunningSession:
-    """`since_us`: the beginning of the time that the session's next verdict is charged for."""
+    """since_us: the beginning of the time that the session's next verdict is charged for.
+
+    waited_us: what it is charged of it for waiting: see `part_of`. proposed: something was, since the last verdict.
+    """
 
     session: VerifySession
     since_us: float
     expectations: Expectations = field(default_factory=Expectations)
+    waited_us: float = 0.0
+    proposed: bool = False
 
     def propose(self, proposal: Proposal, arrived_us: float) -> Offer:
         """A proposal arrived."""
+        self.proposed = True
         offer = self.session.offer(proposal)
         live = offer in LIVE
         if live or offer is Offer.CONTRADICTED:
@@ -440,10 +446,10 @@ class RunningSession:
             self.since_us = now_us if paused else self.since_us
         return verdicts
 
-    def candidate(self, slot: int, cached: int, plain_us: float, waited_us: float, look: bool = True) -> StepCandidate:
+    def candidate(self, slot: int, cached: int, plain_us: float, look: bool = True) -> StepCandidate:
         """The session as `schedule` sees it.
 
-        waited_us: since the last step. plain_us: of a session alone. look: for what the verifier itself may guess.
+        plain_us: of a session alone. look: for what the verifier itself may guess.
         """
         session = self.session
         source, drafted, at_hand, room = session.source, 0, 0, session.room
@@ -460,7 +466,7 @@ class RunningSession:
             room,
             session.position - cached,
             drafted,
-            session.ledger.spare_us(plain_us) - waited_us,
+            session.ledger.spare_us(plain_us) - self.waited_us,
             session.chains.acceptance(source),
             None if due is None else Awaited(missing, due.expected_us, due.latest_us, due.chance),
             missing,
@@ -476,7 +482,7 @@ class RunningSession:
         Args:
             plain_us: the plain step of the same batch. None: this step was it (no draft token tested, nothing waited
                 for), or a prompt shared it.
-            waited_us: the step waited for proposals.
+            waited_us: the step waited for proposals, of whichever session.
             part: the share charged of what windows took beyond waiting and the plain step: see `part_of`.
 
         Returns:
@@ -486,12 +492,12 @@ class RunningSession:
         if plain_us is None:
             self.session.ledger.charge(spent_us, tokens, spent_us / tokens)
         else:
-            cost_us = plain_us + waited_us + part * (spent_us - plain_us - waited_us)
+            cost_us = plain_us + self.waited_us + part * (spent_us - plain_us - waited_us)
             self.session.ledger.charge(spent_us, tokens, plain_us, cost_us)
-        self.since_us = now_us
+        self.since_us, self.waited_us, self.proposed = now_us, 0.0, False
         return self.expectations.verdict(self.session.position, now_us, waited_us > 0)
 
     def nothing_decided(self, now_us: float) -> None:
         """Charge a step that decided no token, for the time since the last verdict."""
         self.session.ledger.charge(now_us - self.since_us, 0, 0.0)
-        self.since_us = now_us
+        self.since_us, self.waited_us = now_us, 0.0
