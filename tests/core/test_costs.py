@@ -68,6 +68,35 @@ def test_plain_time_is_learned_with_drafters_idle_only() -> None:
     assert learned.plain(2) == pytest.approx(2500.0, rel=0.01)
 
 
+def test_steps_just_behind_a_draft_are_not_plain() -> None:
+    """A drafter that was asked to stop ends its pass first: two steps a turn never count, the third one does."""
+    learned = costs()
+    for _ in range(200):
+        learned.observe(1, 4, 1300.0, 0.0, drafting=True, waited=False)
+        for _ in range(2):
+            learned.observe(1, 1, 1250.0, 0.0, drafting=False, waited=False)
+    assert learned.plain(1) == 1000.0
+    learned.observe(1, 1, 1250.0, 0.0, drafting=False, waited=False)
+    assert learned.plain(1) > 1000.0
+
+
+def test_a_wide_step_that_is_faster_than_narrow_ones_were_shows_that_they_are_too() -> None:
+    learned = costs()
+    for _ in range(300):
+        learned.observe(1, 4, 800.0, 0.0, drafting=True, waited=False)
+    assert learned.plain(1) == pytest.approx(800.0, rel=0.01)
+
+
+def test_an_orchestrator_believes_its_verifier_what_a_plain_step_takes() -> None:
+    known = ForwardTimes({1: 1000.0, 4: 1300.0})
+    for _ in range(300):
+        known.told(1, 2000.0, 1100.0)
+        known.told(4, 1500.0, 1100.0)
+        known.told(1, 2000.0, 0.0)
+    assert known.at(1) == pytest.approx(1100.0, rel=0.01)
+    assert known.at(4) == pytest.approx(1500.0, rel=0.01)
+
+
 def test_wide_steps_of_one_session_refine_their_width() -> None:
     learned = costs()
     for _ in range(200):
