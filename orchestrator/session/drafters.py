@@ -282,7 +282,8 @@ class Drafters:
         took_us = step.forward_us + step.choose_us
         if step.sessions and took_us:
             ended_us = timings.verdict_received_ns / 1000
-            forward = Forward(step.rows, ended_us, took_us, step.sessions, step.plain_us, step.drafts_us)
+            known = step.sessions, step.plain_us, step.drafts_us, step.waited_us
+            forward = Forward(step.rows, ended_us, took_us, *known)
         for drafting in list(self._by_source.values()):
             drafting.observe(verdict, forward, self.shown)
 

@@ -160,7 +160,7 @@ class SimOrchestrator:
         self._apply(messages.VerdictArrived(self.session.attach, verdict))
         if self.drafter is None:
             return
-        known = step.sessions, step.plain_us, step.drafts_us
+        known = step.sessions, step.plain_us, step.drafts_us, step.waited_us
         forward = Forward(step.rows, self._clock.now_us, step.forward_us, *known)
         self.planner.observe_verdict(verdict.seen_by(SOURCE), forward)
         if self.planner.time_to_plan:

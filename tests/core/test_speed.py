@@ -111,6 +111,8 @@ def test_lockstep_rate() -> None:
     forward = ForwardTimes({1: 30.0, 3: 40.0})
     assert lockstep_rate([0.5, 0.5], 0, 8.0, forward, 5.0) == pytest.approx(1 / 30)
     assert lockstep_rate([0.5, 0.5], 2, 8.0, forward, 5.0) == pytest.approx(1.75 / (16 + 5 + 40))
+    assert lockstep_rate([0.5, 0.5], 2, 8.0, forward, 5.0, waited_us=30.0) == pytest.approx(1.75 / (30 + 40))
+    assert lockstep_rate([0.5, 0.5], 0, 8.0, forward, 5.0, waited_us=30.0) == pytest.approx(1 / (30 + 30))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ from specwire.core.policy.tunables import (
     FIRST_PACE,
     FIRST_WINDOW,
     FLOOR_STEP,
-    IN_A_ROW,
     INHERITED_COMPARISONS,
     INHERITED_TESTS,
     LEAST_ADVANTAGE,
@@ -467,6 +466,7 @@ class Controller:
         self._probing = Probing()
         self._beside = SideBySide(forward)
         self._batch: ForwardTimes | None = None
+        self._waited_us = 0.0
 
     def successor(self, forward: ForwardTimes, shared_host: bool) -> Controller:
         """The controller of the session after this one. It starts from what was learnt, not from guesses.
@@ -482,7 +482,8 @@ class Controller:
         heir._overhead_us = self._overhead_us
         heir._probing = replace(self._probing, left=0)
         if forward is self._forward:
-            heir._batch = self._batch
+            heir._ignored = self._ignored
+            heir._batch, heir._waited_us = self._batch, self._waited_us
         if forward is self._forward and shared_host == self._shared:
             heir._beside = self._beside
             heir._beside.begin()
@@ -521,6 +522,8 @@ class Controller:
         self._beside.verdict(len(verdict.tokens), forward)
         if forward is not None:
             self._batch = _batch_times(forward)
+            waited_us = forward.waited_us if self._batch else 0.0
+            self._waited_us = smoothed(self._waited_us, waited_us, least=LEAST_TIMING_US)
         self._verdicts += 1
         answered = self._shared and (verdict.width > 0 or verdict.delay_us > 0)
         self._probing.verdict(answered, float(verdict.delay_us))
@@ -596,10 +599,11 @@ class Controller:
     def _in_turns(self, draft_us: float) -> Plan:
         rates, overhead_us = self._acceptance.rates(MOST_WINDOW), self._overhead_us or 0.0
         windows = range(MOST_WINDOW + 1)
-        speeds = [lockstep_rate(rates, window, draft_us, self._step, overhead_us) for window in windows]
+        known = draft_us, self._step, overhead_us, self._waited_us if self._batch else 0.0
+        speeds = [lockstep_rate(rates, window, *known) for window in windows]
         best = max(windows[1:], key=speeds.__getitem__)
         gain = speeds[best] / speeds[0]
-        if gain < (LEAST_ADVANTAGE if self._batch else LEAST_GAIN) or self._ignored >= IN_A_ROW:
+        if gain < (LEAST_ADVANTAGE if self._batch else LEAST_GAIN) or self._ignored >= ENOUGH:
             return self._probe_or_off()
         if not self._calibration.trusted:
             return in_turns(best, f"window {best}, gain {gain:.2f}", NEGLIGIBLE)

@@ -163,13 +163,19 @@ def expected_tokens(rates: Sequence[float], window: int) -> float:
 
 
 def lockstep_rate(
-    rates: Sequence[float], window: int, draft_us: float, forward: ForwardTimes, overhead_us: float
+    rates: Sequence[float],
+    window: int,
+    draft_us: float,
+    forward: ForwardTimes,
+    overhead_us: float,
+    waited_us: float = 0.0,
 ) -> float:
-    """Tokens per microsecond when the drafter drafts `window` tokens while the verifier waits, then the reverse."""
-    if window == 0:
-        return 1.0 / forward.at(1)
-    cycle = window * draft_us + overhead_us + forward.at(window + 1)
-    return expected_tokens(rates, window) / cycle
+    """Tokens per microsecond when the drafter drafts `window` tokens while the verifier waits, then the reverse.
+
+    waited_us: time for which the verifier waits in any case, for others of the batch.
+    """
+    drafting_us = window * draft_us + overhead_us if window else 0.0
+    return expected_tokens(rates, window) / (max(waited_us, drafting_us) + forward.at(window + 1))
 
 
 def stream_rate(
@@ -362,7 +368,7 @@ class Forward(NamedTuple):
     """A forward of `rows` positions.
 
     sessions: that took part. plain_us, drafts_us: what a step of so many is expected to take without draft tokens, and
-    what one for each would add, as the verifier knows them; 0: it did not say.
+    what one for each would add, as the verifier knows them; 0: it did not say. waited_us: for proposals, before it.
     """
 
     rows: int
@@ -371,6 +377,7 @@ class Forward(NamedTuple):
     sessions: int = 1
     plain_us: float = 0.0
     drafts_us: float = 0.0
+    waited_us: float = 0.0
 
     @property
     def began_us(self) -> float:

@@ -41,7 +41,8 @@ LATER_WEIGHT = 6.0
 # What one session learnt counts in the next for so many tests a position, and comparisons.
 INHERITED_TESTS = 16.0
 INHERITED_COMPARISONS = 64.0
-# Observations before anything is said of them: forwards of a kind, windows of a calibration, a session's verdicts.
+# Observations before anything is said of them: forwards of a kind, windows of a calibration, a session's verdicts,
+# answers in a row that were in time and not tested (a drafter on the verifier's host then only costs).
 ENOUGH = 8
 # Tokens held against the text before a far drafter is given up.
 ENOUGH_COMPARED = 48.0
@@ -91,8 +92,7 @@ PROBE_PACE = Pace(1, 8)
 # Tokens that a guess must be expected to decide to be tested where it does not pay: its acceptance is known from the
 # text, so only V(m) is tested.
 TESTED_TOKENS = 1.5
-# So many in a row are no chance: answers that were in time and not tested, so that a drafter on the verifier's host
-# only costs; steps without waiting, so that the delay is known from steps beside which the drafter computed.
+# Steps without waiting in a row, so that the delay is known from steps beside which the drafter computed.
 IN_A_ROW = 16
 # Plans without a look for guesses behind several in vain, at most: 16 look-ups a step cost a batch some per cent (LOG).
 MOST_REST = 8
