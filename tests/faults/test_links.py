@@ -115,14 +115,14 @@ def test_a_drafter_s_link_is_slow_hangs_and_breaks(healthy: Stack) -> None:
         answers = [draft_pb2.ConnectDraftResponse.FromString(m) for stream in answered for m in messages_of(stream)]
         assert sum(len(answer.proposals) for answer in answers) > 1
         link.shape(rtt_ms=5)
-        with sampled(served, LONG) as stream:
+        with sampled(served, 2 * LONG) as stream:
             stream.until(40)
             link.stall(0.5)
             stream.until(120)
             link.cut(0.2)
             stream.until_accepted()
-            assert stream.rest() == plain(PLAIN, LONG, sampling=SAMPLED)
-            forwards(stream, LONG)
+            assert stream.rest() == plain(PLAIN, 2 * LONG, sampling=SAMPLED)
+            forwards(stream, 2 * LONG)
 
 
 # Two verifiers
