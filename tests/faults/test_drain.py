@@ -30,7 +30,8 @@ from tests.orchestrator.redis_for_tests import RedisServer
 from tests.ports import free_address
 from tests.wait import eventually
 
-LENGTH = 120
+# Some seconds: it still runs when a busy test has asked who stops, and is asked to stop again.
+LENGTH = 400
 PATIENT = ("--grace", "60")
 States = health_pb2.HealthCheckResponse
 

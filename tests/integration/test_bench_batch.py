@@ -34,7 +34,11 @@ def test_a_quick_measurement_ends_with_tables_a_file_and_a_picture(
     assert all(row["label"] in printed for row in found["rows"])
     ours = [line for line in found["rows"] if line["row"] in OURS]
     untold = {f"{line['level']} at once, {line['row']}" for line in ours if line["outside"] is None}
-    assert untold <= {note.partition(": no step had all sessions in it")[0] for note in found["notes"]}
+    noted = [note.partition(": no step had all sessions in it") for note in found["notes"]]
+    # A note or a figure, never both. Which one hangs on the machine: two sessions may begin so far apart that no two
+    # steps have both, and few steps decide a drafted text. One session alone without a drafter has figures always.
+    assert untold == {where for where, found_it, _ in noted if found_it}
+    assert "1 at once, off" not in untold
     assert {load["row"] for load in found["loads"]} == {"off", "automatic"}
     assert {"1 at once, automatic / off, alone", "2 at once, automatic / off"} <= {bar["name"] for bar in found["bars"]}
     assert "specwire's forwards are computed by torch." in found["notes"]

@@ -6,11 +6,12 @@ import asyncio
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from specwire.client import AsyncClient, Chunk
+from specwire.client import AsyncClient, Chunk, Started
 from tests.certificates import Authority
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import plain
@@ -119,21 +120,47 @@ def test_edge_draft_cloud_verify(cloud: Service, files: dict[str, str]) -> None:
 
 
 async def test_a_far_verifier_whose_link_breaks(cloud: Service, files: dict[str, str]) -> None:
-    """A round trip of 0.1 s, TLS inside; the connection is cut while a sentence is read, twice."""
-    relay, length = Relay(cloud.address, delay=0.05), 300
+    """A round trip of 0.1 s, TLS inside; the connection is cut in the middle of a sentence, twice.
+
+    The text outlives both: what nobody reads is not decided (tests/faults/test_unread.py), and only as much is read as
+    shows that it goes on. Then it is left.
+    """
+    relay, tokens = Relay(cloud.address, delay=0.05), list[int]()
     async with relay.relaying():
         with running(*edge(relay.address, "--tls-ca", files["ca"])) as command:
             address = (await asyncio.to_thread(ready, command))["address"]
-            async with AsyncClient(address) as client:
-                tokens: list[int] = []
-                async for event in client.generate((1, 2, 3), max_tokens=length, ignore_eos=True, timeout=LIMIT_S):
-                    before = len(tokens)
-                    tokens += event.tokens if isinstance(event, Chunk) else ()
-                    if any(before < cut <= len(tokens) for cut in (80, 160)):
-                        relay.break_off()
-            assert tokens == plain(TARGET, length, prompt=(1, 2, 3))
-            # Once at least: whoever reads late finds the second cut in the same chunk, or no link that could be cut.
-            await until(lambda: f"link to {relay.address} lost" in command.said())
+            lost, again = (f"link to {relay.address} {what}" for what in ("lost", "is there again"))
+            async with (
+                AsyncClient(address) as client,
+                aclosing(client.generate((1, 2, 3), max_tokens=4000, ignore_eos=True, timeout=LIMIT_S)) as events,
+            ):
+                started = await anext(events)
+                assert isinstance(started, Started)
+
+                async def read(length: int) -> None:
+                    while len(tokens) < length:
+                        event = await anext(events)
+                        assert isinstance(event, Chunk), event
+                        tokens.extend(event.tokens)
+
+                async def decided() -> int:
+                    return len((await client.get_session(started.session_id)).tokens) - len((1, 2, 3))
+
+                async def back(times: int) -> None:
+                    await until(lambda: command.said().count(again) == times)
+                    assert command.said().count(lost) == times
+
+                before = 0
+                await read(80)
+                for times in (1, 2):
+                    relay.break_off()
+                    await back(times)
+                    before = await decided()
+                    while await decided() <= before:
+                        await read(len(tokens) + 1)
+                await read(before + 1)
+            assert tokens == plain(TARGET, len(tokens), prompt=(1, 2, 3))
+            assert command.said().count(lost) == 2
 
 
 def test_its_ready_line_says_what_a_crash_loses(cloud: Service, files: dict[str, str]) -> None:

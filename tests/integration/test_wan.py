@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,8 @@ from tests.faults.streams import Stream, plain
 TARGET = "scripted:7:vocab=64:delay_ms=4"
 SAMPLED = Sampling(temperature=0.9, seed=11)
 TOKENS = 120
+# For faults: no reader is so late that it is over before one, and it is left once it has gone on behind it.
+LONG = 4000
 TEXTBOOK = Orchestration("lockstep:4", patient=True)
 
 
@@ -45,21 +48,27 @@ def test_the_text_does_not_depend_on_the_line(line: Rig, address: str, rtt_ms: f
 
 def test_a_link_cut_in_the_middle_of_a_sentence_changes_nothing(line: Rig, address: str) -> None:
     line.shape(40)
-    with Stream(address, max_tokens=TOKENS) as stream:
+    with Stream(address, max_tokens=LONG) as stream:
         stream.until(TOKENS // 4)
         for link in line.links:
             link.cut(1.0)
-        assert stream.rest() == plain(TARGET, TOKENS)
-        assert stream.error is None
+        goes_on(stream, time.monotonic() + 1.0)
 
 
 def test_a_link_that_holds_everything_back_for_a_while_changes_nothing(line: Rig, address: str) -> None:
     line.shape(40)
-    with Stream(address, max_tokens=TOKENS) as stream:
+    with Stream(address, max_tokens=LONG) as stream:
         stream.until(TOKENS // 4)
         for link in line.links:
             link.stall(2.0)
-        assert stream.rest() == plain(TARGET, TOKENS)
+        goes_on(stream, time.monotonic() + 2.0)
+
+
+def goes_on(stream: Stream, over: float) -> None:
+    """Behind the fault, which is over at that moment, with the same text."""
+    stream.until_arrived(over)
+    stream.until(len(stream.tokens) + TOKENS)
+    assert stream.tokens == plain(TARGET.rpartition(":")[0], len(stream.tokens))
 
 
 def test_jitter_and_a_narrow_line_change_nothing(line: Rig, address: str) -> None:
