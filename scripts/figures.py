@@ -164,12 +164,13 @@ def copy_table(results: dict[str, Any]) -> str:
 
 def batch_table(results: dict[str, Any]) -> str:
     """Render `make bench-batch`: rows, the verifier's work beside its forwards, requests that arrive, bars."""
-    rows = [["at once", "row", "tokens/s", "x off", "ms between tokens, p50", "p95", "first token, ms"]]
+    rows = [["at once", "row", "tokens/s", "x off", "while full", "ms between tokens, p50", "p95", "first token, ms"]]
     outside = [["at once", "row", "us between forwards, p50", "of each session", "forward, us", "share of the forward"]]
     for row in results["rows"]:
         speed = f"{row['tokens_per_second']['value']:.0f}"
         pauses = [f"{row['pause_p50_ms']:.1f}", f"{row['pause_p95_ms']:.1f}", f"{row['first_token_ms']:.0f}"]
-        rows.append([str(row["level"]), row["label"], speed, interval(row["to_off"]), *pauses])
+        full = interval(row["full_to_off"]) if row.get("full_to_off") else ""
+        rows.append([str(row["level"]), row["label"], speed, interval(row["to_off"]), full, *pauses])
         found = row["outside"]
         if found is not None:
             times = [f"{found['step_us']['value']:.0f}", f"{found['session_us']:.1f}", f"{found['forward_us']:.0f}"]

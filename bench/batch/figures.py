@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -60,12 +61,17 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row at one level. Pauses: between two arrivals at a session's client, whatever number of tokens came."""
+    """One row at one level. Pauses: between two arrivals at a session's client, whatever number of tokens came.
+
+    to_off: until the last session has ended. full_to_off: only while all of them decode, for where one is slower than
+    the others, it decodes alone in the end; None if they never did.
+    """
 
     level: int
     row: str
     tokens_per_second: Estimate
     to_off: Estimate
+    full_to_off: Estimate | None
     pause_p50_ms: float
     pause_p95_ms: float
     first_token_ms: float
@@ -81,7 +87,8 @@ def lines(samples: Sequence[BatchSample]) -> list[Line]:
 def _of_level(samples: Sequence[BatchSample]) -> Iterator[Line]:
     wholes = [sample.whole for sample in samples]
     sessions = [session for sample in samples for session in sample.sessions]
-    for row in dict.fromkeys(sample.row for sample in samples):
+    full = {row: _full_speeds(samples, row) for row in dict.fromkeys(sample.row for sample in samples)}
+    for row in full:
         own = [sample for sample in samples if sample.row == row]
         gaps = [gap for sample in own for run in sample.together.runs for gap in pauses_ms(run)]
         yield Line(
@@ -89,12 +96,35 @@ def _of_level(samples: Sequence[BatchSample]) -> Iterator[Line]:
             row=row,
             tokens_per_second=tokens_per_second(wholes, row),
             to_off=speed_ratio(wholes, row, SAMPLES.get(row, OFF)),
+            full_to_off=_ratio(full[row], full.get(SAMPLES.get(row, OFF), {})),
             pause_p50_ms=percentile(gaps, 50) if gaps else 0.0,
             pause_p95_ms=percentile(gaps, 95) if gaps else 0.0,
             first_token_ms=first_token_ms(sessions, row),
             tokens_per_forward=tokens_per_forward(wholes, row),
             outside=_outside(own) if row in OURS else None,
         )
+
+
+def _full_speeds(samples: Sequence[BatchSample], row: str) -> dict[int, float]:
+    """Tokens/s of each repeat, from the time when every session has its first token until one has its last."""
+    tokens: Counter[int] = Counter()
+    spent_ns: Counter[int] = Counter()
+    for sample in samples:
+        runs = sample.together.runs
+        if sample.row != row or not all(run.arrivals for run in runs):
+            continue
+        began_ns = max(run.arrivals[0].received_ns for run in runs)
+        ended_ns = min(run.arrivals[-1].received_ns for run in runs)
+        if ended_ns > began_ns:
+            arrivals = (each for run in runs for each in run.arrivals)
+            tokens[sample.repeat] += sum(each.tokens for each in arrivals if began_ns < each.received_ns <= ended_ns)
+            spent_ns[sample.repeat] += ended_ns - began_ns
+    return {repeat: tokens[repeat] / spent_ns[repeat] * 1e9 for repeat in spent_ns}
+
+
+def _ratio(speeds: Mapping[int, float], others: Mapping[int, float]) -> Estimate | None:
+    ratios = [speeds[repeat] / others[repeat] for repeat in speeds if others.get(repeat)]
+    return estimate(ratios) if ratios else None
 
 
 def pauses_ms(run: Run) -> list[float]:

@@ -30,7 +30,10 @@ def report(results: BatchResults) -> str:
 
 
 def _lines(lines: Sequence[Line]) -> list[str]:
-    head = (*("at once", "row", "tokens/s", "x off", "pause p50 ms", "p95", "first token ms", "tokens/forward"),)
+    head = (
+        *("at once", "row", "tokens/s", "x off", "x off while full"),
+        *("pause p50 ms", "p95", "first token ms", "tokens/forward"),
+    )
     return table(
         head,
         [
@@ -39,6 +42,7 @@ def _lines(lines: Sequence[Line]) -> list[str]:
                 LABELS[line.row],
                 f"{line.tokens_per_second.value:.0f}",
                 interval(line.to_off),
+                interval(line.full_to_off) if line.full_to_off is not None else "",
                 f"{line.pause_p50_ms:.1f}",
                 f"{line.pause_p95_ms:.1f}",
                 f"{line.first_token_ms:.0f}",

@@ -208,8 +208,8 @@ def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, sessions: int =
     Each starts from what was learnt in the one before it. Counted is what is decided from the time when so many have
     ended until the last one begins: the batch is always full. The cells differ in their texts and guesses only.
     """
-    if len(cells) < 2 * sessions:
-        raise InvalidCell(f"cells: must be at least {2 * sessions} for {sessions} sessions, not {len(cells)}")
+    if len(cells) <= 2 * sessions:
+        raise InvalidCell(f"cells: must be more than {2 * sessions} for {sessions} sessions, not {len(cells)}")
     run = _Run(cells[0], policy, sessions)
     waiting = iter(cells[sessions:])
     counted: list[tuple[float, int]] = []

@@ -14,12 +14,12 @@ import pytest
 
 from bench.batch import settings
 from bench.batch.arrivals import Load, LoadSample, Served, Target, due_times, load_lines, serve
-from bench.batch.figures import full_steps, lines, pauses_ms, unknown
+from bench.batch.figures import BatchSample, full_steps, lines, pauses_ms, unknown
 from bench.batch.judged import JudgedText, bars
 from bench.batch.measure import BatchResults
 from bench.batch.plot import draw
 from bench.batch.report import report, write
-from bench.batch.rows import AUTOMATIC, OFF, OURS, PADDED, OurRow, Together
+from bench.batch.rows import AUTOMATIC, OFF, ON, OURS, PADDED, OurRow, Together
 from bench.batch.sessions import Asked
 from bench.runs import BenchError
 from bench.texts import Judged, Mismatch, Scores
@@ -38,11 +38,26 @@ def test_speeds_are_of_all_sessions_together_and_ratios_within_a_repeat() -> Non
     assert found[1, OFF].tokens_per_second.value == pytest.approx(10 / (0.10 * 1.3))
     assert found[16, OFF].tokens_per_second.value == pytest.approx(160 / (0.10 * 16 * 1.3))
     assert found[16, AUTOMATIC].to_off.low == pytest.approx(2.0)
+    full = found[16, AUTOMATIC].full_to_off
+    assert full is not None
+    assert full.value == 1.0  # the made arrivals take as long in every row
     assert found[16, PADDED].outside is None
     assert found[16, OFF].pause_p50_ms == pytest.approx(10.0)
     outside = found[16, AUTOMATIC].outside
     assert outside is not None
     assert (outside.step_us.value, outside.session_us, outside.share.value) == (200.0, 12.5, 0.1)
+
+
+def test_a_full_batch_is_measured_until_its_first_session_ends() -> None:
+    short, long = (timed_run(1.0, [step(number, 2) for number in range(steps)]) for steps in (5, 9))
+    slow = replace(long, arrivals=tuple(replace(each, received_ns=2 * each.received_ns) for each in long.arrivals))
+    made_up = [BatchSample(2, 0, 0, row, Together(1.0, (short, each))) for row, each in ((OFF, long), (ON, slow))]
+    found = {line.row: line for line in lines(made_up)}
+    assert (found[OFF].to_off.value, found[ON].to_off.value) == (1.0, 1.0)
+    # In 40 ms, from 10 ms on, two sessions decode 4 each; in 30 ms, from 20 ms on, they decode 3 and 1.
+    full = found[ON].full_to_off
+    assert full is not None
+    assert full.value == pytest.approx((4 / 30) / (8 / 40))
 
 
 def test_where_sessions_never_met_in_a_step_it_is_said_that_nothing_is_known() -> None:

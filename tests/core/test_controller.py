@@ -5,6 +5,8 @@ Its bounds are written out here as numbers: a bound that is changed fails a test
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from specwire.core.messages import Discipline, Outcome, Pace, Plan, Proposal, SourceKind, Verdict
@@ -195,6 +197,18 @@ def test_off_is_probed_now_and_then() -> None:
     probes = [index for index, plan in enumerate(plans) if plan.reason == "probe"]
     assert probes == [begun + verdict for begun in (0, 128, 256) for verdict in range(4)]
     assert all(plans[index].due == 2 and consistent(plans[index]) for index in probes)
+
+
+def test_a_batch_is_probed_as_often_as_a_session_alone() -> None:
+    """All eight wait for the probe of one, so each of them probes an eighth as often."""
+    subject = controller()
+    learn(subject, 20_000, 0)
+    reasons = []
+    for _ in range(3 * 8 * 128):
+        subject.observe_verdict(verdict(0), Forward(8, 0.0, 1e6, 8, 1e6, 500.0))
+        reasons.append(subject.plan().reason)
+    begun = [index for index, pair in enumerate(pairwise(reasons)) if pair == ("no gain expected", "probe")]
+    assert begun[-1] - begun[-2] == 8 * 128
 
 
 def test_a_probe_ends_with_its_answer() -> None:

@@ -251,6 +251,11 @@ def test_does_not_wait(why: str, candidates: Veto) -> None:
     assert schedule(candidates(), 0.0, flat).wait_until_us is None, why
 
 
+def test_a_late_answer_is_no_time_gained() -> None:
+    late = candidate(rate=0.3, awaited=due(4, expected=-4000.0, latest=300.0))
+    assert schedule([late], 0.0, lambda rows: 1000.0 * rows).wait_until_us is None
+
+
 def test_a_batch_waits_only_if_the_whole_gains() -> None:
     others = [candidate(slot, drafted=8) for slot in range(1, 8)]
     waiting = candidate(0, awaited=due(2, 500.0, 600.0))
@@ -353,6 +358,15 @@ def test_now_and_then_a_good_guess_is_tested_against_what_v_says(
     """49 ms are 0.5 % of 9.8 s."""
     [share] = schedule([guessing(guess_rate, untested_us=untested_us)], 0.0, steep).shares
     assert share.window == window
+
+
+@pytest.mark.parametrize(("untested_us", "window"), [(1.9e7, 0), (2e7, MOST_WINDOW)])
+def test_a_test_that_two_wait_for_is_due_half_as_often(untested_us: float, window: int) -> None:
+    def steep_from_two(rows: int) -> float:
+        return 1000.0 if rows <= 2 else 50_000.0
+
+    shares = schedule([guessing(0.9, untested_us=untested_us), candidate(1)], 0.0, steep_from_two).shares
+    assert [share.window for share in shares] == [window, 0]
 
 
 def test_does_not_wait_for_a_drafter_while_a_better_guess_is_at_hand() -> None:

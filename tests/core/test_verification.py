@@ -9,7 +9,7 @@ from specwire.core.messages import FinishReason, Outcome, Proposal, SourceKind
 from specwire.core.stop_conditions import Ending
 from specwire.core.text import hash_of
 from specwire.core.verify.chains import Offer
-from specwire.core.verify.session import Allowance, VerifySession
+from specwire.core.verify.session import Allowance, RunningSession, VerifySession
 
 PROMPT = [4, 0, 2]
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
@@ -220,3 +220,16 @@ def test_without_permission_nothing_is_guessed() -> None:
     session = opened([1, 2, 3, 4, 1, 2])
     assert session.look() is None
     assert session.window(3, SourceKind.NGRAM) == ()
+
+
+def test_a_wait_before_a_pause_is_not_charged_behind_it() -> None:
+    """The credit is used up, so the wait's time is charged to nobody; nor is the wait."""
+    session = opened(credit=4)
+    running = RunningSession(session, since_us=0.0, waited_us=500.0)
+    session.resolve([5], session.window(8))
+    assert session.room == 0
+    running.allow(Allowance(4, 50), 1_000.0)
+    before_us = session.ledger.balance_us
+    session.resolve([6], session.window(8))
+    running.decided(1_100.0, 1, 100.0, waited_us=0.0, part=1.0)
+    assert session.ledger.balance_us == before_us

@@ -396,20 +396,21 @@ class Probing:
     """When a drafter that does not pay is probed, and what that costs.
 
     Where the verifier's host also drafts, a probe's price is what the verifier may have waited: the drafter first feeds
-    all that was decided since it last heard. Elsewhere nobody waits.
+    all that was decided since it last heard. All sessions of a batch wait for it, so each probes the less often.
+    Elsewhere nobody waits.
 
-    verdicts: since the last probe began. left: of the probe under way. price_us: of the last one.
-    ended: one did, with the last verdict.
+    verdicts: since the last probe began, each divided by the sessions that waited with it. left: of the probe under
+    way. price_us: of the last one. ended: one did, with the last verdict.
     """
 
-    verdicts: int = 0
+    verdicts: float = 0.0
     left: int = 0
     price_us: float = 0.0
     ended: bool = False
 
-    def verdict(self, answered: bool, price_us: float) -> None:
-        """Note a verdict. answered: it met what the probe had drafted, which took `price_us`."""
-        self.verdicts += 1
+    def verdict(self, answered: bool, price_us: float, sessions: int) -> None:
+        """Note a verdict. answered: it met what the probe had drafted, for which `sessions` waited `price_us`."""
+        self.verdicts += 1.0 / sessions
         under_way = self.left > 0
         if under_way:
             self.left = 0 if answered else self.left - 1
@@ -431,7 +432,7 @@ class Probing:
     def _begins(self, plain_us: float, lasts: int) -> bool:
         if self.verdicts < PROBE_EVERY or EXPLORED_SHARE * self.verdicts * plain_us < self.price_us:
             return False
-        self.verdicts, self.left = 0, lasts
+        self.verdicts, self.left = 0.0, lasts
         return True
 
 
@@ -526,7 +527,8 @@ class Controller:
             self._waited_us = smoothed(self._waited_us, waited_us, least=LEAST_TIMING_US)
         self._verdicts += 1
         answered = self._shared and (verdict.width > 0 or verdict.delay_us > 0)
-        self._probing.verdict(answered, float(verdict.delay_us))
+        waiting = forward.sessions if self._shared and forward is not None else 1
+        self._probing.verdict(answered, float(verdict.delay_us), waiting)
 
     def _answered(self, verdict: Verdict) -> None:
         """Count answers that were in time and still not tested: a full verifier tests what pays, maybe nothing."""

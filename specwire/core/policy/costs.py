@@ -168,16 +168,16 @@ class StepCosts:
         """
         plain, size = rows == sessions, sessions.bit_length()
         self._calm = 0 if drafting else self._calm + 1
-        drafting = self._calm < CALM_STEPS
+        calm = self._calm >= CALM_STEPS
         self._around[size] = smoothed(self._around.get(size), min(around_us, forward_us), STEP_WEIGHT)
         if sessions > 1:
-            self._observe_batch(sessions, rows, forward_us + around_us, drafting)
-        elif not (plain and drafting):
+            self._observe_batch(sessions, rows, forward_us + around_us, calm)
+        elif calm or not plain:
             self.forward.observe(rows, forward_us)
             self._windows_us.clear()
         return None if plain and not waited else self.plain(sessions)
 
-    def _observe_batch(self, sessions: int, rows: int, step_us: float, drafting: bool) -> None:
+    def _observe_batch(self, sessions: int, rows: int, step_us: float, calm: bool) -> None:
         plain_us, surcharge = self.plain(sessions), self._surcharge(sessions)
         if rows > sessions:
             expected_us = self._windows(sessions, rows)
@@ -187,7 +187,7 @@ class StepCosts:
             likely_us = _likely(step_us, plain_us)
             surcharge.fade()
         # A step with windows that is shorter than the known plain step shows that plain steps have become shorter.
-        if likely_us < plain_us or not (drafting or rows > sessions):
+        if likely_us < plain_us or (calm and rows == sessions):
             self._plain[sessions] = plain_us + STEP_WEIGHT * (likely_us - plain_us)
 
     def _surcharge(self, sessions: int) -> Surcharge:
@@ -206,8 +206,8 @@ def _likely(seen_us: float, expected_us: float) -> float:
 #
 # L stays within 2 % of the elapsed time plus two plain steps. A window or a wait is begun only if L would stay there
 # even if no draft token is accepted; beyond that the session decodes plainly. Waiting, wider forwards and probes are
-# charged. In a batch a window is charged to its own session, by what it costs all of them (`part_of`). Windows are not
-# charged in a step that also feeds a prompt.
+# charged. In a batch a window is charged to its own session, and a wait to those that are waited for, by what it costs
+# all of them (`part_of`). Windows are not charged in a step that also feeds a prompt.
 
 
 @dataclass(slots=True)
@@ -228,11 +228,11 @@ class Ledger:
 
 
 def part_of(window: int, windows: int, sessions: int) -> float:
-    """What a session is charged for a batch's windows, as a multiple of the time that they take.
+    """What a session is charged for a batch's windows, or waits, as a multiple of the time that they take.
 
     All sessions wait for all windows. Each is charged for its own `window` only (of `windows` rows in all), but for
     what it costs all `sessions`: a window of mean width is charged the whole time once. So the batch never loses more
     than its sessions may lose on average. And no session runs into debt through other sessions' windows, which it could
-    not repay by giving up its own (docs/LOG.md).
+    not repay by giving up its own (docs/LOG.md). Likewise a wait: those that are waited for, one each, share it.
     """
     return sessions * window / windows if windows else 1.0

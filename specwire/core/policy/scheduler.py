@@ -322,7 +322,7 @@ def _whole(candidate: StepCandidate, width: int, acceptance: AcceptanceByPositio
 
 def _test(candidate: StepCandidate, windows: Windows, sessions: int, most_rows: float, V: V) -> None:
     """Give a session without a window one where a test of the estimates is due."""
-    piece = _chain_due(candidate, windows.rows, sessions, V) or _guess_due(candidate, windows.rows, V)
+    piece = _chain_due(candidate, windows.rows, sessions, V) or _guess_due(candidate, windows.rows, sessions, V)
     if piece is None or windows.rows + piece.width > most_rows:
         return
     if _bears(candidate, sessions, windows.rows + piece.width, piece.width, V):
@@ -337,13 +337,13 @@ def _chain_due(candidate: StepCandidate, rows: int, sessions: int, V: V) -> Wind
     return _whole(candidate, width, candidate.acceptance, SourceKind.DRAFTER)
 
 
-def _guess_due(candidate: StepCandidate, rows: int, V: V) -> WindowPiece | None:
-    """Its guess if a test is due and the guess is good. Only its own session's time counts: few are due at once."""
+def _guess_due(candidate: StepCandidate, rows: int, sessions: int, V: V) -> WindowPiece | None:
+    """Its guess if a test is due and the guess is good."""
     guess = candidate.guess
     if guess is None or not candidate.guess_untested_us:
         return None
     width = min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
-    if width < 1 or V(rows + width) - V(rows) > EXPLORED_SHARE * candidate.guess_untested_us:
+    if width < 1 or sessions * (V(rows + width) - V(rows)) > EXPLORED_SHARE * candidate.guess_untested_us:
         return None
     piece = _whole(candidate, width, guess.acceptance, guess.kind)
     return piece if 1.0 + piece.gain >= TESTED_TOKENS else None
@@ -473,7 +473,7 @@ def _wait(
         if not paying:
             continue
         n, g = sum(each.rows for each in paying), sum(each.awaited.chance * each.gain for each in paying)
-        w = paying[-1].awaited.expected_us - now_us
+        w = max(0.0, paying[-1].awaited.expected_us - now_us)  # one that is late may still come by its latest time
         rate = (B + g) / (V(rows + n) + w)
         if rate > best_rate and worth_waiting(B, g, V(rows), V(rows + n), w):
             until, best_rate = max(each.awaited.latest_us for each in paying), rate

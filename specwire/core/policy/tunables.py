@@ -79,7 +79,8 @@ LEAST_GUESS_GAIN = 1.02
 EXPLORED_SHARE = 0.005
 # Verdicts between two probes of a drafter that is off, and before side by side is tried for the first time.
 PROBE_EVERY = 128
-# Verdicts between two trials side by side: each stretches its forwards, so all together cost under 1 %.
+# Verdicts between two trials side by side, at least: each stretches its forwards, and all but the first together may
+# cost EXPLORED_SHARE of the time.
 TRIAL_EVERY = 1024
 # Verdicts of a trial side by side, and of a far drafter's probe: nobody waits for either, and one comparison would
 # teach nothing.

@@ -428,12 +428,12 @@ class RunningSession:
         paused = self.session.room == 0
         self.session.allow(allowance)
         if paused:
-            self.since_us = arrived_us
+            self._charge_from(arrived_us)
 
     def begin(self, matcher: Matcher, now_us: float) -> None:
         """See VerifySession.begin. Time before it is charged to nobody."""
         self.session.begin(matcher)
-        self.since_us = now_us
+        self._charge_from(now_us)
 
     def resume(
         self, tokens: Sequence[int], allowance: Allowance, now_us: float, epoch: int = 0
@@ -443,8 +443,13 @@ class RunningSession:
         verdicts = self.session.resume(tokens, allowance, epoch)
         if verdicts is not None:
             self.expectations = Expectations()
-            self.since_us = now_us if paused else self.since_us
+            if paused:
+                self._charge_from(now_us)
         return verdicts
+
+    def _charge_from(self, now_us: float) -> None:
+        """Forget the time and the waits before."""
+        self.since_us, self.waited_us = now_us, 0.0
 
     def candidate(self, slot: int, cached: int, plain_us: float, look: bool = True) -> StepCandidate:
         """The session as `schedule` sees it.
@@ -494,10 +499,11 @@ class RunningSession:
         else:
             cost_us = plain_us + self.waited_us + part * (spent_us - plain_us - waited_us)
             self.session.ledger.charge(spent_us, tokens, plain_us, cost_us)
-        self.since_us, self.waited_us, self.proposed = now_us, 0.0, False
+        self._charge_from(now_us)
+        self.proposed = False
         return self.expectations.verdict(self.session.position, now_us, waited_us > 0)
 
     def nothing_decided(self, now_us: float) -> None:
         """Charge a step that decided no token, for the time since the last verdict."""
         self.session.ledger.charge(now_us - self.since_us, 0, 0.0)
-        self.since_us, self.waited_us = now_us, 0.0
+        self._charge_from(now_us)
