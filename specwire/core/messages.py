@@ -145,7 +145,7 @@ class Proposal:
 
 
 class ProposedChunk(Protocol):
-    """A proposal in the form that it came in, the core's or the wire's: it is relayed unchanged."""
+    """A proposal in the form that it came in, the core's or the wire's: it is relayed without being decoded."""
 
     @property
     def source(self) -> int: ...
@@ -164,10 +164,10 @@ class ProposedChunk(Protocol):
 class Verdict(NamedTuple):
     """What a step decided for a session: `tokens` stand at position, position + 1, ...
 
-    It keeps this one form from the verifier's step to the log.
+    Verifier and orchestrator have this one form of it, and the wire its own; the log holds what several decided.
 
     width: draft tokens in the window, which came from a source of `kind`; of several drafters, from `source`.
-    met: the drafter whose token came during the forward and met the row behind the window; 0 for none.
+    met: the drafter whose token came too late for the window and stood at its last row, behind it; 0 for none.
     logprobs: one per token where the session reports them, else none.
     delay_us: from an earlier verdict to the proposal that answered it, which came from drafter `answered`; 0 for none.
     ledger_us: the session's balance behind this step.

@@ -309,7 +309,7 @@ class Engine:
         self._decide(parts, told, failed, timings)
 
     def _timed(self, parts: Sequence[Part], began_us: float, ended_us: float) -> StepTimings:
-        """Let each session decide, once a step's tokens are chosen, and account for the step."""
+        """Account for a step whose tokens are chosen: its times, and what a plain step of so many sessions costs."""
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
         plain_us, drafts_us = self.costs.told(len(parts))

@@ -79,7 +79,7 @@ def window_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
 
 
 def late_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
-    """Likewise for a draft token that came during the forward and met the row behind the window."""
+    """Likewise for a draft token that came too late for the window and stands at its last row, behind it."""
     last = outcomes[width : width + 1]
     return _judged(last, int(any(outcome in JUDGED for outcome in last)))
 
