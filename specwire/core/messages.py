@@ -238,6 +238,7 @@ class Pace:
             raise InvalidParameter("confidence_floor", f"must be from 0 to below 1, not {self.confidence_floor}")
 
 
+# Draft tokens that a step tests for one session. Start-up measures forwards of up to twice as many rows.
 MOST_WINDOW = 16
 
 

@@ -1,8 +1,9 @@
-"""Every number that drafting is tuned by. They may change how fast a text comes, never the text.
+"""Every number that drafting is tuned by. They may change how fast a text comes, never its law.
 
 Each has its unit and its reason. Where a number came from a measurement, the comment names it: "sweep" is
 `make bench-sweep`, which holds all of them together to 0.95 of the best fixed setting of each cell; "LOG" is
-docs/LOG.md. Limits on memory and on what a peer may send are not here but beside what they limit.
+docs/LOG.md. Limits on memory and on what a peer may send are not here but beside what they limit: the longest window
+and run-ahead, for example, are in `specwire.core.messages`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ TIMING_WEIGHT = 0.2
 STEP_WEIGHT = 0.05
 # Weight of one forward in what is known of forwards beside a drafter, or away from it.
 CONTENTION_WEIGHT = 0.1
-# A timing counts for at most so many times what is known of it: schedulers have hiccups. A step of a batch, of which
-# more is known, for STEP_OUTLIER times, and for at least the inverse share.
+# Schedulers have hiccups, so a new timing counts for at most OUTLIER times what is known. More is known of a batch's
+# steps: they count for at most STEP_OUTLIER times, and at least 1 / STEP_OUTLIER times, what is expected.
 OUTLIER = 3.0
 STEP_OUTLIER = 1.3
 # Microseconds; what is known of a delay or an overhead counts as at least this for OUTLIER, or it stays near zero.
@@ -105,7 +106,8 @@ MOST_REST = 8
 GUESSED_SHARE = 0.5
 # Mean deviations of lateness that are still waited for: TCP's retransmission timer (RFC 6298).
 SLACK_DEVIATIONS = 4
-# Of several sources that are due the first is waited for, if it is this likely, compared with the likeliest.
+# Answers of several sources may be due. The verifier waits for the earliest whose chance of coming in time is at least
+# this share of the best chance among them.
 LIKELY_SHARE = 0.5
 # The ledger: a session may lose this share of its time, and so many plain steps (docs/HOW_IT_WORKS.md).
 TOLERATED_SHARE = 0.02
@@ -119,8 +121,8 @@ FIRST_WINDOW = 4
 FIRST_PACE = Pace(1, 32)
 # Verdicts from one plan to the next, behind the first ENOUGH: planning takes time, too.
 PLAN_EVERY = 4
-# A probability of no account. Draft tokens below it are not considered; as a floor it ends no chain, and only asks for
-# the drafter's probabilities.
+# Draft tokens that are less probable than this are not considered. As a floor of a pace it is too low to end a chain:
+# it only makes the drafter tell its probabilities.
 NEGLIGIBLE = 0.01
 # Floors are multiples of the first, so that the pace does not change all the time, and at most the second.
 FLOOR_STEP = 0.05
@@ -134,8 +136,9 @@ CHUNK_SHARE = 0.125
 # Tokens of a chunk that the verifier waits for, and no more than are drafted during a forward: a chain is wrong most
 # often at its beginning, and the drafter goes on in any case (sweep).
 MOST_FIRST_CHUNK = 8
-# Run-ahead in expected runs of right guesses, and its least, in tokens, where drafting a token takes LONG_TOKEN of a
-# forward or more: a drafter at rest begins a new chain at once, one that drafts finishes its token first (sweep).
+# The run-ahead is this many times the expected number of right guesses in a row, and at least so many tokens. It is
+# bounded so only where drafting a token takes LONG_TOKEN of a forward or more: a drafter at rest begins a new chain at
+# once, one that drafts finishes its token first (sweep).
 USEFUL_RUNS = 7.0
 LEAST_USEFUL = 4
 LONG_TOKEN = 0.05
