@@ -211,6 +211,22 @@ def test_a_batch_is_probed_as_often_as_a_session_alone() -> None:
     assert begun[-1] - begun[-2] == 8 * 128
 
 
+def test_what_a_slow_line_s_answers_cost_does_not_put_off_a_drafter_on_another_line() -> None:
+    """Answers that were never tested put it off, and a probe that took 2 s would be paid back in 400 s."""
+    forward = ForwardTimes(FLAT)
+    subject = Controller(forward, True)
+    learn(subject, draft_us=500, accepted=6)
+    assert subject.plan().discipline is Discipline.LOCKSTEP
+    for _ in range(2 * 128):
+        subject.observe_verdict(verdict(0)._replace(delay_us=2_000_000))
+        subject.plan()
+    assert subject.plan().reason == "no gain expected"
+    heir = subject.successor(forward, True)
+    assert heir.plan().reason == "no gain expected"
+    heir.drafter_changed()
+    assert heir.plan().discipline is Discipline.LOCKSTEP
+
+
 def test_a_probe_ends_with_its_answer() -> None:
     subject = controller()
     learn(subject, 20_000, 0)

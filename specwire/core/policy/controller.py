@@ -548,8 +548,13 @@ class Controller:
         self._overhead_us = smoothed(None if nearer else known, overhead_us, least=LEAST_TIMING_US)
 
     def drafter_changed(self) -> None:
-        """See `Planner`."""
+        """See `Planner`. What the other line's answers cost, and that they were not tested, is of no account.
+
+        Else a drafter that was put off behind a slow line would hardly be probed behind a fast one.
+        """
         self._overhead_us = None
+        self._ignored = 0
+        self._probing.price_us = 0.0
 
     @property
     def _step(self) -> ForwardTimes:
