@@ -42,7 +42,7 @@ class NumberedActors:
 
     def newest(self) -> Any | None:
         numbers = self.numbers()
-        return self._actor(max(numbers)) if numbers else None
+        return _actor(f"{self._kind}:{max(numbers)}") if numbers else None
 
     def begin(self, what: type, *arguments: object, runtime_env: Mapping[str, Any] | None = None) -> Any:
         """A newer one, made by `what` with these arguments."""
@@ -58,11 +58,8 @@ class NumberedActors:
 
     def end(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            with suppress(ValueError):  # gone meanwhile
-                ray.kill(self._actor(number))
-
-    def _actor(self, number: int) -> Any:
-        return ray.get_actor(f"{self._kind}:{number}")
+            if (actor := _actor(f"{self._kind}:{number}")) is not None:
+                ray.kill(actor)
 
 
 # The actors beside the replicas: what keeps the file that was applied last, and what scales pools by their load.
@@ -155,7 +152,7 @@ class Fleet:
         """Drain replicas, all at once. One that cannot be reached is being restarted, or waits for a node: it goes."""
         places = self.places(names, REACH_LIMIT_S)
         there = [name for name, place in places.items() if place is not None]
-        drained: list[Any] = [ray.get_actor(str(name)).drain.remote() for name in there if _is_there(name)]
+        drained: list[Any] = [actor.drain.remote() for name in there if (actor := _actor(str(name))) is not None]
         if drained:
             ray.wait(drained, num_returns=len(drained), timeout=self._drain_timeout)
         for name in places:
@@ -169,12 +166,12 @@ class Fleet:
 
     def retire(self, name: ReplicaName) -> None:
         """Tell it to drain, and to go then."""
-        if _is_there(name):
-            ray.get_actor(str(name)).drain.remote()
+        if (actor := _actor(str(name))) is not None:
+            actor.drain.remote()
 
     def kill(self, name: ReplicaName) -> None:
-        if _is_there(name):
-            ray.kill(ray.get_actor(str(name)))
+        if (actor := _actor(str(name))) is not None:
+            ray.kill(actor)
 
     def take_over(self) -> None:
         """End the autoscaler, and wait for those that it, or a command that was broken off, has told to go."""
@@ -189,8 +186,10 @@ class Fleet:
         self, names: Iterable[ReplicaName] | None = None, limit_s: float = ASK_LIMIT_S
     ) -> dict[ReplicaName, ReplicaPlace | None]:
         """Where each replica is, of all or of those named that are there; None of one that does not answer in time."""
-        there = [name for name in (self.seen() if names is None else names) if _is_there(name)]
-        asked: dict[ReplicaName, Any] = {name: ray.get_actor(str(name)).place.remote() for name in there}
+        actors = {name: _actor(str(name)) for name in (self.seen() if names is None else names)}
+        asked: dict[ReplicaName, Any] = {
+            name: actor.place.remote() for name, actor in actors.items() if actor is not None
+        }
         if not asked:
             return {}
         answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=limit_s)
@@ -302,12 +301,12 @@ def _options(group: Group, name: ReplicaName) -> dict[str, Any]:
     return options
 
 
-def _is_there(name: ReplicaName) -> bool:
+def _actor(name: str) -> Any | None:
+    """None if it has gone, which it may do between any two questions."""
     try:
-        ray.get_actor(str(name))
+        return ray.get_actor(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _answer(reference: Any) -> ReplicaPlace | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from deploy.cli import main as cli
 from deploy.cluster import fleet
 from deploy.cluster.commands import carried_out, counts_of, drain_timeout_of, ray_token, table
+from deploy.cluster.rollout import ReplicaName
 from deploy.cluster.scaling import ScalingRule
 from deploy.cluster.schema import InvalidConfig, parse
 
@@ -218,6 +220,35 @@ def test_a_ray_that_demands_a_token_is_told_in_one_sentence(home: Path, capsys: 
         assert said == f"specwire undeploy: error: the Ray cluster at {address} refuses the token of {file}: {remedy}"
         file.write_text(f"{TOKEN}\n")
         fleet._show_token(address)  # is let in
+
+
+def test_a_replica_that_goes_between_two_questions_needs_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has drained ends by itself, and Ray forgets its name whenever it notices."""
+    told: list[str] = []
+    known = {"replica:large:ab:0"}
+
+    class Replica:
+        def __init__(self, name: str) -> None:
+            self.drain = SimpleNamespace(remote=lambda: told.append(f"drain {name}"))
+
+    def get_actor(name: str) -> Replica:
+        if name not in known:
+            raise ValueError(f"Failed to look up actor with name {name!r}")
+        known.remove(name)
+        return Replica(name)
+
+    monkeypatch.setattr("ray.get_actor", get_actor)
+    monkeypatch.setattr("ray.kill", lambda actor: told.append("kill"))
+    its = fleet.Fleet(told.append, 1.0, 1.0)
+    name = ReplicaName("large", "ab", 0)
+    its.kill(name)
+    its.kill(name)
+    assert told == ["kill"]
+    known.add(str(name))
+    its.retire(name)
+    its.retire(name)
+    assert told == ["kill", f"drain {name}"]
+    assert its.places([name]) == {}
 
 
 def test_a_token_is_found_where_ray_looks_for_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
