@@ -223,11 +223,14 @@ class Pace:
 
     confidence_floor ends a chain once the product of the drafter's own probabilities falls below it. Such a stop
     depends on drafted values, so it is legal only under rules whose text does not depend on proposals.
+
+    branches: most draft tokens that one forward extends; 1 is a chain. Rules that weigh draft tokens have chains only.
     """
 
     chunk: int = 4
     run_ahead: int = 4
     confidence_floor: float = 0.0
+    branches: int = 1
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
@@ -236,6 +239,8 @@ class Pace:
             raise InvalidParameter("run_ahead", f"must not be negative, not {self.run_ahead}")
         if not 0.0 <= self.confidence_floor < 1.0:
             raise InvalidParameter("confidence_floor", f"must be from 0 to below 1, not {self.confidence_floor}")
+        if self.branches < 1:
+            raise InvalidParameter("branches", f"must be at least 1, not {self.branches}")
 
 
 # Draft tokens that a step tests for one session. Start-up measures forwards of up to twice as many rows.

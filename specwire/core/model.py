@@ -20,17 +20,31 @@ class ModelLost(Exception):
     """A model can compute nothing any more: a process that it is split over is gone. One sentence."""
 
 
+class TreeFeed(NamedTuple):
+    """Where the tokens of a feed stand that are no line.
+
+    Rows [0, trunk) of the slot are text, which every token sees. ancestors[i]: the rows from `trunk` on that token i
+    descends from, by depth, itself left out; rows of this feed or of earlier ones. Token i has position
+    trunk + len(ancestors[i]), and sees the text, its ancestors and itself.
+    """
+
+    trunk: int
+    ancestors: tuple[tuple[int, ...], ...]
+
+
 class Feed(NamedTuple):
     """Tokens for one slot in one forward.
 
-    They occupy positions `start .. start + len(tokens) - 1`. `start` may not exceed what the slot holds; a lower start
-    is a rollback. The logits of the last `wanted` tokens are returned.
+    They occupy rows `start .. start + len(tokens) - 1`, which are their positions as well, unless there is a `tree`.
+    `start` may not exceed what the slot holds; a lower start is a rollback. The logits of the last `wanted` tokens are
+    returned.
     """
 
     slot: int
     start: int
     tokens: Sequence[int]
     wanted: int
+    tree: TreeFeed | None = None
 
     @property
     def stop(self) -> int:
