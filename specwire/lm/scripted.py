@@ -7,12 +7,13 @@ not rolled back, so a wrong rollback or a skipped token changes every later row.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from specwire.text.detokenizer import vocabulary_fingerprint
 
 PREFIX = "scripted:"
 USAGE = (
-    "scripted:SEED[:vocab=N][:agree=A|:trace=FILE][:eos=P][:delay_ms=D][:row_cost=S][:memory=M][:spread=L]"
+    "scripted:SEED[:vocab=N][:agree=A|:trace=FILE|:ranks=FILE][:eos=P][:delay_ms=D][:row_cost=S][:memory=M][:spread=L]"
     "[:device=NAME][:end=ID]"
 )
 CONTEXT = 4096
@@ -42,11 +43,45 @@ GOLDEN = 0x9E3779B97F4A7C15
 SPREAD = 16.0
 NEVER = -64.0
 # Independent streams of coins and logits.
-AGREE_STREAM, EOS_STREAM, OTHER_STREAM = 1, 2, 3
+AGREE_STREAM, EOS_STREAM, OTHER_STREAM, ELSEWHERE_STREAM = 1, 2, 3, 4
+# Of these at most one is said.
+EITHER = {"agree", "trace", "ranks"}
 # A sleep's lateness counts up to this many seconds, and is averaged over this many sleeps.
 MOST_LATE_S, LATE_SPAN = 2e-4, 8
 # What a model with a memory remembers fits in 64 bits.
 TOKEN_BITS, MOST_MEMORY = 21, 3
+# Ids whose scores are equal in a file still have an order.
+TIE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What a drafter thinks of its best ids at each output position, recorded.
+
+    right[i]: where the target's token of output position i stands among them; None: nowhere. scores[i]: of the best
+    ids, falling from 0, in nats. Both begin anew where they end. prompt: length of the text before the output.
+    """
+
+    prompt: int
+    right: tuple[int | None, ...]
+    scores: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.right or len(self.right) != len(self.scores) or not all(self.scores):
+            raise ModelError("ranks: must hold a place and scores for each of one or more positions")
+        if any(rank is not None and not 0 <= rank < len(found) for rank, found in zip(*self._both, strict=True)):
+            raise ModelError("ranks: a place is beyond its scores")
+        if any(list(found) != sorted(found, reverse=True) for found in self.scores):
+            raise ModelError("ranks: scores must fall")
+
+    @property
+    def _both(self) -> tuple[Sequence[int | None], Sequence[Sequence[float]]]:
+        return self.right, self.scores
+
+    @property
+    def most(self) -> int:
+        """Ids of a position, at most."""
+        return max(map(len, self.scores))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +98,8 @@ class Script:
             V(m) = delay_ms (1 + row_cost (m - 1)).
         trace: "0" and "1" by position, in place of `agree`: whether the logits that choose the token at p agree;
             it begins anew where it ends.
+        ranks: likewise, of several ids with scores: see `Ranks`. Behind a text that is not the plain script's own
+            greedy one, what was recorded at another position is said, by the text's hash.
         memory: the logits depend on so many last tokens only, 1 to 3, so that greedy texts end in loops; 0: on all.
         spread: logits lie in [0, spread); a small one gives every token a chance at temperature 1.
         device: what the model says it computes on. One that sleeps shares no cores, and may say so by another name.
@@ -76,6 +113,7 @@ class Script:
     delay_ms: float = 0.0
     row_cost: float = 0.0
     trace: str = ""
+    ranks: Ranks | None = None
     device: str = "cpu"
     memory: int = 0
     spread: float = SPREAD
@@ -97,6 +135,8 @@ class Script:
             raise ModelError(f"memory: must be from 0 to {MOST_MEMORY}, not {self.memory}")
         if set(self.trace) - set("01"):
             raise ModelError("trace: must hold 0 and 1 only")
+        if self.ranks is not None and self.ranks.most + 2 > self.vocab:
+            raise ModelError(f"vocab: {self.vocab} ids are too few for {self.ranks.most} with scores")
         if not self.device:
             raise ModelError("device: must not be empty")
         if not 0 <= self.end < self.vocab:
@@ -107,7 +147,7 @@ class Script:
         """Read `USAGE`."""
         seed, *options = spec.removeprefix(PREFIX).split(":")
         pairs = dict(option.partition("=")[::2] for option in options)
-        if pairs.keys() - READ_BY.keys() or len(pairs) < len(options) or {"agree", "trace"} <= pairs.keys():
+        if pairs.keys() - READ_BY.keys() or len(pairs) < len(options) or len(EITHER & pairs.keys()) > 1:
             raise ModelError(f"model {spec!r}: expected {USAGE}")
         try:
             values = {name: READ_BY[name](value) for name, value in pairs.items()}
@@ -130,16 +170,43 @@ class Script:
             return (prefix << TOKEN_BITS | token + 1) & ((1 << TOKEN_BITS * self.memory) - 1)
         return _mix((prefix + GOLDEN * (token + 1)) & WORD)
 
-    def logits(self, prefix: int, position: int = 0) -> Row:
-        """float32 (vocab,) after the text of this hash, for the token at `position` (of interest to a trace only)."""
-        plain = self._scores(prefix, 0)
-        plain[EOS_ID] = self.spread if self._coin(prefix, EOS_STREAM) < self.eos else NEVER
+    def logits(self, prefix: int, position: int = 0, right: bool = True) -> Row:
+        """float32 (vocab,) after the text of this hash.
+
+        Of interest to traces only: the `position` of the token that is chosen, and whether the text's output is
+        `right`: the target's own.
+        """
+        plain = self._plain(prefix)
+        if self.ranks is not None:
+            at = position - self.ranks.prompt if right else self._hash(prefix, ELSEWHERE_STREAM)
+            return self._ranked(self.ranks, at % len(self.ranks.right), prefix, int(np.argmax(plain)))
         if self._agrees(prefix, position):
             return plain
         other = self._scores(prefix, OTHER_STREAM)
         other[EOS_ID] = NEVER
         other[int(np.argmax(plain))] = 2 * NEVER
         return other
+
+    def _plain(self, prefix: int) -> Row:
+        plain = self._scores(prefix, 0)
+        plain[EOS_ID] = self.spread if self._coin(prefix, EOS_STREAM) < self.eos else NEVER
+        return plain
+
+    def _ranked(self, ranks: Ranks, at: int, prefix: int, target: int) -> Row:
+        """The best ids have the scores recorded `at` a position; `target` has its recorded place among them."""
+        place, scores = ranks.right[at], ranks.scores[at]
+        others = self._scores(prefix, OTHER_STREAM)
+        others[EOS_ID] = others[target] = NEVER
+        best = np.argsort(-others, kind="stable")[: len(scores)].tolist()
+        if place is not None:
+            best = [*best[:place], target, *best[place:-1]]
+        row: Row = np.full(self.vocab, NEVER, np.float32)
+        row[best] = [score - TIE * rank for rank, score in enumerate(scores)]
+        return row
+
+    def chosen(self, prefix: int, token: int, position: int) -> bool:
+        """Whether a token of the output, at `position`, is the target's own; of interest to `ranks` only."""
+        return self.ranks is None or position < self.ranks.prompt or token == int(np.argmax(self._plain(prefix)))
 
     def _agrees(self, prefix: int, position: int) -> bool:
         if self.trace:
@@ -176,6 +243,18 @@ def _read_trace(name: str) -> str:
     return trace
 
 
+def _read_ranks(name: str) -> Ranks:
+    """See `Ranks`: a JSON object of its fields."""
+    try:
+        found = json.loads(Path(name).read_text(encoding="ascii"))
+        right, scores = found["right"], found["scores"]
+        return Ranks(int(found["prompt"]), tuple(right), tuple(tuple(map(float, each)) for each in scores))
+    except OSError as error:
+        raise ModelError(f"ranks: cannot read {name}: {type(error).__name__}") from error
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"ranks: {name} is no object of prompt, right and scores: {error!r}") from error
+
+
 READ_BY: dict[str, Callable[[str], Any]] = {
     "vocab": int,
     "agree": float,
@@ -183,6 +262,7 @@ READ_BY: dict[str, Callable[[str], Any]] = {
     "delay_ms": float,
     "row_cost": float,
     "trace": _read_trace,
+    "ranks": _read_ranks,
     "device": str,
     "memory": int,
     "spread": float,
@@ -218,18 +298,33 @@ class Metronome:
         self._late = min(MOST_LATE_S, max(0.0, self._late + over / LATE_SPAN))
 
 
+class Held(NamedTuple):
+    """A token in a slot. prefix: hash of the text up to it, along its ancestors. behind: of the text before it.
+
+    right: the text's output is the target's own (of interest to `ranks` only).
+    """
+
+    token: int
+    prefix: int
+    behind: int
+    right: bool
+
+
+EMPTY = Held(-1, 0, 0, True)
+
+
 class ScriptedLM:
     """A `LanguageModel` that plays a `Script`."""
 
     failed: frozenset[int] = frozenset()
     kv_bytes = 0
+    branches = True
 
     def __init__(self, script: Script, slots: int, context: int = CONTEXT) -> None:
         self.script = script
         self.info = _info(script, context)
         self._table = SlotTable(slots, context, script.vocab)
-        # Hash of the text up to and including each position held, by slot.
-        self._hashes: list[list[int]] = [[] for _ in range(slots)]
+        self._rows: list[list[Held]] = [[] for _ in range(slots)]
         self._clock = Metronome()
 
     @classmethod
@@ -247,15 +342,22 @@ class ScriptedLM:
 
     def rollback(self, slot: int, length: int) -> None:
         self._table.rollback(slot, length)
-        del self._hashes[slot][length:]
+        del self._rows[slot][length:]
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        held = self._rows[slot]
+        if list(rows) != sorted(set(rows)) or not all(start <= row < len(held) for row in rows):
+            raise ValueError(f"rows: must rise from {start} to below {len(held)}, not {list(rows)}")
+        self._table.rollback(slot, start + len(rows))
+        held[start:] = [held[row] for row in rows]
 
     def discard(self, slot: int) -> None:
         self._table.clear(slot)
-        self._hashes[slot].clear()
+        self._rows[slot].clear()
 
     def copy(self, source: int, target: int, length: int) -> None:
         self._table.copy(source, target, length)
-        self._hashes[target] = self._hashes[source][:length]
+        self._rows[target] = self._rows[source][:length]
 
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
         began = time.perf_counter()
@@ -267,12 +369,39 @@ class ScriptedLM:
         return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, self.script.vocab)
 
     def _feed(self, feed: Feed) -> list[Row]:
-        hashes = self._hashes[feed.slot]
-        del hashes[feed.start :]
-        for token in feed.tokens:
-            hashes.append(self.script.extend(hashes[-1] if hashes else 0, token))
-        first = len(hashes) - feed.wanted
-        return [self.script.logits(prefix, first + index + 1) for index, prefix in enumerate(hashes[first:])]
+        rows = self._rows[feed.slot]
+        del rows[feed.start :]
+        positions = []
+        for index, token in enumerate(feed.tokens):
+            if feed.tree is None:
+                before, position = (rows[-1] if rows else EMPTY), len(rows)
+            else:
+                ancestors = feed.tree.ancestors[index]
+                before, position = self._behind(rows, feed.tree.trunk, ancestors), feed.tree.trunk + len(ancestors)
+            rows.append(self._held(before, token, position))
+            positions.append(position)
+        first = len(rows) - feed.wanted
+        return [
+            self.script.logits(held.prefix, position + 1, held.right)
+            for held, position in zip(rows[first:], positions[len(positions) - feed.wanted :], strict=True)
+        ]
+
+    def _held(self, before: Held, token: int, position: int) -> Held:
+        right = before.right and self.script.chosen(before.prefix, token, position)
+        return Held(token, self.script.extend(before.prefix, token), before.prefix, right)
+
+    @staticmethod
+    def _behind(rows: Sequence[Held], trunk: int, ancestors: Sequence[int]) -> Held:
+        """What a node stands behind: the text, then its ancestors.
+
+        A row that was computed behind others than these spoils all that see it, as wrong keys and values would.
+        """
+        before = rows[trunk - 1] if trunk else EMPTY
+        for row in ancestors:
+            held = rows[row]
+            spoilt = held.behind != before.prefix
+            before = Held(held.token, _mix(held.prefix ^ before.prefix), before.prefix, False) if spoilt else held
+        return before
 
 
 def _info(script: Script, context: int) -> ModelInfo:
@@ -280,6 +409,8 @@ def _info(script: Script, context: int) -> ModelInfo:
     identity = f"scripted {script.seed} {script.vocab} {script.agree} {script.eos} {script.trace} {script.memory}"
     if script.spread != SPREAD:
         identity += f" {script.spread}"
+    if script.ranks is not None:
+        identity += f" {script.ranks}"
     return ModelInfo(
         name=f"{PREFIX}{script.seed}",
         architecture="Scripted",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from specwire.core.model import TreeFeed
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.scripted import Script
+from specwire.lm.scripted import Script, ScriptedLM
 
 
 def _load(spec: str, slots: int = 2) -> LanguageModel:
@@ -114,6 +116,8 @@ def test_no_rows_wanted() -> None:
         ("scripted:1:device=", "device: must not be empty"),
         ("scripted:1:trace=/no/such/file", "trace: cannot read /no/such/file: FileNotFoundError"),
         ("scripted:1:agree=1:trace=x", "expected scripted:SEED"),
+        ("scripted:1:ranks=x:trace=x", "expected scripted:SEED"),
+        ("scripted:1:ranks=/no/such/file", "ranks: cannot read /no/such/file: FileNotFoundError"),
         ("scripted:1:speed=9", "expected scripted:SEED"),
         ("scripted:1:agree=1:agree=0", "expected scripted:SEED"),
     ],
@@ -191,3 +195,162 @@ def test_a_device_of_its_own_has_a_name() -> None:
 def test_a_context_out_of_range_is_refused() -> None:
     with pytest.raises(ModelError, match="context: a scripted model has from 2 to 4096 positions, not 5000"):
         load_model("scripted:1", slots=1, context=5000)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Feeds that branch.
+
+TEXT = [5, 9, 1, 33]
+# Node: its parent, its token; siblings and cousins among them, two of the same token.
+NODES = [(-1, 7), (-1, 8), (0, 2), (1, 2), (0, 3), (2, 7), (3, 7)]
+
+
+def _ancestors(node: int) -> list[int]:
+    parent = NODES[node][0]
+    return [] if parent < 0 else [*_ancestors(parent), parent]
+
+
+def _line(node: int) -> list[int]:
+    return [*TEXT, *(NODES[each][1] for each in (*_ancestors(node), node))]
+
+
+def _tree(nodes: range, wanted: int) -> Feed:
+    """These of NODES, the first of which occupies the row behind TEXT."""
+    trunk = len(TEXT)
+    ancestors = tuple(tuple(trunk + each for each in _ancestors(node)) for node in nodes)
+    tokens = [NODES[node][1] for node in nodes]
+    return Feed(0, trunk + nodes.start, tokens, wanted, TreeFeed(trunk, ancestors))
+
+
+def _ranks(folder: Path, right: list[int | None], scores: list[list[float]], prompt: int = 1) -> str:
+    path = folder / "ranks"
+    path.write_text(json.dumps({"prompt": prompt, "right": right, "scores": scores}))
+    return f"scripted:3:ranks={path}"
+
+
+def _scripted(spec: str, slots: int = 2) -> ScriptedLM:
+    return ScriptedLM.parse(spec, slots=slots)
+
+
+def test_nodes_say_what_their_paths_say_as_lines(tmp_path: Path) -> None:
+    scores = [[0.0, -0.5, -1.0 - index] for index in range(5)]
+    for spec in (
+        "scripted:7",
+        "scripted:7:trace=" + _file(tmp_path, "0110100"),
+        _ranks(tmp_path, [0, 1, None], scores[:3]),
+    ):
+        lm = _scripted(spec)
+        lm.forward([Feed(0, 0, TEXT, 1)])
+        rows = torch.cat([lm.forward([_tree(range(3), 3)]), lm.forward([_tree(range(3, 7), 4)])])
+        assert lm.cached(0) == len(TEXT) + len(NODES)
+        for node in range(len(NODES)):
+            line = _line(node)
+            assert torch.equal(rows[node], lm.forward([Feed(1, 0, line, 1)])[0])
+
+
+def test_rows_that_are_kept_go_on_as_their_path() -> None:
+    lm = _scripted("scripted:7")
+    lm.forward([Feed(0, 0, TEXT, 0), Feed(1, 0, _line(5), 0)])
+    lm.forward([_tree(range(len(NODES)), 0)])
+    lm.keep(0, len(TEXT), [len(TEXT) + node for node in (0, 2, 5)])
+    assert lm.cached(0) == len(TEXT) + 3
+    one, other = lm.forward([Feed(slot, len(TEXT) + 3, [40, 41], 2) for slot in range(2)]).chunk(2)
+    assert torch.equal(one, other)
+
+
+def test_what_was_kept_wrongly_spoils_what_stands_behind_it() -> None:
+    """Node 3 descends from 1: behind 0 its keys and values are wrong ones, though its token is node 2's."""
+    lm = _scripted("scripted:7")
+    lm.forward([Feed(0, 0, TEXT, 0), Feed(1, 0, _line(2), 0)])
+    lm.forward([_tree(range(len(NODES)), 0)])
+    lm.keep(0, len(TEXT), [len(TEXT), len(TEXT) + 3])
+    trunk = len(TEXT)
+    feeds = [Feed(slot, trunk + 2, [40], 1, TreeFeed(trunk, ((trunk, trunk + 1),))) for slot in range(2)]
+    one, other = lm.forward(feeds)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("rows", [[5, 4], [4, 4], [3], [11]])
+def test_only_rising_rows_of_the_slot_can_be_kept(rows: list[int]) -> None:
+    lm = _scripted("scripted:7")
+    lm.forward([Feed(0, 0, TEXT, 0)])
+    lm.forward([_tree(range(len(NODES)), 0)])
+    with pytest.raises(ValueError, match="rows: "):
+        lm.keep(0, len(TEXT), rows)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Ranks.
+
+RIGHT: list[int | None] = [0, 2, None, 1]
+SCORES = [[0.0, -1.0, -2.0, -3.0], [0.0, -0.1, -0.2, -0.3], [0.0, 0.0, -5.0, -5.0], [0.0, -2.5, -2.5, -9.0]]
+
+
+def _greedy(prompt: list[int], tokens: int) -> list[int]:
+    lm, text = _load("scripted:3"), list(prompt)
+    for position in range(tokens):
+        start = 0 if position == 0 else len(text) - 1
+        text.append(int(lm.forward([Feed(0, start, text[start:], 1)]).argmax()))
+    return text
+
+
+def test_the_targets_token_has_its_recorded_place_and_the_others_their_scores(tmp_path: Path) -> None:
+    prompt = [9, 5, 7]
+    text = _greedy(prompt, 12)
+    drafter = _load(_ranks(tmp_path, RIGHT, SCORES, prompt=3))
+    rows = drafter.forward([Feed(0, 0, text[:-1], 12)])
+    for index, (row, token) in enumerate(zip(rows, text[3:], strict=True)):
+        values, ids = row.topk(4)
+        assert (values - values[0]).tolist() == pytest.approx(SCORES[index % 4], abs=0.01)
+        place = RIGHT[index % 4]
+        assert (ids.tolist().index(token) if token in ids.tolist() else None) == place
+        assert len(set(ids.tolist())) == 4
+        assert 0 not in ids.tolist()
+        assert int((row > -60).sum()) == 4
+
+
+def test_behind_a_wrong_text_the_scores_are_those_of_another_place_whatever_the_position(tmp_path: Path) -> None:
+    """It stays wrong, whatever follows; and which place it is depends on the text."""
+    text = _greedy([9], 30)
+    drafter = _load(_ranks(tmp_path, [0] * 4, SCORES), slots=1)
+    wrong = [*text[:3], 60 if text[3] != 60 else 61, *text[4:]]
+    rows = drafter.forward([Feed(0, 0, wrong, 27)])
+    said = [[round(value, 1) for value in (row.topk(4).values - row.max()).tolist()] for row in rows]
+    recorded = [[round(value, 1) for value in scores] for scores in SCORES]
+    assert all(each in recorded for each in said)
+    assert len({recorded.index(each) for each in said}) == 4
+    assert said != [recorded[(3 + index) % 4] for index in range(27)]
+
+
+@pytest.mark.parametrize(
+    ("right", "scores", "message"),
+    [
+        ([], [], "must hold a place"),
+        ([0, 1], [[0.0, -1.0]], "must hold a place"),
+        ([0], [[]], "must hold a place"),
+        ([2], [[0.0, -1.0]], "a place is beyond its scores"),
+        ([0], [[-1.0, 0.0]], "scores must fall"),
+        ([0], [[0.0] * 63], "vocab: 64 ids are too few for 63 with scores"),
+    ],
+)
+def test_ranks_that_are_none_are_refused(
+    tmp_path: Path, right: list[int | None], scores: list[list[float]], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        _load(_ranks(tmp_path, right, scores))
+
+
+def test_a_file_that_holds_no_ranks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is no object of prompt, right and scores"):
+        _load("scripted:3:ranks=" + _file(tmp_path, "0110"))
+
+
+def test_ranks_are_part_of_what_a_drafter_is(tmp_path: Path) -> None:
+    one = _load(_ranks(tmp_path, [0], [[0.0, -1.0]])).info
+    assert one.weights_fingerprint != _load(_ranks(tmp_path, [1], [[0.0, -1.0]])).info.weights_fingerprint
+
+
+def _file(folder: Path, text: str) -> str:
+    path = folder / "file"
+    path.write_text(text)
+    return str(path)

@@ -44,7 +44,7 @@ ROWS = (1, 2, 4, 8, 16, 32)
 class SeededScript(Script):
     """Remembers what it has said: every party asks for the same logits."""
 
-    def logits(self, prefix: int, position: int = 0) -> Row:
+    def logits(self, prefix: int, position: int = 0, right: bool = True) -> Row:
         return _logits(self, prefix, position)
 
 

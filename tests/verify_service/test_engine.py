@@ -475,11 +475,11 @@ def test_cache_holds_only_decided_text_after_every_step() -> None:
         for held in rig.engine.roster:
             cached = rig.lm.cached(held.slot)
             assert cached < held.session.position or cached == 0
-            hashes = rig.lm._hashes[held.slot]  # type: ignore[attr-defined]  # of the scripted model
+            rows = rig.lm._rows[held.slot]  # type: ignore[attr-defined]  # of the scripted model
             prefix = 0
-            for token, known in zip(held.session.text.tokens, hashes[:cached], strict=False):
+            for token, row in zip(held.session.text.tokens, rows[:cached], strict=False):
                 prefix = rig.lm.script.extend(prefix, token)  # type: ignore[attr-defined]  # of the scripted model
-                assert prefix == known
+                assert prefix == row.prefix
         proposer()
 
     rig.run(check)
