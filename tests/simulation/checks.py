@@ -271,7 +271,7 @@ class VerifierChecks:
         facts.require(cached <= len(text), "a cache holds more than the text")
         if 0 < cached <= len(text):
             facts.require(
-                lm._hashes[slot][cached - 1] == cache_hash(lm, text[:cached]),
+                lm._rows[slot][cached - 1].prefix == cache_hash(lm, text[:cached]),
                 "a cache entry was computed from another text",
             )
 
@@ -313,7 +313,7 @@ class DrafterChecks:
     def _cache(self, lm: Model, cached: int, slot: int, text: Sequence[int]) -> None:
         self._facts.require(cached <= len(text), "a drafter's cache holds more than the text")
         if cached:
-            is_its = lm._hashes[slot][cached - 1] == cache_hash(lm, text[:cached])
+            is_its = lm._rows[slot][cached - 1].prefix == cache_hash(lm, text[:cached])
             self._facts.require(is_its, "a drafter's cache is not its text's")
 
 
