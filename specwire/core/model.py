@@ -35,9 +35,9 @@ class TreeFeed(NamedTuple):
 class Feed(NamedTuple):
     """Tokens for one slot in one forward.
 
-    They occupy rows `start .. start + len(tokens) - 1`, which are their positions as well, unless there is a `tree`.
-    `start` may not exceed what the slot holds; a lower start is a rollback. The logits of the last `wanted` tokens are
-    returned.
+    They occupy rows `start .. start + len(tokens) - 1`, which are their positions as well, unless there is a `tree`,
+    whose trunk ends at `start` or before it. `start` may not exceed what the slot holds; a lower start is a rollback.
+    The logits of the last `wanted` tokens are returned.
     """
 
     slot: int
@@ -92,7 +92,8 @@ class SlotModel(Protocol):
     """A causal language model over `slots` independent texts, each rolled back by lowering an integer.
 
     Not safe for use by two threads at once. Invariant: cached(slot) never exceeds what was fed, and what the slot holds
-    for position p was computed from the text [0, p].
+    for position p was computed from the text [0, p]; what it holds for a row of a tree, from the text and the row's
+    ancestors.
     """
 
     @property
@@ -106,12 +107,25 @@ class SlotModel(Protocol):
         """Slots whose logits in the last forward were not finite. Their contents are already discarded."""
         ...
 
+    @property
+    def branches(self) -> bool:
+        """Whether feeds may have a tree."""
+        ...
+
     def cached(self, slot: int) -> int:
-        """Number of positions of the slot that are valid."""
+        """Number of rows of the slot that are valid, those of a tree too."""
         ...
 
     def rollback(self, slot: int, length: int) -> None:
         """Lower the slot's valid length to `length`; ValueError if it holds less."""
+        ...
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        """Let rows start, start + 1, ... hold what rows[0], rows[1], ... held, and drop what else was from `start` on.
+
+        ValueError if `rows` do not rise, or are not all among start .. cached(slot) - 1; or if any would move and the
+        model takes no trees.
+        """
         ...
 
     @property

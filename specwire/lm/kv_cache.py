@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
 import torch
 from transformers import PreTrainedConfig
 
-from specwire.core.model import Feed, ModelError, ModelInfo
+from specwire.core.model import Feed, ModelError, ModelInfo, TreeFeed
 
 
 class SlotTable:
@@ -18,10 +18,11 @@ class SlotTable:
     Invariant: 0 <= cached <= written <= context for every slot; what lies in [cached, written) is stale.
     """
 
-    def __init__(self, slots: int, context: int, vocabulary: int) -> None:
+    def __init__(self, slots: int, context: int, vocabulary: int, branches: bool = True) -> None:
+        """branches: feeds may have a tree."""
         if slots < 1:
             raise ValueError(f"slots: must be at least 1, not {slots}")
-        self.context = context
+        self.context, self.branches = context, branches
         self._vocabulary = vocabulary
         self._cached = [0] * slots
         self._written = [0] * slots
@@ -43,6 +44,16 @@ class SlotTable:
         if not 0 <= length <= held:
             raise ValueError(f"length: slot {slot} holds {held} positions and cannot be rolled back to {length}")
         self._cached[slot] = length
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        held = self.cached(slot)
+        if not 0 <= start <= held:
+            raise ValueError(f"start: slot {slot} holds {held} positions, nothing can be kept from {start} on")
+        if any(row >= later for row, later in pairwise((start - 1, *rows, held))):
+            raise ValueError(f"rows: those kept of slot {slot} must rise from {start} to below {held}, not {[*rows]}")
+        if not self.branches and rows and rows[-1] >= start + len(rows):
+            raise ValueError(f"rows: this model takes no trees, so that rows {[*rows]} cannot move to {start} and on")
+        self._cached[slot] = start + len(rows)
 
     def copy(self, source: int, target: int, length: int) -> None:
         held = self.cached(source)
@@ -93,6 +104,25 @@ class SlotTable:
         if min(feed.tokens) < 0 or max(feed.tokens) >= self._vocabulary:
             wrong = next(token for token in feed.tokens if not 0 <= token < self._vocabulary)
             raise ValueError(f"tokens: id {wrong} is outside the vocabulary of {self._vocabulary}")
+        if feed.tree is not None:
+            self._check_tree(feed, feed.tree)
+
+    def _check_tree(self, feed: Feed, tree: TreeFeed) -> None:
+        if not self.branches:
+            raise ValueError(f"tree: this model takes none, slot {feed.slot} was fed one")
+        if not 0 <= tree.trunk <= feed.start:
+            raise ValueError(f"trunk: must be from 0 to the start {feed.start} of slot {feed.slot}, not {tree.trunk}")
+        if len(tree.ancestors) != len(feed.tokens):
+            raise ValueError(f"ancestors: {len(tree.ancestors)} of the {len(feed.tokens)} tokens of slot {feed.slot}")
+        for row, ancestors in enumerate(tree.ancestors, feed.start):
+            if any(above >= below for above, below in pairwise((tree.trunk - 1, *ancestors, row))):
+                raise ValueError(
+                    f"ancestors: those of row {row} of slot {feed.slot} must rise from {tree.trunk} to below {row}, "
+                    f"not {[*ancestors]}"
+                )
+            above = ancestors[-1] if ancestors else -1
+            if above >= feed.start and tuple(tree.ancestors[above - feed.start]) != tuple(ancestors[:-1]):
+                raise ValueError(f"ancestors: row {row} of slot {feed.slot} has others than row {above}, its parent")
 
     def _check_slot(self, slot: int) -> None:
         if not 0 <= slot < len(self._cached):
@@ -105,8 +135,20 @@ class Runner(Protocol):
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Logits (sum of max(wanted, 1), at least vocabulary) in the order of the feeds, of any dtype.
 
-        Writes keys and values of each feed at its positions and nowhere else, and attends to positions [0, p] of its
-        slot alone.
+        Writes keys and values of each feed at its rows and nowhere else, and attends to positions [0, p] of its slot
+        alone, or to what its tree lets it see.
+        """
+        ...
+
+    @property
+    def branches(self) -> bool:
+        """Whether feeds may have a tree."""
+        ...
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        """Copy keys and values of `rows`, which rise and lie at or behind `start`, to start, start + 1, ...
+
+        Asked of those that branch.
         """
         ...
 
@@ -124,6 +166,15 @@ class Runner(Protocol):
         ...
 
 
+class LineRunner:
+    """What a `Runner` has that takes lines of tokens only."""
+
+    branches = False
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        raise NotImplementedError(f"{type(self).__name__} takes no trees: rows {[*rows]} of slot {slot} stay")
+
+
 class CachedLM:
     """A `LanguageModel` on a `Runner`."""
 
@@ -132,7 +183,7 @@ class CachedLM:
         self.info = info
         self.failed: frozenset[int] = frozenset()
         self.runner = runner
-        self._table = SlotTable(slots, info.context, info.vocabulary)
+        self._table = SlotTable(slots, info.context, info.vocabulary, runner.branches)
         self._unassigned = torch.tensor(unassigned, dtype=torch.long, device=info.device) if unassigned else None
 
     @property
@@ -144,6 +195,18 @@ class CachedLM:
 
     def rollback(self, slot: int, length: int) -> None:
         self._table.rollback(slot, length)
+
+    @property
+    def branches(self) -> bool:
+        return self._table.branches
+
+    @torch.inference_mode()
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self._table.keep(slot, start, rows)
+        # Most often some lie where they should.
+        moved = next((at for at, row in enumerate(rows) if row != start + at), len(rows))
+        if moved < len(rows):
+            self.runner.keep(slot, start + moved, rows[moved:])
 
     @torch.inference_mode()
     def discard(self, slot: int) -> None:

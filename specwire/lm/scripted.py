@@ -345,10 +345,8 @@ class ScriptedLM:
         del self._rows[slot][length:]
 
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self._table.keep(slot, start, rows)
         held = self._rows[slot]
-        if list(rows) != sorted(set(rows)) or not all(start <= row < len(held) for row in rows):
-            raise ValueError(f"rows: must rise from {start} to below {len(held)}, not {list(rows)}")
-        self._table.rollback(slot, start + len(rows))
         held[start:] = [held[row] for row in rows]
 
     def discard(self, slot: int) -> None:

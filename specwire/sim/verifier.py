@@ -68,6 +68,7 @@ class SimModel:
 
     failed: frozenset[int] = frozenset()
     kv_bytes = 0
+    branches = True
 
     def __init__(self, slots: int, cost: Callable[[Sequence[Feed]], float]) -> None:
         self.info = ModelInfo("simulated", "Simulated", VOCABULARY, CONTEXT, (), "float32", "cpu", "", "", "simulated")
@@ -86,6 +87,9 @@ class SimModel:
         if length > self._cached[slot]:
             raise ValueError(f"rollback: slot {slot} holds {self._cached[slot]}, not {length}")
         self._cached[slot] = length
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self.rollback(slot, start + len(rows))
 
     def discard(self, slot: int) -> None:
         self._cached[slot] = 0

@@ -71,6 +71,8 @@ class Faulty:
         self.discard = model.discard
         self.copy = model.copy
         self.kv_bytes = model.kv_bytes
+        self.branches = model.branches
+        self.keep = model.keep
 
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
         if self.raises:

@@ -14,7 +14,7 @@ import torch
 from bench.mixes import Case, alone, differing, samplings, together
 from deploy.stack.processes import descendants
 from specwire.lm import Feed, LanguageModel, ModelError, ModelLost, load_model
-from specwire.lm.kv_cache import CachedLM
+from specwire.lm.kv_cache import CachedLM, LineRunner
 from specwire.lm.runners.llama import LlamaRunner
 from specwire.lm.runners.tensor_parallel import LeadingRunner, obey, to_copy, to_run, to_zero
 from tests.lm.models import build, config, plain, save
@@ -130,7 +130,7 @@ def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
         ranks.close()
 
 
-class Noting:
+class Noting(LineRunner):
     """A runner that does nothing."""
 
     kv_bytes = 0

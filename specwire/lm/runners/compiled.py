@@ -19,6 +19,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from specwire.core.model import Feed
+from specwire.lm.kv_cache import LineRunner
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import model_of, shape_of
@@ -228,7 +229,7 @@ def _aligned(positions: int) -> int:
     return -(-positions // ALIGNED_CELLS) * ALIGNED_CELLS
 
 
-class CompiledRunner:
+class CompiledRunner(LineRunner):
     """`Runner` with weights from a Hugging Face model of the Llama family, compiled for `buckets`."""
 
     def __init__(

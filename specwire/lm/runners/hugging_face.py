@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from specwire.core.model import Feed
+from specwire.lm.kv_cache import LineRunner
 from specwire.lm.model_config import FULL_ATTENTION, SLIDING_ATTENTION, SlidingWindow
 
 # A feed of more tokens than this, which is a part of a prompt, is computed by itself: padding every other one to its
@@ -129,7 +130,7 @@ class SlotCache(Cache):
         return [*self._keys.values(), *self._values.values()]
 
 
-class HuggingFaceRunner:
+class HuggingFaceRunner(LineRunner):
     """`Runner` around an `AutoModelForCausalLM`."""
 
     def __init__(

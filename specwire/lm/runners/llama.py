@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specwire.core.model import Feed
+from specwire.lm.kv_cache import LineRunner
 from specwire.lm.model_config import window_of
 from specwire.lm.runners.decoder import Decoder, DecoderShape, Layer, Layout, Model, batch_of, compiled, nothing
 from specwire.lm.runners.linear import LinearWeights
@@ -26,7 +27,7 @@ class Unsuited(Exception):
     """The model is not of the plain shape that this decoder computes. The generic path takes it."""
 
 
-class LlamaRunner:
+class LlamaRunner(LineRunner):
     """`Runner` with weights taken from a Hugging Face model of one of MODEL_TYPES; the model can be freed after."""
 
     def __init__(

@@ -26,6 +26,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from specwire.core.model import Feed
+from specwire.lm.kv_cache import LineRunner
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
 from specwire.lm.runners.linear import LinearWeights, rounded
 from specwire.lm.runners.llama import model_of, shape_of
@@ -301,7 +302,7 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
     return dtype if native else torch.float32
 
 
-class OpenvinoRunner:
+class OpenvinoRunner(LineRunner):
     """`Runner` with the weights of a Hugging Face model of MODEL_TYPES, which can be freed."""
 
     def __init__(

@@ -21,7 +21,7 @@ from torch import distributed, nn
 from transformers import PreTrainedModel
 
 from specwire.core.model import Feed, ModelError, ModelLost
-from specwire.lm.kv_cache import Runner
+from specwire.lm.kv_cache import LineRunner, Runner
 from specwire.lm.model_config import first_line
 
 # The option that asks for them.
@@ -273,7 +273,7 @@ def _feeds(numbers: Iterator[int]) -> Iterator[Feed]:
         yield Feed(slot, start, [next(numbers) for _ in range(count)], wanted)
 
 
-class LeadingRunner:
+class LeadingRunner(LineRunner):
     """`Runner` over all ranks.
 
     A failure within a forward leaves the ranks at different places in it, so it ends the model: ModelLost.
