@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from draft_service.sessions import DraftedToken, DraftingSession
+from draft_service.sessions import Expansion
+from specwire.core.draft import Drawn
 from specwire.core.law.acceptance import draw_quantised, quantise
 from specwire.core.law.constraint import Mask
 from specwire.core.law.noise import gumbel, seed_behind
 from specwire.core.law.sampling import Sampling, Seen
 from specwire.core.messages import MOST_KEPT, Weights
+from specwire.core.text import extend_hash
 from specwire.lm import RowSampling, log_probabilities
 from specwire.lm.sampler import adjusted
 
@@ -78,6 +80,35 @@ def draw(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[tuple[int, floa
     # Not worth carrying whole rows over; confidence and top_p then count the candidates' mass alone.
     best, ids = (each.cpu().numpy() for each in logits.topk(min(CANDIDATES, logits.shape[1]), dim=1))
     return [_draw_one(best[index], ids[index], row) for index, row in enumerate(rows)]
+
+
+Ranked = tuple[tuple[int, ...], tuple[float, ...]]
+
+
+def draw_candidates(logits: torch.Tensor, rows: Sequence[DraftRow], most: int) -> list[Ranked]:
+    """Up to `most` ids that may be the target's token of each row, the likeliest first, and their scores.
+
+    A score is what is drawn by: log q, under coupled log q / T + G, in nats relative to the best id's.
+    """
+    if any(row.adjusted for row in rows):
+        logits = adjusted(logits, rows).float()
+    greedy = all(row.sampling.temperature == 0.0 for row in rows)
+    kept = min(most if greedy else CANDIDATES, logits.shape[1])
+    best, ids = (each.cpu().numpy() for each in logits.topk(kept, dim=1))
+    return [_ranked(best[index], ids[index], row, most) for index, row in enumerate(rows)]
+
+
+def _ranked(scores: Scores, ids: Ids, row: DraftRow, most: int) -> Ranked:
+    """scores: the highest of one row, falling; they are of `ids`."""
+    sampling, found = row.sampling, np.flatnonzero(np.isfinite(scores))
+    values = scores[found].astype(np.float64)
+    if sampling.temperature > 0.0:
+        found = _candidates(scores, 0, sampling)
+        noise = gumbel(sampling.seed, sampling.choice, row.position, ids[found])
+        values = scores[found].astype(np.float64) / sampling.temperature + noise
+    order = np.argsort(-values, kind="stable")[:most]
+    tokens, kept = ids[found[order]].tolist(), values[order]
+    return tuple(tokens), tuple((kept - kept[0]).tolist())
 
 
 def _draw_one(scores: Scores, ids: Ids | None, row: DraftRow) -> tuple[int, float]:
@@ -158,35 +189,53 @@ def _drawn(weights: Weights, place: WeighedPlace) -> tuple[int, Weights]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Draws the sessions' draft tokens from the rows of one forward.
+# Draws what may follow the sessions' places, from the rows of one forward.
 
 
-def guesses(logits: torch.Tensor, rows: Sequence[int], drawing: Sequence[DraftingSession]) -> list[DraftedToken]:
-    """The draft token of each session, drawn from its row of the logits as its rule has it."""
+def guesses(logits: torch.Tensor, rows: Sequence[int], drawing: Sequence[Expansion]) -> list[Drawn]:
+    """What may follow each place, from its row of the logits as its session's rule has it."""
     if len(rows) < len(logits):
         logits = logits[list(rows)]
-    weighed = [index for index, drafting in enumerate(drawing) if drafting.session.weighed]
-    if not weighed:
-        return [DraftedToken(*drawn) for drawn in draw(logits, [_row(drafting) for drafting in drawing])]
-    guessed: dict[int, DraftedToken] = {}
-    places = [_place(drawing[index]) for index in weighed]
-    for index, (token, weights) in zip(weighed, draw_weighed(logits[weighed], places), strict=True):
-        guessed[index] = DraftedToken(token, weights=weights)
-    others = [index for index in range(len(drawing)) if index not in guessed]
-    if others:
-        unweighed = draw(logits[others], [_row(drawing[index]) for index in others])
-        guessed |= {index: DraftedToken(*drawn) for index, drawn in zip(others, unweighed, strict=True)}
-    return [guessed[index] for index in range(len(drawing))]
+    drawn: dict[int, Drawn] = {}
+    for chosen, draw_all in (
+        ([at for at, place in enumerate(drawing) if place.drafting.session.weighed], _weighed),
+        ([at for at, place in enumerate(drawing) if _is_chain(place)], _chains),
+        ([at for at, place in enumerate(drawing) if place.most > 1], _candidates_of),
+    ):
+        if chosen:
+            own = logits if len(chosen) == len(drawing) else logits[chosen]
+            drawn |= zip(chosen, draw_all(own, [drawing[at] for at in chosen]), strict=True)
+    return [drawn[at] for at in range(len(drawing))]
 
 
-def _row(drafting: DraftingSession) -> DraftRow:
+def _is_chain(place: Expansion) -> bool:
+    return place.most == 1 and not place.drafting.session.weighed
+
+
+def _weighed(logits: torch.Tensor, drawing: Sequence[Expansion]) -> list[Drawn]:
+    return [Drawn((token,), weights=weights) for token, weights in draw_weighed(logits, [_place(it) for it in drawing])]
+
+
+def _chains(logits: torch.Tensor, drawing: Sequence[Expansion]) -> list[Drawn]:
+    return [Drawn((token,), confidence) for token, confidence in draw(logits, [_row(place) for place in drawing])]
+
+
+def _candidates_of(logits: torch.Tensor, drawing: Sequence[Expansion]) -> list[Drawn]:
+    ranked = draw_candidates(logits, [_row(place) for place in drawing], max(place.most for place in drawing))
+    return [Drawn(tokens, scores=scores) for tokens, scores in ranked]
+
+
+def _row(place: Expansion) -> DraftRow:
+    drafting = place.drafting
+    rate = drafting.session.pace.confidence_floor > 0.0
+    return DraftRow(place.position, drafting.sampling, rate, drafting.seen(place.path), drafting.allowed(place.path))
+
+
+def _place(place: Expansion) -> WeighedPlace:
+    drafting, path = place.drafting, place.path
     session = drafting.session
-    rate = session.pace.confidence_floor > 0.0
-    return DraftRow(len(session.text), drafting.sampling, rate, drafting.seen, drafting.allowed)
-
-
-def _place(drafting: DraftingSession) -> WeighedPlace:
-    session = drafting.session
-    end = len(session.text)
-    prefix = session.text.hash_at(end)
-    return WeighedPlace(end, drafting.sampling, session.epoch, prefix, drafting.seen, drafting.allowed)
+    prefix = session.text.hash_at(session.decided)
+    for token in path:
+        prefix = extend_hash(prefix, token)
+    seen, allowed = drafting.seen(path), drafting.allowed(path)
+    return WeighedPlace(place.position, drafting.sampling, session.epoch, prefix, seen, allowed)

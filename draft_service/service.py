@@ -154,6 +154,9 @@ class DraftHandler:
         if pace.confidence_floor > 0.0 and not sampling.guessed:
             message = f"must be 0 under {sampling.rule}, which allows no stop by value, not {pace.confidence_floor}"
             raise InvalidParameter("pace.confidence_floor", message)
+        if pace.branches > 1 and not sampling.guessed:
+            message = f"must be at most 1 under {sampling.rule}, which weighs chains only, not {pace.branches}"
+            raise InvalidParameter("pace.branches", message)
         number = next(self._numbers)
         return OpenSession(link, opening.handle, tokens, sampling, pace, opening.epoch, prompt_length, number)
 

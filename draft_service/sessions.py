@@ -1,8 +1,9 @@
 """The sessions of a drafter: one model, one slot of its cache for each, all drafted for in one forward.
 
-Belongs to one thread, which looks for commands before every token, so that an advance that contradicts a chain takes
-effect at the next one. A session's cache holds a prefix of its text; a contradiction lowers it, an integer, and the
-next feed starts there. Replies gather until they are delivered.
+Belongs to one thread, which looks for commands before every token, so that an advance that contradicts a tree takes
+effect at the next one. A session's slot holds a prefix of its text, and behind all of that rows of draft tokens that
+descend from it. What is decided of them moves to the front, what is pruned goes; where the text goes back the slot is
+lowered, an integer, and the next feed starts there. Replies gather until they are delivered.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import exp
 from typing import Any, NamedTuple
 
 from draft_service.commands import (
@@ -28,12 +30,12 @@ from draft_service.commands import (
     Reply,
     ReplyLink,
 )
-from specwire.core.draft import Desynchronised, DraftSession
+from specwire.core.draft import Desynchronised, DraftNode, DraftSession, Drawn
 from specwire.core.invalid import Code
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.sampling import Sampling, Seen, seen_in
-from specwire.core.messages import Weights
-from specwire.core.model import Feed, SlotModel
+from specwire.core.model import Feed, SlotModel, TreeFeed
+from specwire.core.policy.estimates import CandidateRates, RowTimes
 from specwire.rpc.service_thread import Inbox, Stop
 from specwire.telemetry.metrics import SIZES, STEPS, Histogram
 
@@ -91,7 +93,7 @@ class DraftingSession:
     """One session: `spent_ns` counts since its last proposal.
 
     number: of its opening. unready: its constraint is being compiled. matcher: that constraint, behind a part of the
-    output; None where there is none, or it is unknown here.
+    output; None where there is none, or it is unknown here. rows: the draft tokens that the slot holds behind the text.
     """
 
     link: ReplyLink
@@ -104,27 +106,30 @@ class DraftingSession:
     unready: bool = False
     matcher: Matcher | None = None
     spent_ns: int = 0
+    rows: list[DraftNode] = field(default_factory=list)
 
     @property
     def wants_token(self) -> bool:
         return self.session.wants_token and not self.unready
 
-    def _catch_up(self) -> bool:
-        """Let the matcher take the rest of the text; False where the constraint forbids it or has not answered."""
+    def _catch_up(self, path: Sequence[int]) -> bool:
+        """Let the matcher take the text and `path`; False where the constraint forbids it or has not answered."""
         if self.matcher is None or not self.matcher.heard(MOST_LATE_S):
             return False
-        missing = self.session.text.tokens[self.prompt_length + self.matcher.length :]
+        missing = [*self.session.text.tokens, *path][self.prompt_length + self.matcher.length :]
         return self.matcher.take(missing) == len(missing)
 
-    def ask(self) -> None:
+    def ask(self, path: Sequence[int]) -> None:
         """Announce that `allowed` will be wanted, so that it is computed during the forward."""
-        if self.matcher is not None and self._catch_up():
+        if self.matcher is not None and self._catch_up(path):
             self.matcher.ask(())
 
-    @property
-    def allowed(self) -> Mask | None:
-        """The ids allowed behind the text; None for any, also where the text itself violates the constraint."""
-        if self.matcher is None or not self._catch_up():
+    def allowed(self, path: Sequence[int]) -> Mask | None:
+        """The ids allowed behind the text and `path`; None for any, also where these themselves violate the constraint.
+
+        A session with a constraint drafts chains: a matcher knows one line.
+        """
+        if self.matcher is None or not self._catch_up(path):
             return None
         return open_ids(self.matcher.masks(())[0], ())
 
@@ -133,23 +138,30 @@ class DraftingSession:
         if self.matcher is not None:
             self.matcher.rollback(max(0, length - self.prompt_length))
 
+    def seen(self, path: Sequence[int]) -> Seen | None:
+        """The text and `path`, where penalties look at them."""
+        return seen_in([*self.session.text.tokens, *path], self.prompt_length) if self.sampling.penalised else None
+
+
+class Expansion(NamedTuple):
+    """A place to draft behind: the decided text of a session and `path`, draft tokens. most: candidates to tell."""
+
+    drafting: DraftingSession
+    path: tuple[int, ...]
+    most: int
+
     @property
-    def seen(self) -> Seen | None:
-        """The text, where penalties look at it."""
-        return seen_in(self.session.text.tokens, self.prompt_length) if self.sampling.penalised else None
+    def position(self) -> int:
+        """Where the candidates stand."""
+        return self.drafting.session.decided + len(self.path)
 
 
-class DraftedToken(NamedTuple):
-    """A draft token; confidence: 1.0 where nobody asked; weights: what it was drawn from, where the rule weighs it."""
-
-    token: int
-    confidence: float = 1.0
-    weights: Weights | None = None
-
-
-# The draft tokens of `sessions`, each from its row of what a forward returned: `rows` says from which. Of tensors:
+# What may follow each of the places, from its row of what a forward returned: `rows` says from which. Of tensors:
 # `draft_service.sampler.guesses`.
-Draw = Callable[[Any, Sequence[int], Sequence[DraftingSession]], list[DraftedToken]]
+Draw = Callable[[Any, Sequence[int], Sequence[Expansion]], list[Drawn]]
+
+# Candidates that a place is asked for where the session may branch.
+MOST_CANDIDATES = 8
 
 
 class Sessions:
@@ -175,6 +187,9 @@ class Sessions:
         self._free = list(range(model.slots))
         self._open: dict[Key, DraftingSession] = {}
         self._replies: Replies = {}
+        # By whether the text is greedy: elsewhere a candidate's score contains the target's noise.
+        self._rates = {greedy: CandidateRates() for greedy in (True, False)}
+        self._row_times = RowTimes()
         self.tally = DrafterTally()
 
     def __len__(self) -> int:
@@ -229,8 +244,17 @@ class Sessions:
             message = f"all {self._model.slots} slots of this drafter are taken"
             self._drop(key, Code.RESOURCE_EXHAUSTED, message)
             return
-        weighed = command.sampling.weighed
-        session = DraftSession(command.tokens, command.pace, chain, self._context, weighed, command.epoch)
+        sampling = command.sampling
+        session = DraftSession(
+            command.tokens,
+            command.pace,
+            chain,
+            self._context,
+            sampling.weighed,
+            command.epoch,
+            branching=self._model.branches and sampling.constraint is None,
+            rates=self._rates[sampling.temperature == 0.0],
+        )
         self.tally.opened += 1
         prompt_length = len(command.tokens) if command.prompt_length is None else command.prompt_length
         slot = self._free.pop()
@@ -260,10 +284,28 @@ class Sessions:
             self._drop(key, Code.FAILED_PRECONDITION, f"position: {error}")
             return
         drafting.kept(kept)
-        if kept < self._model.cached(drafting.slot):
-            self._model.rollback(drafting.slot, kept)
-            self.tally.rollbacks += 1
+        self._settle(drafting, kept)
         self._propose(drafting)
+
+    def _settle(self, drafting: DraftingSession, kept: int) -> None:
+        """Let the slot hold what is left: of the text what was there before, then the draft tokens that are live.
+
+        Decided ones are the first rows of those that stay, since a token is fed behind its parent.
+        """
+        slot, cached = drafting.slot, self._model.cached(drafting.slot)
+        trunk = cached - len(drafting.rows)
+        stay = [at for at, node in enumerate(drafting.rows) if node.live or node.decided]
+        if kept < trunk:
+            stay = []
+        rest = min(kept, trunk) + len(stay)
+        if stay and stay[-1] >= len(stay):
+            self._model.keep(slot, trunk, [trunk + at for at in stay])
+        elif rest < cached:
+            self._model.rollback(slot, rest)
+        self.tally.rollbacks += rest < cached
+        drafting.rows = [node for at in stay if not (node := drafting.rows[at]).decided]
+        for row, node in enumerate(drafting.rows):
+            node.row = row
 
     def _end(self, key: Key) -> None:
         drafting = self._open.pop(key, None)
@@ -291,52 +333,97 @@ class Sessions:
         started = self._now_ns()
         long = sum(self._lacks(drafting) > LONGEST_OWN_FEED for drafting in batch)
         portion = max(LONGEST_OWN_FEED, PREFILL_ROWS // max(1, long))
-        feeds = [self._feed(drafting, portion) for drafting in batch]
+        chosen = [[] if self._lacks(drafting) > portion else [drafting.session.take()] for drafting in batch]
+        if not long:
+            self._branch(batch, chosen)
+        feeds = [self._feed(drafting, nodes, portion) for drafting, nodes in zip(batch, chosen, strict=True)]
         try:
-            drawn = self._forward(batch, feeds)
+            drawn = self._forward(batch, feeds, chosen)
         except Exception as error:  # the model's failure costs these sessions their drafter, nothing else
             log.exception("a forward of %d sessions failed", len(batch))
             self._drop_all(batch, Code.INTERNAL, f"the drafter's model failed: {type(error).__name__}")
             return
-        spent = self._now_ns() - started
-        self.tally.step(spent, sum(len(feed.tokens) for feed in feeds), len(drawn))
+        spent, rows = self._now_ns() - started, sum(len(feed.tokens) for feed in feeds)
+        self.tally.step(spent, rows, len(drawn))
+        if not long:
+            self._row_times.observe(rows, spent / 1000)
         for drafting, feed in zip(batch, feeds, strict=True):
             # A prompt, or text missed while paused, is fed once; a draft token's time is that of a feed of its own.
-            drafting.spent_ns += spent if len(feed.tokens) <= LONGEST_OWN_FEED else spent // len(feed.tokens)
-        for drafting, guess in drawn:
-            drafting.session.drafted(guess.token, guess.confidence, guess.weights)
-            self._propose(drafting)
+            own = feed.tree is not None or len(feed.tokens) <= LONGEST_OWN_FEED
+            drafting.spent_ns += spent if own else spent // len(feed.tokens)
+        for drafting, node, found in drawn:
+            drafting.session.extend(node, found)
+        for drafting, nodes in zip(batch, chosen, strict=True):
+            if nodes and drafting.slot not in self._model.failed:
+                drafting.session.forward_ended()
+                self._propose(drafting)
 
-    def _forward(self, batch: list[DraftingSession], feeds: list[Feed]) -> list[tuple[DraftingSession, DraftedToken]]:
-        for drafting, feed in zip(batch, feeds, strict=True):
-            if feed.wanted:
-                drafting.ask()
+    def _branch(self, batch: Sequence[DraftingSession], chosen: Sequence[list[DraftNode]]) -> None:
+        """Extend more nodes as long as each raises the tokens that are expected to be decided per time of drafting.
+
+        A node's tokens are of use where its path is decided. The forward's time grows with its rows, as measured.
+        """
+        rows, worth = len(batch), 0.0
+        for drafting, nodes in zip(batch, chosen, strict=True):
+            root = drafting.session.root
+            worth += sum(exp(node.chance - root.chance) for node in nodes)
+        may = [at for at, drafting in enumerate(batch) if _may_branch(drafting, chosen[at])]
+        while may:
+            best = max(may, key=lambda at: batch[at].session.probability or 0.0)
+            gained = batch[best].session.probability or 0.0
+            if (worth + gained) * self._row_times.at(rows) <= worth * self._row_times.at(rows + 1):
+                return
+            chosen[best].append(batch[best].session.take())
+            worth, rows = worth + gained, rows + 1
+            if not _may_branch(batch[best], chosen[best]):
+                may.remove(best)
+
+    def _forward(
+        self, batch: list[DraftingSession], feeds: list[Feed], chosen: Sequence[list[DraftNode]]
+    ) -> list[tuple[DraftingSession, DraftNode, Drawn]]:
+        places = [
+            (node, Expansion(drafting, path, MOST_CANDIDATES if drafting.session.branches > 1 else 1))
+            for drafting, nodes in zip(batch, chosen, strict=True)
+            for node, path in ((node, drafting.session.path(node)) for node in nodes)
+        ]
+        for _, place in places:
+            place.drafting.ask(place.path)
         computed = self._model.forward(feeds)
-        drawing = [drafting for drafting, feed in zip(batch, feeds, strict=True) if feed.wanted]
-        rows = [row for row, drafting in enumerate(drawing) if drafting.slot not in self._model.failed]
-        drawing = [drawing[row] for row in rows]
+        rows = [row for row, (_, place) in enumerate(places) if place.drafting.slot not in self._model.failed]
         if self._model.failed:
             broken = [drafting for drafting in batch if drafting.slot in self._model.failed]
             # Neither request nor service is at fault, and the same text would fail again here.
             self._drop_all(broken, Code.ABORTED, "the drafter's logits are not finite")
-        if not drawing:
+        if not rows:
             return []
-        return list(zip(drawing, self._draw(computed, rows, drawing), strict=True))
+        drawing = [places[row] for row in rows]
+        drawn = self._draw(computed, rows, [place for _, place in drawing])
+        return [(place.drafting, node, found) for (node, place), found in zip(drawing, drawn, strict=True)]
 
     def _lacks(self, drafting: DraftingSession) -> int:
-        """How many tokens of its text the cache lacks."""
-        return len(drafting.session.text.tokens) - self._model.cached(drafting.slot)
+        """How many tokens of its decided text the slot lacks."""
+        return max(0, drafting.session.decided - self._model.cached(drafting.slot))
 
-    def _feed(self, drafting: DraftingSession, portion: int) -> Feed:
-        """The part of the text that the cache lacks, in portions; the last portion asks for logits.
+    def _feed(self, drafting: DraftingSession, nodes: Sequence[DraftNode], portion: int) -> Feed:
+        """The nodes to extend; while that is the text's last token, the part of the text that the slot lacks.
 
-        After an advance that went back the cache may hold the whole text: then its last token is fed again, for its
-        logits.
+        Text is fed in portions, of which the last asks for logits. After an advance that went back the slot may hold
+        the whole text: then its last token is fed again, for its logits.
         """
-        tokens = drafting.session.text.tokens
-        start = min(self._model.cached(drafting.slot), len(tokens) - 1)
-        stop = min(len(tokens), start + portion)
-        return Feed(drafting.slot, start, tokens[start:stop], int(stop == len(tokens)))
+        session, cached = drafting.session, self._model.cached(drafting.slot)
+        if not nodes or nodes[0] is session.root:
+            tokens = session.text.tokens
+            start = min(cached, len(tokens) - 1)
+            stop = min(len(tokens), start + portion)
+            return Feed(drafting.slot, start, tokens[start:stop], len(nodes))
+        for row, node in enumerate(nodes, len(drafting.rows)):
+            node.row = row
+        drafting.rows.extend(nodes)
+        fed = [node.token for node in nodes]
+        if len(nodes) == 1 and nodes[0].position == cached:
+            return Feed(drafting.slot, cached, fed, 1)  # all rows behind the text are its line
+        ancestors = tuple(_ancestors(node, session) for node in nodes)
+        return Feed(drafting.slot, cached, fed, len(fed), TreeFeed(session.decided, ancestors))
 
     def _drop_all(self, batch: list[DraftingSession], code: Code, message: str) -> None:
         for drafting in batch:
@@ -359,3 +446,18 @@ class Sessions:
         if self._replies:
             gathered, self._replies = self._replies, {}
             self._deliver(gathered)
+
+
+def _may_branch(drafting: DraftingSession, nodes: Sequence[DraftNode]) -> bool:
+    """Whether its forward may extend one more node than these."""
+    session = drafting.session
+    return 0 < len(nodes) < session.branches and nodes[0] is not session.root and session.wants_token
+
+
+def _ancestors(node: DraftNode, session: DraftSession) -> tuple[int, ...]:
+    """The slot's rows of the draft tokens that lead to a node."""
+    rows, parent = [], node.parent
+    while parent is not None and parent is not session.root:
+        rows.append(session.decided + parent.row)
+        parent = parent.parent
+    return tuple(reversed(rows))

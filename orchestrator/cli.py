@@ -37,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
     parser.add_argument("--start-timeout", type=float, default=120.0, metavar="S", help="wait for a verifier at start")
     parser.add_argument(
-        "--plan", default="auto", metavar="PLAN", help="auto, off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE]"
+        "--plan",
+        default="auto",
+        metavar="PLAN",
+        help="auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE]",
     )
     add_registry_arguments(parser, "verifiers and drafters are found, and clients find this orchestrator")
     add_serving_arguments(parser, "verifiers and drafters")

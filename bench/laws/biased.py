@@ -53,8 +53,8 @@ _propose = DraftSession.take_proposal
 
 def _next(session: DraftSession) -> Drawn | None:
     """The token that would be sent next."""
-    unsent = len(session.text) - session.sent
-    return (session.text.tokens[session.sent], session.unsent_weights[0]) if unsent else None
+    node = session.unsent[0] if session.unsent else None
+    return (node.token, node.weights) if node is not None and node.weights is not None else None
 
 
 def _stopping(session: DraftSession) -> Proposal | None:

@@ -2,25 +2,32 @@
 
     python -m bench.wan.traces        record them again, into bench/wan/traces.json
 
-A trace is a line of zeros and ones: bit i says whether the drafter, given the target's own text before output token i,
-guesses that token. Recorded greedily on the held-out prompts. Since what a drafter guesses at a position of the right
-text is fixed, and nothing else is ever accepted, a trace decides a whole session, whatever the discipline.
+A trace says, for every output token, what the drafter thinks of the place given the target's own text before it: the
+scores of its eight likeliest ids, and which of them is the target's token, if any. Recorded on the held-out prompts,
+greedily and under coupled noise at temperature 0.8, where a score is log q + the target's own noise. Since what a
+drafter guesses at a place of the right text is fixed, and nothing else is ever accepted, a trace decides a whole
+session of a chain, whatever the discipline. Of greedy traces those of the first guess alone are zeros and ones.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from deploy.stack.options import cores
-from specwire.lm import Feed, LanguageModel, load_model
+from specwire.core.law.noise import gumbel
+from specwire.core.law.sampling import Sampling
+from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
 from specwire.rpc.process import say
 
 FILE = Path(__file__).resolve().parent / "traces.json"
@@ -30,12 +37,44 @@ DTYPE = "bfloat16"
 SAY_EVERY = 64
 # Rows of a prompt fed at once.
 PREFILL_ROWS = 512
+# Ids of which scores are kept; scores are kept in units of natural logarithm below the best, up to 255 units.
+RANKS = 8
+UNIT = 0.05
+TEMPERATURE, SEED = 0.8, 1
+GREEDY, COUPLED = "greedy", "coupled"
+NONE = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A trace with ranks. right[i]: rank of the target's token i among the drafter's best, None where it is not there.
+
+    scores[i]: of the drafter's RANKS best ids there, falling from 0: what they are more than the best one, in nats.
+    """
+
+    right: tuple[int | None, ...]
+    scores: tuple[tuple[float, ...], ...]
+
+    def written(self) -> dict[str, str]:
+        gaps = np.array([[round(-score / UNIT) for score in scores[1:]] for scores in self.scores]).clip(0, 255)
+        ranks = "".join(NONE if rank is None else str(rank) for rank in self.right)
+        return {"right": ranks, "scores": base64.b85encode(gaps.astype(np.uint8).tobytes()).decode()}
+
+    @classmethod
+    def read(cls, written: dict[str, str]) -> Ranked:
+        gaps = np.frombuffer(base64.b85decode(written["scores"]), np.uint8).reshape(-1, RANKS - 1)
+        scores = tuple((0.0, *(-UNIT * int(gap) for gap in row)) for row in gaps)
+        return cls(tuple(None if mark == NONE else int(mark) for mark in written["right"]), scores)
+
+    @property
+    def bits(self) -> str:
+        """The trace of the first guess alone."""
+        return "".join(str(int(rank == 0)) for rank in self.right)
 
 
 def recorded(path: Path = FILE) -> list[str]:
-    """The traces as recorded: a string of zeros and ones each."""
-    traces: list[str] = json.loads(path.read_text())["traces"]
-    return traces
+    """The greedy traces of the first guess alone: a string of zeros and ones each."""
+    return [trace.bits for trace in ranked(GREEDY, path)]
 
 
 def acceptance(trace: str) -> float:
@@ -61,53 +100,80 @@ def from_position(trace: str, position: int) -> str:
     return trace[start:] + trace[:start]
 
 
-def record() -> list[str]:
+def ranked(rule: str, path: Path = FILE) -> list[Ranked]:
+    """The traces with ranks, of `greedy` or `coupled`."""
+    return [Ranked.read(each) for each in json.loads(path.read_text())[rule]]
+
+
+def record(temperature: float) -> list[Ranked]:
     """Traces of the demo pair on the first held-out prompts."""
     texts = [prompt.text for prompt in held_out_prompts()[:PROMPTS]]
     target = load_model(str(TARGET), slots=PROMPTS, dtype=DTYPE, threads=cores())
     tokenizer = Tokenizer.from_str(target.info.tokenizer_json.decode())
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    outputs = decode(target, prompts, TOKENS)
+    sampling = Sampling(temperature=temperature, seed=SEED)
+    outputs = decode(target, prompts, TOKENS, sampling)
     drafter = load_model(str(DRAFT), slots=1, dtype=DTYPE, threads=cores())
-    return [compare(drafter, prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
+    return [compare(drafter, prompt, output, sampling) for prompt, output in zip(prompts, outputs, strict=True)]
 
 
-def decode(target: LanguageModel, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-    """What the target says greedily, end-of-text included, all prompts in one batch."""
+def decode(target: LanguageModel, prompts: Sequence[Sequence[int]], tokens: int, sampling: Sampling) -> list[list[int]]:
+    """What the target says, end-of-text included, all prompts in one batch."""
     texts = [list(prompt) for prompt in prompts]
     for slot, text in enumerate(texts):
         for start in range(0, len(text) - 1, PREFILL_ROWS):
             target.forward([Feed(slot, start, text[start : min(start + PREFILL_ROWS, len(text) - 1)], 0)])
     for done in range(1, tokens + 1):
         feeds = [Feed(slot, len(text) - 1, text[-1:], 1) for slot, text in enumerate(texts)]
-        for text, token in zip(texts, target.forward(feeds).argmax(1).tolist(), strict=True):
+        rows = [RowSampling(len(text), sampling) for text in texts]
+        for text, token in zip(texts, choose(target.forward(feeds), rows), strict=True):
             text.append(token)
         if done % SAY_EVERY == 0:
             say(f"traces: {done} of {tokens} tokens")
     return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
 
 
-def compare(drafter: LanguageModel, prompt: Sequence[int], output: Sequence[int]) -> str:
-    """Bits of one text: the drafter is shown the target's text and asked at every token."""
+def compare(drafter: LanguageModel, prompt: Sequence[int], output: Sequence[int], sampling: Sampling) -> Ranked:
+    """One text's trace: the drafter is shown the target's text and asked at every token."""
     drafter.discard(0)
     text = [*prompt, *output]
-    guesses: list[int] = []
+    best: list[tuple[list[int], list[float]]] = []
     for start in range(0, len(text), PREFILL_ROWS):
         piece = text[start : start + PREFILL_ROWS]
-        guesses += torch.argmax(drafter.forward([Feed(0, start, piece, len(piece))]), 1).tolist()
-    return "".join(str(int(guesses[at - 1] == text[at])) for at in range(len(prompt), len(text)))
+        logits = drafter.forward([Feed(0, start, piece, len(piece))]).double()
+        best += [_best(row, position, sampling) for position, row in enumerate(logits, start + 1)]
+    places = [best[at - 1] for at in range(len(prompt), len(text))]
+    right = [ids.index(token) if token in ids else None for (ids, _), token in zip(places, output, strict=True)]
+    return Ranked(tuple(right), tuple(tuple(scores) for _, scores in places))
 
 
-def write(traces: Iterable[str], path: Path = FILE) -> None:
-    lines = ",\n  ".join(json.dumps(trace) for trace in traces)
-    head = f'"pair": "demo_pair", "dtype": "{DTYPE}", "temperature": 0'
-    path.write_text(f'{{\n {head},\n "traces": [\n  {lines}\n ]\n}}\n')
+def _best(logits: torch.Tensor, position: int, sampling: Sampling) -> tuple[list[int], list[float]]:
+    """The best ids for `position`, and their scores below the best one's."""
+    scores = logits
+    if sampling.temperature:
+        noise = gumbel(sampling.seed, sampling.choice, position, np.arange(len(logits)))
+        scores = logits / sampling.temperature + torch.from_numpy(noise)
+    found, ids = scores.topk(RANKS)
+    return ids.tolist(), (found - found[0]).tolist()
+
+
+def write(traces: Mapping[str, Iterable[Ranked]], path: Path = FILE) -> None:
+    parts = [
+        f'"{rule}": [\n  ' + ",\n  ".join(json.dumps(each.written()) for each in found) + "\n ]"
+        for rule, found in traces.items()
+    ]
+    head = f'"pair": "demo_pair", "dtype": "{DTYPE}", "temperature": {TEMPERATURE:g}, "unit": {UNIT:g}'
+    path.write_text(f"{{\n {head},\n " + ",\n ".join(parts) + "\n}\n")
 
 
 def main() -> int:
-    traces = record()
+    traces = {rule: record(temperature) for rule, temperature in ((GREEDY, 0.0), (COUPLED, TEMPERATURE))}
     write(traces)
-    say(f"traces: {len(traces)} of {TOKENS} tokens, acceptance {acceptance(''.join(traces)):.3f}")
+    for rule, found in traces.items():
+        ranks = [rank for trace in found for rank in trace.right]
+        tops = [sum(rank is not None and rank < most for rank in ranks) / len(ranks) for most in (1, 2, 4, 8)]
+        shown = ", ".join(f"{top:.3f}" for top in tops)
+        say(f"traces: {rule}: {len(found)} of {TOKENS} tokens, right in 1, 2, 4, 8: {shown}")
     return 0
 
 

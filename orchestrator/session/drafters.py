@@ -17,8 +17,8 @@ from orchestrator.store import SessionRecord
 from orchestrator.timers import Timers
 from specwire.core import messages
 from specwire.core.draft import fitting
-from specwire.core.messages import Pace, Plan, Verdict
-from specwire.core.policy.controller import Controller, Fixed, Planner, parse_plan
+from specwire.core.messages import Pace, Verdict
+from specwire.core.policy.controller import Controller, Fixed, Planner, branches_of, parse_plan
 from specwire.core.policy.estimates import Forward
 from specwire.core.session import Session, State
 from specwire.rpc import convert
@@ -37,7 +37,7 @@ class SessionDrafter:
     drafter does not spoil the estimates of another one.
 
     Args:
-        fixed: a plan for every session, instead of a controller.
+        plan: auto, or a fixed plan for every session; see `specwire.core.policy.controller.parse_plan`.
         tell: is called with what happens. on_lost: the drafter or its link is gone. on_refused: it will not serve the
         session for now.
     """
@@ -47,7 +47,7 @@ class SessionDrafter:
         source: int,
         peer: DrafterPeer,
         record: SessionRecord,
-        fixed: Plan | None,
+        plan: str,
         stats: DrafterCounts,
         tell: Tell,
         on_lost: Callable[[SessionDrafter], None],
@@ -58,7 +58,8 @@ class SessionDrafter:
         self.stats = stats
         self.info = peer.info or Info()
         self._record = record
-        self._fixed = fixed
+        self._fixed = parse_plan(plan)
+        self._branches = branches_of(plan)
         self._tell = tell
         self._on_lost = on_lost
         self._on_refused = on_refused
@@ -81,7 +82,7 @@ class SessionDrafter:
             self._planner = Fixed(self._fixed)
             return
         known = self._planner or verifier.experience.recall(self._record.sampling.rule, self.info)
-        self._planner = known.successor(forward, shared) if known else Controller(forward, shared)
+        self._planner = known.successor(forward, shared) if known else Controller(forward, shared, self._branches)
         if again:
             self._planner.drafter_changed()
 
@@ -130,7 +131,8 @@ class SessionDrafter:
         if not 0.0 <= proposal.expected <= len(proposal.tokens):
             proposal.expected = 0.0  # an impossible estimate (NaN included) is none
         if self._planner is not None:
-            self._planner.observe_proposal(proposal, proposal.draft_us, time.monotonic_ns() / 1000)
+            seen = convert.proposal_from_wire(proposal) if proposal.parents else proposal
+            self._planner.observe_proposal(seen, proposal.draft_us, time.monotonic_ns() / 1000)
         self._tell(messages.ProposalArrived(proposal))
 
     def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:
@@ -216,7 +218,7 @@ class Drafters:
         most = 1 if record.sampling.weighed else options.drafters_per_session
         # A session that was begun elsewhere under a rule not allowed here goes on without drafters.
         self._most = most if record.drafting and record.sampling.rule in options.rules else 0
-        self._fixed = parse_plan(options.plan)
+        self._plan = options.plan
         self._timers = timers
         self._tell = tell
         self._session: Session
@@ -252,7 +254,7 @@ class Drafters:
         self._source += 1
         stats = self._view.stats.of_drafter(self._source, peer.info.model if peer.info is not None else "")
         drafting = SessionDrafter(
-            self._source, peer, self._view.record, self._fixed, stats, self._tell, self._on_lost, self._on_refused
+            self._source, peer, self._view.record, self._plan, stats, self._tell, self._on_lost, self._on_refused
         )
         self._by_source[self._source] = drafting
         if self._verifier is not None:

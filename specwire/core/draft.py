@@ -1,13 +1,24 @@
-"""The drafter's session: a chain of guesses ahead of the decided text, cut where the text differs."""
+"""The drafter's session: a tree of guesses ahead of the decided text, pruned as the text is decided."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import exp, log
+from typing import NamedTuple
 
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import MOST_WINDOW, Pace, Proposal, Weights
+from specwire.core.policy.estimates import CandidateRates
+from specwire.core.policy.tunables import LEAST_PATH, LEAST_PROBABILITY
 from specwire.core.text import Text
+from specwire.core.tree import BEFORE
+
+# Nodes of a tree in one proposal, at most. A chain's chunk is as long as its pace says.
+MOST_NODES = 64
+# Places of pruned nodes that are kept among those to extend, beside as many as two for each live node.
+MOST_STALE = 64
 
 
 class Desynchronised(ValueError):
@@ -19,15 +30,82 @@ def fitting(pace: Pace, sampling: Sampling) -> Pace:
     return pace if sampling.guessed else Pace(min(pace.chunk, MOST_WINDOW), pace.run_ahead)
 
 
+class Drawn(NamedTuple):
+    """What a drafter thinks may follow a place: different tokens, the likeliest first; a chain has one.
+
+    confidence: the drafter's own probability of the first; 1.0 where nobody asked. weights: what that was drawn from,
+    where the rule weighs it. scores: of each token, in nats relative to the first: of log q, under coupled with the
+    noise that the target will add.
+    """
+
+    tokens: tuple[int, ...]
+    confidence: float = 1.0
+    weights: Weights | None = None
+    scores: tuple[float, ...] = (0.0,)
+
+
+class DraftNode:
+    """A draft token at `position`, behind `parent`.
+
+    chance: log of the probability that its path is decided, from the tree's beginning. number: in its tree; None until
+    it is sent. drawn: what may follow it, of likelihoods `chances`; None until a forward has extended it. children:
+    those of them that are nodes. live: it descends from the decided text. decided: it is part of it.
+    row: where its owner's cache holds it; -1 for nowhere.
+    """
+
+    __slots__ = (
+        "bin",
+        "chance",
+        "chances",
+        "children",
+        "decided",
+        "drawn",
+        "live",
+        "number",
+        "parent",
+        "position",
+        "row",
+        "token",
+        "weights",
+    )
+
+    def __init__(self, parent: DraftNode | None, token: int, position: int, chance: float) -> None:
+        self.parent = parent
+        self.token = token
+        self.position = position
+        self.chance = chance
+        self.number: int | None = None
+        self.drawn: Drawn | None = None
+        self.chances: Sequence[float] = ()
+        self.bin = 0
+        self.children: dict[int, DraftNode] = {}
+        self.live = True
+        self.decided = False
+        self.weights: Weights | None = None
+        self.row = -1
+
+
 class DraftSession:
-    """Invariant: base <= sent <= len(text), decided <= len(text); text[:decided] is what the last advance said.
+    """Of what may follow a place the likeliest becomes a node at once; the others are candidates, and become nodes when
+    they are chosen to be extended, or are decided. Nodes are numbered in the order in which they are sent. A decided
+    token moves the root to the child that equals it, and prunes the rest. Where it is no child and no candidate, or
+    was never sent, a new tree begins there.
+
+    A pace with one branch makes a chain: nothing is drawn but the likeliest.
+
+    Invariant: a node's parent is the root or live; a sent node's parent was sent before it, or is the root;
+    in_flight <= run_ahead of every pace since the last node.
+
+    unsent: nodes that no proposal has carried yet, in the order in which they will be numbered.
 
     Args:
-        chain: number of the first chain; above those of a session that this one replaces.
+        chain: number of the first tree; above those of a session that this one replaces.
         context: most tokens that the drafter's model can hold; a text that has reached it is not drafted for.
         weighed: its rule weighs draft tokens by what they were drawn from. Then no stop may depend on them: a chunk's
         length is fixed before its first token is drawn, and the pace's floor is ignored. epoch: names the randomness to
         draw with; a new one voids what is not decided.
+        branching: it may branch: its rule and its model allow it.
+        rates: what is known of the drafter's candidates; sessions share it.
     """
 
     def __init__(
@@ -38,23 +116,56 @@ class DraftSession:
         context: int | None = None,
         weighed: bool = False,
         epoch: int = 0,
+        branching: bool = False,
+        rates: CandidateRates | None = None,
     ) -> None:
         self.text = Text(tokens)
-        self.decided = len(self.text)
         self.pace = pace
-        self.chain = chain
         self.context = context
-        self.base = self.sent = self.decided
         self.weighed = weighed
         self.epoch = epoch
+        self._branching = branching and not weighed
+        self._rates = rates or CandidateRates()
         self._chunk = pace.chunk
-        self._confidences: list[float] = []
-        self._weights: list[Weights] = []
+        self._order = count()
+        self.chain = chain - 1
+        self.root = DraftNode(None, -1, -1, 0.0)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin a new tree behind the decided text."""
+        self._prune(list(self.root.children.values()))
+        self.root.live = False
+        self.root = DraftNode(None, -1, self.decided - 1, 0.0)
+        self._frontier: list[tuple[float, int, DraftNode, int]] = []
+        self.in_flight = self._taken = self._forwards = 0
+        self.unsent: list[DraftNode] = []
+        self._number_anew()
+
+    def _number_anew(self) -> None:
+        self.chain += 1
+        self.base = self.sent = self.decided
+        self.root.number = BEFORE
+        self._size = 0
 
     @property
-    def in_flight(self) -> int:
-        """Drafted tokens beyond the decided position."""
-        return len(self.text) - self.decided
+    def decided(self) -> int:
+        """Where the decided text ends."""
+        return len(self.text)
+
+    @property
+    def branches(self) -> int:
+        """How many nodes a forward may extend."""
+        return self.pace.branches if self._branching else 1
+
+    @property
+    def line(self) -> list[int]:
+        """The decided text, and of its likeliest continuation what is drafted: all of a chain."""
+        tokens, node = list(self.text.tokens), self.root
+        while node.children:
+            node = next(iter(node.children.values()))
+            tokens.append(node.token)
+        return tokens
 
     def lateness(self, end: int) -> tuple[int, int]:
         """How many of the positions that an advance to `end` decides the run-ahead allowed, and how many of these are
@@ -63,25 +174,112 @@ class DraftSession:
         allowed = min(end, self.decided + self.pace.run_ahead)
         return max(0, allowed - self.decided), max(0, allowed - max(self.decided, self.sent))
 
+    # What to draft
+
     @property
     def doubtful(self) -> bool:
         """The chain's probability, by the drafter's own estimate, is below the pace's floor."""
-        if self.pace.confidence_floor == 0.0 or self.weighed:
+        if self.pace.confidence_floor == 0.0 or self.weighed or self.branches > 1:
             return False
-        return self._confidence(self.decided, len(self.text)) < self.pace.confidence_floor
-
-    def _confidence(self, start: int, stop: int) -> float:
-        """Product of the drafter's probabilities of its tokens at positions start .. stop - 1."""
-        first = len(self.text) - len(self._confidences)
-        return prod(self._confidences[max(0, start - first) : max(0, stop - first)])
+        probability = self.probability
+        return probability is not None and probability < self.pace.confidence_floor
 
     @property
     def wants_token(self) -> bool:
-        has_room = self.context is None or len(self.text) < self.context
-        return has_room and self.in_flight < self.pace.run_ahead and not self.doubtful
+        probability = self.probability
+        if probability is None or self.doubtful or (self.branches > 1 and probability < LEAST_PATH):
+            return False
+        ahead = self.in_flight + self._taken + self._is_candidate
+        return ahead < self.pace.run_ahead and (self.context is None or self.decided + ahead < self.context)
+
+    @property
+    def _is_candidate(self) -> bool:
+        """Whether what is to be extended next becomes a node only then."""
+        if self.root.drawn is None:
+            return False
+        _, _, parent, rank = self._frontier[0]
+        assert parent.drawn is not None
+        return parent.drawn.tokens[rank] not in parent.children
+
+    @property
+    def probability(self) -> float | None:
+        """That the path is decided which is to be extended next; None while there is none."""
+        if self.root.drawn is None:
+            return None if self._taken else 1.0
+        self._skip_stale()
+        return exp(-self._frontier[0][0] - self.root.chance) if self._frontier else None
+
+    def _skip_stale(self) -> None:
+        while self._frontier and not self._extensible(*self._frontier[0][2:]):
+            heappop(self._frontier)
+
+    @staticmethod
+    def _extensible(parent: DraftNode, rank: int) -> bool:
+        assert parent.drawn is not None
+        child = parent.children.get(parent.drawn.tokens[rank])
+        return parent.live and (child is None or child.drawn is None)
+
+    def take(self) -> DraftNode:
+        """The node to extend next, which `extend` must follow for; only where a token is wanted."""
+        self._taken += 1
+        if self.root.drawn is None:
+            return self.root
+        self._skip_stale()
+        _, _, parent, rank = heappop(self._frontier)
+        self._push(parent, rank + 1)
+        return self._child(parent, rank)
+
+    def _push(self, parent: DraftNode, rank: int) -> None:
+        if rank < len(parent.chances):
+            heappush(self._frontier, (-parent.chance - parent.chances[rank], next(self._order), parent, rank))
+
+    def _child(self, parent: DraftNode, rank: int) -> DraftNode:
+        """The node of a candidate, which becomes one if it is none."""
+        assert parent.drawn is not None
+        token = parent.drawn.tokens[rank]
+        child = parent.children.get(token)
+        if child is None:
+            chance = parent.chance + parent.chances[rank]
+            child = parent.children[token] = DraftNode(parent, token, parent.position + 1, chance)
+            self.in_flight += 1
+            self.unsent.append(child)
+        return child
+
+    def path(self, node: DraftNode) -> tuple[int, ...]:
+        """The draft tokens behind the decided text that lead to a node, its own included."""
+        tokens = []
+        while node is not self.root:
+            tokens.append(node.token)
+            assert node.parent is not None
+            node = node.parent
+        return tuple(reversed(tokens))
+
+    def extend(self, node: DraftNode, drawn: Drawn) -> None:
+        """Take in what may follow a node that was taken."""
+        if not self.unsent:
+            self._chunk, self._forwards = self.pace.chunk, 0
+        self._taken -= 1
+        node.drawn = drawn
+        if len(drawn.tokens) > 1 or self.branches > 1:
+            node.bin, node.chances = self._rates.chances(drawn.scores)
+        else:
+            node.chances = (log(max(drawn.confidence, LEAST_PROBABILITY)),)
+        self._child(node, 0).weights = drawn.weights
+        self._push(node, 0)
+
+    def drafted(self, token: int, confidence: float = 1.0, weights: Weights | None = None) -> None:
+        """Extend what is to be extended next by one token, as a chain is."""
+        self.extend(self.take(), Drawn((token,), confidence, weights))
+        self.forward_ended()
+
+    def forward_ended(self) -> None:
+        """Note that a forward has extended nodes."""
+        self._forwards += 1
+
+    # What is decided
 
     def advance(self, position: int, tokens: Sequence[int], pace: Pace, epoch: int = 0) -> int:
-        """Take in decided tokens; returns the length of unchanged text, to which caches roll back.
+        """Take in decided tokens; returns the length up to which `line` is as it was.
 
         Raises:
             Desynchronised: `position` lies behind the decided text known here.
@@ -92,63 +290,100 @@ class DraftSession:
         end = position + len(tokens)
         agreed = position + self.text.common_prefix(position, tokens)
         same_epoch, self.epoch = epoch == self.epoch, epoch
-        if agreed == end and end >= self.decided and same_epoch:
-            self.decided = end
-            if self.sent < end:
-                # Decided tokens need not be proposed: the same line goes on as a new chain.
-                self.base = self.sent = end
-                self.chain += 1
-            return len(self.text)
-        self.text.truncate(agreed)
-        self.text.extend(tokens[agreed - position :])
-        self.text.truncate(end)
-        self.decided = self.base = self.sent = end
-        self.chain += 1
-        self._confidences.clear()
-        self._weights.clear()
-        return min(agreed, end)
+        if agreed < min(end, self.decided) or end < self.decided:
+            self.text.truncate(min(agreed, end))
+            self.text.extend(tokens[agreed - position :])
+            self._begin()
+            return min(agreed, end)
+        fresh = tokens[self.decided - position :]
+        kept = self.decided + self._follow(fresh)
+        self.text.extend(fresh)
+        if kept < end or not same_epoch:
+            self._begin()
+            return kept
+        if fresh:
+            self.unsent = [node for node in self.unsent if node.live and not node.decided]
+            if len(self._frontier) > MOST_STALE + 2 * self.in_flight:
+                self._frontier = [entry for entry in self._frontier if self._extensible(*entry[2:])]
+                heapify(self._frontier)
+            if self.root.number is None:
+                # Nothing of what is left was sent, and decided tokens need not be.
+                self._number_anew()
+        return len(self.line)
 
-    def drafted(self, token: int, confidence: float, weights: Weights | None = None) -> None:
-        """Append the drafter's guess for the next position; weights: what it was drawn from, where the rule weighs."""
-        if self.sent == len(self.text):
-            self._chunk = self.pace.chunk
-        self.text.extend((token,))
-        self._confidences.append(confidence)
-        if weights is not None:
-            self._weights.append(weights)
+    def _follow(self, tokens: Sequence[int]) -> int:
+        """Move the root along decided tokens; returns how many it found."""
+        for followed, token in enumerate(tokens):
+            root, child = self.root, self._decided_child(token)
+            if child is None:
+                return followed
+            del root.children[token]
+            self._prune(list(root.children.values()))
+            root.live, child.decided, child.parent = False, True, None
+            self.root = child
+            self.in_flight -= 1
+        return len(tokens)
+
+    def _decided_child(self, token: int) -> DraftNode | None:
+        drawn = self.root.drawn
+        if drawn is None:
+            return None
+        rank = drawn.tokens.index(token) if token in drawn.tokens else None
+        if self.branches > 1:
+            self._rates.observe(self.root.bin, rank)
+        return None if rank is None else self._child(self.root, rank)
+
+    def _prune(self, nodes: list[DraftNode]) -> None:
+        while nodes:
+            node = nodes.pop()
+            node.live = False
+            self.in_flight -= 1
+            nodes.extend(node.children.values())
+
+    # What to send
 
     def take_proposal(self) -> Proposal | None:
-        """The next chunk if one is due: full, or all that the run-ahead and the floor allow."""
-        unsent = len(self.text) - self.sent
-        chunk = self._chunk if self.weighed else self.pace.chunk
-        if unsent == 0 or (unsent < chunk and self.wants_token):
+        """The next piece if one is due: full, or all that the run-ahead and the floor allow."""
+        taken = self._due_nodes()
+        if not taken:
             return None
-        end = min(len(self.text), self.sent + chunk)
-        offset = self.sent - self.base
-        tokens = tuple(self.text.tokens[self.sent : end])
-        weights = self._taken(self.sent, end)
-        self.sent = end
-        prefix_hash = self.text.hash_at(self.base) if offset == 0 else None
-        expected = self._expected(end - len(tokens), end)
-        return Proposal(0, self.chain, self.base, offset, tokens, prefix_hash, expected, weights, self.epoch)
+        offset, expected = self._size, self._expected(taken)
+        parents = tuple(self._numbered(node) for node in taken)
+        self.sent = max(self.sent, taken[-1].position + 1)
+        line = all(parent == number - 1 for number, parent in enumerate(parents, offset))
+        return Proposal(
+            source=0,
+            chain=self.chain,
+            base=self.base,
+            offset=offset,
+            tokens=tuple(node.token for node in taken),
+            prefix_hash=self.text.hash_at(self.base) if offset == 0 else None,
+            expected=expected,
+            weights=tuple(node.weights for node in taken if node.weights is not None),
+            epoch=self.epoch,
+            parents=() if line else parents,
+        )
 
-    @property
-    def unsent_weights(self) -> tuple[Weights, ...]:
-        """Weights that the tokens which are not proposed yet were drawn from."""
-        unsent = len(self.text) - self.sent
-        return tuple(self._weights[-unsent:]) if unsent else ()
-
-    def _taken(self, start: int, stop: int) -> tuple[Weights, ...]:
-        """Weights that the tokens at start .. stop - 1 were drawn from; those sent or decided are not needed again."""
-        if not self._weights:
-            return ()
-        first = len(self.text) - len(self._weights)
-        taken = tuple(self._weights[start - first : stop - first])
-        del self._weights[: stop - first]
+    def _due_nodes(self) -> list[DraftNode]:
+        if self.branches > 1:
+            chunk, ready = MOST_NODES, self._forwards >= self.pace.chunk
+        else:
+            chunk = self._chunk if self.weighed else self.pace.chunk
+            ready = len(self.unsent) >= chunk
+        if not self.unsent or (not ready and self.wants_token):
+            return []
+        taken, self.unsent = self.unsent[:chunk], self.unsent[chunk:]
         return taken
 
-    def _expected(self, start: int, stop: int) -> float:
-        """Tokens of start .. stop - 1 expected to be accepted; known only while probabilities are asked for."""
+    def _numbered(self, node: DraftNode) -> int:
+        """Give a node its number; returns its parent's."""
+        node.number, self._size = self._size, self._size + 1
+        assert node.parent is not None
+        assert node.parent.number is not None
+        return node.parent.number
+
+    def _expected(self, nodes: Iterable[DraftNode]) -> float:
+        """Nodes expected to be accepted; known only while probabilities are asked for."""
         if self.pace.confidence_floor == 0.0 or self.weighed:
             return 0.0
-        return sum(self._confidence(self.decided, position + 1) for position in range(start, stop))
+        return sum(exp(node.chance - self.root.chance) for node in nodes)

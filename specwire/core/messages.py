@@ -130,6 +130,8 @@ class Proposal:
 
     prefix_hash is the hash of the text before `base`; required in a chain's first chunk (offset 0). expected: how many
     of the tokens the drafter expects to be accepted, by its own probabilities; 0 where it made no estimate.
+    parents: of a tree, one per token: the number of the node that it stands behind, or -1 for the text before `base`.
+    Nodes are numbered in the order drafted, from `offset` on here. None: each stands behind the one before it.
     weights: one per token, what it was drawn from, by randomness of `epoch`; under rules that weigh draft tokens only.
     """
 
@@ -142,6 +144,7 @@ class Proposal:
     expected: float = 0.0
     weights: tuple[Weights, ...] = ()
     epoch: int = 0
+    parents: tuple[int, ...] = ()
 
 
 class ProposedChunk(Protocol):
@@ -159,6 +162,8 @@ class ProposedChunk(Protocol):
     def tokens(self) -> Sequence[int]: ...
     @property
     def expected(self) -> float: ...
+    @property
+    def parents(self) -> Sequence[int]: ...
 
 
 class Verdict(NamedTuple):

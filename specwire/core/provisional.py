@@ -47,9 +47,8 @@ class ProvisionalChains:
         if len(text) < self._decided or text.hash_at(self._decided) != self._hash:
             self._chains.clear()
         elif len(text) > self._decided:
-            decided = text.tokens[self._decided :]
-            self._chains.learn(self._decided, decided)
-            self._chains.advance(self._decided, decided)
+            self._chains.learn(text.tokens[self._decided :])
+            self._chains.advance(text)
         self._remember(text)
 
     def tail(self) -> tuple[int, ...]:

@@ -221,6 +221,7 @@ def proposal_to_wire(proposal: Proposal, handle: int, draft_us: int = 0) -> comm
         expected=proposal.expected,
         weights=[common_pb2.DraftWeights(ids=each.ids, weights=each.weights) for each in proposal.weights],
         epoch=proposal.epoch,
+        parents=[number - parent for number, parent in enumerate(proposal.parents, proposal.offset)],
     )
 
 
@@ -237,17 +238,21 @@ def proposal_from_wire(message: common_pb2.Proposal) -> Proposal:
         expected=message.expected if possible else 0.0,
         weights=tuple(Weights(tuple(each.ids), tuple(each.weights)) for each in message.weights),
         epoch=message.epoch,
+        parents=tuple(number - distance for number, distance in enumerate(message.parents, message.offset)),
     )
 
 
 def pace_to_wire(pace: Pace) -> draft_pb2.Pace:
-    return draft_pb2.Pace(chunk=pace.chunk, run_ahead=pace.run_ahead, confidence_floor=pace.confidence_floor)
+    branches = pace.branches if pace.branches > 1 else 0
+    return draft_pb2.Pace(
+        chunk=pace.chunk, run_ahead=pace.run_ahead, confidence_floor=pace.confidence_floor, branches=branches
+    )
 
 
 def pace_from_wire(message: draft_pb2.Pace) -> Pace:
     """Raises InvalidParameter, with the field's path."""
     try:
-        return Pace(message.chunk, message.run_ahead, message.confidence_floor)
+        return Pace(message.chunk, message.run_ahead, message.confidence_floor, max(1, message.branches))
     except InvalidParameter as error:
         raise InvalidParameter(f"pace.{error.field}", str(error).partition(": ")[2]) from None
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from draft_service.commands import Command, Dropped, Replies, Reply
-from draft_service.sessions import DraftedToken, DraftingSession, Sessions
+from draft_service.sessions import Expansion, Sessions
+from specwire.core.draft import Drawn
 from specwire.core.model import Feed
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.guesses import Guesses
@@ -88,13 +89,14 @@ def _deliver(replies: Replies) -> None:
         link.send(own)
 
 
-def _guessed(_computed: object, _rows: Sequence[int], drawing: Sequence[DraftingSession]) -> list[DraftedToken]:
-    return [_guess(drafting) for drafting in drawing]
+def _guessed(_computed: object, _rows: Sequence[int], drawing: Sequence[Expansion]) -> list[Drawn]:
+    return [_guess(place) for place in drawing]
 
 
-def _guess(drafting: DraftingSession) -> DraftedToken:
+def _guess(place: Expansion) -> Drawn:
+    drafting = place.drafting
     if not isinstance(drafting.link, SimLink):
         raise TypeError(f"not a simulated link: {drafting.link!r}")
-    guesses, position = drafting.link.guesses, len(drafting.session.text)
+    guesses, position = drafting.link.guesses, place.position
     confidence = guesses.confidence_at(position) if drafting.session.pace.confidence_floor else 1.0
-    return DraftedToken(guesses.token(position), confidence)
+    return Drawn((guesses.token(position),), confidence)

@@ -23,16 +23,17 @@ from specwire.sim.verifier import ForwardCost, SimVerifier
 @dataclass(frozen=True, slots=True)
 class Policy:
     """plan: None has the core's controller plan. patient: the verifier waits for all that is due, whatever it costs,
-    and keeps no ledger. drafting: there is a drafter.
+    and keeps no ledger. drafting: there is a drafter. branches: most tokens that a forward of it extends.
     """
 
     name: str
     plan: Plan | None = None
     patient: bool = False
     drafting: bool = True
+    branches: int = 1
 
     def planner(self, forward: ForwardTimes, shared_host: bool) -> Planner:
-        return Controller(forward, shared_host) if self.plan is None else Fixed(self.plan)
+        return Controller(forward, shared_host, self.branches) if self.plan is None else Fixed(self.plan)
 
 
 AUTO = Policy("auto")

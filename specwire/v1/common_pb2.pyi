@@ -136,7 +136,7 @@ class Stopping(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., fit_context: _Optional[bool] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("handle", "source", "chain", "base", "offset", "tokens", "prefix_hash", "draft_us", "expected", "weights", "epoch")
+    __slots__ = ("handle", "source", "chain", "base", "offset", "tokens", "prefix_hash", "draft_us", "expected", "weights", "epoch", "parents")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class Proposal(_message.Message):
     EXPECTED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     source: int
     chain: int
@@ -159,7 +160,8 @@ class Proposal(_message.Message):
     expected: float
     weights: _containers.RepeatedCompositeFieldContainer[DraftWeights]
     epoch: int
-    def __init__(self, handle: _Optional[int] = ..., source: _Optional[int] = ..., chain: _Optional[int] = ..., base: _Optional[int] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prefix_hash: _Optional[int] = ..., draft_us: _Optional[int] = ..., expected: _Optional[float] = ..., weights: _Optional[_Iterable[_Union[DraftWeights, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, handle: _Optional[int] = ..., source: _Optional[int] = ..., chain: _Optional[int] = ..., base: _Optional[int] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prefix_hash: _Optional[int] = ..., draft_us: _Optional[int] = ..., expected: _Optional[float] = ..., weights: _Optional[_Iterable[_Union[DraftWeights, _Mapping]]] = ..., epoch: _Optional[int] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftWeights(_message.Message):
     __slots__ = ("ids", "weights")

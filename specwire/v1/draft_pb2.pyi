@@ -69,14 +69,16 @@ class OpenedDraft(_message.Message):
     def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
 class Pace(_message.Message):
-    __slots__ = ("chunk", "run_ahead", "confidence_floor")
+    __slots__ = ("chunk", "run_ahead", "confidence_floor", "branches")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     RUN_AHEAD_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCE_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
     chunk: int
     run_ahead: int
     confidence_floor: float
-    def __init__(self, chunk: _Optional[int] = ..., run_ahead: _Optional[int] = ..., confidence_floor: _Optional[float] = ...) -> None: ...
+    branches: int
+    def __init__(self, chunk: _Optional[int] = ..., run_ahead: _Optional[int] = ..., confidence_floor: _Optional[float] = ..., branches: _Optional[int] = ...) -> None: ...
 
 class Advance(_message.Message):
     __slots__ = ("handle", "position", "tokens", "pace", "epoch")

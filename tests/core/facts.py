@@ -128,10 +128,8 @@ class Facts:
         text = verifier.text.tokens
         require(is_prefix(text, list(self.oracle.raw)), "the verifier's text differs from the oracle's")
         require(len(text) <= self.session.credit, "a verifier went beyond the credit that it was given")
-        for chain in verifier.chains._live.values():
-            decided = chain.tokens[: max(0, len(text) - chain.base)]
-            agrees = text[chain.base : chain.base + len(decided)] == decided
-            require(agrees, "a chain lives that the text contradicts")
+        for tree in verifier.chains._trees.values():
+            require(tree.position == len(text) or not tree.nodes, "draft tokens live that the text contradicts")
 
     def _check_drafter(self, seat: Seat) -> None:
         session = self.session

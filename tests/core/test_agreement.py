@@ -79,5 +79,21 @@ def test_another_drafter_s_chains_are_numbered_anew() -> None:
 def test_what_a_drafter_can_make_it_remember_is_bounded() -> None:
     agreement = Agreement()
     for offset in range(0, 50_000, 50):
-        agreement.proposal(chunk(0, 0, 2 * offset, *range(50)))
-    assert len(agreement._ahead) <= REMEMBERED_CHAINS
+        agreement.proposal(chunk(0, 0, offset, *range(50)))
+    assert agreement._tree is not None
+    assert len(agreement._tree.nodes) <= REMEMBERED_CHAINS
+
+
+def test_of_a_tree_that_branches_any_child_counts() -> None:
+    agreement = Agreement()
+    agreement.proposal(Proposal(1, 0, 0, 0, (1, 5, 6, 2), 0, parents=(-1, -1, 1, 1)))
+    agreement.decided(0, TEXT[:3])
+    assert compared(agreement) == (2, 2)
+
+
+def test_a_tree_goes_on_behind_a_sibling_that_comes_late() -> None:
+    agreement = Agreement()
+    agreement.proposal(Proposal(1, 0, 0, 0, (1, 2), 0, parents=(-1, -1)))
+    agreement.decided(0, TEXT)
+    agreement.proposal(Proposal(1, 0, 0, 2, (5, 6), parents=(-1, 2)))
+    assert compared(agreement) == (3, 2)

@@ -34,9 +34,11 @@ def test_chunks_in_order_make_a_chain(chains: Chains, text: Text) -> None:
     assert chains.offer(chunk((7,), offset=2), text) is Offer.EXTENDED
     assert chains.window(3, 8) == (5, 0, 7)
     assert chains.window(3, 2) == (5, 0)
-    assert chains.window(4, 8) == (0, 7)
-    assert chains.window(6, 8) == ()
+    assert chains.window(4, 8) == ()
     assert chains.window(3, 0) == ()
+    text.extend((5,))
+    chains.advance(text)
+    assert chains.window(4, 8) == (0, 7)
 
 
 def test_a_chain_may_start_at_position_zero() -> None:
@@ -134,10 +136,11 @@ def test_a_source_that_is_right_more_often_goes_before_one_that_reaches_farther(
         chains.offer(Proposal(2, chain, position, 0, (7,) * 4, prefix), text)
         if chain == 0:
             assert chains.window(position, 16) == (7,) * 4, "nothing is known yet"
-        chains.learn(position, (5,), tested=2)
+        chains.learn((5,), tested=2)
         chains.acceptance(2).observe(1, 0)
         text.extend((5,))
-        assert chains.advance(position, (5,)) == [2]
+        chains.advance(text)
+        assert chains.best(len(text)) == 1
     assert chains.acceptance(1).rates(1)[0] > 0.9 > 0.2 > chains.acceptance(2).rates(1)[0]
     position = len(text)
     chains.offer(Proposal(1, 99, position, 0, (5,), text.hash_at(position)), text)
@@ -148,7 +151,7 @@ def test_a_source_that_is_right_more_often_goes_before_one_that_reaches_farther(
 def test_the_tested_source_is_told_elsewhere(chains: Chains, text: Text) -> None:
     chains.offer(chunk((5, 6), source=1), text)
     chains.offer(chunk((5, 7, 7), source=2), text)
-    chains.learn(3, (5, 6), tested=2)
+    chains.learn((5, 6), tested=2)
     assert chains.acceptance(2).rates(1)[0] == pytest.approx(0.7)
     assert chains.acceptance(1).rates(2)[1] > chains.acceptance(1).rates(1)[0] - 1e-9 > 0.7
 
@@ -167,19 +170,21 @@ def test_the_token_behind_a_window_is_of_any_chain_that_holds_the_window(chains:
 def test_agreement_keeps_a_chain_and_contradiction_drops_it_whole(chains: Chains, text: Text) -> None:
     chains.offer(chunk((5, 0, 7, 8)), text)
     text.extend((5, 0))
-    assert chains.advance(3, (5, 0)) == []
+    chains.advance(text)
     assert chains.window(5, 8) == (7, 8)
     text.extend((1,))
-    assert chains.advance(5, (1,)) == [1]
+    chains.advance(text)
     assert chains.window(6, 8) == ()
     assert chains.offer(chunk((9,), offset=4), text) is Offer.STALE
 
 
 def test_a_contradiction_by_or_of_token_zero_counts(chains: Chains, text: Text) -> None:
-    chains.offer(chunk((0,)), text)
-    assert chains.advance(3, (1,)) == [1]
-    chains.offer(chunk((1,), chain=1), text)
-    assert chains.advance(3, (0,)) == [1]
+    for chain, (guess, decided) in enumerate(((0, 1), (1, 0))):
+        base = len(text)
+        chains.offer(Proposal(1, chain, base, 0, (guess, 5), text.hash_at(base)), text)
+        text.extend((decided,))
+        chains.advance(text)
+        assert chains.best(len(text)) is None
 
 
 def test_a_late_chunk_is_compared_with_what_was_decided_meanwhile(chains: Chains, text: Text) -> None:
@@ -194,7 +199,7 @@ def test_a_late_chunk_is_compared_with_what_was_decided_meanwhile(chains: Chains
 def test_a_chain_that_lags_behind_the_text_may_catch_up(chains: Chains, text: Text) -> None:
     chains.offer(chunk((5,)), text)
     text.extend((5, 6))
-    assert chains.advance(3, (5, 6)) == []
+    chains.advance(text)
     assert chains.window(5, 8) == ()
     assert chains.offer(chunk((6, 7), offset=1), text) is Offer.EXTENDED
     assert chains.window(5, 8) == (7,)
@@ -211,7 +216,7 @@ def test_used_up_chains_of_all_sources_may_go_on(chains: Chains, text: Text) -> 
     for source in (1, 2, 3):
         chains.offer(chunk((5,), source=source), text)
     text.extend((5,))
-    assert chains.advance(3, (5,)) == []
+    chains.advance(text)
     for source in (1, 2, 3):
         assert chains.offer(chunk((6,), offset=1, source=source), text) is Offer.EXTENDED
 
@@ -219,13 +224,12 @@ def test_used_up_chains_of_all_sources_may_go_on(chains: Chains, text: Text) -> 
 def test_a_chain_that_is_left_far_behind_is_dropped_and_stays_stale(chains: Chains, text: Text) -> None:
     chains.offer(chunk((5,)), text)
     for _ in range(chains.most_ahead):
-        assert list(chains._live) == [1]
-        position = len(text)
+        assert list(chains._trees) == [1]
         text.extend((5,))
-        chains.advance(position, (5,))
+        chains.advance(text)
     text.extend((5,))
-    chains.advance(len(text) - 1, (5,))
-    assert not chains._live
+    chains.advance(text)
+    assert not chains._trees
     assert chains.offer(chunk((5,), offset=1), text) is Offer.STALE
 
 
@@ -233,7 +237,7 @@ def test_sources_do_not_pile_up(text: Text) -> None:
     chains = Chains(vocabulary=10)
     for source in range(MOST_SOURCES + 9):
         assert chains.offer(chunk((5,), source=source), text) is Offer.STARTED
-    assert len(chains._newest) == len(chains._live) == MOST_SOURCES
+    assert len(chains._newest) == len(chains._trees) == MOST_SOURCES
 
 
 def test_a_source_that_stayed_is_not_forgotten_for_those_that_came_and_went(text: Text) -> None:
@@ -241,7 +245,7 @@ def test_a_source_that_stayed_is_not_forgotten_for_those_that_came_and_went(text
     chains.offer(chunk((5,), source=1), text)
     for source in range(2, 2 * MOST_SOURCES):
         chains.offer(chunk((5,), source=source), text)
-        chains._live.pop(source)
+        chains._trees.pop(source)
         chains.acceptance(source)
     assert chains.offer(chunk((6,), source=1, offset=1), text) is Offer.EXTENDED
     assert len(chains._acceptance) <= MOST_SOURCES
@@ -273,11 +277,10 @@ def test_a_window_never_contradicts_the_text(events: list[Proposal | int]) -> No
     for event in events:
         if isinstance(event, int):
             text.extend((event,))
-            chains.advance(len(text) - 1, (event,))
+            chains.advance(text)
         else:
             chains.offer(event, text)
-        for chain in chains._live.values():
-            assert chain.base <= len(text)
-            decided = chain.tokens[: len(text) - chain.base]
-            assert text.tokens[chain.base : chain.base + len(decided)] == decided
-            assert chain.end - len(text) <= 4
+        for tree in chains._trees.values():
+            assert tree.base <= tree.position <= len(text)
+            assert tree.position == len(text) or not tree.nodes
+            assert len(tree.nodes) <= 4

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.draft import Desynchronised, DraftSession
+from specwire.core.draft import Desynchronised, DraftSession, Drawn
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import Pace, Proposal
 from specwire.core.text import hash_of
@@ -57,7 +57,7 @@ def test_an_advance_that_agrees_lets_the_chain_go_on() -> None:
     session = drafted(5, 6, 7)
     session.take_proposal()
     assert session.advance(3, (5, 6), Pace(2, 4)) == 6
-    assert (session.chain, session.base, session.decided, session.text.tokens[3:]) == (0, 3, 5, [5, 6, 7])
+    assert (session.chain, session.base, session.decided, session.line[3:]) == (0, 3, 5, [5, 6, 7])
     session.drafted(8, 1.0)
     assert session.take_proposal() == Proposal(0, 0, 3, 2, (7, 8), None)
 
@@ -66,7 +66,7 @@ def test_full_acceptance_and_the_bonus_token_start_a_chain_behind_it() -> None:
     """The bonus token outruns the draft: its slot is fed anew, nothing before it is."""
     session = drafted(5, 6)
     assert session.advance(3, (5, 6, 9), Pace(2, 4)) == 5
-    assert session.text.tokens == [*PROMPT, 5, 6, 9]
+    assert session.line == [*PROMPT, 5, 6, 9]
     assert (session.chain, session.base, session.sent, session.decided) == (1, 6, 6, 6)
     session.drafted(1, 1.0)
     session.drafted(2, 1.0)
@@ -76,7 +76,7 @@ def test_full_acceptance_and_the_bonus_token_start_a_chain_behind_it() -> None:
 def test_a_contradiction_rolls_back_to_the_first_difference() -> None:
     session = drafted(5, 6, 7, 8)
     assert session.advance(3, (5, 9), Pace(2, 4)) == 4
-    assert session.text.tokens == [*PROMPT, 5, 9]
+    assert session.line == [*PROMPT, 5, 9]
     assert (session.chain, session.base, session.in_flight) == (1, 5, 0)
 
 
@@ -84,7 +84,7 @@ def test_a_contradiction_rolls_back_to_the_first_difference() -> None:
 def test_token_zero_contradicts_and_is_contradicted(guess: int, truth: int) -> None:
     session = drafted(guess)
     assert session.advance(3, (truth,), Pace(2, 4)) == 3
-    assert session.text.tokens == [*PROMPT, truth]
+    assert session.line == [*PROMPT, truth]
 
 
 def test_an_advance_without_tokens_changes_the_pace_only() -> None:
@@ -98,15 +98,15 @@ def test_an_advance_may_go_back() -> None:
     session = drafted(5, 6, 7)
     session.advance(3, (5, 6), Pace(2, 4))
     assert session.advance(4, (), Pace(2, 4)) == 4
-    assert (session.text.tokens, session.decided, session.base) == ([*PROMPT, 5], 4, 4)
+    assert (session.line, session.decided, session.base) == ([*PROMPT, 5], 4, 4)
     assert session.advance(4, (8,), Pace(2, 4)) == 4
-    assert session.text.tokens == [*PROMPT, 5, 8]
+    assert session.line == [*PROMPT, 5, 8]
 
 
 def test_an_advance_may_go_back_to_position_zero() -> None:
     session = drafted(5)
     assert session.advance(0, (), Pace(2, 4)) == 0
-    assert session.text.tokens == []
+    assert session.line == []
 
 
 def test_an_advance_that_repeats_decided_tokens_and_adds_some_goes_on() -> None:
@@ -136,7 +136,7 @@ def test_an_advance_beyond_the_decided_text_is_desynchronised_and_changes_nothin
     session = drafted(5, 6)
     with pytest.raises(Desynchronised, match="advance at 4, but only 3"):
         session.advance(4, (6,), Pace(9, 9))
-    assert (session.text.tokens, session.decided, session.pace) == ([*PROMPT, 5, 6], 3, Pace(2, 4))
+    assert (session.line, session.decided, session.pace) == ([*PROMPT, 5, 6], 3, Pace(2, 4))
 
 
 def test_the_floor_stops_a_doubtful_chain_and_sends_what_there_is() -> None:
@@ -192,16 +192,16 @@ def test_rollback_leaves_a_cache_that_holds_the_text(
             position = max(0, session.decided + step[0])
             decided = decided[:position] + step[1]
             cache = cache[: session.advance(position, step[1], pace)]
-        assert cache == session.text.tokens[: len(cache)]
-        cache = list(session.text.tokens)
-        assert session.text.tokens[: session.decided] == decided
-        assert session.base <= session.sent <= len(session.text)
+        assert cache == session.line[: len(cache)]
+        cache = list(session.line)
+        assert session.line[: session.decided] == decided
+        assert session.base <= session.sent <= len(session.line)
         assert session.in_flight <= ahead
         while proposal := session.take_proposal():
             chain = sent.setdefault(proposal.chain, [])
             assert proposal.offset == len(chain)
             chain += proposal.tokens
-            assert session.text.tokens[proposal.base : proposal.base + len(chain)] == chain
+            assert session.line[proposal.base : proposal.base + len(chain)] == chain
 
 
 @pytest.mark.parametrize(
@@ -224,3 +224,132 @@ def test_what_it_was_late_for(pace: Pace, sent: int, decided: int, lateness: tup
 
 def test_who_goes_back_was_late_for_nothing() -> None:
     assert drafted(5, 6).lateness(2) == (0, 0)
+
+
+# Trees
+
+
+def branching(pace: Pace = Pace(1, 16, branches=2)) -> DraftSession:  # noqa: B008 # frozen
+    return DraftSession(PROMPT, pace, branching=True)
+
+
+def extended(session: DraftSession, *drawn: Drawn) -> list[tuple[int, ...]]:
+    """The paths that one forward extends, each by what was drawn for it."""
+    nodes = [session.take() for _ in drawn]
+    paths = [session.path(node) for node in nodes]
+    for node, found in zip(nodes, drawn, strict=True):
+        session.extend(node, found)
+    session.forward_ended()
+    return paths
+
+
+def sure(*tokens: int) -> Drawn:
+    """All but certain of the first."""
+    return Drawn(tokens, scores=(0.0, *(-9.0 for _ in tokens[1:])))
+
+
+def torn(*tokens: int) -> Drawn:
+    """Nearly as likely each."""
+    return Drawn(tokens, scores=tuple(-0.1 * rank for rank in range(len(tokens))))
+
+
+def test_the_likeliest_places_are_extended_first_runners_up_included() -> None:
+    session = branching()
+    assert extended(session, torn(5, 6)) == [()]
+    assert extended(session, sure(7, 1), sure(8, 1)) == [(5,), (6,)]
+    assert extended(session, sure(9, 1), sure(9, 1)) == [(5, 7), (6, 8)]
+    assert session.line == [*PROMPT, 5, 7, 9]
+
+
+def test_a_node_is_sent_behind_its_parent_and_a_runner_up_once_it_is_chosen() -> None:
+    session = branching()
+    extended(session, torn(5, 6))
+    assert session.take_proposal() == Proposal(0, 0, 3, 0, (5,), hash_of(PROMPT))
+    extended(session, sure(7, 1), sure(8, 1))
+    # Node 1 is 7 behind 5; 2 is the runner-up 6, behind the text; 3 is 8 behind that.
+    assert session.take_proposal() == Proposal(0, 0, 3, 1, (6, 7, 8), parents=(-1, 0, 1))
+    assert session.take_proposal() is None
+
+
+def test_a_decided_token_keeps_what_descends_from_it_and_prunes_the_rest() -> None:
+    session = branching()
+    extended(session, torn(5, 6))
+    extended(session, sure(7, 1), sure(8, 1))
+    session.take_proposal()
+    assert session.in_flight == 4
+    assert session.advance(3, (6,), session.pace) == 5
+    assert (session.line, session.in_flight, session.chain) == ([*PROMPT, 6, 8], 1, 0)
+    assert extended(session, sure(9, 1)) == [(8,)]
+    assert session.take_proposal() == Proposal(0, 0, 3, 4, (9,))  # node 3 is the parent
+
+
+def test_a_decided_runner_up_that_was_not_sent_begins_a_new_tree_with_nothing_lost() -> None:
+    session = branching()
+    extended(session, torn(5, 6))
+    session.take_proposal()
+    assert session.advance(3, (6,), session.pace) == 4
+    assert (session.chain, session.base, session.in_flight) == (1, 4, 0)
+    assert extended(session, sure(8, 1)) == [()]
+    assert session.take_proposal() == Proposal(0, 1, 4, 0, (8,), hash_of([*PROMPT, 6]))
+
+
+def test_a_decided_runner_up_that_was_extended_but_not_sent_keeps_its_own() -> None:
+    session = branching(Pace(8, 16, branches=2))
+    extended(session, torn(5, 6))
+    extended(session, sure(7, 1), sure(8, 1))
+    assert session.advance(3, (6,), session.pace) == 5
+    assert (session.chain, session.base, session.line) == (1, 4, [*PROMPT, 6, 8])
+    session.advance(4, (), Pace(1, 16, branches=2))
+    assert session.take_proposal() == Proposal(0, 1, 4, 0, (8,), hash_of([*PROMPT, 6]))
+
+
+def test_a_token_that_nobody_thought_of_begins_a_new_tree() -> None:
+    session = branching()
+    extended(session, torn(5, 6))
+    extended(session, sure(7, 1), sure(8, 1))
+    session.take_proposal()
+    assert session.advance(3, (9,), session.pace) == 3
+    assert (session.chain, session.base, session.in_flight, session.line) == (1, 4, 0, [*PROMPT, 9])
+
+
+def test_the_run_ahead_counts_nodes() -> None:
+    session = branching(Pace(1, 4, branches=8))
+    extended(session, torn(5, 6, 7))
+    extended(session, torn(1, 2), torn(3, 4))
+    assert session.in_flight == 4
+    assert not session.wants_token
+    session.advance(3, (6,), session.pace)
+    assert session.in_flight == 1
+    assert session.wants_token
+
+
+def test_what_is_hardly_ever_decided_is_not_extended() -> None:
+    session = branching()
+    while session.wants_token:
+        extended(session, Drawn((5, 6), scores=(0.0, -0.7)))
+    depth = len(session.line) - len(PROMPT)
+    assert 2 < depth < 16
+
+
+def test_a_session_that_may_not_branch_makes_a_chain_whatever_its_pace_says() -> None:
+    session = DraftSession(PROMPT, Pace(1, 8, branches=8))
+    assert session.branches == 1
+    session.drafted(5)
+    session.drafted(6)
+    assert session.take_proposal() == Proposal(0, 0, 3, 0, (5,), hash_of(PROMPT))
+    assert session.take_proposal() == Proposal(0, 0, 3, 1, (6,))
+    assert DraftSession(PROMPT, Pace(1, 8, branches=8), weighed=True, branching=True).branches == 1
+
+
+def test_what_a_drafter_is_torn_between_is_learnt() -> None:
+    """It gives its second thought little, and is wrong about that: so it comes to extend it first."""
+    session = branching(Pace(1, 64, branches=4))
+    position = len(PROMPT)
+    for _ in range(60):
+        extended(session, Drawn((5, 6), scores=(0.0, -0.5)))
+        session.advance(position, (6,), session.pace)
+        position += 1
+    extended(session, Drawn((5, 6), scores=(0.0, -0.5)))
+    first, second = session.root.chances
+    assert first == second  # a worse rank is never thought likelier
+    assert second > -0.75

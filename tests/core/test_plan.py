@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from specwire.core.messages import Discipline, Pace, Plan
-from specwire.core.policy.controller import InvalidPlan, parse_plan
+from specwire.core.policy.controller import InvalidPlan, branches_of, parse_plan
 
 
 def test_plans_are_read() -> None:
     assert parse_plan("auto") is None
+    assert parse_plan("auto:4") is None
+    assert branches_of("auto:4") == 4
     assert parse_plan("off") == Plan(Discipline.OFF, Pace(1, 0), 0, "fixed")
     assert parse_plan("stream:2,32") == Plan(Discipline.STREAM, Pace(2, 32), 0, "fixed")
     assert parse_plan("stream:2,32,1") == Plan(Discipline.STREAM, Pace(2, 32), 1, "fixed")
@@ -20,7 +22,9 @@ def test_plans_are_read() -> None:
     [
         "",
         "fast",
-        "auto:1",
+        "auto:0",
+        "auto:17",
+        "auto:1,2",
         "lockstep",
         "lockstep:x",
         "lockstep:0",

@@ -14,7 +14,10 @@ from specwire.core.law.sampling import History, Sampling
 from specwire.core.messages import Outcome
 from specwire.core.session import TRANSITIONS, State
 from specwire.core.text import extend_hash, hash_of
+from specwire.core.tree import Tree
 from specwire.core.verify.chains import Offer
+from specwire.rpc.convert import proposal_from_wire, proposal_to_wire
+from specwire.v1 import common_pb2
 
 PAGE = (Path(__file__).resolve().parents[2] / "proto" / "PROTOCOL.md").read_text()
 LOGITS = [1.0, 0.5, 0.0, -0.5]
@@ -92,6 +95,26 @@ def test_options(row: list[str]) -> None:
         output.append(choose(LOGITS, position, sampling, history.seen()))
         history.extend(output[-1:])
     assert output == [int(token) for token in row[6].split()]
+
+
+@pytest.mark.parametrize("end", range(1, len(vectors("trees")) + 1))
+def test_trees(end: int) -> None:
+    """The pieces up to each row, against the last row's nodes."""
+    found = Tree(0, int(vectors("trees")[0][0]))
+    for base, offset, tokens, distances, nodes in vectors("trees")[:end]:
+        wire = common_pb2.Proposal(
+            base=int(base),
+            offset=int(offset),
+            tokens=[int(token) for token in tokens.split()],
+            parents=[int(distance) for distance in distances.split()],
+        )
+        piece = proposal_from_wire(wire)
+        assert proposal_to_wire(piece, 0).parents == wire.parents
+        numbers = range(piece.offset, piece.offset + len(piece.tokens))
+        parents = piece.parents or [number - 1 for number in numbers]
+        added = [found.add(parent, token) for parent, token in zip(parents, piece.tokens, strict=True)]
+        shown = ", ".join(f"{node.number}@{node.position} behind {node.parent}" for node in added if node is not None)
+        assert shown == nodes
 
 
 def test_every_offer_and_every_outcome_has_its_row() -> None:

@@ -105,7 +105,7 @@ def test_the_tail_is_what_the_verifier_s_chains_would_hold(
         if isinstance(event, list):
             for token in event:
                 text.extend((token,))
-                chains.advance(len(text) - 1, (token,))
+                chains.advance(text)
         else:
             chain, base, offset, tokens = event
             offered = proposal(min(base, len(text)), tuple(tokens), text, chain, offset)

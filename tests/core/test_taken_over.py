@@ -156,7 +156,7 @@ class Deployment:
         """The drafter's next chunk, if it may draft one, is offered."""
         drafter = self.drafter
         while (proposal := drafter.take_proposal()) is None and drafter.wants_token:
-            text = tuple(drafter.text.tokens)
+            text = tuple(drafter.line)
             drafter.drafted(self.epoch.world.draft(text), 1.0, self.epoch.world.weights(text))
         if proposal is not None:
             self.sent.append(replace(proposal, source=1))

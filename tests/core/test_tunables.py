@@ -10,9 +10,10 @@ from specwire.core.policy import tunables
 
 ROOT = Path(tunables.__file__).parents[3]
 TABLE = Path(tunables.__file__)
-DRAFTING = [*TABLE.parent.glob("*.py"), *(TABLE.parents[1] / "verify").glob("*.py")]
-# What is no choice of speed: bounds on memory, and on a verifier that is not served so.
-BOUNDS = {"REMEMBERED_VERDICTS", "REMEMBERED_CHAINS", "REMEMBERED_FORWARDS", "MOST_AWAITED", "MOST_ROWS", "PATIENCE_US"}
+DRAFTING = [*TABLE.parent.glob("*.py"), *(TABLE.parents[1] / "verify").glob("*.py"), TABLE.parents[1] / "draft.py"]
+# What is no choice of speed: bounds on memory and messages, and on a verifier that is not served so.
+REMEMBERED = {"REMEMBERED_VERDICTS", "REMEMBERED_CHAINS", "REMEMBERED_FORWARDS"}
+BOUNDS = {*REMEMBERED, "MOST_AWAITED", "MOST_ROWS", "PATIENCE_US", "MOST_NODES", "MOST_STALE"}
 
 
 def numbers(path: Path) -> set[str]:

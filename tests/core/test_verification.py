@@ -204,8 +204,7 @@ def test_what_a_guess_decided_contradicts_a_chain() -> None:
     propose(session, 3, 5)
     session.resolve([3, 4, 1, 2], session.window(3, SourceKind.NGRAM), SourceKind.NGRAM)
     assert session.window(8) == ()
-    propose(session, 3, chain=0, offset=2)
-    assert session.chains.counts[Offer.STALE] == 1
+    assert session.offer(Proposal(1, 0, 6, 2, (3,))) is Offer.STALE
 
 
 def test_a_chain_that_reaches_beyond_a_guess_meets_the_last_row() -> None:

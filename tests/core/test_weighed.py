@@ -58,8 +58,10 @@ def test_a_chain_keeps_what_each_token_was_drawn_from() -> None:
     assert chains.drafts(3, 9) == (Draft(5, W), Draft(6, W), Draft(7, other))
     assert chains.behind(3, (5, 6)) == (1, Draft(7, other))
     assert chains.whole(3, 9) == (2, 3)
-    assert chains.whole(4, 9) == (1, 2)
     assert chains.whole(3, 2) == (2,)
+    text.extend((5,))
+    chains.advance(text)
+    assert chains.whole(4, 9) == (1, 2)
 
 
 def test_of_several_sources_the_lowest_that_has_a_token_counts() -> None:
@@ -176,7 +178,7 @@ def test_another_epoch_voids_what_is_not_decided() -> None:
         session.drafted(token, 1.0, W)
     chain = session.chain
     assert session.advance(3, (5,), Pace(2, 6), EPOCH + 1) == 4
-    assert (session.text.tokens, session.epoch, session.chain) == ([*PROMPT, 5], EPOCH + 1, chain + 1)
+    assert (session.line, session.epoch, session.chain) == ([*PROMPT, 5], EPOCH + 1, chain + 1)
     session.drafted(8, 1.0, W)
     session.drafted(8, 1.0, W)
     assert (sent := session.take_proposal()) is not None

@@ -290,15 +290,15 @@ class World(Facts):
             return
         seat.decided[advance.position :] = advance.tokens
         seat.cache = seat.cache[: seat.drafter.advance(advance.position, advance.tokens, advance.pace)]
-        require(is_prefix(seat.cache, seat.drafter.text.tokens), "a drafter's cache is not its text's")
+        require(is_prefix(seat.cache, seat.drafter.line), "a drafter's cache is not its text's")
 
     def draft(self, number: int) -> None:
         seat = self.seats[number % 2]
         if seat.drafter is None:
             return
-        seat.cache = list(seat.drafter.text.tokens)
+        seat.cache = list(seat.drafter.line)
         if seat.drafter.wants_token:
-            seat.drafter.drafted(seat.script.guess(seat.drafter.text.tokens, seat.number), 1.0)
+            seat.drafter.drafted(seat.script.guess(seat.drafter.line, seat.number), 1.0)
             require(seat.drafter.in_flight <= seat.drafter.pace.run_ahead, "drafted beyond the run-ahead")
         while proposal := seat.drafter.take_proposal():
             self.drafted.append(replace(proposal, source=seat.source))

@@ -253,10 +253,8 @@ class VerifierChecks:
         credit = facts.credits.get(held.session_id, 0)
         facts.require(position <= credit, "a verifier decided, its credit:", position, credit)
         self._generation(process, held)
-        for chain in session.chains._live.values():
-            decided = chain.tokens[: max(0, position - chain.base)]
-            agrees = text[chain.base : chain.base + len(decided)] == list(decided)
-            facts.require(agrees, "a chain lives that the text contradicts")
+        for tree in session.chains._trees.values():
+            facts.require(tree.position == position or not tree.nodes, "draft tokens live that the text contradicts")
 
     def _generation(self, process: str, held: Held) -> None:
         """The newest (fence, attach) that was opened here is the one that is served. A new one begins with the log."""
@@ -302,13 +300,14 @@ class DrafterChecks:
         for key, drafting in book._open.items():
             session = drafting.session
             last = facts.seen.get((party.process, *key))
-            state = len(session.text), session.pace.run_ahead, session.decided, session.chain
+            line = session.line
+            state = len(line), session.pace.run_ahead, session.decided, session.chain
             if not facts.new((party.process, *key), *state):
                 continue
             allowed = session.pace.run_ahead
-            if last is not None and len(session.text) > last[0] and allowed == last[1]:
+            if last is not None and len(line) > last[0] and allowed == last[1]:
                 facts.require(session.in_flight <= allowed, "drafted ahead, allowed:", session.in_flight, allowed)
-            self._cache(lm, lm.cached(drafting.slot), drafting.slot, session.text.tokens)
+            self._cache(lm, lm.cached(drafting.slot), drafting.slot, line)
 
     def _cache(self, lm: Model, cached: int, slot: int, text: Sequence[int]) -> None:
         self._facts.require(cached <= len(text), "a drafter's cache holds more than the text")

@@ -37,7 +37,7 @@ MISTAKES = [
     Mistake(core.flow_control_ignored, "credit beyond what is earned"),
     Mistake(core.undurable_tokens_half_forgotten, "the verifier decided", scenarios=made.links_cut_and_a_slow_log),
     Mistake(core.credit_ignored, "a verifier decided, its credit"),
-    Mistake(core.chain_outlives_its_contradiction, "a chain lives", made.drafted),
+    Mistake(core.chain_outlives_its_contradiction, "draft tokens live that the text", made.drafted),
     Mistake(core.tail_delivered_from_its_start, "the verifier decided", scenarios=made.links_cut_and_a_slow_log),
     Mistake(
         core.tail_kept_to_itself,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from draft_service.sessions import DraftingSession, Sessions
 from orchestrator import pool
 from orchestrator.peers import models
 from orchestrator.peers.models import identity_of as of_a_session
@@ -14,7 +15,7 @@ from specwire.core import placement
 from specwire.core.draft import DraftSession
 from specwire.core.law import acceptance
 from specwire.core.law.sampling import History
-from specwire.core.messages import Pace, Verdict
+from specwire.core.messages import Verdict
 from specwire.core.placement import Waiting
 from specwire.core.verify.session import Allowance, VerifySession
 from specwire.lm.scripted import ScriptedLM
@@ -88,13 +89,14 @@ def opens_sessions_while_it_stops(patch: Patch) -> None:
 
 
 def drafter_s_cache_not_rolled_back(patch: Patch) -> None:
-    original = DraftSession.advance
+    original = Sessions._settle
 
-    def sloppy(self: DraftSession, position: int, tokens: Sequence[int], pace: Pace, epoch: int) -> int:
-        original(self, position, tokens, pace, epoch)
-        return len(self.text)
+    def sloppy(self: Sessions, drafting: DraftingSession, kept: int) -> None:
+        for node in drafting.rows:
+            node.decided = True
+        original(self, drafting, kept)
 
-    patch.setattr(DraftSession, "advance", sloppy)
+    patch.setattr(Sessions, "_settle", sloppy)
 
 
 def run_ahead_ignored(patch: Patch) -> None:

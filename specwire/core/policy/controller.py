@@ -48,6 +48,7 @@ from specwire.core.policy.tunables import (
     LEAST_TIMING_US,
     LEAST_USEFUL,
     LONG_TOKEN,
+    MOST_BRANCHES,
     MOST_CHUNK,
     MOST_FIRST_CHUNK,
     MOST_FLOOR,
@@ -92,6 +93,8 @@ class InvalidPlan(ValueError):
 def parse_plan(spec: str) -> Plan | None:
     """A fixed plan: off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE]; None for auto, where a controller plans.
 
+    auto:BRANCHES has it plan with drafters that extend at most so many tokens in one forward (`branches_of`).
+
     Raises:
         InvalidPlan: `spec` reads otherwise.
     """
@@ -99,7 +102,8 @@ def parse_plan(spec: str) -> Plan | None:
     try:
         values = [int(number) for number in numbers.split(",")] if numbers else []
         match name, values:
-            case "auto", []:
+            case "auto", [] | [_]:
+                _check_branches(values)
                 return None
             case "off", []:
                 return off("fixed")
@@ -109,7 +113,20 @@ def parse_plan(spec: str) -> Plan | None:
                 return _checked(Plan(Discipline.STREAM, Pace(chunk, run_ahead), due[0] if due else 0, "fixed"))
     except ValueError as error:
         raise InvalidPlan(f"plan: {spec!r}: {error}") from error
-    raise InvalidPlan(f"plan: must be auto, off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE], not {spec!r}")
+    raise InvalidPlan(f"plan: must be auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE], not {spec!r}")
+
+
+def branches_of(spec: str) -> int:
+    """Most tokens that a drafter's forward may extend under a plan that `parse_plan` takes."""
+    name, _, number = spec.partition(":")
+    return int(number) if name == "auto" and number else 1
+
+
+def _check_branches(values: Sequence[int]) -> None:
+    """Raise ValueError for branches that no drafter is asked for."""
+    for branches in values:
+        if not 1 <= branches <= MOST_BRANCHES:
+            raise ValueError(f"branches must be from 1 to {MOST_BRANCHES}, not {branches}")
 
 
 def _checked(plan: Plan) -> Plan:
@@ -207,7 +224,7 @@ class Streaming:
 
     rates: P(accept | tested) by position in the window. agreement: P(a draft token is the decided one), tested or not.
     draft_us: microseconds to draft a token. delay_us: from a verdict to the proposal that answers it, drafting apart.
-    forward: V(m) of the verifier.
+    forward: V(m) of the verifier. branches: tokens that a forward of the drafter may extend.
     """
 
     rates: Sequence[float]
@@ -215,6 +232,7 @@ class Streaming:
     draft_us: float
     delay_us: float
     forward: ForwardTimes
+    branches: int = 1
 
     def fastest(self) -> Way:
         """The best plan for a drafter on hardware of its own: stream, with or without waiting, or take turns."""
@@ -234,7 +252,10 @@ class Streaming:
             return Plan(way.discipline, Pace(way.due, way.due), way.due, way.reason)
         most = max(self._chunk, min(MOST_FIRST_CHUNK, int(self.forward.at(1) / self.draft_us)))
         chunk = min(way.due, most) or self._chunk
-        return Plan(way.discipline, Pace(chunk, max(way.due, self.run_ahead())), way.due, way.reason)
+        run_ahead = max(way.due, self.run_ahead())
+        if self.branches > 1:
+            run_ahead = min(MOST_RUN_AHEAD, self.branches * run_ahead)
+        return Plan(way.discipline, Pace(chunk, run_ahead, branches=self.branches), way.due, way.reason)
 
     @property
     def _chunk(self) -> int:
@@ -452,11 +473,13 @@ class Controller:
     Args:
         forward: V(m) of the verifier, shared by its sessions.
         shared_host: drafter and verifier compute on one machine.
+        branches: most tokens that a forward of the drafter extends where it computes elsewhere; 1 asks for chains.
     """
 
-    def __init__(self, forward: ForwardTimes, shared_host: bool) -> None:
+    def __init__(self, forward: ForwardTimes, shared_host: bool, branches: int = 1) -> None:
         self._forward = forward
         self._shared = shared_host
+        self._branches = branches
         self._acceptance = AcceptanceByPosition()
         self._agreement = Agreement()
         self._calibration = Calibration()
@@ -468,6 +491,7 @@ class Controller:
         self._beside = SideBySide(forward)
         self._batch: ForwardTimes | None = None
         self._waited_us = 0.0
+        self._chunk = 1
 
     def successor(self, forward: ForwardTimes, shared_host: bool) -> Controller:
         """The controller of the session after this one. It starts from what was learnt, not from guesses.
@@ -475,7 +499,7 @@ class Controller:
         V(m), and whether the drafter shares the verifier's host, are those of the new session. So a drafter that does
         not pay costs a probe every 128 verdicts, not the beginning of every session.
         """
-        heir = Controller(forward, shared_host)
+        heir = Controller(forward, shared_host, self._branches)
         heir._acceptance = self._acceptance.faded(INHERITED_TESTS)
         heir._agreement = self._agreement.faded(INHERITED_COMPARISONS)
         heir._calibration = replace(self._calibration, announced=0.0)
@@ -495,7 +519,9 @@ class Controller:
     def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
         """See `Planner`."""
         if proposal.tokens:
-            self._observe_draft(max(1, draft_us) / len(proposal.tokens))
+            # Of a tree's piece the tokens were drafted side by side: in one forward, unless its chunk asked for more.
+            levels = min(self._chunk, len(proposal.tokens)) if proposal.parents else len(proposal.tokens)
+            self._observe_draft(max(1, draft_us) / levels)
         if arrived_us is not None:
             self._beside.contention.drafted(arrived_us, draft_us)
         self._drafted_us = float(draft_us)
@@ -571,6 +597,11 @@ class Controller:
 
     def plan(self) -> Plan:
         """See `Planner`."""
+        plan = self._plan()
+        self._chunk = plan.pace.chunk
+        return plan
+
+    def _plan(self) -> Plan:
         if self._draft_us is None:
             return self._measuring()
         if not self._shared:
@@ -601,7 +632,8 @@ class Controller:
 
     def _streaming(self, rates: Sequence[float], draft_us: float) -> Streaming:
         """By V of the session alone: in a batch the verifier divides the rows, and drafting elsewhere costs nobody."""
-        return Streaming(rates, self._agreement.rate, draft_us, self._overhead_us or 0.0, self._forward)
+        branches = 1 if self._shared else self._branches
+        return Streaming(rates, self._agreement.rate, draft_us, self._overhead_us or 0.0, self._forward, branches)
 
     def _in_turns(self, draft_us: float) -> Plan:
         rates, overhead_us = self._acceptance.rates(MOST_WINDOW), self._overhead_us or 0.0

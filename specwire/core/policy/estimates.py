@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, prod
+from math import ceil, exp, log, prod
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -15,18 +15,24 @@ from specwire.core.policy.tunables import (
     AGREEMENT_DECAY,
     APART_SHARE,
     CALIBRATED,
+    CANDIDATES_WEIGHT,
     CONTENTION_WEIGHT,
     DECAY,
     ENOUGH,
     LATER_WEIGHT,
+    LEAST_PROBABILITY,
+    LEAST_SPREAD,
     OUTLIER,
+    PRIOR_RANKS,
     PRIOR_RATE,
     PRIOR_WEIGHT,
     STALE_AFTER,
     STEP_WEIGHT,
+    SURE_CLASSES,
     TIMING_WEIGHT,
     TOGETHER_SHARE,
 )
+from specwire.core.tree import Tree
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Expected-speed formulas: what a window is worth, and when waiting for a proposal pays.
@@ -151,6 +157,86 @@ class AcceptanceByPosition:
             prior = (self._accepted[bounded] + weight * prior) / (self._tested[bounded] + weight)
             rates.append(prior)
         return rates
+
+
+class AcceptanceByRank:
+    """P(a child is the decided token | its parent was decided), by rank among siblings.
+
+    Decayed counts with a weak prior.
+    """
+
+    def __init__(self) -> None:
+        self._seen = [0.0] * len(PRIOR_RANKS)
+        self._right = [0.0] * len(PRIOR_RANKS)
+        self.rates: Sequence[float] = PRIOR_RANKS
+
+    def observe(self, siblings: int, right: int | None) -> None:
+        """Note what was decided behind a node with so many children: the one of rank `right`, or none of them."""
+        for rank in range(min(siblings, len(PRIOR_RANKS))):
+            self._seen[rank] = self._seen[rank] * DECAY + 1.0
+            self._right[rank] = self._right[rank] * DECAY + (rank == right)
+        counts = zip(self._right, self._seen, PRIOR_RANKS, strict=True)
+        self.rates = [(right + PRIOR_WEIGHT * prior) / (seen + PRIOR_WEIGHT) for right, seen, prior in counts]
+
+
+class CandidateRates:
+    """P(a drafter's candidate is the decided token), by its rank and by how sure the drafter is of its best one."""
+
+    def __init__(self) -> None:
+        self._seen = [0.0] * SURE_CLASSES
+        self._right = [[0.0] * len(PRIOR_RANKS) for _ in range(SURE_CLASSES)]
+
+    def chances(self, scores: Sequence[float]) -> tuple[int, list[float]]:
+        """The class of these scores, which fall from 0 (nats), and the log of each candidate's probability."""
+        shares = [exp(score) for score in scores]
+        whole = sum(shares)
+        known = min(SURE_CLASSES - 1, int(SURE_CLASSES / whole))
+        seen, right = self._seen[known] + CANDIDATES_WEIGHT, self._right[known]
+        own = CANDIDATES_WEIGHT / whole
+        rates = [(times + own * share) / seen for share, times in zip(shares, right, strict=False)]
+        for rank in reversed(range(len(rates) - 1)):
+            # A worse rank that was right more often does not come first: a better one may as well be as likely.
+            rates[rank] = max(rates[rank], rates[rank + 1])
+        chances = [log(min(1.0, max(rate, LEAST_PROBABILITY))) for rate in rates]
+        return known, chances
+
+    def observe(self, known: int, rank: int | None) -> None:
+        """Note which candidate of a place of class `known` was decided; None: another token."""
+        right = self._right[known]
+        self._seen[known] = AGREEMENT_DECAY * self._seen[known] + 1.0
+        for at in range(len(right)):
+            right[at] = AGREEMENT_DECAY * right[at] + (at == rank)
+
+
+class RowTimes:
+    """How long a drafter's forward of so many rows takes: a line, fitted to decayed sums; microseconds.
+
+    Until forwards of different widths were seen, rows are thought to cost nothing: then wide ones are tried.
+    """
+
+    def __init__(self) -> None:
+        self._count = self._rows = self._times = self._squares = self._products = 0.0
+        self.row_us = 0.0
+
+    def observe(self, rows: int, time_us: float) -> None:
+        """Note a forward. Schedulers have hiccups: it counts for at most OUTLIER times what was expected."""
+        if self._count >= ENOUGH:
+            time_us = min(time_us, OUTLIER * self.at(rows))
+        self._count = DECAY * self._count + 1.0
+        self._rows = DECAY * self._rows + rows
+        self._times = DECAY * self._times + time_us
+        self._squares = DECAY * self._squares + rows * rows
+        self._products = DECAY * self._products + rows * time_us
+        spread = self._squares - self._rows**2 / self._count
+        if spread > LEAST_SPREAD * self._count:
+            self.row_us = max(0.0, (self._products - self._rows * self._times / self._count) / spread)
+
+    def at(self, rows: int) -> float:
+        """What a forward of so many rows is expected to take; 1.0 where none was seen."""
+        if not self._count:
+            return 1.0
+        mean = self._rows / self._count
+        return max(1.0, self._times / self._count + self.row_us * (rows - mean))
 
 
 def expected_tokens(rates: Sequence[float], window: int) -> float:
@@ -293,62 +379,63 @@ REMEMBERED_CHAINS = 1024
 
 @dataclass(slots=True)
 class Agreement:
-    """P(equal | all before it in its chain were equal), as decayed counts with a weak prior."""
+    """P(a source had the decided token | it had all before it in this tree), as decayed counts with a weak prior.
+
+    Of a chain: that its next token is the decided one. Of a tree that branches: that one of several is.
+    """
 
     compared: float = 0.0
     equal: float = 0.0
     _decided: dict[int, int] = field(default_factory=dict)
     _source: int = -1
-    _chain: int = -1
-    _base: int = 0
-    _ahead: dict[int, int] = field(default_factory=dict)
+    _newest: int = -1
+    _tree: Tree | None = None
 
     @property
     def rate(self) -> float:
         return (self.equal + PRIOR_WEIGHT * PRIOR_RATE) / (self.compared + PRIOR_WEIGHT)
 
     def faded(self, weight: float) -> Agreement:
-        """A copy without the chain that counts for at most `weight` comparisons."""
+        """A copy without the tree that counts for at most `weight` comparisons."""
         share = min(1.0, weight / self.compared) if self.compared else 0.0
         return Agreement(share * self.compared, share * self.equal)
 
     def proposal(self, proposal: ProposedChunk) -> None:
-        """Take in a chunk; one of a chain that is over or unknown is ignored."""
+        """Take in a piece of a tree; one of a tree that is over or unknown, or behind a gap, is ignored."""
         if proposal.source != self._source:
-            # Another drafter, or the same one connected again: its chains are numbered anew.
-            self._source, self._chain = proposal.source, -1
-        if proposal.chain > self._chain and proposal.offset == 0:
-            self._chain, self._base = proposal.chain, proposal.base
-            self._ahead.clear()
-        elif proposal.chain != self._chain or proposal.base != self._base:
-            return  # `_base` is -1 once the chain is contradicted
-        start = proposal.base + proposal.offset
-        for position, token in enumerate(proposal.tokens, start):
-            if position not in self._decided:
-                if len(self._ahead) < REMEMBERED_CHAINS:
-                    self._ahead[position] = token
-            elif not self._compare(token, self._decided[position]):
-                return
+            # Another drafter, or the same one connected again: its trees are numbered anew.
+            self._source, self._newest = proposal.source, -1
+        if proposal.chain > self._newest and proposal.offset == 0:
+            self._newest, self._tree = proposal.chain, Tree(proposal.chain, proposal.base)
+        tree = self._tree
+        if tree is None or (proposal.chain, proposal.base) != (self._newest, tree.base) or proposal.offset > tree.size:
+            return
+        known = tree.size - proposal.offset
+        if len(tree.nodes) + len(proposal.tokens) - known > REMEMBERED_CHAINS:
+            return
+        parents = proposal.parents or range(proposal.offset - 1, proposal.offset + len(proposal.tokens) - 1)
+        for token, parent in zip(proposal.tokens[known:], parents[known:], strict=True):
+            tree.add(parent, token)
+        self._compare(tree)
 
     def decided(self, position: int, tokens: Sequence[int]) -> None:
-        """Compare chains with tokens decided at position, position + 1, ..."""
+        """Compare the tree with tokens decided at position, position + 1, ..."""
         for at, token in enumerate(tokens, position):
             self._decided[at] = token
-            guess = self._ahead.pop(at, None)
-            if guess is not None:
-                self._compare(guess, token)
+        if self._tree is not None:
+            self._compare(self._tree)
         while len(self._decided) > REMEMBERED_CHAINS:
             del self._decided[next(iter(self._decided))]
 
-    def _compare(self, guess: int, token: int) -> bool:
-        """Count a comparison; a chain that is contradicted is over."""
-        equal = guess == token
-        self.compared = AGREEMENT_DECAY * self.compared + 1.0
-        self.equal = AGREEMENT_DECAY * self.equal + equal
-        if not equal:
-            self._ahead.clear()
-            self._base = -1
-        return equal
+    def _compare(self, tree: Tree) -> None:
+        """Follow the text as far as the tree has tokens for it. A chain is over once it is contradicted."""
+        while tree.branches and (token := self._decided.get(tree.position)) is not None:
+            equal = tree.step(token)
+            self.compared = AGREEMENT_DECAY * self.compared + 1.0
+            self.equal = AGREEMENT_DECAY * self.equal + equal
+            if not equal and not tree.branched:
+                self._tree = None
+                return
 
 
 # ----------------------------------------------------------------------------------------------------------------------

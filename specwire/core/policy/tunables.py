@@ -37,6 +37,17 @@ LEAST_TIMING_US = 200.0
 # was made for its target: trying it costs little, leaving it untried much.
 PRIOR_RATE = 0.7
 PRIOR_WEIGHT = 4.0
+# P(decided) of a node's children by rank, before anything was seen: of the pair in the box, greedy. At most so many are
+# proposed.
+PRIOR_RANKS = (0.71, 0.08, 0.04, 0.03, 0.01, 0.01, 0.005, 0.005)
+# P(decided) of a drafter's candidates is learnt apart for so many classes of how sure it is of its best one. In each
+# class the drafter's own probabilities count for so many observations.
+SURE_CLASSES = 10
+CANDIDATES_WEIGHT = 16.0
+# A probability counts for at least this, so that it has a logarithm.
+LEAST_PROBABILITY = 1e-9
+# Variance of the rows of a drafter's forwards from which on a row's share in their time is told.
+LEAST_SPREAD = 0.25
 # Tests that the position before is worth in the estimate of the next: later ones are tested less often, differ little.
 LATER_WEIGHT = 6.0
 # What one session learnt counts in the next for so many tests a position, and comparisons.
@@ -142,6 +153,10 @@ MOST_FIRST_CHUNK = 8
 USEFUL_RUNS = 7.0
 LEAST_USEFUL = 4
 LONG_TOKEN = 0.05
+# Nodes that a forward of a drafter elsewhere may extend, and the probability of being decided below which none is: it
+# would cost the link and the verifier more than it is worth. How many it does extend is chosen with each forward.
+MOST_BRANCHES = 16
+LEAST_PATH = 0.005
 # Tokens of prompts in a step: a long prompt delays the others by no more than that.
 PREFILL_ROWS = 512
 

@@ -1,16 +1,16 @@
-"""The live chains of a session's sources, and the choice of the one that is tested."""
+"""The trees of a session's sources, and the choice of the path that is tested."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 
-from specwire.core.messages import MOST_SOURCES, MOST_WINDOW, Draft, Proposal, Weights
-from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens
+from specwire.core.messages import MOST_SOURCES, MOST_WINDOW, Draft, Proposal
+from specwire.core.policy.estimates import AcceptanceByPosition, AcceptanceByRank, expected_tokens
 from specwire.core.text import Text
+from specwire.core.tree import Node, Tree
 
 
 class Offer(StrEnum):
@@ -27,46 +27,19 @@ class Offer(StrEnum):
     OVER_RUN_AHEAD = "over_run_ahead"
     OTHER_EPOCH = "other_epoch"
     WITHOUT_WEIGHTS = "without_weights"
-
-
-@dataclass(slots=True)
-class Chain:
-    """Invariant: tokens at decided positions equal the text; `base` is not after the decided position.
-
-    weights: one per token, or none at all. ends: where its chunks end, as positions.
-    """
-
-    number: int
-    base: int
-    tokens: list[int] = field(default_factory=list)
-    weights: list[Weights] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-
-    @property
-    def end(self) -> int:
-        return self.base + len(self.tokens)
-
-    def after(self, position: int, most: int) -> tuple[int, ...]:
-        start = position - self.base
-        return tuple(self.tokens[start : start + most])
-
-    def drafts(self, position: int, most: int) -> tuple[Draft, ...]:
-        start = position - self.base
-        tokens = self.tokens[start : start + most]
-        if not self.weights:
-            return tuple(map(Draft, tokens))
-        return tuple(map(Draft, tokens, self.weights[start : start + most]))
+    BRANCHED = "branched"
 
 
 class Chains:
-    """The chains of all sources of one session.
+    """The trees of all sources of one session, most of which do not branch.
 
     Args:
         vocabulary: ids outside 0 .. vocabulary-1 make the proposal out of range.
-        most_ahead: tokens beyond the decided position that one source may hold here (a flood is cut off). A chain that
-            ends that far behind it is dropped: its drafter is gone, or begins a new one when it hears.
-        weighed: take only tokens with the weights that they were drawn from, in the present `epoch`. The lowest source
-            that has a token is tested, so that the choice depends on no token's value.
+        most_ahead: nodes beyond the decided position that one source may hold here (a flood is cut off). A tree whose
+            root lies that far behind it is dropped: its drafter is gone, or begins a new one when it hears.
+        weighed: take only chains whose tokens come with the weights that they were drawn from, in the present `epoch`.
+            The lowest source that has a token is tested, so that the choice depends on no token's value; a chain that
+            the text contradicts is dropped whole.
     """
 
     def __init__(self, vocabulary: int, most_ahead: int = 256, weighed: bool = False, epoch: int = 0) -> None:
@@ -75,9 +48,11 @@ class Chains:
         self.weighed = weighed
         self.epoch = epoch
         self.counts: Counter[Offer] = Counter()
-        self._live: dict[int, Chain] = {}
+        self._trees: dict[int, Tree] = {}
+        self._ends: dict[int, list[int]] = {}
         self._newest: dict[int, int] = {}
         self._acceptance: dict[int, AcceptanceByPosition] = {}
+        self._ranks: dict[int, AcceptanceByRank] = {}
 
     def offer(self, proposal: Proposal, text: Text) -> Offer:
         """Take in a proposal against the decided `text`; returns and counts what became of it."""
@@ -92,6 +67,8 @@ class Chains:
             return Offer.OUT_OF_RANGE
         if self.weighed and proposal.epoch != self.epoch:
             return Offer.OTHER_EPOCH
+        if self.weighed and proposal.parents:
+            return Offer.BRANCHED
         if self.weighed and not self._weighted(proposal):
             return Offer.WITHOUT_WEIGHTS
         newest = self._newest.get(proposal.source, -1)
@@ -99,14 +76,19 @@ class Chains:
             return Offer.STALE
         if proposal.chain > newest:
             return self._start(proposal, text)
-        chain = self._live.get(proposal.source)
-        if chain is None:
+        tree = self._trees.get(proposal.source)
+        if tree is None:
             return Offer.STALE
-        return self._extend(chain, proposal, text)
+        return self._extend(tree, proposal, text)
 
     def _in_range(self, proposal: Proposal) -> bool:
+        """A parent is drafted before its child; -1 is the text before the base."""
         numbers = min(proposal.chain, proposal.base, proposal.offset)
-        return numbers >= 0 and all(0 <= token < self.vocabulary for token in proposal.tokens)
+        tokens, parents = proposal.tokens, proposal.parents
+        sound = numbers >= 0 and all(0 <= token < self.vocabulary for token in tokens)
+        if not sound or not parents:
+            return sound
+        return len(parents) == len(tokens) and all(-1 <= at < own for own, at in enumerate(parents, proposal.offset))
 
     def _weighted(self, proposal: Proposal) -> bool:
         if len(proposal.weights) != len(proposal.tokens):
@@ -121,69 +103,93 @@ class Chains:
             return Offer.WRONG_PREFIX
         self._make_room(proposal.source)
         self._newest[proposal.source] = proposal.chain
-        self._live.pop(proposal.source, None)
-        return self._extend(Chain(proposal.chain, proposal.base), proposal, text, Offer.STARTED)
+        self._drop_tree(proposal.source)
+        return self._extend(Tree(proposal.chain, proposal.base), proposal, text, Offer.STARTED)
 
     def _make_room(self, source: int) -> None:
         """Forget the oldest source where there are too many: a reconnected drafter is a new source, with a higher id.
 
-        Sources with a live chain are forgotten last.
+        Sources with a tree are forgotten last.
         """
         if source not in self._newest and len(self._newest) >= MOST_SOURCES:
-            self.drop(min(self._newest, key=lambda known: (known in self._live, known)))
+            self.drop(min(self._newest, key=lambda known: (known in self._trees, known)))
 
-    def _extend(self, chain: Chain, proposal: Proposal, text: Text, success: Offer = Offer.EXTENDED) -> Offer:
-        if proposal.base != chain.base or proposal.offset > len(chain.tokens):
+    def _extend(self, tree: Tree, proposal: Proposal, text: Text, success: Offer = Offer.EXTENDED) -> Offer:
+        known = tree.size - proposal.offset
+        if proposal.base != tree.base or known < 0:
             return Offer.GAP
-        fresh = proposal.tokens[len(chain.tokens) - proposal.offset :]
-        if not fresh and success is Offer.EXTENDED:
+        fresh = len(proposal.tokens) - known
+        if fresh <= 0 and success is Offer.EXTENDED:
             return Offer.DUPLICATE
-        if chain.end + len(fresh) - len(text) > self.most_ahead:
+        if tree.position + len(tree.nodes) + fresh - len(text) > self.most_ahead:
             return Offer.OVER_RUN_AHEAD
-        overlap = fresh[: max(0, len(text) - chain.end)]
-        if text.common_prefix(chain.end, overlap) < len(overlap):
-            self._live.pop(proposal.source, None)
-            return Offer.CONTRADICTED
-        chain.tokens.extend(fresh)
-        chain.ends.append(chain.end)
+        found = self._grow(tree, proposal, known, text)
+        if found is Offer.CONTRADICTED and self.weighed:
+            self._drop_tree(proposal.source)
+            return found
+        self._trees[proposal.source] = tree
         if self.weighed:
-            chain.weights.extend(proposal.weights[len(proposal.tokens) - len(fresh) :])
-        self._live[proposal.source] = chain
-        return success
+            self._ends.setdefault(proposal.source, []).append(tree.base + tree.size)
+        return success if found is None else found
 
-    def advance(self, position: int, tokens: Sequence[int]) -> list[int]:
-        """Align with `tokens` decided at `position`: drop every chain that they contradict; return those sources.
+    def _grow(self, tree: Tree, proposal: Proposal, known: int, text: Text) -> Offer | None:
+        """Add a piece's nodes from number `known` of it on; why nothing came of it, if so."""
+        added = contradicted = False
+        parents = proposal.parents or range(proposal.offset - 1, proposal.offset + len(proposal.tokens) - 1)
+        weights = proposal.weights if self.weighed else (None,) * len(proposal.tokens)
+        for token, parent, drawn in zip(proposal.tokens[known:], parents[known:], weights[known:], strict=True):
+            node = tree.add(parent, token, drawn)
+            if node is None:
+                continue
+            added = True
+            if node.position < len(text):
+                contradicted = tree.follow(text)
+        if contradicted:
+            return Offer.CONTRADICTED
+        return None if added or not proposal.tokens[known:] else Offer.STALE
 
-        A chain that was decided to its end stays: its continuation may be under way.
+    def advance(self, text: Text) -> None:
+        """Move every tree along the decided `text`.
+
+        What does not descend from it is pruned. A tree of which nothing is left stays: what goes on from its root, or
+        a sibling, may be under way.
         """
-        if not self._live:
-            return []
-        dead = [
-            source
-            for source, chain in self._live.items()
-            if any(mine != theirs for mine, theirs in zip(chain.after(position, len(tokens)), tokens, strict=False))
-        ]
-        for source in dead:
-            del self._live[source]
-        self._drop_left_behind(position + len(tokens))
-        return dead
+        for source, tree in list(self._trees.items()):
+            contradicted = tree.follow(text)
+            if (contradicted and self.weighed) or len(text) - tree.position >= self.most_ahead:
+                self._drop_tree(source)
 
-    def _drop_left_behind(self, end: int) -> None:
-        for source in [source for source, chain in self._live.items() if end - chain.end >= self.most_ahead]:
-            del self._live[source]
+    def _drop_tree(self, source: int) -> None:
+        self._trees.pop(source, None)
+        self._ends.pop(source, None)
 
-    def learn(self, position: int, tokens: Sequence[int], tested: int | None = None) -> None:
-        """Compare every live chain with `tokens` decided at `position`, before `advance`.
+    def learn(self, tokens: Sequence[int], tested: int | None = None) -> None:
+        """Compare every tree with `tokens` decided next, before `advance`.
 
-        Only under rules whose text does not depend on proposals, where an untested chain tells as much as a tested one.
+        Only under rules whose text does not depend on proposals, where an untested path tells as much as a tested one.
 
-        tested: the source whose window was tested; it is counted elsewhere.
+        tested: the source whose window was tested; its path is counted elsewhere.
         """
-        for source, chain in self._live.items():
-            guessed = chain.after(position, len(tokens))
+        for source, tree in self._trees.items():
+            self._learn_ranks(source, tree, tokens)
+            guessed = [node.token for node in self._path(source)[: len(tokens)]]
             if guessed and source != tested:
                 right = next((i for i, token in enumerate(guessed) if token != tokens[i]), len(guessed))
                 self.acceptance(source).observe(len(guessed), right)
+
+    def _learn_ranks(self, source: int, tree: Tree, tokens: Sequence[int]) -> None:
+        node = tree.node(tree.root)
+        for token in tokens:
+            if node is None or not node.children:
+                return
+            number = node.children.get(token)
+            rank = None if number is None else list(node.children).index(token)
+            self.ranks(source).observe(len(node.children), rank)
+            node = None if number is None else tree.nodes[number]
+
+    def ranks(self, source: int) -> AcceptanceByRank:
+        """How often the source's first, second, ... child is the decided token."""
+        return self._ranks.setdefault(source, AcceptanceByRank())
 
     def acceptance(self, source: int) -> AcceptanceByPosition:
         """How often the source's tokens are accepted. Of sources without a test the newest are remembered."""
@@ -195,65 +201,82 @@ class Chains:
         return known
 
     def clear(self) -> None:
-        """Drop every chain; what would extend one of them is stale."""
-        self._live.clear()
+        """Drop every tree; what would extend one of them is stale."""
+        self._trees.clear()
+        self._ends.clear()
 
     def forget(self) -> None:
-        """Drop every chain: sources number theirs anew. What was learnt of them stays; a few tests overrule it."""
-        self._live.clear()
+        """Drop every tree: sources number theirs anew. What was learnt of them stays; a few tests overrule it."""
+        self.clear()
         self._newest.clear()
 
     def drop(self, source: int) -> None:
         """Forget a source that is gone."""
-        self._live.pop(source, None)
+        self._drop_tree(source)
         self._newest.pop(source, None)
         self._acceptance.pop(source, None)
+        self._ranks.pop(source, None)
+
+    def _path(self, source: int, position: int | None = None) -> Sequence[Node]:
+        """The source's best path; none where its tree has not followed the text to `position`."""
+        tree = self._trees[source]
+        if position is not None and tree.position != position:
+            return ()
+        return tree.path(self.ranks(source).rates)
 
     def best(self, position: int) -> int | None:
-        """The source whose live chain is expected to have most tokens accepted from `position` on, if any has some.
+        """The source whose path is expected to have most tokens accepted from `position` on, if any has some.
 
-        Where nothing is known that is the longest chain; of equal ones it is the lowest source.
+        Where nothing is known that is the longest path; of equal ones it is the lowest source.
         """
-        if not self._live:
+        if not self._trees:
             return None
-        reach = {source: min(MOST_WINDOW, chain.end - position) for source, chain in self._live.items()}
+        reach = {source: len(self._path(source, position)) for source in self._trees}
         sources = sorted(source for source, tokens in reach.items() if tokens > 0)
         if len(sources) < 2 or self.weighed:
             return sources[0] if sources else None
-        return max(sources, key=lambda source: (self._promise(source, reach[source]), self._live[source].end))
+        return max(sources, key=lambda source: (self._promise(source, reach[source]), reach[source]))
 
     def _promise(self, source: int, reach: int) -> float:
+        reach = min(MOST_WINDOW, reach)
         return expected_tokens(self.acceptance(source).rates(reach), reach)
 
-    def behind(self, position: int, window: Sequence[int]) -> tuple[int, Draft | None]:
-        """The draft token that follows `window`, which begins at `position`, in the live chain of the lowest source.
+    def behind(self, position: int, window: Sequence[int], chosen: int | None = None) -> tuple[int, Draft | None]:
+        """The draft token that follows `window`, which begins at `position`, in the tree of the lowest source.
 
-        Returns that source, too; 0 and None where there is none.
+        Returns that source, too; 0 and None where there is none. Of several it is the one that equals `chosen`.
         """
         source = self.first(position, window)
-        return (0, None) if source is None else (source, self._live[source].drafts(position + len(window), 1)[0])
+        node = None if source is None else self._trees[source].behind(window)
+        if source is None or node is None:
+            return 0, None
+        number = node.children.get(chosen) if chosen is not None else None
+        child = self._trees[source].nodes[number if number is not None else next(iter(node.children.values()))]
+        return source, Draft(child.token, child.weights)
 
     def first(self, position: int, window: Sequence[int] = ()) -> int | None:
-        """The lowest source whose live chain has a token behind `window`."""
-        for source in sorted(self._live) if self._live else ():
-            tokens = self._live[source].after(position, len(window) + 1)
-            if len(tokens) > len(window) and tokens[: len(window)] == tuple(window):
+        """The lowest source whose tree has a token behind `window`."""
+        for source in sorted(self._trees) if self._trees else ():
+            tree = self._trees[source]
+            node = tree.behind(window) if tree.position == position else None
+            if node is not None and node.children:
                 return source
         return None
 
     def window(self, position: int, most: int) -> tuple[int, ...]:
-        """Up to `most` draft tokens from `position` on, of the best live chain."""
+        """Up to `most` draft tokens from `position` on, of the best source's path."""
         source = self.best(position)
-        return () if source is None else self._live[source].after(position, most)
+        return () if source is None else tuple(node.token for node in self._path(source, position)[:most])
 
     def drafts(self, position: int, most: int) -> tuple[Draft, ...]:
         """The same, with what they were drawn from."""
         source = self.best(position)
-        return () if source is None else self._live[source].drafts(position, most)
+        path = () if source is None else self._path(source, position)[:most]
+        return tuple(Draft(node.token, node.weights) for node in path)
 
     def whole(self, position: int, most: int) -> tuple[int, ...]:
         """The lengths, up to `most`, at which a window from `position` on ends where a chunk does."""
         source = self.best(position)
-        ends = [] if source is None else self._live[source].ends
+        ends = [] if source is None else self._ends.get(source, [])
         first, last = bisect_right(ends, position), bisect_right(ends, position + most)
         return tuple(end - position for end in ends[first:last])

@@ -334,7 +334,7 @@ class VerifySession:
         position = self.position
         drafted = kind is SourceKind.DRAFTER and len(window) > 0
         tested = (self.source if source is None else source) if drafted else None
-        met, late = self.chains.behind(position, window)
+        met, late = self.chains.behind(position, window, chosen[len(window)] if len(chosen) > len(window) else None)
         if judge is not None:
             decision = judge(len(window), late)
         else:
@@ -348,7 +348,7 @@ class VerifySession:
         self.text.extend(decision.tokens)
         if self.history is not None:
             self.history.extend(decision.tokens)
-        self.chains.advance(position, decision.tokens)
+        self.chains.advance(self.text)
         if self.ngram is not None:
             self.ngram.text_grew()
         logprobs = report(decision.tokens) if report is not None else ()
@@ -386,7 +386,7 @@ class VerifySession:
             kept = min(width, len(decision.tokens))
             self.chains.acceptance(tested).observe(kept, min(width, decision.accepted))
         if self.sampling.guessed:
-            self.chains.learn(self.position, decision.tokens, tested)
+            self.chains.learn(decision.tokens, tested)
         elif late is not None and width == 0 and (source := self.chains.first(self.position)) is not None:
             self.chains.acceptance(source).observe(1, decision.accepted)
 

@@ -24,12 +24,12 @@ def test_the_controller_comes_close_to_the_best_fixed_setting(cell: Cell) -> Non
 
 
 def test_the_best_setting_is_the_fastest_over_all_sessions_and_not_over_the_first() -> None:
-    sessions = sessions_of(Cell(0.0, 3.0, 0.8, 0.02), 3, TOKENS // 2)
+    sessions = sessions_of(Cell(0.0, 3.0, 0.8, 0.02), 3, TOKENS)
     assert len({tuple(one.trace or ()) for one in sessions}) == 3
     best = sim.optimum_over(sessions)
     again = [sim.simulate(one, best.policy) for one in sessions]
     elapsed_us = sum(one.elapsed_us for one in again)
-    assert best.tokens_per_second == pytest.approx(len(sessions) * (TOKENS // 2) / elapsed_us * 1e6)
+    assert best.tokens_per_second == pytest.approx(len(sessions) * TOKENS / elapsed_us * 1e6)
     for other in ("off", "lockstep:4", "stream:1,16,0"):
         slower = sum(sim.simulate(one, sim.fixed(other)).elapsed_us for one in sessions)
         assert slower >= elapsed_us

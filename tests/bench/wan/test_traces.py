@@ -7,16 +7,20 @@ from pathlib import Path
 import pytest
 
 from bench.wan.traces import (
+    GREEDY,
     PROMPTS,
     TOKENS,
+    Ranked,
     acceptance,
     compare,
     decode,
     from_position,
+    ranked,
     recorded,
     with_acceptance,
     write,
 )
+from specwire.core.law.sampling import Sampling
 from specwire.lm import load_model
 from tests.faults.streams import plain
 
@@ -50,15 +54,21 @@ def test_a_trace_begins_at_a_position() -> None:
 def test_a_trace_is_what_a_scripted_drafter_was_told_to_do(tmp_path: Path) -> None:
     """Recorded from a drafter that plays a known trace, behind prompts of different lengths."""
     prompts = [(5, 6, 7), tuple(range(1, 41))]
-    outputs = decode(load_model("scripted:7", slots=2), prompts, 60)
+    greedy = Sampling()
+    outputs = decode(load_model("scripted:7", slots=2), prompts, 60, greedy)
     assert outputs == [plain("scripted:7", 60, prompt) for prompt in prompts]
     known = "1101001110" * 6
     for prompt, output in zip(prompts, outputs, strict=True):
         (tmp_path / "trace").write_text(from_position(known, len(prompt)))
         drafter = load_model(f"scripted:7:trace={tmp_path / 'trace'}", slots=1)
-        assert compare(drafter, prompt, output) == known
+        assert compare(drafter, prompt, output, greedy).bits == known
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    write(["0110", "1111"], tmp_path / "traces.json")
-    assert recorded(tmp_path / "traces.json") == ["0110", "1111"]
+    scores = (0.0, *(-0.05 * gap for gap in (1, 2, 40, 80, 100, 120, 255)))
+    written = [Ranked((0, 1, None), (scores,) * 3), Ranked((7, 0, 0), (scores,) * 3)]
+    write({GREEDY: written}, tmp_path / "traces.json")
+    read = ranked(GREEDY, tmp_path / "traces.json")
+    assert [each.right for each in read] == [each.right for each in written]
+    assert read[0].scores[0] == pytest.approx(scores)
+    assert recorded(tmp_path / "traces.json") == ["100", "011"]

@@ -1,0 +1,147 @@
+"""A source's draft tokens behind the decided text: a tree. A chain is the case in which nothing branches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specwire.core.messages import Weights
+from specwire.core.text import Text
+
+# The parent of a tree's first nodes: the decided text before its base.
+BEFORE = -1
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A draft token at `position`, behind node `parent`.
+
+    children: their numbers by token, in the order drafted: the likeliest first. weights: what the token was drawn from,
+    where the rule weighs it.
+    """
+
+    number: int
+    parent: int
+    token: int
+    position: int
+    weights: Weights | None = None
+    children: dict[int, int] = field(default_factory=dict)
+
+
+class Tree:
+    """Draft tokens that descend from the decided text, numbered 0, 1, ... in the order drafted.
+
+    A decided token moves the root to the child that equals it, and all that does not descend from there is pruned.
+    Numbers of pruned nodes are not used again, and what is drafted behind them is dropped. Where no child equals the
+    decided token, none is left: a sibling that was drafted before its source heard of it may still come.
+
+    number: rises with each new tree of a source. base: where its first nodes stand. size: nodes drafted, pruned ones
+    too. branched: one of them has, or had, a sibling. root: the last decided node, or BEFORE. nodes: those that descend
+    from it, by number.
+
+    Invariants: a node's parent is the root or there, and its number is lower; siblings differ; the decided text holds
+    the root's path.
+    """
+
+    __slots__ = ("_longest", "_root", "base", "branched", "nodes", "number", "size")
+
+    def __init__(self, number: int, base: int) -> None:
+        self.number = number
+        self.base = base
+        self.size = 0
+        self.branched = False
+        self.nodes: dict[int, Node] = {}
+        self._root = Node(BEFORE, BEFORE, -1, base - 1)
+        self._longest: list[Node] | None = None
+
+    @property
+    def root(self) -> int:
+        return self._root.number
+
+    @property
+    def position(self) -> int:
+        """Where the root's children stand."""
+        return self._root.position + 1
+
+    def node(self, number: int) -> Node | None:
+        """The root or a node behind it; None of others."""
+        return self._root if number == self._root.number else self.nodes.get(number)
+
+    def add(self, parent: int, token: int, weights: Weights | None = None) -> Node | None:
+        """Add the next node; None where it is dropped: its parent is pruned, or has such a child already."""
+        number, self.size = self.size, self.size + 1
+        above = self.node(parent)
+        if above is None or token in above.children:
+            return None
+        self.branched = self.branched or len(above.children) > 0
+        above.children[token] = number
+        added = self.nodes[number] = Node(number, parent, token, above.position + 1, weights)
+        self._longest = None
+        return added
+
+    def follow(self, text: Text) -> bool:
+        """Move down along the decided text as far as there are nodes.
+
+        Returns whether it ends where there are children, all of which differ from the text.
+        """
+        while self.position < len(text):
+            children = len(self._root.children)
+            if not self.step(text.tokens[self.position]):
+                return children > 0
+        return False
+
+    def step(self, token: int) -> bool:
+        """Move the root to the child that equals the decided token; False where none does, and all are pruned."""
+        root = self._root
+        kept = root.children.get(token)
+        self._prune([child for child in root.children.values() if child != kept])
+        self._longest = None
+        if kept is None:
+            root.children = {}
+            return False
+        self._root = self.nodes.pop(kept)
+        return True
+
+    @property
+    def branches(self) -> int:
+        """How many children the root has."""
+        return len(self._root.children)
+
+    def _prune(self, numbers: list[int]) -> None:
+        while numbers:
+            numbers.extend(self.nodes.pop(numbers.pop()).children.values())
+
+    def behind(self, tokens: Sequence[int]) -> Node | None:
+        """The node to which `tokens` lead from the root; None where they lead nowhere."""
+        node = self._root
+        for token in tokens:
+            number = node.children.get(token)
+            if number is None:
+                return None
+            node = self.nodes[number]
+        return node
+
+    def path(self, rates: Sequence[float]) -> list[Node]:
+        """The path from the root on which most tokens are expected to be decided.
+
+        rates: by rank among siblings, how likely a child is the decided token where its parent is.
+        """
+        if self._longest is None:
+            self._longest = self._best_path(rates)
+        return self._longest
+
+    def _best_path(self, rates: Sequence[float]) -> list[Node]:
+        """Children have higher numbers than their parents, so one pass from the last to the first sees them before."""
+        best: dict[int, tuple[float, Node]] = {}
+        for node in (*reversed(self.nodes.values()), self._root):
+            for rank, number in enumerate(node.children.values()):
+                rate = rates[min(rank, len(rates) - 1)]
+                expected = rate * (1.0 + (best[number][0] if number in best else 0.0))
+                if node.number not in best or expected > best[node.number][0]:
+                    best[node.number] = expected, self.nodes[number]
+        path, at = [], self._root.number
+        while at in best:
+            node = best[at][1]
+            path.append(node)
+            at = node.number
+        return path
