@@ -1,6 +1,7 @@
 """Known mistakes of the state machines, put into the real code one at a time.
 
-The schedules of `test_machine.py` catch each of `MISTAKES`; the simulation imports some and must catch those too.
+The schedules of `test_machine.py` catch each of `MISTAKES`, the enumeration of `test_branching.py` each of
+`TREE_MISTAKES`; the simulation imports some of both and must catch those too.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from dataclasses import replace
 
 from specwire.core import messages
 from specwire.core.draft import DraftSession
-from specwire.core.messages import FinishReason, Pace, SourceKind, Verdict
+from specwire.core.messages import Draft, FinishReason, Pace, Proposal, SourceKind, Verdict, Weights
 from specwire.core.session import Advised, Session
 from specwire.core.stop_conditions import Ending
 from specwire.core.text import Text
-from specwire.core.verify.chains import Chains
+from specwire.core.tree import Node, Tree
+from specwire.core.verify.chains import Chains, Offer
 from specwire.core.verify.session import Tail, VerifySession
 from tests.patches import Patch, always_returning, with_result
 
@@ -189,6 +191,171 @@ def one_drafter_s_plan_is_told_to_another(patch: Patch) -> None:
 def only_the_first_drafter_is_closed(patch: Patch) -> None:
     original = Session._close_drafters
     patch.setattr(Session, "_close_drafters", lambda self: original(self)[:1])
+
+
+# Of trees
+
+
+def sibling_taken_for_child(patch: Patch) -> None:
+    """A piece is read as a chain: each node behind the one before it."""
+    original = Tree.add
+
+    def chained(self: Tree, parent: int, token: int, weights: Weights | None = None) -> Node | None:
+        return original(self, self.size - 1 if self.node(self.size - 1) is not None else parent, token, weights)
+
+    patch.setattr(Tree, "add", chained)
+
+
+def pruned_by_depth_only(patch: Patch) -> None:
+    """What stands at a decided position goes; what hung from it stays, below whatever was decided."""
+
+    def follow(self: Tree, text: Text) -> bool:
+        while self.position < len(text):
+            root, token = self._root, text.tokens[self.position]
+            layer = [self.nodes.pop(child) for child in root.children.values()]
+            kept = next((node for node in layer if node.token == token), None)
+            self._longest = None
+            if kept is None:
+                root.children = {}
+                return len(layer) > 0
+            for node in layer:
+                for heir, child in node.children.items():
+                    if kept.children.setdefault(heir, child) == child:
+                        self.nodes[child].parent = kept.number
+            self._root = kept
+        return False
+
+    patch.setattr(Tree, "follow", follow)
+
+
+def subtrees_of_siblings_kept(patch: Patch) -> None:
+    """The siblings of a decided token are forgotten, and what is behind them is not."""
+
+    def shallow(self: Tree, numbers: list[int]) -> None:
+        for number in numbers:
+            del self.nodes[number]
+
+    patch.setattr(Tree, "_prune", shallow)
+
+
+def contradicted_tree_outlives_it(patch: Patch) -> None:
+    """Where no child equals the decided token, all children stay."""
+    original = Tree.follow
+
+    def lenient(self: Tree, text: Text) -> bool:
+        while self.position < len(text) and text.tokens[self.position] in self._root.children:
+            original(self, Text(text.tokens[: self.position + 1]))
+        return False
+
+    patch.setattr(Tree, "follow", lenient)
+
+
+def stale_trees_kept_when_taken_over(patch: Patch) -> None:
+    patch.setattr(Chains, "forget", lambda self: self._newest.clear())
+
+
+def node_numbers_given_twice(patch: Patch) -> None:
+    """A piece that comes again is taken for new nodes of the same numbers."""
+    original = Chains._extend
+
+    def repeated(self: Chains, tree: Tree, proposal: Proposal, text: Text, success: Offer = Offer.EXTENDED) -> Offer:
+        tree.size = min(tree.size, proposal.offset)
+        return original(self, tree, proposal, text, success)
+
+    patch.setattr(Chains, "_extend", repeated)
+
+
+def lost_pieces_passed_over(patch: Patch) -> None:
+    """Nodes are numbered as they arrive: those behind a lost piece take its numbers."""
+    original = Chains._extend
+
+    def bridged(self: Chains, tree: Tree, proposal: Proposal, text: Text, success: Offer = Offer.EXTENDED) -> Offer:
+        return original(self, tree, replace(proposal, offset=min(proposal.offset, tree.size)), text, success)
+
+    patch.setattr(Chains, "_extend", bridged)
+
+
+def equal_siblings_both_taken(patch: Patch) -> None:
+    """The second one replaces the first, whose subtree goes on under it."""
+    original = Tree.add
+
+    def replacing(self: Tree, parent: int, token: int, weights: Weights | None = None) -> Node | None:
+        above = self.node(parent)
+        if above is None or token not in above.children:
+            return original(self, parent, token, weights)
+        number, self.size = self.size, self.size + 1
+        above.children[token] = number
+        made = self.nodes[number] = Node(number, parent, token, above.position + 1, weights)
+        return made
+
+    patch.setattr(Tree, "add", replacing)
+
+
+def unknown_parent_taken_for_the_text(patch: Patch) -> None:
+    """What was pruned, and what was never sent, hangs from the decided text."""
+    original = Tree.node
+    patch.setattr(Tree, "node", lambda self, number: original(self, number) or self._root)
+
+
+def parent_that_was_never_sent_accepted(patch: Patch) -> None:
+    def trusting(self: Chains, proposal: Proposal) -> bool:
+        return all(0 <= token < self.vocabulary for token in proposal.tokens)
+
+    patch.setattr(Chains, "_in_range", trusting)
+
+
+def path_remembered_across_a_verdict(patch: Patch) -> None:
+    """A window is taken from the tree as it was."""
+    original = Tree.follow
+
+    def lazy(self: Tree, text: Text) -> bool:
+        longest = self._longest
+        contradicted = original(self, text)
+        self._longest = longest
+        return contradicted
+
+    patch.setattr(Tree, "follow", lazy)
+
+
+def path_remembered_across_a_piece(patch: Patch) -> None:
+    original = Tree.add
+
+    def lazy(self: Tree, parent: int, token: int, weights: Weights | None = None) -> Node | None:
+        longest = self._longest
+        added = original(self, parent, token, weights)
+        self._longest = longest
+        return added
+
+    patch.setattr(Tree, "add", lazy)
+
+
+def first_child_met_whatever_was_chosen(patch: Patch) -> None:
+    """The last row is held against the likeliest child, although the chosen one is there."""
+    original = Chains.behind
+
+    def hasty(
+        self: Chains, position: int, window: Sequence[int], chosen: int | None = None
+    ) -> tuple[int, Draft | None]:
+        return original(self, position, window)
+
+    patch.setattr(Chains, "behind", hasty)
+
+
+TREE_MISTAKES = [
+    sibling_taken_for_child,
+    pruned_by_depth_only,
+    subtrees_of_siblings_kept,
+    contradicted_tree_outlives_it,
+    stale_trees_kept_when_taken_over,
+    node_numbers_given_twice,
+    lost_pieces_passed_over,
+    equal_siblings_both_taken,
+    unknown_parent_taken_for_the_text,
+    parent_that_was_never_sent_accepted,
+    path_remembered_across_a_verdict,
+    path_remembered_across_a_piece,
+    first_child_met_whatever_was_chosen,
+]
 
 
 MISTAKES = [

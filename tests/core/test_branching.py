@@ -1,0 +1,90 @@
+"""Trees at the verifier: what is live, what is tested and what is decided, in every small case."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import Outcome
+from specwire.core.text import Text
+from specwire.core.verify.chains import Chains, Offer
+from tests.core.branching import (
+    PROMPT,
+    Target,
+    piece,
+    prove_restart,
+    prove_text,
+    prove_tree,
+    prove_two_sources,
+    prove_unsound_pieces,
+    texts,
+    trees,
+)
+from tests.core.mistakes import TREE_MISTAKES
+from tests.patches import Patch
+
+LAWS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, seed=5)}
+
+
+@pytest.mark.parametrize(("nodes", "vocabulary", "length"), [(3, 2, 3), (2, 3, 3), (3, 3, 2)])
+def test_what_descends_from_the_decided_text_is_live_and_nothing_else(nodes: int, vocabulary: int, length: int) -> None:
+    for tree, text in product(trees(nodes, vocabulary), texts(length, vocabulary)):
+        prove_tree(tree, text, vocabulary)
+
+
+def test_a_node_behind_what_was_never_sent_changes_nothing() -> None:
+    for tree, text in product(trees(2, 2), texts(2, 2)):
+        prove_unsound_pieces(tree, text, 2)
+
+
+def test_sources_do_not_know_of_each_other() -> None:
+    for first, second, text in product(trees(2, 2), trees(2, 2), texts(2, 2)):
+        prove_two_sources(first, second, text, 2)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_numbers_that_are_used_again_are_another_tree_s(resumed: bool) -> None:
+    for old, new, text in product(trees(2, 2), trees(2, 2), texts(2, 2)):
+        prove_restart(old, new, text, 2, resumed)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(("nodes", "vocabulary"), [(3, 2), (2, 3)])
+def test_every_text_is_the_target_s_own(law: str, nodes: int, vocabulary: int) -> None:
+    reached: Counter[Outcome] = Counter()
+    for seed, tree in product(range(2), trees(nodes, vocabulary)):
+        reached += prove_text(Target(seed, LAWS[law], vocabulary), tree, length=3)
+    assert min(reached[Outcome.ACCEPTED], reached[Outcome.RECOVERED]) > 10, "no correction was found waiting"
+
+
+def test_rules_that_weigh_a_draft_token_take_chains_only() -> None:
+    for tree in trees(3, 2):
+        proposal = piece(tree, 0, len(tree))
+        chains, text = Chains(2, weighed=True), Text(PROMPT)
+        offer = chains.offer(proposal, text)
+        assert offer is (Offer.BRANCHED if proposal.parents else Offer.WITHOUT_WEIGHTS)
+        assert chains.best(len(text)) is None
+
+
+# Its teeth
+
+
+@pytest.mark.parametrize("mistake", TREE_MISTAKES)
+def test_a_mistake_is_caught(mistake: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mistake(monkeypatch)
+    with pytest.raises(AssertionError):
+        prove_everything()
+
+
+def prove_everything() -> None:
+    for tree, text in product(trees(3, 2), texts(3, 2)):
+        prove_tree(tree, text, 2)
+    test_a_node_behind_what_was_never_sent_changes_nothing()
+    test_sources_do_not_know_of_each_other()
+    test_numbers_that_are_used_again_are_another_tree_s(resumed=True)
+    for tree in trees(3, 2):
+        prove_text(Target(0, LAWS["greedy"], 2), tree, length=3)
