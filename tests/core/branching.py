@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import combinations, product
 
+from specwire.core.draft import DraftNode, DraftSession, Drawn
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import Outcome, Proposal, Verdict
+from specwire.core.messages import Outcome, Pace, Proposal, Verdict
 from specwire.core.stop_conditions import Ending
 from specwire.core.text import Text, hash_of
 from specwire.core.tree import BEFORE, Tree
@@ -346,3 +347,123 @@ def _siblings_decided(nodes: Nodes, received: int, text: Path, decided: int, ver
         if text[: at + 1] in children[1:]:
             found[outcome] += 1
     return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A drafter's tree, and the verifier that hears of it
+
+
+@dataclass
+class Line:
+    """A drafter, the trees that it has sent, and a verifier behind a link that loses and delays.
+
+    sent: the text before each tree, and its nodes. lost: some proposal did not arrive at the present verifier.
+    """
+
+    session: DraftSession
+    vocabulary: int
+    verifier: State = field(init=False)
+    sent: dict[int, tuple[Path, Nodes]] = field(default_factory=dict)
+    under_way: list[Proposal] = field(default_factory=list)
+    lost: bool = False
+
+    def __post_init__(self) -> None:
+        self.verifier = State(self.vocabulary)
+
+    @property
+    def decided(self) -> Path:
+        """The text that the drafter knows as decided."""
+        return tuple(self.session.text.tokens)
+
+    def draft(self, draws: Sequence[Drawn]) -> None:
+        """One forward, of as many places as draws are given and the session wants."""
+        session = self.session
+        nodes: list[DraftNode] = []
+        while session.wants_token and len(nodes) < min(len(draws), session.branches):
+            nodes.append(session.take())
+            assert session.in_flight <= session.pace.run_ahead
+        for node, drawn in zip(nodes, draws, strict=False):
+            one = Drawn(drawn.tokens[:1], scores=(0.0,))
+            session.extend(node, drawn if session.branches > 1 else one)
+        if nodes:
+            session.forward_ended()
+            assert session.in_flight <= session.pace.run_ahead
+        while proposal := session.take_proposal():
+            self._note(proposal)
+            self.under_way.append(replace(proposal, source=SOURCE))
+
+    def _note(self, proposal: Proposal) -> None:
+        """A proposal goes on where the last one ended, behind what was sent; what it holds descends from the text."""
+        text, number = self.decided, proposal.chain
+        assert number >= max(self.sent, default=-1), "an older tree goes on"
+        if number not in self.sent:
+            assert proposal.offset == 0
+            assert proposal.prefix_hash == hash_of(text[: proposal.base])
+            self.sent[number] = text[: proposal.base], ()
+        before, nodes = self.sent[number]
+        assert (proposal.base, proposal.offset) == (len(before), len(nodes))
+        assert len(proposal.parents) in (0, len(proposal.tokens))
+        parents = proposal.parents or range(proposal.offset - 1, proposal.offset + len(proposal.tokens) - 1)
+        nodes += tuple(zip(parents, proposal.tokens, strict=True))
+        self.sent[number] = before, nodes
+        paths = paths_of(nodes, len(nodes))
+        for at in range(proposal.offset, len(nodes)):
+            assert BEFORE <= nodes[at][0] < at, "behind what was not sent"
+            assert at in paths, "an equal sibling was sent before"
+            path = before + paths[at]
+            assert path[: len(text)] == text, "it does not descend from the decided text"
+            assert len(path) > len(text), "it is decided already"
+
+    def live(self, text: Path) -> dict[int, Path]:
+        """Of the newest tree sent: what descends from `text`."""
+        before, nodes = self.sent.get(self.session.chain, (self.decided[: self.session.base], ()))
+        assert text[: len(before)] == before
+        return live(nodes, len(nodes), text[len(before) :])
+
+    def check(self) -> None:
+        """The drafter counts what it has, and the verifier has a part of what was sent."""
+        session = self.session
+        nodes = list(session.root.children.values())
+        for node in nodes:
+            nodes.extend(node.children.values())
+        sent = {node.number: session.path(node) for node in nodes if node.number is not None}
+        unsent = [node for node in nodes if node.number is None]
+        assert sent == self.live(self.decided)
+        assert sorted(map(id, unsent)) == sorted(map(id, session.unsent))
+        assert session.in_flight == len(nodes)
+        assert len(session.line) <= len(self.decided) + len(nodes)
+        self._check_verifier()
+
+    def _check_verifier(self) -> None:
+        text = tuple(self.verifier.text.tokens)
+        for tree in self.verifier.chains._trees.values():
+            before, nodes = self.sent[tree.number]
+            assert before == text[: tree.base]
+            assert held(tree) == live(nodes, tree.size, text[len(before) :])
+            if tree.number == self.session.chain and not self.lost and not self.under_way and text == self.decided:
+                assert held(tree) == self.live(text), "sent, and not there"
+
+    def deliver(self, lost: bool) -> None:
+        if self.under_way:
+            proposal = self.under_way.pop(0)
+            self.lost = self.lost or lost
+            if not lost:
+                self.verifier.offer(proposal)
+
+    def decide(self, count: int, wild: int) -> None:
+        """The verifier decides its window's first `count` tokens and another one, `wild` where that is left to it."""
+        window = self.verifier.chains.window(len(self.verifier.text), count)
+        self.verifier.decide((*window, wild))
+
+    def tell(self, pace: Pace, behind: int, repeated: int) -> None:
+        """The drafter hears of the verifier's text, all but the last `behind` tokens, and of some tokens again."""
+        text = self.verifier.text.tokens
+        start = max(0, self.session.text.common_prefix(0, text) - repeated)
+        self.session.advance(start, tuple(text[start : max(start, len(text) - behind)]), pace)
+
+    def replace_verifier(self, kept: int) -> None:
+        """Another verifier goes on behind the text's first tokens, and knows of no tree."""
+        text = self.verifier.text.tokens
+        self.verifier = State(self.vocabulary)
+        self.verifier.text.extend(text[len(PROMPT) : max(len(PROMPT), kept)])
+        self.lost = True

@@ -1,7 +1,7 @@
 """Known mistakes of the state machines, put into the real code one at a time.
 
 The schedules of `test_machine.py` catch each of `MISTAKES`, the enumeration of `test_branching.py` each of
-`TREE_MISTAKES`; the simulation imports some of both and must catch those too.
+`TREE_MISTAKES` and `DRAFT_MISTAKES`; the simulation imports some of both and must catch those too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specwire.core import messages
-from specwire.core.draft import DraftSession
+from specwire.core.draft import DraftNode, DraftSession
 from specwire.core.messages import Draft, FinishReason, Pace, Proposal, SourceKind, Verdict, Weights
 from specwire.core.session import Advised, Session
 from specwire.core.stop_conditions import Ending
@@ -357,6 +357,110 @@ TREE_MISTAKES = [
     first_child_met_whatever_was_chosen,
 ]
 
+
+# Of a drafter's tree
+
+
+def candidate_taken_for_a_node(patch: Patch) -> None:
+    """A decided runner-up that was never sent is taken for the node that was sent last."""
+    original = DraftSession._number_anew
+
+    def confused(self: DraftSession) -> None:
+        if self.root.token >= 0 and self._size:
+            self.root.number = self._size - 1
+        else:
+            original(self)
+
+    patch.setattr(DraftSession, "_number_anew", confused)
+
+
+def nodes_numbered_as_they_are_drafted(patch: Patch) -> None:
+    """Those that are pruned before they are sent leave gaps."""
+    original = DraftSession._child
+
+    def early(self: DraftSession, parent: DraftNode, rank: int) -> DraftNode:
+        child = original(self, parent, rank)
+        if child.number is None:
+            child.number, self._size = self._size, self._size + 1
+        return child
+
+    patch.setattr(DraftSession, "_child", early)
+    patch.setattr(DraftSession, "_numbered", lambda self, node: node.parent.number)
+
+
+def pruned_nodes_sent(patch: Patch) -> None:
+    original = DraftSession.advance
+
+    def untidy(self: DraftSession, position: int, tokens: Sequence[int], pace: Pace, epoch: int = 0) -> int:
+        unsent, kept = self.unsent, original(self, position, tokens, pace, epoch)
+        self.unsent = unsent
+        return kept
+
+    patch.setattr(DraftSession, "advance", untidy)
+
+
+def pruned_nodes_counted(patch: Patch) -> None:
+    def sparing(self: DraftSession, nodes: list[DraftNode]) -> None:
+        while nodes:
+            node = nodes.pop()
+            node.live = False
+            nodes.extend(node.children.values())
+
+    patch.setattr(DraftSession, "_prune", sparing)
+
+
+def run_ahead_of_the_line_only(patch: Patch) -> None:
+    """Branches are not counted."""
+    original: property = DraftSession.wants_token  # type: ignore[assignment] # of the class
+
+    def eager(self: DraftSession) -> bool:
+        pace = self.pace
+        self.pace = replace(pace, run_ahead=pace.run_ahead + self.in_flight - (len(self.line) - self.decided))
+        wants = original.fget(self) if original.fget else False
+        self.pace = pace
+        return bool(wants)
+
+    patch.setattr(DraftSession, "wants_token", property(eager))
+
+
+def drafter_s_tree_outlives_a_rollback(patch: Patch) -> None:
+    """The text goes another way, and what was drafted behind the old one stays."""
+    original = DraftSession._begin
+
+    def stale(self: DraftSession) -> None:
+        if self.root.children:
+            self._number_anew()
+        else:
+            original(self)
+
+    patch.setattr(DraftSession, "_begin", stale)
+
+
+def child_sent_before_its_parent(patch: Patch) -> None:
+    with_result(patch, DraftSession, "_due_nodes", lambda nodes: nodes[::-1])
+
+
+def runner_up_behind_the_one_before_it(patch: Patch) -> None:
+    """Siblings are sent as a chain."""
+    original = DraftSession._numbered
+
+    def chained(self: DraftSession, node: DraftNode) -> int:
+        original(self, node)
+        return self._size - 2
+
+    patch.setattr(DraftSession, "_numbered", chained)
+
+
+DRAFT_MISTAKES = [
+    candidate_taken_for_a_node,
+    nodes_numbered_as_they_are_drafted,
+    pruned_nodes_sent,
+    pruned_nodes_counted,
+    run_ahead_of_the_line_only,
+    drafter_s_tree_outlives_a_rollback,
+    child_sent_before_its_parent,
+    runner_up_behind_the_one_before_it,
+]
 
 MISTAKES = [
     only_the_first_drafter_is_told,

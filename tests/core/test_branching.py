@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from itertools import product
+from random import Random
 
 import pytest
 
+from specwire.core.draft import DraftSession, Drawn
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import Outcome
+from specwire.core.messages import Outcome, Pace
 from specwire.core.text import Text
 from specwire.core.verify.chains import Chains, Offer
 from tests.core.branching import (
     PROMPT,
+    Line,
     Target,
     piece,
     prove_restart,
@@ -24,7 +27,7 @@ from tests.core.branching import (
     texts,
     trees,
 )
-from tests.core.mistakes import TREE_MISTAKES
+from tests.core.mistakes import DRAFT_MISTAKES, TREE_MISTAKES
 from tests.patches import Patch
 
 LAWS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, seed=5)}
@@ -70,6 +73,49 @@ def test_rules_that_weigh_a_draft_token_take_chains_only() -> None:
         assert chains.best(len(text)) is None
 
 
+# The drafter's tree
+
+
+RUN = 40
+SEEDS = range(300)
+
+
+def line_run(random: Random, branches: int | None = None) -> Line:
+    """A drafter and a verifier that hears of some of what it sends, under events of every kind."""
+
+    def pace() -> Pace:
+        return Pace(random.randint(1, 3), random.randint(0, 9), branches=branches or random.choice((1, 2, 4)))
+
+    session = DraftSession(PROMPT, pace(), chain=random.randrange(3), branching=True)
+    line = Line(session, vocabulary=3)
+    for _ in range(RUN):
+        match random.choice(("draft", "draft", "draft", "deliver", "deliver", "decide", "tell", "tell", "replace")):
+            case "draft":
+                line.draft([drawn(random) for _ in range(random.randint(1, 4))])
+            case "deliver":
+                line.deliver(lost=random.random() < 0.1)
+            case "decide":
+                line.decide(random.randrange(3), random.randrange(3))
+            case "tell":
+                behind, repeated = random.choice(((0, 0), (0, 1), (1, 0), (2, 2)))
+                line.tell(pace() if random.random() < 0.2 else session.pace, behind, repeated)
+            case "replace" if random.random() < 0.2:
+                line.replace_verifier(len(line.verifier.text) - random.randrange(3))
+        line.check()
+    return line
+
+
+def drawn(random: Random) -> Drawn:
+    """Some of three tokens, of random likelihoods."""
+    tokens = tuple(random.sample(range(3), random.randint(1, 3)))
+    return Drawn(tokens, scores=(0.0, *sorted((-random.random() * 2 for _ in tokens[1:]), reverse=True)))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_drafter_sends_what_descends_from_the_text_behind_what_it_has_sent(seed: int) -> None:
+    line_run(Random(seed))
+
+
 # Its teeth
 
 
@@ -78,6 +124,14 @@ def test_a_mistake_is_caught(mistake: Callable[[Patch], None], monkeypatch: Patc
     mistake(monkeypatch)
     with pytest.raises(AssertionError):
         prove_everything()
+
+
+@pytest.mark.parametrize("mistake", DRAFT_MISTAKES)
+def test_a_drafter_s_mistake_is_caught(mistake: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mistake(monkeypatch)
+    with pytest.raises(AssertionError):
+        for seed in SEEDS:
+            line_run(Random(seed))
 
 
 def prove_everything() -> None:
