@@ -116,6 +116,44 @@ def test_a_drafter_sends_what_descends_from_the_text_behind_what_it_has_sent(see
     line_run(Random(seed))
 
 
+# What a drafter sent before there were trees: (chain, base, offset, tokens) behind three tokens. A number is drafted where
+# the session wants a token, a pair is an advance.
+CHAINS = [
+    (
+        Pace(1, 4),
+        (5, 6, (3, (5,)), 7, (4, (9,)), 8),
+        [(0, 3, 0, (5,)), (0, 3, 1, (6,)), (0, 3, 2, (7,)), (1, 5, 0, (8,))],
+    ),
+    (Pace(2, 4), (5, 6, 7, 8, 9, (3, (5, 6)), 9, 1), [(0, 3, 0, (5, 6)), (0, 3, 2, (7, 8)), (0, 3, 4, (9, 1))]),
+    (Pace(2, 4), (5, 6, (3, (5, 6, 9)), 1, 2), [(0, 3, 0, (5, 6)), (1, 6, 0, (1, 2))]),
+    (Pace(4, 4), (5, 6, 7, (3, (5, 6)), 8, 9, 1), [(1, 5, 0, (7, 8, 9, 1))]),
+    (Pace(4, 2), (5, 6, 7, (3, ()), (3, (5,)), 7), [(0, 3, 0, (5, 6)), (0, 3, 2, (7,))]),
+    (Pace(2, 6), (5, 6, 7, (3, (5, 6)), (4, ()), 8, 9), [(0, 3, 0, (5, 6)), (1, 4, 0, (8, 9))]),
+    (Pace(3, 6), (5, 6, 7, 8, (3, (5, 9)), 1, 2, 3), [(0, 3, 0, (5, 6, 7)), (1, 5, 0, (1, 2, 3))]),
+    (Pace(2, 4), (5, 6, (0, (4, 0, 2, 5)), 7, 8), [(0, 3, 0, (5, 6)), (0, 3, 2, (7, 8))]),
+    (Pace(1, 0), (5, (3, (6,)), 5), []),
+]
+Advance = tuple[int, tuple[int, ...]]
+
+
+@pytest.mark.parametrize("branching", [False, True])
+@pytest.mark.parametrize(("pace", "events", "sent"), CHAINS)
+def test_one_branch_is_the_chain_that_it_was(
+    pace: Pace, events: tuple[int | Advance, ...], sent: list[tuple[int, int, int, tuple[int, ...]]], branching: bool
+) -> None:
+    session, found = DraftSession([4, 0, 2], pace, branching=branching), []
+    for event in events:
+        if not isinstance(event, int):
+            session.advance(*event, pace)
+        elif session.wants_token:
+            session.drafted(event)
+        while proposal := session.take_proposal():
+            assert proposal.parents == ()
+            assert (proposal.prefix_hash is None) == (proposal.offset > 0)
+            found.append((proposal.chain, proposal.base, proposal.offset, proposal.tokens))
+    assert found == sent
+
+
 # Its teeth
 
 
