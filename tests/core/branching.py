@@ -49,10 +49,12 @@ def paths_of(nodes: Nodes, received: int) -> dict[int, Path]:
     and so is all that is behind them.
     """
     paths: dict[int, Path] = {BEFORE: ()}
+    taken: set[Path] = set()
     for number, (parent, token) in enumerate(nodes[:received]):
-        path = (*paths[parent], token) if parent in paths else None
-        if path is not None and path not in paths.values():
+        path = (*paths[parent], token) if parent in paths else ()
+        if path and path not in taken:
             paths[number] = path
+            taken.add(path)
     return paths
 
 
@@ -162,6 +164,40 @@ def expected(paths: Mapping[int, Path], path: Path, rates: Sequence[float]) -> f
         chance *= rates[min(rank, len(rates) - 1)]
         total += chance
     return total
+
+
+class Heard:
+    """What a verifier took in of each tree, as a record beside it."""
+
+    def __init__(self) -> None:
+        self._trees: dict[int, tuple[Tree, list[tuple[int, int]]]] = {}
+        self._seen: dict[int, tuple[int, ...]] = {}
+
+    def note(self, chains: Chains, proposal: Proposal) -> None:
+        """A proposal was offered."""
+        tree = chains._trees.get(proposal.source)
+        if tree is None or tree.number != proposal.chain:
+            return
+        _, nodes = self._trees.setdefault(id(tree), (tree, []))
+        if tree.size != len(nodes):
+            assert proposal.offset <= len(nodes), "nodes behind a gap are taken in"
+            parents = proposal.parents or range(proposal.offset - 1, proposal.offset + len(proposal.tokens) - 1)
+            pieces = list(zip(parents, proposal.tokens, strict=True))
+            nodes += pieces[len(nodes) - proposal.offset :]
+        assert tree.size == len(nodes), "the nodes are not those that were sent"
+
+    def check(self, chains: Chains, text: Text) -> None:
+        """Live is what descends from the text, of all that came; what has not changed is not looked at again."""
+        for source, tree in chains._trees.items():
+            state = len(text), tree.size, tree.position, len(tree.nodes)
+            if self._seen.get(id(tree)) == state:
+                continue
+            self._seen[id(tree)] = state
+            _, nodes = self._trees[id(tree)]
+            must = live(tuple(nodes), len(nodes), tuple(text.tokens[tree.base :]))
+            assert held(tree) == must, "draft nodes live that do not descend from the text, or others do not"
+            path = tuple(node.token for node in tree.path(chains.ranks(source).rates))
+            assert path in (must.values() if must else [()]), "a window is no path"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -354,16 +390,50 @@ def _siblings_decided(nodes: Nodes, received: int, text: Path, decided: int, ver
 
 
 @dataclass
-class Line:
-    """A drafter, the trees that it has sent, and a verifier behind a link that loses and delays.
+class Sent:
+    """What a drafter has sent: of each tree the text before it, and its nodes."""
 
-    sent: the text before each tree, and its nodes. lost: some proposal did not arrive at the present verifier.
-    """
+    trees: dict[int, tuple[Path, Nodes]] = field(default_factory=dict)
+
+    def note(self, proposal: Proposal, text: Path) -> None:
+        """A proposal goes on where the last one ended, behind what was sent; what it holds descends from `text`, which
+        the drafter knows as decided.
+        """
+        number = proposal.chain
+        assert number >= max(self.trees, default=-1), "an older tree goes on"
+        if number not in self.trees:
+            assert proposal.offset == 0, "a tree begins in its middle"
+            assert proposal.prefix_hash == hash_of(text[: proposal.base]), "the tree begins behind another text"
+            self.trees[number] = text[: proposal.base], ()
+        before, nodes = self.trees[number]
+        assert (proposal.base, proposal.offset) == (len(before), len(nodes)), "a piece does not follow the last one"
+        assert len(proposal.parents) in (0, len(proposal.tokens))
+        parents = proposal.parents or range(proposal.offset - 1, proposal.offset + len(proposal.tokens) - 1)
+        nodes += tuple(zip(parents, proposal.tokens, strict=True))
+        self.trees[number] = before, nodes
+        paths = paths_of(nodes, len(nodes))
+        for at in range(proposal.offset, len(nodes)):
+            assert BEFORE <= nodes[at][0] < at, "behind what was not sent"
+            assert at in paths, "an equal sibling was sent before"
+            path = before + paths[at]
+            assert path[: len(text)] == text, "it does not descend from the decided text"
+            assert len(path) > len(text), "it is decided already"
+
+    def live(self, number: int, text: Path) -> dict[int, Path]:
+        """Of a tree that was sent: what descends from `text`."""
+        before, nodes = self.trees.get(number, (text, ()))
+        assert text[: len(before)] == before
+        return live(nodes, len(nodes), text[len(before) :])
+
+
+@dataclass
+class Line:
+    """A drafter and a verifier, with a link that loses and delays. lost: the present verifier lacks some proposal."""
 
     session: DraftSession
     vocabulary: int
     verifier: State = field(init=False)
-    sent: dict[int, tuple[Path, Nodes]] = field(default_factory=dict)
+    sent: Sent = field(default_factory=Sent)
     under_way: list[Proposal] = field(default_factory=list)
     lost: bool = False
 
@@ -389,36 +459,8 @@ class Line:
             session.forward_ended()
             assert session.in_flight <= session.pace.run_ahead
         while proposal := session.take_proposal():
-            self._note(proposal)
+            self.sent.note(proposal, self.decided)
             self.under_way.append(replace(proposal, source=SOURCE))
-
-    def _note(self, proposal: Proposal) -> None:
-        """A proposal goes on where the last one ended, behind what was sent; what it holds descends from the text."""
-        text, number = self.decided, proposal.chain
-        assert number >= max(self.sent, default=-1), "an older tree goes on"
-        if number not in self.sent:
-            assert proposal.offset == 0
-            assert proposal.prefix_hash == hash_of(text[: proposal.base])
-            self.sent[number] = text[: proposal.base], ()
-        before, nodes = self.sent[number]
-        assert (proposal.base, proposal.offset) == (len(before), len(nodes))
-        assert len(proposal.parents) in (0, len(proposal.tokens))
-        parents = proposal.parents or range(proposal.offset - 1, proposal.offset + len(proposal.tokens) - 1)
-        nodes += tuple(zip(parents, proposal.tokens, strict=True))
-        self.sent[number] = before, nodes
-        paths = paths_of(nodes, len(nodes))
-        for at in range(proposal.offset, len(nodes)):
-            assert BEFORE <= nodes[at][0] < at, "behind what was not sent"
-            assert at in paths, "an equal sibling was sent before"
-            path = before + paths[at]
-            assert path[: len(text)] == text, "it does not descend from the decided text"
-            assert len(path) > len(text), "it is decided already"
-
-    def live(self, text: Path) -> dict[int, Path]:
-        """Of the newest tree sent: what descends from `text`."""
-        before, nodes = self.sent.get(self.session.chain, (self.decided[: self.session.base], ()))
-        assert text[: len(before)] == before
-        return live(nodes, len(nodes), text[len(before) :])
 
     def check(self) -> None:
         """The drafter counts what it has, and the verifier has a part of what was sent."""
@@ -428,7 +470,7 @@ class Line:
             nodes.extend(node.children.values())
         sent = {node.number: session.path(node) for node in nodes if node.number is not None}
         unsent = [node for node in nodes if node.number is None]
-        assert sent == self.live(self.decided)
+        assert sent == self.sent.live(session.chain, self.decided)
         assert sorted(map(id, unsent)) == sorted(map(id, session.unsent))
         assert session.in_flight == len(nodes)
         assert len(session.line) <= len(self.decided) + len(nodes)
@@ -437,11 +479,11 @@ class Line:
     def _check_verifier(self) -> None:
         text = tuple(self.verifier.text.tokens)
         for tree in self.verifier.chains._trees.values():
-            before, nodes = self.sent[tree.number]
+            before, nodes = self.sent.trees[tree.number]
             assert before == text[: tree.base]
             assert held(tree) == live(nodes, tree.size, text[len(before) :])
             if tree.number == self.session.chain and not self.lost and not self.under_way and text == self.decided:
-                assert held(tree) == self.live(text), "sent, and not there"
+                assert held(tree) == self.sent.live(tree.number, text), "sent, and not there"
 
     def deliver(self, lost: bool) -> None:
         if self.under_way:

@@ -12,6 +12,7 @@ from specwire.core.messages import FinishReason, Outcome, SourceKind
 from specwire.core.session import Session, State
 from specwire.core.stop_conditions import Ending
 from specwire.core.verify.session import VerifySession
+from tests.core.branching import Heard, Sent
 from tests.core.script import LETTERS, Oracle, Script
 
 
@@ -33,6 +34,7 @@ class Seat:
     """Where a drafter sits: its link, in order towards it, and itself.
 
     advised: what the session has told it; decided: the part of it that has arrived. cache: the text that its model has.
+    branched: it has drafted more than a chain. sent: all that it has sent.
     """
 
     script: Script
@@ -46,6 +48,8 @@ class Seat:
     advised: list[int] = field(default_factory=list)
     decided: list[int] = field(default_factory=list)
     cache: list[int] = field(default_factory=list)
+    branched: bool = False
+    sent: Sent = field(default_factory=Sent)
 
     def emptied(self) -> Seat:
         return Seat(self.script, self.number)
@@ -80,6 +84,7 @@ class Facts:
         self.told_text = ""
         self.outcomes: list[Outcome] = []
         self.cancelled = False
+        self.heard = Heard()
 
     @property
     def over(self) -> bool:
@@ -128,8 +133,7 @@ class Facts:
         text = verifier.text.tokens
         require(is_prefix(text, list(self.oracle.raw)), "the verifier's text differs from the oracle's")
         require(len(text) <= self.session.credit, "a verifier went beyond the credit that it was given")
-        for tree in verifier.chains._trees.values():
-            require(tree.position == len(text) or not tree.nodes, "draft tokens live that the text contradicts")
+        self.heard.check(verifier.chains, verifier.text)
 
     def _check_drafter(self, seat: Seat) -> None:
         session = self.session

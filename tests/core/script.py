@@ -32,6 +32,16 @@ class Script:
         mixed = hash_of([self.seed + 1 + drafter, len(tokens), *tokens[-2:]])
         return truth if mixed % 8 < self.quality else (truth + 1 + (mixed >> 8) % (VOCABULARY - 1)) % VOCABULARY
 
+    def guesses(self, tokens: Sequence[int], drafter: int = 0) -> tuple[int, ...]:
+        """A drafter's best guess and two others, of which the right token is one where the first is wrong in half of
+        all cases.
+        """
+        first = self.guess(tokens, drafter)
+        mixed = hash_of([self.seed + 3 + drafter, len(tokens), *tokens[-2:]])
+        start = self.next(tokens) if mixed % 2 else mixed >> 8
+        others = [token for step in range(VOCABULARY) if (token := (start + step) % VOCABULARY) != first]
+        return first, *others[:2]
+
 
 def first_stop(text: str, stops: Sequence[str]) -> int | None:
     """Where the text is cut: at the start of the stop string that is completed first (of two, the longer)."""

@@ -116,8 +116,8 @@ def test_a_drafter_sends_what_descends_from_the_text_behind_what_it_has_sent(see
     line_run(Random(seed))
 
 
-# What a drafter sent before there were trees: (chain, base, offset, tokens) behind three tokens. A number is drafted where
-# the session wants a token, a pair is an advance.
+# What a drafter sent before there were trees: (chain, base, offset, tokens) behind three tokens. A number is drafted
+# where the session wants a token, a pair is an advance.
 CHAINS = [
     (
         Pace(1, 4),

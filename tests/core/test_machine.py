@@ -95,6 +95,10 @@ def test_the_schedules_reach_sessions_that_are_taken_over_with_what_they_decided
     assert sum(world.delivered for world in worlds) > 50
 
 
+def test_the_schedules_reach_trees() -> None:
+    assert sum(random_run(seed).branched for seed in SEEDS) > 200
+
+
 @pytest.mark.parametrize("unheard", [0, 3])
 def test_a_link_that_is_cut_again_and_again_has_nothing_decided_twice(unheard: int) -> None:
     world = perfect()

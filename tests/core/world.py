@@ -12,7 +12,7 @@ from dataclasses import replace
 from random import Random
 
 from specwire.core import messages
-from specwire.core.draft import DraftSession
+from specwire.core.draft import DraftNode, DraftSession, Drawn
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Pace, Proposal, SourceKind, Verdict
 from specwire.core.session import Session, State
@@ -29,6 +29,8 @@ PROGRESS = (
 FAULTS = (
     "cut_verifier", "kill_verifier", "cut_drafter", "lose", "duplicate", "offer_garbage", "change_pace", "take_over",
 )  # fmt: skip
+# Of a drafter's guesses, in nats.
+SCORES = (0.0, -0.5, -1.0)
 # Sizes of the random runs that the core must pass, and that every known mistake fails.
 SEEDS = range(150)
 
@@ -55,10 +57,10 @@ class World(Facts):
         ending = Ending.of(Stopping(max_tokens), len(prompt), frozenset({EOS}), context=10_000)
         super().__init__(script, prompt, ending, stops, buffer)
         self.seats = [Seat(script, 0), Seat(replace(script, quality=other), 1)]
-        self.paces = [(Pace(2, 4), 0), (Pace(2, 4), 0)]
+        self.paces = [(Pace(2, 4), 0), (Pace(2, 6, branches=3), 0)]
         self.paces_changed = 0
         self.source = 0
-        self.decided = self.resumed = self.delivered = 0
+        self.decided = self.resumed = self.delivered = self.branched = 0
         self.session = self._own()
 
     def _own(self) -> Session:
@@ -278,7 +280,7 @@ class World(Facts):
         match seat.to_drafter.popleft():
             case messages.OpenDrafter() as opening:
                 chain = seat.drafter.chain + 1 if seat.drafter else 0
-                seat.drafter = DraftSession(opening.tokens, opening.pace, chain)
+                seat.drafter = DraftSession(opening.tokens, opening.pace, chain, branching=True)
                 seat.decided, seat.cache = list(opening.tokens), list(opening.tokens)
             case messages.AdvanceDrafter() as advance:
                 self._advance_drafter(seat, advance)
@@ -288,19 +290,33 @@ class World(Facts):
     def _advance_drafter(self, seat: Seat, advance: messages.AdvanceDrafter) -> None:
         if seat.drafter is None:
             return
+        drafter = seat.drafter
         seat.decided[advance.position :] = advance.tokens
-        seat.cache = seat.cache[: seat.drafter.advance(advance.position, advance.tokens, advance.pace)]
-        require(is_prefix(seat.cache, seat.drafter.line), "a drafter's cache is not its text's")
+        kept = drafter.advance(advance.position, advance.tokens, advance.pace)
+        # What a cache holds of a tree is looked at where there is one: tests/simulation/checks.py.
+        seat.cache = seat.cache[: min(kept, drafter.decided) if seat.branched else kept]
+        require(seat.branched or is_prefix(seat.cache, drafter.line), "a drafter's cache is not its text's")
 
     def draft(self, number: int) -> None:
         seat = self.seats[number % 2]
         if seat.drafter is None:
             return
-        seat.cache = list(seat.drafter.line)
-        if seat.drafter.wants_token:
-            seat.drafter.drafted(seat.script.guess(seat.drafter.line, seat.number), 1.0)
-            require(seat.drafter.in_flight <= seat.drafter.pace.run_ahead, "drafted beyond the run-ahead")
-        while proposal := seat.drafter.take_proposal():
+        drafter = seat.drafter
+        nodes: list[DraftNode] = []
+        while drafter.wants_token and len(nodes) < drafter.branches:
+            nodes.append(drafter.take())
+        for node in nodes:
+            guesses = seat.script.guesses([*drafter.text.tokens, *drafter.path(node)], seat.number)
+            several = drafter.branches > 1
+            drafter.extend(node, Drawn(guesses, scores=SCORES) if several else Drawn(guesses[:1]))
+            seat.branched = seat.branched or several
+        if nodes:
+            drafter.forward_ended()
+            require(drafter.in_flight <= drafter.pace.run_ahead, "drafted beyond the run-ahead")
+        seat.cache = list(drafter.line)
+        while proposal := drafter.take_proposal():
+            seat.sent.note(proposal, tuple(drafter.text.tokens))
+            self.branched += bool(proposal.parents)
             self.drafted.append(replace(proposal, source=seat.source))
 
     def relay(self, number: int) -> None:
@@ -309,7 +325,11 @@ class World(Facts):
 
     def offer(self, number: int) -> None:
         if self.relayed and self.verifier is not None:
-            self.verifier.offer(self.relayed.pop(number % len(self.relayed)))
+            self._offer(self.verifier, self.relayed.pop(number % len(self.relayed)))
+
+    def _offer(self, verifier: VerifySession, proposal: Proposal) -> None:
+        verifier.offer(proposal)
+        self.heard.note(verifier.chains, proposal)
 
     def lose(self, number: int) -> None:
         for bag in (self.drafted, self.relayed):
@@ -322,12 +342,14 @@ class World(Facts):
                 bag.append(bag[number % len(bag)])
 
     def offer_garbage(self, number: int) -> None:
-        """A hostile proposal that gets everything right but its tokens."""
+        """A hostile proposal that gets everything right but its tokens, and some of its parents."""
         if self.verifier is not None:
             base = max(0, self.verifier.position - number % 3)
             tokens = tuple((number + index) % (VOCABULARY + number % 2) for index in range(1 + number % 5))
             prefix_hash = hash_of(self.verifier.text.tokens[:base])
-            self.verifier.offer(Proposal(self.source + number % 2, number, base, 0, tokens, prefix_hash))
+            parents = tuple(number * (index + 3) % (index + 2) - 1 for index in range(len(tokens)) if number % 3)
+            wild = Proposal(self.source + number % 2, number, base, 0, tokens, prefix_hash, parents=parents)
+            self._offer(self.verifier, wild)
 
     # The log, the client, the controller, other owners
 
@@ -348,7 +370,7 @@ class World(Facts):
         """The drafters' controllers plan in turns."""
         seat = self.seats[self.paces_changed % 2]
         self.paces_changed += 1
-        self.paces[seat.number] = Pace(1 + number % 3, number), min(number, 2)
+        self.paces[seat.number] = Pace(1 + number % 3, number, branches=1 + number % 4), min(number, 2)
         if seat.up:
             self.handle(messages.PacePlanned(seat.source, *self.paces[seat.number]))
 
