@@ -48,8 +48,15 @@ class Feed(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Position behind the last token."""
+        """Row behind the last token's, which is the position behind it unless there is a tree."""
         return self.start + len(self.tokens)
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Of the tokens."""
+        if self.tree is None:
+            return range(self.start, self.stop)
+        return [self.tree.trunk + len(ancestors) for ancestors in self.tree.ancestors]
 
 
 @dataclass(frozen=True, slots=True)

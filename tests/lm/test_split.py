@@ -13,12 +13,13 @@ import torch
 
 from bench.mixes import Case, alone, differing, samplings, together
 from deploy.stack.processes import descendants
+from specwire.core.model import TreeFeed
 from specwire.lm import Feed, LanguageModel, ModelError, ModelLost, load_model
-from specwire.lm.kv_cache import CachedLM, LineRunner
+from specwire.lm.kv_cache import CachedLM
 from specwire.lm.runners.llama import LlamaRunner
-from specwire.lm.runners.tensor_parallel import LeadingRunner, obey, to_copy, to_run, to_zero
+from specwire.lm.runners.tensor_parallel import LeadingRunner, obey, to_copy, to_keep, to_run, to_zero
 from tests.lm.models import build, config, plain, save
-from tests.lm.walk import Texts
+from tests.lm.walk import Texts, Trees
 from tests.wait import eventually
 from verify_service.ranks import Ranks
 
@@ -64,6 +65,11 @@ def test_texts_over_two_ranks_are_those_of_one(kind: str, lean: bool, tmp_path: 
         walk = Texts(model, two, seed=1)
         for _ in range(20):
             walk.step()
+        for slot in range(SLOTS):
+            two.discard(slot)
+        trees = Trees(model, two, seed=2)
+        for _ in range(10):
+            trees.step()
         for slot in range(SLOTS):
             two.discard(slot)
         assert [differing(expected, together([two, one], cases, expected, seed).texts)[0] for seed in (1, 2)] == [0, 0]
@@ -130,16 +136,17 @@ def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
         ranks.close()
 
 
-class Noting(LineRunner):
+class Noting:
     """A runner that does nothing."""
 
     kv_bytes = 0
+    branches = True
 
     def __init__(self) -> None:
         self.done: list[object] = []
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        self.done.append([(feed.slot, feed.start, list(feed.tokens), feed.wanted) for feed in feeds])
+        self.done.append([feed._replace(tokens=tuple(feed.tokens)) for feed in feeds])
         return torch.empty(0)
 
     def zero(self, slot: int, stop: int) -> None:
@@ -148,10 +155,14 @@ class Noting(LineRunner):
     def copy(self, source: int, target: int, stop: int) -> None:
         self.done.append((source, target, stop))
 
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self.done.append((slot, start, rows))
+
 
 def test_orders_say_all_that_a_runner_is_called_with() -> None:
     runner = Noting()
-    feeds = [Feed(3, 17, (5, 6, 7), 2), Feed(0, 0, (1 << 40,), 0)]
-    for order in (to_run(feeds), to_zero(2, 9), to_copy(1, 0, 4)):
+    tree = TreeFeed(15, ((), (16, 17), (15, 16, 18)))
+    feeds = [Feed(3, 17, (5, 6, 7), 2, tree), Feed(0, 0, (1 << 40,), 0), Feed(2, 0, (1,), 1, TreeFeed(0, ((),)))]
+    for order in (to_run(feeds), to_zero(2, 9), to_copy(1, 0, 4), to_keep(1, 5, (6, 8)), to_keep(1, 5, ())):
         obey(runner, order)
-    assert runner.done == [[(3, 17, [5, 6, 7], 2), (0, 0, [1 << 40], 0)], (2, 9), (1, 0, 4)]
+    assert runner.done == [feeds, (2, 9), (1, 0, 4), (1, 5, [6, 8]), (1, 5, [])]

@@ -2,23 +2,23 @@
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from specwire.core.model import Feed
+from specwire.core.model import Feed, TreeFeed
 from specwire.lm.runners.linear import LinearWeights, pack
 from specwire.lm.runners.tensor_parallel import Rank, adding, joining
 
 # ----------------------------------------------------------------------------------------------------------------------
 # One attention for several short feeds, so that the dozen small operations of an attention are paid once for all
 # sessions. Slots that lie side by side are one stretch of the cache. It is read in place, from every slot as many
-# positions as the longest text has, and a mask hides what lies behind each row's own position. Where slots lie far
-# apart, or one text is much longer than the others, that would read more than it saves; then each feed has an attention
-# of its own.
+# positions as the longest text has, and a mask hides what lies behind each row's own position, or beside it in a tree.
+# Where slots lie far apart, or one text is much longer than the others, that would read more than it saves; then each
+# feed has an attention of its own.
 
 LEAST_FEEDS = 2
 # Tokens of a feed: windows, and the ends of prompts.
@@ -84,12 +84,16 @@ def batch_of(feeds: Sequence[Feed], layout: Layout) -> AttentionBatch:
     columns, span = max(len(feed.tokens) for feed in chosen), max(feed.stop for feed in chosen)
     at = [(feed, index) for feed in chosen for index in range(len(feed.tokens))]
     cells = [(feed.slot - first) * columns + index for feed, index in at]
-    positions = [feed.start + index for feed, index in at]
+    ends = [feed.start + index if feed.tree is None else feed.tree.trunk - 1 for feed, index in at]
     vectors = [feed.slot * layout.kv * layout.context + feed.start + index for feed, index in at]
     # Empty cells see position 0 of their slot and are dropped: a row that sees nothing would not be finite.
     last = [0] * (slots * columns)
-    for cell, position in zip(cells, positions, strict=True):
-        last[cell] = position
+    for cell, end in zip(cells, ends, strict=True):
+        last[cell] = end
+    hidden = torch.arange(span, device=layout.device) > torch.tensor(last, device=layout.device).view(slots, columns, 1)
+    seen = [at for feed in chosen if feed.tree for at in _seen(feed, feed.tree, span, (feed.slot - first) * columns)]
+    if seen:
+        _show(hidden, seen)
     heads = torch.arange(layout.kv, device=layout.device) * layout.context
     return AttentionBatch(
         count,
@@ -100,16 +104,63 @@ def batch_of(feeds: Sequence[Feed], layout: Layout) -> AttentionBatch:
         span,
         (torch.tensor(vectors, device=layout.device).unsqueeze(1) + heads).flatten(),
         torch.tensor(cells, device=layout.device),
-        _mask(torch.tensor(last, device=layout.device).view(slots, columns, 1), span, layout),
+        _additive(hidden, layout).unsqueeze(1),
         cells == list(range(slots * columns)),
     )
 
 
-def _mask(last: torch.Tensor, span: int, layout: Layout) -> torch.Tensor:
-    """Additive (B, 1, M x group, L) from the last position that each cell sees (B, M, 1)."""
-    hidden = torch.arange(span, device=last.device) > last
-    mask = torch.zeros(hidden.shape, dtype=layout.dtype, device=last.device).masked_fill_(hidden, float("-inf"))
-    return mask.repeat_interleave(layout.group, dim=1).unsqueeze(1)
+def _additive(hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The mask (..., M x group, L) that hides these (..., M, L)."""
+    mask = torch.zeros(hidden.shape, dtype=layout.dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+    return mask.repeat_interleave(layout.group, dim=-2)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Feeds with a tree: rows lie in the order in which they were fed. Each is turned by its depth, not by its row, and sees
+# of those behind the text its ancestors alone.
+
+
+class TreeRows(NamedTuple):
+    """positions: (rows,) of all rows of a forward; empty where no feed has a tree.
+
+    masks: additive (count x group, stop), as `Decoder._mask`, of each feed behind the batch; empty for one without a
+    tree. None at all where no feed has one.
+    """
+
+    positions: torch.Tensor
+    masks: list[torch.Tensor]
+
+
+def no_trees(layout: Layout) -> TreeRows:
+    return TreeRows(torch.empty(0, dtype=torch.long, device=layout.device), [])
+
+
+def tree_rows(feeds: Sequence[Feed], batched: int, layout: Layout) -> TreeRows:
+    """What tells the rows of these feeds from lines; the first `batched` have one attention."""
+    positions = [position for feed in feeds for position in feed.positions]
+    masks = [_tree_mask(feed, feed.tree, layout) for feed in feeds[batched:]]
+    return TreeRows(torch.tensor(positions, device=layout.device), masks)
+
+
+def _tree_mask(feed: Feed, tree: TreeFeed | None, layout: Layout) -> torch.Tensor:
+    if tree is None:
+        return torch.empty(0, dtype=layout.dtype, device=layout.device)
+    hidden = torch.ones(len(feed.tokens), feed.stop, dtype=torch.bool, device=layout.device)
+    hidden[:, : tree.trunk] = False
+    _show(hidden, list(_seen(feed, tree, feed.stop)))
+    return _additive(hidden, layout)
+
+
+def _seen(feed: Feed, tree: TreeFeed, span: int, first: int = 0) -> Iterator[int]:
+    """Where in (cells, span) the ancestors of each token are, and itself; the first token's cell is `first`."""
+    for index, ancestors in enumerate(tree.ancestors):
+        begin = (first + index) * span
+        yield from (begin + row for row in ancestors)
+        yield begin + feed.start + index
+
+
+def _show(hidden: torch.Tensor, cells: Sequence[int]) -> None:
+    hidden.view(-1).index_fill_(0, torch.tensor(cells, device=hidden.device), False)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -196,21 +247,23 @@ class Decoder(nn.Module):
         counts: list[int],
         wanted: list[int],
         batch: AttentionBatch,
+        trees: TreeRows,
     ) -> torch.Tensor:
         """Logits (sum of wanted, width) of the last `wanted` tokens of each feed, in the model's dtype.
 
-        Feed i is the next counts[i] of `tokens`, at positions starts[i] and on of slot slots[i]; the first
-        are a `batch`.
+        Feed i is the next counts[i] of `tokens`, at rows starts[i] and on of slot slots[i], which are its positions but
+        in `trees`; the first are a `batch`.
         """
         device = self.embedding.device
         x = functional.embedding(torch.tensor(tokens, dtype=torch.long, device=device), self.embedding)
-        parts: list[torch.Tensor] = []
+        rotation = self._rotation(starts, counts, trees).unsqueeze(1)
         masks: list[torch.Tensor] = []
-        for feed in range(len(slots)):
-            parts.append(self.rotations.narrow(0, starts[feed], counts[feed]))
-            if feed >= batch.feeds:
+        for feed in range(batch.feeds, len(slots)):
+            own = feed - batch.feeds
+            if own < len(trees.masks) and trees.masks[own].numel() > 0:
+                masks.append(trees.masks[own])
+            else:
                 masks.append(self._mask(starts[feed], counts[feed]))
-        rotation = torch.cat(parts).unsqueeze(1)
         for layer in range(self.layers):
             x = self._layer(layer, x, rotation, slots, starts, counts, masks, batch)
         rows: list[torch.Tensor] = []
@@ -222,6 +275,15 @@ class Decoder(nn.Module):
             self._multiply(4 * self.layers, self._normed(2 * self.layers, torch.cat(rows)))
         )
         return logits
+
+    def _rotation(self, starts: list[int], counts: list[int], trees: TreeRows) -> torch.Tensor:
+        """Of every row (rows, head_dim / 2)."""
+        if trees.positions.numel() > 0:
+            return self.rotations.index_select(0, trees.positions)
+        parts: list[torch.Tensor] = []
+        for feed in range(len(starts)):
+            parts.append(self.rotations.narrow(0, starts[feed], counts[feed]))
+        return torch.cat(parts)
 
     def _mask(self, start: int, count: int) -> torch.Tensor:
         """Additive (count x group, start + count): row i sees positions [0, start + i], and so do its `group` queries.
@@ -305,7 +367,7 @@ class Decoder(nn.Module):
         keys = seen.narrow(0, 0, self.kv_heads).unsqueeze(0)
         values = seen.narrow(0, self.kv_heads, self.kv_heads).unsqueeze(0)
         additive: torch.Tensor | None = None
-        if rows > 1:
+        if mask.numel() > 0:
             additive = mask
         result = functional.scaled_dot_product_attention(query, keys, values, additive)
         result = result.view(self.kv_heads, rows, -1, self.head_dim).transpose(0, 1)

@@ -8,7 +8,7 @@ written.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from specwire.core.model import Feed
-from specwire.lm.kv_cache import LineRunner
 from specwire.lm.model_config import FULL_ATTENTION, SLIDING_ATTENTION, SlidingWindow
 
 # A feed of more tokens than this, which is a part of a prompt, is computed by itself: padding every other one to its
@@ -30,6 +29,9 @@ class PaddedBatch(NamedTuple):
     slots: torch.Tensor  # (B,)
     tokens: torch.Tensor  # (B, M)
     positions: torch.Tensor  # (B, M); 0 for padding
+    places: torch.Tensor  # (B, M): row of the slot
+    last: torch.Tensor  # (B, M): last of the rows from 0 on that a token sees
+    seen: Sequence[tuple[int, int]]  # beyond those: cells of (B, M, L), and by how many positions each lies before
     rows: torch.Tensor  # (tokens fed,): feed of each token
     columns: torch.Tensor  # (tokens fed,): its column
     length: int  # L
@@ -37,30 +39,57 @@ class PaddedBatch(NamedTuple):
 
     @classmethod
     def of(cls, feeds: Sequence[Feed], device: torch.device) -> PaddedBatch:
-        width = max(len(feed.tokens) for feed in feeds)
-        tokens = [[0] * (width - len(feed.tokens)) + list(feed.tokens) for feed in feeds]
-        positions = [[0] * (width - len(feed.tokens)) + list(range(feed.start, feed.stop)) for feed in feeds]
+        width, length = max(len(feed.tokens) for feed in feeds), max(feed.stop for feed in feeds)
+
+        def padded(numbers: Iterable[Sequence[int]]) -> torch.Tensor:
+            return torch.tensor([[0] * (width - len(each)) + list(each) for each in numbers], device=device)
+
         cells = [(row, column) for row, feed in enumerate(feeds) for column in range(width - len(feed.tokens), width)]
         rows, columns = zip(*cells, strict=True)
+        positions = padded(feed.positions for feed in feeds)
+        places, last = positions, positions
+        seen: list[tuple[int, int]] = []
+        if any(feed.tree for feed in feeds):
+            places, last = padded(range(feed.start, feed.stop) for feed in feeds), padded(map(_shown, feeds))
+            first = [row * width + width - len(feed.tokens) for row, feed in enumerate(feeds)]
+            seen = [cell for feed, at in zip(feeds, first, strict=True) for cell in _ancestors(feed, at, length)]
         return cls(
             torch.tensor([feed.slot for feed in feeds], device=device),
-            torch.tensor(tokens, device=device),
-            torch.tensor(positions, device=device),
+            padded(feed.tokens for feed in feeds),
+            positions,
+            places,
+            last,
+            seen,
             torch.tensor(rows, device=device),
             torch.tensor(columns, device=device),
-            max(feed.stop for feed in feeds),
+            length,
             feeds[0].start,
         )
 
     def mask(self, dtype: torch.dtype, window: int | None = None) -> torch.Tensor:
         """Additive (B, 1, M, L): position p sees [0, p], or its last `window`. Padding sees position 0: finite rows."""
         keys = torch.arange(self.length, device=self.positions.device)
-        positions = self.positions.unsqueeze(-1)
-        hidden = keys > positions
+        hidden = keys > self.last.unsqueeze(-1)
         if window is not None:
-            hidden = hidden | (keys <= positions - window)
+            hidden = hidden | (keys <= self.positions.unsqueeze(-1) - window)
+        if self.seen:
+            near = [cell for cell, distance in self.seen if window is None or distance < window]
+            hidden.view(-1).index_fill_(0, torch.tensor(near, device=hidden.device), False)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         return mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)
+
+
+def _shown(feed: Feed) -> Sequence[int]:
+    """Last of the rows from 0 on that each token sees."""
+    return [feed.tree.trunk - 1] * len(feed.tokens) if feed.tree else feed.positions
+
+
+def _ancestors(feed: Feed, first: int, length: int) -> Iterator[tuple[int, int]]:
+    """Of the tokens of a tree, which are rows of a mask from `first` on: see `PaddedBatch.seen`."""
+    for index, ancestors in enumerate(feed.tree.ancestors if feed.tree else ()):
+        begin = (first + index) * length
+        nearest = (feed.start + index, *reversed(ancestors))
+        yield from ((begin + row, distance) for distance, row in enumerate(nearest))
 
 
 class SlotCache(Cache):
@@ -96,7 +125,7 @@ class SlotCache(Cache):
         if layer not in stores:
             stores[layer] = states.new_zeros(self._size[0], states.shape[1], self._size[1], states.shape[3])
         store = stores[layer]
-        store[self.batch.slots[rows], :, self.batch.positions[rows, columns]] = states[rows, :, columns]
+        store[self.batch.slots[rows], :, self.batch.places[rows, columns]] = states[rows, :, columns]
         return store[:, :, : self.batch.length][self.batch.slots]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -115,50 +144,63 @@ class SlotCache(Cache):
         return False
 
     def zero(self, slot: int, stop: int) -> None:
-        for store in self._stores():
+        for store in self.stores():
             store[slot, :, :stop].zero_()
 
     def copy(self, source: int, target: int, stop: int) -> None:
-        for store in self._stores():
+        for store in self.stores():
             store[target, :, :stop].copy_(store[source, :, :stop])
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        for store in self.stores():
+            kept = store[slot].index_select(1, torch.tensor(rows, device=store.device))
+            store[slot, :, start : start + len(rows)] = kept
 
     @property
     def nbytes(self) -> int:
-        return sum(store.nbytes for store in self._stores())
+        return sum(store.nbytes for store in self.stores())
 
-    def _stores(self) -> list[torch.Tensor]:
+    def stores(self) -> list[torch.Tensor]:
         return [*self._keys.values(), *self._values.values()]
 
 
-class HuggingFaceRunner(LineRunner):
+class HuggingFaceRunner:
     """`Runner` around an `AutoModelForCausalLM`."""
 
     def __init__(
         self, model: PreTrainedModel, slots: int, context: int, window: SlidingWindow | None = None, alone: bool = False
     ) -> None:
-        """alone: one feed at a time, without a mask, for models that derive positions from a mask (ALiBi)."""
+        """alone: one feed at a time, without a mask, for models that derive positions from a mask (ALiBi).
+
+        These take no trees; nor do models that a trial with one finds to take positions from elsewhere than the ids
+        that they are given (`specwire.lm.runners.select`).
+        """
+        self.branches = not alone
         self._model = model
         self._window = window
-        self._cache = SlotCache(slots, context)
-        self._cache.alone = alone
+        self.cache = SlotCache(slots, context)
+        self.cache.alone = alone
         first = next(model.parameters())
         self._dtype, self._device = first.dtype, first.device
         self._keeps_last = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
     def alone(self) -> bool:
-        return self._cache.alone
+        return self.cache.alone
 
     def zero(self, slot: int, stop: int) -> None:
-        self._cache.zero(slot, stop)
+        self.cache.zero(slot, stop)
 
     def copy(self, source: int, target: int, stop: int) -> None:
-        self._cache.copy(source, target, stop)
+        self.cache.copy(source, target, stop)
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self.cache.keep(slot, start, rows)
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of the layers seen so far, which are all of them once a forward has run."""
-        return self._cache.nbytes
+        return self.cache.nbytes
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         rows: dict[int, torch.Tensor] = {}
@@ -175,7 +217,7 @@ class HuggingFaceRunner(LineRunner):
         return self.alone or len(feed.tokens) > MOST_TOGETHER
 
     def _rows(self, feeds: Sequence[Feed]) -> Iterator[torch.Tensor]:
-        batch = self._cache.batch = PaddedBatch.of(feeds, self._device)
+        batch = self.cache.batch = PaddedBatch.of(feeds, self._device)
         kept = max(1, *(feed.wanted for feed in feeds), 1)
         options = {"logits_to_keep": kept} if self._keeps_last else {}
         try:
@@ -183,12 +225,12 @@ class HuggingFaceRunner(LineRunner):
                 input_ids=batch.tokens,
                 attention_mask=None if self.alone else self._mask(batch),
                 position_ids=batch.positions,
-                past_key_values=self._cache,
+                past_key_values=self.cache,
                 use_cache=True,
                 **options,
             )
         finally:
-            self._cache.batch = None
+            self.cache.batch = None
         return (logits[-max(feed.wanted, 1) :] for feed, logits in zip(feeds, output.logits, strict=True))
 
     def _mask(self, batch: PaddedBatch) -> torch.Tensor | dict[str, torch.Tensor]:

@@ -10,9 +10,19 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specwire.core.model import Feed
-from specwire.lm.kv_cache import LineRunner
 from specwire.lm.model_config import window_of
-from specwire.lm.runners.decoder import Decoder, DecoderShape, Layer, Layout, Model, batch_of, compiled, nothing
+from specwire.lm.runners.decoder import (
+    Decoder,
+    DecoderShape,
+    Layer,
+    Layout,
+    Model,
+    batch_of,
+    compiled,
+    no_trees,
+    nothing,
+    tree_rows,
+)
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.tensor_parallel import Rank
 
@@ -27,8 +37,10 @@ class Unsuited(Exception):
     """The model is not of the plain shape that this decoder computes. The generic path takes it."""
 
 
-class LlamaRunner(LineRunner):
+class LlamaRunner:
     """`Runner` with weights taken from a Hugging Face model of one of MODEL_TYPES; the model can be freed after."""
+
+    branches = True
 
     def __init__(
         self,
@@ -51,7 +63,7 @@ class LlamaRunner(LineRunner):
         self._layout = Layout(
             2 * shape.kv_heads, room, shape.heads // shape.kv_heads, self._cache.dtype, self._cache.device
         )
-        self._apart = apart
+        self._apart, self._lines = apart, no_trees(self._layout)
         self.decoder = Decoder(shape, weights, self._cache, apart, rank)
         self._decode = compiled(self.decoder)
 
@@ -66,18 +78,26 @@ class LlamaRunner(LineRunner):
     def copy(self, source: int, target: int, stop: int) -> None:
         self._cache[:, target, :, :stop].copy_(self._cache[:, source, :, :stop])
 
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        held = self._cache[:, slot]
+        kept = held.index_select(2, torch.tensor(rows, device=held.device))
+        held.narrow(2, start, len(rows)).copy_(kept)
+
     @property
     def kv_bytes(self) -> int:
         return self._cache.nbytes
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        batch = nothing(self._layout) if self._apart else batch_of(feeds, self._layout)
+        line = all(feed.tree is None for feed in feeds)
         rows: torch.Tensor = self._decode(
             [token for feed in feeds for token in feed.tokens],
             [feed.slot for feed in feeds],
             [feed.start for feed in feeds],
             [len(feed.tokens) for feed in feeds],
             [max(feed.wanted, 1) for feed in feeds],
-            nothing(self._layout) if self._apart else batch_of(feeds, self._layout),
+            batch,
+            self._lines if line else tree_rows(feeds, batch.feeds, self._layout),
         )
         return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specwire.core.model import AUTO, INT8, NONE, OPENVINO, TORCH, Feed, ModelError, out_of_memory
+from specwire.core.model import AUTO, INT8, NONE, OPENVINO, TORCH, Feed, ModelError, TreeFeed, out_of_memory
 from specwire.lm.kv_cache import Runner
 from specwire.lm.model_config import first_line, window_of
 from specwire.lm.runners.compiled import CompiledRunner
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 TRIAL_TOKENS = 40
 # Different ids among them.
 TRIAL_IDS = 12
+# A text, and four tokens behind it.
+LEAST_TREE = 5
 # Largest deviation from the model's own cache-less forward, relative to the largest logit (at least 1).
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1 / 64, torch.bfloat16: 1 / 16}
 OPENVINO_DTYPES = (torch.float32, torch.bfloat16)
@@ -188,9 +191,8 @@ def _round(model: PreTrainedModel, how: How) -> None:
 
 def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool) -> Runner:
     window = window_of(model.config, sizes.context)
-    generic: Runner = HuggingFaceRunner(model, sizes.slots, sizes.context, window, alone)
-    if how.deterministic:
-        generic = DeterministicRunner(generic, ALONE, sizes.slots)
+    runner = HuggingFaceRunner(model, sizes.slots, sizes.context, window, alone)
+    generic = DeterministicRunner(runner, ALONE, sizes.slots) if how.deterministic else runner
     name = type(model).__name__
     try:
         error = deviation(model, generic, *sizes, next(model.parameters()).dtype)
@@ -203,7 +205,23 @@ def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool)
             f"{name} gives other logits with a cache by absolute position than without a cache "
             f"({error:.1f} times the tolerance), so it cannot be served"
         )
+    if generic.branches:
+        runner.branches = _takes_trees(model, runner, sizes)
     return generic
+
+
+def _takes_trees(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> bool:
+    name = type(model).__name__
+    try:
+        error = tree_deviation(model, runner, sizes)
+    except Exception as failure:  # as for any mask
+        if out_of_memory(failure):
+            raise
+        logger.info("%s takes no trees: %s", name, first_line(failure))
+        return False
+    if not error <= 1:
+        logger.info("%s takes no trees: it gives other logits than in a line (%.1f times the tolerance)", name, error)
+    return error <= 1
 
 
 def _lean_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner | None:
@@ -250,6 +268,33 @@ def deviation(
     error = (got[:, :vocabulary] - expected[order, :vocabulary]).abs().max()
     _clean(runner, feeds, split + 1)
     return float(error / expected.abs().max().clamp(min=1.0)) / TOLERANCES[dtype]
+
+
+@torch.inference_mode()
+def tree_deviation(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> float:
+    """Like `deviation`, of a branch whose rows are not its positions, and of the line that is left of it.
+
+    Behind a text stand two tokens beside the branch's first two, and rows are kept before the last is fed. Infinity
+    where the context has no room for that.
+    """
+    count = min(TRIAL_TOKENS, sizes.context - 1)
+    if count < LEAST_TREE:
+        return math.inf
+    text = [(7 * (index % TRIAL_IDS) + 3) % sizes.vocabulary for index in range(count)]
+    trunk, parameter = count - 4, next(model.parameters())
+    expected = model(input_ids=torch.tensor([text], device=parameter.device), use_cache=False).logits[0, trunk:].float()
+    other = text[trunk + 2 :]
+    ancestors = ((), (), (trunk + 1,), (trunk + 1,), (trunk + 1, trunk + 3))
+    branch = Feed(
+        0, trunk, [other[0], text[trunk], other[1], *text[trunk + 1 : trunk + 3]], 5, TreeFeed(trunk, ancestors)
+    )
+    runner.run([Feed(0, 0, text[:trunk], 1)])
+    rows = runner.run([branch])[[1, 3, 4]]
+    runner.keep(0, trunk, (trunk + 1, trunk + 3, trunk + 4))
+    got = torch.cat((rows, runner.run([Feed(0, trunk + 3, text[trunk + 3 :], 1)]))).float()
+    runner.zero(0, branch.stop)
+    error = (got[:, : sizes.vocabulary] - expected[:, : sizes.vocabulary]).abs().max()
+    return float(error / expected.abs().max().clamp(min=1.0)) / TOLERANCES[parameter.dtype]
 
 
 def _clean(runner: Runner, feeds: Sequence[Feed], written: int) -> None:

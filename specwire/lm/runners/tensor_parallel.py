@@ -20,8 +20,8 @@ import torch
 from torch import distributed, nn
 from transformers import PreTrainedModel
 
-from specwire.core.model import Feed, ModelError, ModelLost
-from specwire.lm.kv_cache import LineRunner, Runner
+from specwire.core.model import Feed, ModelError, ModelLost, TreeFeed
+from specwire.lm.kv_cache import Runner
 from specwire.lm.model_config import first_line
 
 # The option that asks for them.
@@ -232,7 +232,9 @@ def joining(rank: Rank | None) -> nn.Module:
 # ----------------------------------------------------------------------------------------------------------------------
 # Rank 0: the runners of the other ranks repeat each call of its runner. Calls are encoded as integers, in order.
 
-RUN, ZERO, COPY = range(3)
+RUN, ZERO, COPY, KEEP = range(4)
+# In place of the length of a tree's text: there is no tree.
+NO_TREE = -1
 # int64, for this machine only.
 WIDE = "q"
 
@@ -241,6 +243,9 @@ def to_run(feeds: Sequence[Feed]) -> bytes:
     numbers = [RUN]
     for feed in feeds:
         numbers += [feed.slot, feed.start, feed.wanted, len(feed.tokens), *feed.tokens]
+        numbers += [NO_TREE] if feed.tree is None else [feed.tree.trunk]
+        for ancestors in feed.tree.ancestors if feed.tree else ():
+            numbers += [len(ancestors), *ancestors]
     return _packed(numbers)
 
 
@@ -252,6 +257,10 @@ def to_copy(source: int, target: int, stop: int) -> bytes:
     return _packed([COPY, source, target, stop])
 
 
+def to_keep(slot: int, start: int, rows: Sequence[int]) -> bytes:
+    return _packed([KEEP, slot, start, *rows])
+
+
 def obey(runner: Runner, order: bytes) -> None:
     """Do it on this rank's share; what comes out is rank 0's to use."""
     kind, *numbers = array(WIDE, order)
@@ -259,8 +268,11 @@ def obey(runner: Runner, order: bytes) -> None:
         runner.run(list(_feeds(iter(numbers))))
     elif kind == ZERO:
         runner.zero(*numbers)
-    else:
+    elif kind == COPY:
         runner.copy(*numbers)
+    else:
+        slot, start, *rows = numbers
+        runner.keep(slot, start, rows)
 
 
 def _packed(numbers: Sequence[int]) -> bytes:
@@ -270,10 +282,16 @@ def _packed(numbers: Sequence[int]) -> bytes:
 def _feeds(numbers: Iterator[int]) -> Iterator[Feed]:
     for slot in numbers:
         start, wanted, count = (next(numbers) for _ in range(3))
-        yield Feed(slot, start, [next(numbers) for _ in range(count)], wanted)
+        tokens, trunk = _next(numbers, count), next(numbers)
+        tree = None if trunk == NO_TREE else TreeFeed(trunk, tuple(_next(numbers, next(numbers)) for _ in tokens))
+        yield Feed(slot, start, tokens, wanted, tree)
 
 
-class LeadingRunner(LineRunner):
+def _next(numbers: Iterator[int], count: int) -> tuple[int, ...]:
+    return tuple(next(numbers) for _ in range(count))
+
+
+class LeadingRunner:
     """`Runner` over all ranks.
 
     A failure within a forward leaves the ranks at different places in it, so it ends the model: ModelLost.
@@ -281,6 +299,7 @@ class LeadingRunner(LineRunner):
 
     def __init__(self, runner: Runner, ranks: RankGroup) -> None:
         self.runner = runner
+        self.branches = runner.branches
         self._ranks = ranks
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
@@ -297,6 +316,10 @@ class LeadingRunner(LineRunner):
     def copy(self, source: int, target: int, stop: int) -> None:
         self._tell(to_copy(source, target, stop))
         self.runner.copy(source, target, stop)
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self._tell(to_keep(slot, start, rows))
+        self.runner.keep(slot, start, rows)
 
     @property
     def kv_bytes(self) -> int:
