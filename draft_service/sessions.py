@@ -160,6 +160,24 @@ class Expansion(NamedTuple):
 # `draft_service.sampler.guesses`.
 Draw = Callable[[Any, Sequence[int], Sequence[Expansion]], list[Drawn]]
 
+
+class DraftForward(NamedTuple):
+    """What a forward feeds: of each session of `batch`, the nodes that it extends, and its feed.
+
+    short: none of them catches up with a long text.
+    """
+
+    batch: list[DraftingSession]
+    chosen: list[list[DraftNode]]
+    feeds: list[Feed]
+    short: bool
+    began_ns: int
+
+    @property
+    def rows(self) -> int:
+        return sum(len(feed.tokens) for feed in self.feeds)
+
+
 # Candidates that a place is asked for where the session may branch.
 MOST_CANDIDATES = 8
 
@@ -327,26 +345,40 @@ class Sessions:
 
     def step(self) -> None:
         """One forward: the next token of every session that wants one, or the next part of its text."""
+        forward = self.begin()
+        if forward is not None:
+            self.end(forward)
+
+    def begin(self) -> DraftForward | None:
+        """Choose what the next forward feeds; None while no session wants a token.
+
+        `end` must follow before any command is applied.
+        """
         batch = [drafting for drafting in self._open.values() if drafting.wants_token]
         if not batch:
-            return
-        started = self._now_ns()
+            return None
+        began_ns = self._now_ns()
         long = sum(self._lacks(drafting) > LONGEST_OWN_FEED for drafting in batch)
         portion = max(LONGEST_OWN_FEED, PREFILL_ROWS // max(1, long))
         chosen = [[] if self._lacks(drafting) > portion else [drafting.session.take()] for drafting in batch]
         if not long:
             self._branch(batch, chosen)
         feeds = [self._feed(drafting, nodes, portion) for drafting, nodes in zip(batch, chosen, strict=True)]
+        return DraftForward(batch, chosen, feeds, not long, began_ns)
+
+    def end(self, forward: DraftForward) -> None:
+        """Compute a forward, and take in what it says."""
+        batch, chosen, feeds = forward.batch, forward.chosen, forward.feeds
         try:
             drawn = self._forward(batch, feeds, chosen)
         except Exception as error:  # the model's failure costs these sessions their drafter, nothing else
             log.exception("a forward of %d sessions failed", len(batch))
             self._drop_all(batch, Code.INTERNAL, f"the drafter's model failed: {type(error).__name__}")
             return
-        spent, rows = self._now_ns() - started, sum(len(feed.tokens) for feed in feeds)
-        self.tally.step(spent, rows, len(drawn))
-        if not long:
-            self._row_times.observe(rows, spent / 1000)
+        spent = self._now_ns() - forward.began_ns
+        self.tally.step(spent, forward.rows, len(drawn))
+        if forward.short:
+            self._row_times.observe(forward.rows, spent / 1000)
         for drafting, feed in zip(batch, feeds, strict=True):
             # A prompt, or text missed while paused, is fed once; a draft token's time is that of a feed of its own.
             own = feed.tree is not None or len(feed.tokens) <= LONGEST_OWN_FEED

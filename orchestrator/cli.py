@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plan",
         default="auto",
         metavar="PLAN",
-        help="auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE]",
+        help="auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]]",
     )
     add_registry_arguments(parser, "verifiers and drafters are found, and clients find this orchestrator")
     add_serving_arguments(parser, "verifiers and drafters")

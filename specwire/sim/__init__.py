@@ -5,8 +5,9 @@ No deciding code is written a second time here; a model's forward takes the time
     from specwire.sim import AUTO, PLAIN, Cell, best_textbook, fixed, optimum, simulate, stream_wait, textbook
 
     cell = Cell(V_us=30_000, slope=0.02, draft_us=8_000, rtt_us=80_000, acceptance=0.8, seed=1, tokens=256)
-    result = simulate(cell, AUTO)  # the default controller; also PLAIN, fixed("stream:2,32,4"), fixed("lockstep:4"),
-                                   # textbook(k), stream_wait(chunk, run_ahead), parse_policy("...")
+    result = simulate(cell, AUTO)  # the default controller; also CHAIN (it never branches), PLAIN, textbook(k),
+                                   # fixed("stream:2,32,4"), fixed("lockstep:4"), stream_wait(chunk, run_ahead),
+                                   # parse_policy("...")
     result.tokens_per_second, result.elapsed_us, result.ledger_us, result.plans  # plans: (time_us, reason, plan)
     heir = result.planner.successor(cell.cost.measured(), cell.shared_host)
     again = simulate(cell, planner=heir)  # the next session starts from what this one learnt
@@ -26,6 +27,7 @@ from specwire.sim.fleet import FleetResult, SimFleet, simulate_fleet
 from specwire.sim.optimum import Best, BestOfAll, best_textbook, optimum, optimum_over
 from specwire.sim.simulation import (
     AUTO,
+    CHAIN,
     PLAIN,
     Batch,
     Cell,
@@ -42,6 +44,7 @@ from specwire.sim.simulation import (
 
 __all__ = [
     "AUTO",
+    "CHAIN",
     "PLAIN",
     "Batch",
     "Best",

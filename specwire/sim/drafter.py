@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from draft_service.commands import Command, Dropped, Replies, Reply
-from draft_service.sessions import Expansion, Sessions
+from draft_service.sessions import DraftForward, Expansion, Sessions
 from specwire.core.draft import Drawn
 from specwire.core.model import Feed
 from specwire.sim.clock import Clock, Machine
@@ -37,18 +38,35 @@ class SimLink:
 class SimDrafter:
     """Args:
     draft_us: a pass for one session.
-    session_slope: share of it that each further session of the pass adds.
+    session_slope: share of it that each further session of the pass adds. row_slope: each further row of a session.
+    branching: the model takes feeds that branch.
     """
 
-    def __init__(self, clock: Clock, machine: Machine, draft_us: float, session_slope: float = 0.0) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        machine: Machine,
+        draft_us: float,
+        session_slope: float = 0.0,
+        row_slope: float = 0.0,
+        branching: bool = True,
+    ) -> None:
         self._clock = clock
         self._machine = machine
         self._draft_us = draft_us
         self._session_slope = session_slope
-        self._sessions = Sessions(SimModel(SLOTS, self._computed), _guessed, _deliver, self._now_ns)
-        self._began_us: float | None = None
+        self._row_slope = row_slope
+        model = SimModel(SLOTS, self._takes, branching)
+        self._sessions = Sessions(model, _guessed, _deliver, self._now_ns)
         self._inbox: list[Command] = []
         self._busy = False
+
+    @property
+    def extended(self) -> float:
+        """Tokens that a forward extended, on average; 0 before the first."""
+        tally = self._sessions.tally
+        passes = sum(tally.rows.counts)
+        return tally.drafted / passes if passes else 0.0
 
     def send(self, command: Command) -> None:
         """A message arrives."""
@@ -64,24 +82,22 @@ class SimDrafter:
         for command in inbox:
             self._sessions.apply(command)
         self._sessions.deliver()
-        wanting = self._sessions.wanting
-        self._busy = wanting > 0
-        if wanting:
-            self._began_us = self._clock.now_us
-            self._machine.use(self._draft_us * (1.0 + self._session_slope * (wanting - 1)), self._pass_ended)
+        forward = self._sessions.begin()
+        self._busy = forward is not None
+        if forward is not None:
+            self._machine.use(self._takes(forward.feeds), partial(self._ended, forward))
 
-    def _pass_ended(self) -> None:
-        """The sessions compute it in this instant; by their clock it began when it did."""
-        self._sessions.step()
+    def _ended(self, forward: DraftForward) -> None:
+        self._sessions.end(forward)
         self._sessions.deliver()
         self._step()
 
-    def _computed(self, _: Sequence[Feed]) -> float:
-        self._began_us = None
-        return 0.0
+    def _takes(self, feeds: Sequence[Feed]) -> float:
+        further = sum(len(feed.tokens) - 1 for feed in feeds)
+        return self._draft_us * (1.0 + self._session_slope * (len(feeds) - 1) + self._row_slope * further)
 
     def _now_ns(self) -> int:
-        return round((self._clock.now_us if self._began_us is None else self._began_us) * 1000)
+        return round(self._clock.now_us * 1000)
 
 
 def _deliver(replies: Replies) -> None:
@@ -94,9 +110,10 @@ def _guessed(_computed: object, _rows: Sequence[int], drawing: Sequence[Expansio
 
 
 def _guess(place: Expansion) -> Drawn:
-    drafting = place.drafting
-    if not isinstance(drafting.link, SimLink):
-        raise TypeError(f"not a simulated link: {drafting.link!r}")
-    guesses, position = drafting.link.guesses, place.position
-    confidence = guesses.confidence_at(position) if drafting.session.pace.confidence_floor else 1.0
-    return Drawn((guesses.token(position),), confidence)
+    session = place.drafting.session
+    if not isinstance(place.drafting.link, SimLink):
+        raise TypeError(f"not a simulated link: {place.drafting.link!r}")
+    guesses = place.drafting.link.guesses
+    confidence = guesses.confidence_at(place.position) if session.pace.confidence_floor else 1.0
+    tokens, scores = guesses.behind(session.decided, place.path, place.most)
+    return Drawn(tokens, confidence, scores=scores)

@@ -128,7 +128,8 @@ class _Pool:
         self.places = [self._place() for _ in range(fleet.verifiers)]
         self.draft_machines = [Machine(self.clock) for _ in range(fleet.drafters)]
         self.drafters = [
-            SimDrafter(self.clock, each, fleet.draft_us, fleet.draft_slope) for each in self.draft_machines
+            SimDrafter(self.clock, each, fleet.draft_us, fleet.draft_slope, branching=False)
+            for each in self.draft_machines
         ]
         self.drafting = [0] * fleet.drafters
         self.waiting: deque[tuple[int, float]] = deque()

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
-WRONG = 997
-VOCABULARY = WRONG + 1
+# Ids from WRONG on are never decided: one for each place among a drafter's best.
+WRONG, RANKS = 997, 8
+VOCABULARY = WRONG + RANKS
 # Tokens of a copy within a text that repeats itself.
 COPIED = 24
 
@@ -20,24 +21,47 @@ def target_token(position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """right[i]: the drafter's guess of output token i is the target's; beyond its end it begins again.
+    """right[i]: the drafter's best guess of output token i is the target's; beyond its end it begins again.
 
     confidence[i]: the drafter's own probability of that guess, told where it is asked for.
     text: what the target decides, by position; beyond its end, and where there is none, see `target_token`.
+    ranks[i], scores[i]: in place of `right`, where the target's token i stands among the drafter's best, None for
+    nowhere, and the scores of these, falling from 0, in nats; at most RANKS.
     """
 
     prompt: int
     right: Sequence[bool]
     confidence: Sequence[float]
     text: Sequence[int] = ()
+    ranks: Sequence[int | None] = ()
+    scores: Sequence[Sequence[float]] = ()
 
     def target(self, position: int) -> int:
         """What the target decides there."""
         return self.text[position] if position < len(self.text) else target_token(position)
 
-    def token(self, position: int) -> int:
-        """The drafter's guess, whatever text it made it from."""
-        return self.target(position) if self.right[(position - self.prompt) % len(self.right)] else WRONG
+    def behind(self, decided: int, path: tuple[int, ...], most: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Up to `most` guesses behind the text of length `decided` and `path`, the best first, and their scores.
+
+        Without ranks there is one guess, which may be right behind any path. With ranks none is behind a path that is
+        wrong: it has the scores that were recorded at another position, which the path decides.
+        """
+        position = decided + len(path)
+        if not self.ranks:
+            right = self.right[(position - self.prompt) % len(self.right)]
+            return (self.target(position) if right else WRONG,), (0.0,)
+        wrong = next((at for at, token in enumerate(path) if token != self.target(decided + at)), None)
+        rank, scores = self._recorded(position - self.prompt)
+        if wrong is not None:
+            rank, scores = None, self._recorded(hash((decided + wrong, path[wrong:])))[1]
+        tokens = [WRONG + place for place in range(min(most, len(scores)))]
+        if rank is not None and rank < len(tokens):
+            tokens[rank] = self.target(position)
+        return tuple(tokens), tuple(scores[: len(tokens)])
+
+    def _recorded(self, at: int) -> tuple[int | None, Sequence[float]]:
+        at %= len(self.ranks)
+        return self.ranks[at], self.scores[at]
 
     def confidence_at(self, position: int) -> float:
         return self.confidence[(position - self.prompt) % len(self.confidence)]

@@ -7,12 +7,19 @@ from dataclasses import dataclass
 
 from specwire.core.law.acceptance import DraftCounts
 from specwire.core.messages import Plan
-from specwire.core.policy.controller import Controller, Fixed, InvalidPlan, Planner, parse_plan
+from specwire.core.policy.controller import (
+    Controller,
+    Fixed,
+    InvalidPlan,
+    Planner,
+    branches_of,
+    parse_plan,
+)
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.session import buffer_for
 from specwire.sim.clock import Clock, Host, Machine
 from specwire.sim.drafter import SimDrafter
-from specwire.sim.guesses import Guesses, drawn_trace, repeating_text
+from specwire.sim.guesses import RANKS, Guesses, drawn_trace, repeating_text
 from specwire.sim.orchestrator import Delays, Planned, SimOrchestrator
 from specwire.sim.verifier import ForwardCost, SimVerifier
 
@@ -32,16 +39,24 @@ class Policy:
     drafting: bool = True
     branches: int = 1
 
-    def planner(self, forward: ForwardTimes, shared_host: bool) -> Planner:
-        return Controller(forward, shared_host, self.branches) if self.plan is None else Fixed(self.plan)
+    def planner(self, forward: ForwardTimes, shared_host: bool, branching: bool = False) -> Planner:
+        """branching: there are drafters that can."""
+        if self.plan is not None:
+            return Fixed(self.plan)
+        return Controller(forward, shared_host, self.branches if branching else 1)
 
 
-AUTO = Policy("auto")
+def auto(spec: str = "auto") -> Policy:
+    """The controller: auto, or auto:BRANCHES, which 1 has draft chains."""
+    return Policy(spec, parse_plan(spec), branches=branches_of(spec))
+
+
+AUTO, CHAIN = auto(), auto("auto:1")
 PLAIN = Policy("plain", parse_plan("off"), drafting=False)
 
 
 def fixed(spec: str) -> Policy:
-    """A plan as `core.policy.controller.parse_plan` reads it: off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE]."""
+    """A plan as `core.policy.controller.parse_plan` reads it."""
     return Policy(spec, parse_plan(spec))
 
 
@@ -56,7 +71,8 @@ def stream_wait(chunk: int, run_ahead: int) -> Policy:
 
 
 def parse_policy(spec: str) -> Policy:
-    """auto, plain, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K or stream-wait:CHUNK,RUN_AHEAD.
+    """auto[:BRANCHES], plain, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K or
+    stream-wait:CHUNK,RUN_AHEAD.
 
     Raises:
         InvalidPlan: `spec` reads otherwise.
@@ -66,6 +82,8 @@ def parse_policy(spec: str) -> Policy:
         match name, [int(number) for number in numbers.split(",")] if numbers else []:
             case "auto", []:
                 return AUTO
+            case "auto", [_]:
+                return auto(spec)
             case "plain", []:
                 return PLAIN
             case "textbook", [k]:
@@ -75,7 +93,7 @@ def parse_policy(spec: str) -> Policy:
         return fixed(spec)
     except ValueError as error:
         raise InvalidPlan(
-            f"policy: must be auto, plain, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K or "
+            f"policy: must be auto[:BRANCHES], plain, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K or "
             f"stream-wait:CHUNK,RUN_AHEAD, not {spec!r}"
         ) from error
 
@@ -97,13 +115,15 @@ class Cell:
         draft_us: a draft token.
         rtt_us: round trip between the edge (orchestrator, and the drafter with it) and the verifier.
         acceptance, seed: output token i is guessed right with this probability, independently of the others.
+        ranks, scores: instead: where the target's token i stands among the drafter's best, None for nowhere, and the
+            scores of these, falling from 0, in nats; begins again at its end. Then drafters may branch.
         trace: instead: trace[i] says whether output token i is guessed right; begins again at its end.
         confidence: the drafter's own probabilities by output token, told where asked for; None: its acceptance.
         tokens: of the output.
         shared_host: drafter and verifier compute on one machine, never at the same time. contention: they may, and then
             each takes so many times as long.
         session_slope: share of V_us that each further session of a batch adds; None: as a draft token. draft_slope:
-            share of draft_us that each further session of a pass adds.
+            share of draft_us that each further session of a pass adds. row_slope: each further token that it extends.
         repeats: this share of the text is copied from before it, and the verifier guesses from the text.
         append_us: until the session log acknowledges an append.
         drafter_rtt_us: round trip between orchestrator and drafter.
@@ -119,12 +139,15 @@ class Cell:
     acceptance: float = 0.8
     seed: int = 0
     trace: Sequence[bool] | None = None
+    ranks: Sequence[int | None] = ()
+    scores: Sequence[Sequence[float]] = ()
     confidence: Sequence[float] | None = None
     tokens: int = 256
     shared_host: bool = False
     contention: float | None = None
     session_slope: float | None = None
     draft_slope: float = 0.0
+    row_slope: float = 0.0
     repeats: float = 0.0
     append_us: float = 0.0
     drafter_rtt_us: float = 0.0
@@ -136,7 +159,7 @@ class Cell:
         for name in ("V_us", "draft_us"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidCell(f"{name}: must be positive, not {getattr(self, name)}")
-        for name in ("slope", "rtt_us", "append_us", "drafter_rtt_us", "hop_us", "step_us"):
+        for name in ("slope", "row_slope", "rtt_us", "append_us", "drafter_rtt_us", "hop_us", "step_us"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidCell(f"{name}: must not be negative, not {getattr(self, name)}")
         for name in ("acceptance", "repeats"):
@@ -150,11 +173,22 @@ class Cell:
         for name in ("trace", "confidence"):
             if getattr(self, name) is not None and not len(getattr(self, name)):
                 raise InvalidCell(f"{name}: must not be empty")
+        if len(self.ranks) != len(self.scores) or not all(1 <= len(found) <= RANKS for found in self.scores):
+            raise InvalidCell(f"scores: must be from 1 to {RANKS} for each of {len(self.ranks)} ranks")
+
+    @property
+    def branching(self) -> bool:
+        """Whether drafters may branch: they need several guesses of a place."""
+        return bool(self.ranks)
 
     def guesses(self) -> Guesses:
-        right = drawn_trace(self.acceptance, self.tokens, self.seed) if self.trace is None else self.trace
+        if self.ranks:
+            right: Sequence[bool] = [rank == 0 for rank in self.ranks]
+        else:
+            right = drawn_trace(self.acceptance, self.tokens, self.seed) if self.trace is None else self.trace
         text = repeating_text(self.repeats, self.tokens + 1, self.seed) if self.repeats else ()
-        return Guesses(1, right, self.confidence or (sum(right) / len(right),), text)
+        confidence = self.confidence or (sum(right) / len(right),)
+        return Guesses(1, right, confidence, text, self.ranks, self.scores)
 
     @property
     def cost(self) -> ForwardCost:
@@ -173,6 +207,7 @@ class Result:
         tokens, elapsed_us, time_to_first_us: until the last token, and the first.
         steady_tokens_per_second: of what came after the first emission; opening and prefill do not count.
         forwards: steps of the verifier.
+        extended: tokens that a forward of the drafter extended, on average; 0 without any.
         drafts: what became of draft tokens. forwards_saved: tokens that forwards decided beyond one each.
         ledger_us: the last balance that the verifier told.
         plans: each change of plan, with its time and reason.
@@ -184,6 +219,7 @@ class Result:
     time_to_first_us: float
     steady_tokens_per_second: float
     forwards: int
+    extended: float
     drafts: DraftCounts
     forwards_saved: int
     ledger_us: float
@@ -198,9 +234,9 @@ class Result:
 def simulate(cell: Cell, policy: Policy = AUTO, planner: Planner | None = None) -> Result:
     """Run one session to its end. planner: instead of a fresh one of the policy's (a successor, or one of your own)."""
     run = _Run(cell, policy, 1)
-    run.begin(cell, planner or policy.planner(run.forward, cell.shared_host))
+    run.begin(cell, planner or policy.planner(run.forward, cell.shared_host, cell.branching))
     run.clock.run()
-    return _result(run.ended[0], run.verifier)
+    return _result(run.ended[0], run.verifier, run.drafter)
 
 
 def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, sessions: int = 1) -> Batch:
@@ -226,7 +262,7 @@ def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, sessions: int =
 
     run.on_ended = on_ended
     for cell in cells[:sessions]:
-        run.begin(cell, policy.planner(run.forward, cell.shared_host))
+        run.begin(cell, policy.planner(run.forward, cell.shared_host, cell.branching))
     run.clock.run()
     (began_us, before), (ended_us, after) = counted[0], counted[-1]
     return Batch(after - before, ended_us - began_us, tuple(run.ended[-1].plans))
@@ -255,7 +291,7 @@ class _Run:
         target = Machine(self.clock) if cell.contention is None else Host(self.clock, cell.contention)
         self.verifier = SimVerifier(self.clock, target, cell.cost, cell.step_us, policy.patient, sessions)
         machine = target if cell.shared_host else Machine(self.clock)
-        self.drafter = SimDrafter(self.clock, machine, cell.draft_us, cell.draft_slope)
+        self.drafter = SimDrafter(self.clock, machine, cell.draft_us, cell.draft_slope, cell.row_slope, cell.branching)
         self.on_ended: Callable[[SimOrchestrator], None] = lambda _: self.clock.stop()
         self._drafting = policy.drafting
 
@@ -280,7 +316,7 @@ class _Run:
         self.on_ended(orchestrator)
 
 
-def _result(orchestrator: SimOrchestrator, verifier: SimVerifier) -> Result:
+def _result(orchestrator: SimOrchestrator, verifier: SimVerifier, drafter: SimDrafter) -> Result:
     stats, forwards = orchestrator.stats, verifier.engine.steps
     rest_us = stats.last_us - stats.first_us
     return Result(
@@ -289,6 +325,7 @@ def _result(orchestrator: SimOrchestrator, verifier: SimVerifier) -> Result:
         time_to_first_us=stats.first_us,
         steady_tokens_per_second=(stats.tokens - stats.first_tokens) / rest_us * 1e6 if rest_us else 0.0,
         forwards=forwards,
+        extended=drafter.extended,
         drafts=verifier.drafts,
         forwards_saved=verifier.decided - forwards,
         ledger_us=stats.ledger_us,

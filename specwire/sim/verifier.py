@@ -64,15 +64,18 @@ class ForwardCost:
 
 
 class SimModel:
-    """A `SlotModel` that computes nothing: its slots are integers. spent_us: what its last forward takes."""
+    """A `SlotModel` that computes nothing: its slots are integers. spent_us: what its last forward takes.
+
+    branches: it takes feeds that branch.
+    """
 
     failed: frozenset[int] = frozenset()
     kv_bytes = 0
-    branches = True
 
-    def __init__(self, slots: int, cost: Callable[[Sequence[Feed]], float]) -> None:
+    def __init__(self, slots: int, cost: Callable[[Sequence[Feed]], float], branches: bool = False) -> None:
         self.info = ModelInfo("simulated", "Simulated", VOCABULARY, CONTEXT, (), "float32", "cpu", "", "", "simulated")
         self.spent_us = 0.0
+        self.branches = branches
         self._cost = cost
         self._cached = [0] * slots
 
@@ -89,7 +92,9 @@ class SimModel:
         self._cached[slot] = length
 
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        self.rollback(slot, start + len(rows))
+        if list(rows) != sorted(set(rows)) or not all(start <= row < self._cached[slot] for row in rows):
+            raise ValueError(f"keep: slot {slot} holds {self._cached[slot]}, not {list(rows)} from {start}")
+        self._cached[slot] = start + len(rows)
 
     def discard(self, slot: int) -> None:
         self._cached[slot] = 0

@@ -14,6 +14,7 @@ def test_plans_are_read() -> None:
     assert branches_of("auto:4") == 4
     assert parse_plan("off") == Plan(Discipline.OFF, Pace(1, 0), 0, "fixed")
     assert parse_plan("stream:2,32") == Plan(Discipline.STREAM, Pace(2, 32), 0, "fixed")
+    assert parse_plan("stream:2,32,0,8") == Plan(Discipline.STREAM, Pace(2, 32, branches=8), 0, "fixed")
     assert parse_plan("stream:2,32,1") == Plan(Discipline.STREAM, Pace(2, 32), 1, "fixed")
 
 
@@ -30,6 +31,9 @@ def test_plans_are_read() -> None:
         "lockstep:0",
         "stream:2",
         "stream:1,2,3,4",
+        "stream:1,8,0,0",
+        "stream:1,8,0,17",
+        "stream:1,8,0,2,2",
         "stream:4,32,-5",
         "stream:1,0",
         "stream:8,4",

@@ -7,6 +7,7 @@ import pytest
 from specwire.core.law.acceptance import DraftCounts
 from specwire.sim import (
     AUTO,
+    CHAIN,
     PLAIN,
     Cell,
     InvalidCell,
@@ -22,6 +23,7 @@ from specwire.sim import (
     textbook,
 )
 from specwire.sim.clock import Clock, Host
+from specwire.sim.guesses import WRONG
 from specwire.sim.optimum import best_stream_wait
 
 # V, d, a, R (ms); tokens/s: plain, textbook at its best k, streaming with a waiting verifier, streaming.
@@ -170,3 +172,60 @@ def test_policies_by_name() -> None:
     for spec in ("fly", "textbook", "textbook:0", "stream-wait:x"):
         with pytest.raises(InvalidPlan, match="policy: must be auto"):
             parse_policy(spec)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Trees.
+
+# Behind a quarter of the places the drafter's first guess is wrong and its second right, behind a twelfth none is.
+RANKS: tuple[int | None, ...] = (0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, None)
+SURE, UNSURE = (0.0, -3.0, -4.0, -5.0), (0.0, -0.2, -3.0, -4.0)
+
+
+def ranked(rtt_us: float, row_slope: float = 0.02, tokens: int = 256) -> Cell:
+    scores = [SURE if rank == 0 else UNSURE for rank in RANKS]
+    return Cell(30_000, 0.0, 3_000, rtt_us, ranks=RANKS, scores=scores, row_slope=row_slope, tokens=tokens)
+
+
+def test_a_second_guess_that_is_at_hand_saves_the_round_trip() -> None:
+    """The text is the same, and the chain's first guesses are those of a trace without ranks."""
+    cell = ranked(80_000)
+    tree, chain = (simulate(cell, fixed(spec)) for spec in ("stream:1,64,0,4", "stream:1,64,0,1"))
+    assert tree.tokens == chain.tokens == cell.tokens
+    assert tree.elapsed_us < 0.85 * chain.elapsed_us
+    assert tree.extended > 2
+    assert chain.extended == 1
+    first = Cell(30_000, 0.0, 3_000, 80_000, trace=[rank == 0 for rank in RANKS], tokens=256)
+    assert simulate(first, fixed("stream:1,64")).elapsed_us == chain.elapsed_us
+
+
+def test_a_drafter_whose_further_tokens_are_dear_extends_fewer_at_once() -> None:
+    cheap, dear = (simulate(ranked(0.0, slope), fixed("stream:1,64,0,4")) for slope in (0.0, 0.8))
+    assert 1 < dear.extended < cheap.extended
+
+
+def test_a_wrong_branch_has_scores_recorded_elsewhere_and_nothing_right() -> None:
+    guesses = ranked(0.0).guesses()
+    right = tuple(guesses.target(position) for position in range(5, 8))
+    assert guesses.behind(5, right, 8) == ((WRONG, guesses.target(8), WRONG + 2, WRONG + 3), UNSURE)
+    assert guesses.behind(5, (*right, guesses.target(8)), 2) == ((guesses.target(9), WRONG + 1), SURE[:2])
+    seen = set()
+    for token in range(WRONG, WRONG + 4):
+        tokens, scores = guesses.behind(5, (right[0], token, right[2]), 8)
+        assert not {guesses.target(position) for position in range(12)} & set(tokens)
+        assert guesses.behind(6, (token, right[2]), 8) == (tokens, scores)
+        seen.add(scores)
+    assert seen <= {SURE, UNSURE}
+
+
+def test_ranks_without_their_scores_are_refused() -> None:
+    for scores in ([], [SURE] * 11, [()] * 12, [SURE * 3] * 12):
+        with pytest.raises(InvalidCell, match="scores: must be from 1 to 8 for each of 12 ranks"):
+            Cell(30_000, 0.0, 3_000, 0.0, ranks=RANKS, scores=scores)
+
+
+def test_a_policy_may_say_how_far_it_branches() -> None:
+    assert parse_policy("auto:1") == CHAIN
+    assert parse_policy("auto:4").branches == 4
+    with pytest.raises(InvalidPlan, match="policy: must be auto"):
+        parse_policy("auto:0")

@@ -91,7 +91,8 @@ class InvalidPlan(ValueError):
 
 
 def parse_plan(spec: str) -> Plan | None:
-    """A fixed plan: off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE]; None for auto, where a controller plans.
+    """A fixed plan: off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]]; None for auto, where a controller
+    plans.
 
     auto:BRANCHES has it plan with drafters that extend at most so many tokens in one forward (`branches_of`).
 
@@ -109,11 +110,15 @@ def parse_plan(spec: str) -> Plan | None:
                 return off("fixed")
             case "lockstep", [window]:
                 return _checked(in_turns(window, "fixed"))
-            case "stream", [chunk, run_ahead, *due] if len(due) <= 1:
-                return _checked(Plan(Discipline.STREAM, Pace(chunk, run_ahead), due[0] if due else 0, "fixed"))
+            case "stream", [chunk, run_ahead, *rest] if len(rest) <= 2:
+                due, branches = (*rest, *(0, 1)[len(rest) :])
+                _check_branches((branches,))
+                return _checked(Plan(Discipline.STREAM, Pace(chunk, run_ahead, branches=branches), due, "fixed"))
     except ValueError as error:
         raise InvalidPlan(f"plan: {spec!r}: {error}") from error
-    raise InvalidPlan(f"plan: must be auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE], not {spec!r}")
+    raise InvalidPlan(
+        f"plan: must be auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]], not {spec!r}"
+    )
 
 
 def branches_of(spec: str) -> int:
