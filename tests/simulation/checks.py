@@ -5,13 +5,19 @@ Only what belongs to the process that has just run is looked at, and of that onl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
 
+from draft_service.sessions import DraftingSession
 from orchestrator.session.driver import SessionDriver
 from orchestrator.store import StoredSession
-from specwire.core.messages import FinishReason
+from specwire.core.draft import DraftSession
+from specwire.core.messages import FinishReason, Proposal
 from specwire.core.session import State
-from specwire.core.text import hash_of
+from specwire.core.text import Text, hash_of
+from specwire.core.verify.chains import Chains, Offer
+from tests.core.branching import Sent
 from tests.simulation.clients import LibraryClient, SimAnswer, SimClient
 from tests.simulation.expected import Expected, is_prefix
 from tests.simulation.facts import Facts
@@ -60,6 +66,28 @@ class Checks:
                     self.readers.check(answer)
             case None:
                 return
+
+
+@contextmanager
+def overheard(facts: Facts) -> Iterator[None]:
+    """Notes what drafters send, and what is offered to verifiers' sessions, as it happens."""
+    offer, take_proposal = Chains.offer, DraftSession.take_proposal
+
+    def offered(self: Chains, proposal: Proposal, text: Text) -> Offer:
+        result = offer(self, proposal, text)
+        facts.hold(facts.heard.note, self, proposal)
+        facts.branched += bool(proposal.parents) and result is Offer.EXTENDED
+        return result
+
+    def taken(self: DraftSession) -> Proposal | None:
+        proposal = take_proposal(self)
+        if proposal is not None:
+            _, sent = facts.sent.setdefault(id(self), (self, Sent()))
+            facts.hold(sent.note, proposal, tuple(self.text.tokens))
+        return proposal
+
+    with patch.object(Chains, "offer", offered), patch.object(DraftSession, "take_proposal", taken):
+        yield
 
 
 class OrchestratorChecks:
@@ -253,8 +281,7 @@ class VerifierChecks:
         credit = facts.credits.get(held.session_id, 0)
         facts.require(position <= credit, "a verifier decided, its credit:", position, credit)
         self._generation(process, held)
-        for tree in session.chains._trees.values():
-            facts.require(tree.position == position or not tree.nodes, "draft tokens live that the text contradicts")
+        facts.hold(facts.heard.check, session.chains, session.text)
 
     def _generation(self, process: str, held: Held) -> None:
         """The newest (fence, attach) that was opened here is the one that is served. A new one begins with the log."""
@@ -298,22 +325,32 @@ class DrafterChecks:
             return
         facts, book, lm = self._facts, party.strand.book, party.strand.lm
         for key, drafting in book._open.items():
-            session = drafting.session
+            session, cached = drafting.session, lm.cached(drafting.slot)
             last = facts.seen.get((party.process, *key))
-            line = session.line
-            state = len(line), session.pace.run_ahead, session.decided, session.chain
+            state = session.in_flight, session.pace.run_ahead, session.decided, session.chain, cached
             if not facts.new((party.process, *key), *state):
                 continue
             allowed = session.pace.run_ahead
-            if last is not None and len(line) > last[0] and allowed == last[1]:
+            if last is not None and session.in_flight > last[0] and allowed == last[1]:
                 facts.require(session.in_flight <= allowed, "drafted ahead, allowed:", session.in_flight, allowed)
-            self._cache(lm, lm.cached(drafting.slot), drafting.slot, line)
+            self._cache(lm, drafting)
 
-    def _cache(self, lm: Model, cached: int, slot: int, text: Sequence[int]) -> None:
-        self._facts.require(cached <= len(text), "a drafter's cache holds more than the text")
-        if cached:
-            is_its = lm._rows[slot][cached - 1].prefix == cache_hash(lm, text[:cached])
-            self._facts.require(is_its, "a drafter's cache is not its text's")
+    def _cache(self, lm: Model, drafting: DraftingSession) -> None:
+        """The slot holds the text's beginning, then nodes that are live, each computed behind its own path."""
+        session, rows, held = drafting.session, drafting.rows, lm._rows[drafting.slot]
+        text, trunk = session.text.tokens, lm.cached(drafting.slot) - len(rows)
+        self._facts.require(0 <= trunk <= len(text), "a drafter's cache holds more than the text")
+        paths: list[tuple[int, ...]] = [()]
+        for node in rows:
+            if not node.live:
+                self._facts.report("a drafter's cache holds a node that was pruned")
+                return
+            paths.append(session.path(node))
+        for row, path in enumerate(paths, trunk - 1):
+            if row >= 0:
+                behind = text if path else text[:trunk]
+                is_its = held[row].prefix == cache_hash(lm, [*behind, *path])
+                self._facts.require(is_its, "a drafter's cache is not its text's")
 
 
 # The log whenever it is written, and clients whenever they are told something

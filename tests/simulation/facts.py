@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from orchestrator.store import SessionRecord
+from specwire.core.draft import DraftSession
 from specwire.core.messages import FinishReason
+from tests.core.branching import Heard, Sent
 from tests.simulation.expected import Expected, Wish, expected, is_prefix
 from tests.simulation.loop import SimLoop
 from tests.simulation.services import Model, Play, TargetConfig
@@ -27,7 +29,8 @@ class Facts:
     the reason and the text's length, once the log has them. texts: the longest that any verifier has had, by session.
     ending: sessions that somebody has cancelled or deleted. deleted, cancelled: those whose deletion or
     cancellation was acknowledged, and when. delay: seconds by which what has happened may hold up an end, without
-    outages of the log. skew: by which clocks may be apart.
+    outages of the log. skew: by which clocks may be apart. heard: what verifiers have taken in of drafters' trees.
+    sent: what each drafter's session has sent. branched: pieces of trees that branch which verifiers have taken in.
     """
 
     def __init__(self, loop: SimLoop, play: Play, store: SimStore, delay: float, skew: float) -> None:
@@ -50,6 +53,9 @@ class Facts:
         self._delay = delay
         self.script = play.target
         self.seen: dict[Any, Any] = {}
+        self.heard = Heard()
+        self.sent: dict[int, tuple[DraftSession, Sent]] = {}
+        self.branched = 0
         self._expected: dict[Wish, Expected] = {}
 
     def report(self, message: str) -> None:
@@ -59,6 +65,13 @@ class Facts:
         """The details are shown behind the message."""
         if not condition:
             self.report(" ".join([message, *map(repr, details)]))
+
+    def hold(self, check: Callable[..., None], *args: object) -> None:
+        """A check that raises AssertionError where something does not hold."""
+        try:
+            check(*args)
+        except AssertionError as error:
+            self.report(str(error))
 
     def new(self, key: Any, *state: Any) -> bool:
         """Whether this state was not seen at the last look."""
@@ -89,7 +102,8 @@ class Facts:
     def reached(self) -> Counter[str]:
         """How often what is rare was met."""
         own = {"resumed": self.resumed, "shared": self.shared, "queued": self.queued, "orphans": self.orphans}
-        return Counter({"claims": self.books.claims, "restored": self.books.restored, **own})
+        log = {"claims": self.books.claims, "restored": self.books.restored}
+        return Counter({"branched": self.branched, **log, **own})
 
     def is_late(self, since: float) -> bool:
         """Whether what was due then should have happened, whatever has gone wrong."""

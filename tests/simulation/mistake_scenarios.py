@@ -56,6 +56,16 @@ def short_and_well_drafted(seed: int) -> Scenario:
     return Scenario(seed, agree=1.0, plan="stream:4,8", forward=0.05, requests=requests)
 
 
+def branching(seed: int) -> Scenario:
+    """A drafter that is often wrong, and has what is right among its candidates."""
+    requests = tuple(
+        SimRequest(0.5, 0, (number + 1, seed % 9 + 1), 24, float(number), seed=seed, drafting=1) for number in range(3)
+    )
+    return Scenario(
+        seed, agree=0.6, plan="auto:4", forward=0.05, draft=0.002, delay=(0.02, 0.04), spread=4.0, requests=requests
+    )
+
+
 def left_behind(seed: int) -> Scenario:
     """Sessions whose clients have gone wait for the log when their orchestrator stops."""
     requests = tuple(

@@ -103,6 +103,11 @@ def run_ahead_ignored(patch: Patch) -> None:
     patch.setattr(DraftSession, "wants_token", property(lambda self: self.in_flight < self.pace.run_ahead + 2))
 
 
+def pruned_rows_kept(patch: Patch) -> None:
+    """Of the rows of a tree as many stay as shall, but the first ones."""
+    patch.setattr(ScriptedLM, "keep", lambda self, slot, start, rows: self.rollback(slot, start + len(rows)))
+
+
 # Which verifier
 
 

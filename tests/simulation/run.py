@@ -15,7 +15,7 @@ from orchestrator.tenants import Access
 from specwire.core.law.sampling import Rule
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Keys
-from tests.simulation.checks import Checks
+from tests.simulation.checks import Checks, overheard
 from tests.simulation.clients import LibraryClient, SimAnswer, SimClient, SimTurn, tenant_name, token_of
 from tests.simulation.clock import simulated
 from tests.simulation.ends import Judge
@@ -48,7 +48,7 @@ class Outcome:
     """found: what did not hold. trace: equal for two runs of one scenario.
 
     reached: how often what is rare was met: sessions that orchestrators have claimed or written again, that a verifier
-    had kept for a new connection, whose prompt was in a cache, that waited for a slot.
+    had kept for a new connection, whose prompt was in a cache, that waited for a slot; pieces of trees that branch.
     """
 
     scenario: Scenario
@@ -103,7 +103,8 @@ def run(scenario: Scenario) -> Outcome:
     play = Play(scenario.seed, scenario.agree, scenario.vocabulary, scenario.spread)
     with listening() as errors, simulated(loop, network, store, random, scenario.versions) as clock:
         simulation = Simulation(scenario, World(loop, network, clock, store, play), random)
-        found = simulation.run(errors)
+        with overheard(simulation.facts):
+            found = simulation.run(errors)
     facts, answers = simulation.facts, simulation.answers
     outcome = Outcome(scenario, found, answers, loop.steps, facts.checked, loop.time(), facts.reached)
     for each in answers:

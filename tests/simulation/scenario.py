@@ -131,7 +131,9 @@ def random_scenario(seed: int) -> Scenario:
         delay=random.choice(((0.0001, 0.0005), (0.0002, 0.02), (0.02, 0.04))),
         buffer=random.choice((2, 8, 64)),
         shared_host=random.random() < 0.3,
-        plan=random.choice(("auto", "stream:2,6", "lockstep:4")),
+        plan=random.choice(
+            ("auto:4", "stream:2,6", "lockstep:4") if seed % 2 else ("auto", "stream:2,6", "lockstep:4")
+        ),
         drafters_per_session=1 + seed % 3,
         tenants=random.choice((1, 1, 2)),
         queue=random.choice((0, 3, 8)),

@@ -46,6 +46,7 @@ def test_many_kinds_of_end_and_of_recovery_are_reached() -> None:
     assert {"EOS", "LENGTH", "STOP_STRING", "CANCELLED", "left"} <= ends
     reached = sum((outcome.reached for outcome in outcomes), Counter())
     assert {name for name, often in reached.items() if often} == {
+        "branched",
         "claims",
         "restored",
         "resumed",
