@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specwire.core.messages import Weights
 from specwire.core.text import Text
@@ -24,8 +24,8 @@ class Node:
     parent: int
     token: int
     position: int
+    children: dict[int, int]
     weights: Weights | None = None
-    children: dict[int, int] = field(default_factory=dict)
 
 
 class Tree:
@@ -40,10 +40,10 @@ class Tree:
     from it, by number.
 
     Invariants: a node's parent is the root or there, and its number is lower; siblings differ; the decided text holds
-    the root's path.
+    the root's path; `_path`, where it is known, is what `_best_path` would find by the rates of when it was sought.
     """
 
-    __slots__ = ("_longest", "_root", "base", "branched", "nodes", "number", "size")
+    __slots__ = ("_path", "_root", "base", "branched", "nodes", "number", "size")
 
     def __init__(self, number: int, base: int) -> None:
         self.number = number
@@ -51,8 +51,8 @@ class Tree:
         self.size = 0
         self.branched = False
         self.nodes: dict[int, Node] = {}
-        self._root = Node(BEFORE, BEFORE, -1, base - 1)
-        self._longest: list[Node] | None = None
+        self._root = Node(BEFORE, BEFORE, -1, base - 1, {})
+        self._path: list[Node] | None = []
 
     @property
     def root(self) -> int:
@@ -69,37 +69,60 @@ class Tree:
 
     def add(self, parent: int, token: int, weights: Weights | None = None) -> Node | None:
         """Add the next node; None where it is dropped: its parent is pruned, or has such a child already."""
-        number, self.size = self.size, self.size + 1
-        above = self.node(parent)
-        if above is None or token in above.children:
-            return None
-        self.branched = self.branched or len(above.children) > 0
-        above.children[token] = number
-        added = self.nodes[number] = Node(number, parent, token, above.position + 1, weights)
-        self._longest = None
-        return added
+        return self.nodes.get(self.size - 1) if self.extend((token,), (parent,), (weights,)) else None
+
+    def extend(
+        self, tokens: Sequence[int], parents: Sequence[int], weights: Sequence[Weights | None] | None = None
+    ) -> bool:
+        """Add the next nodes, as `add` does one; returns whether any was not dropped."""
+        nodes, root, path, last = self.nodes, self._root, self._path, self._root
+        if path:
+            last = path[-1]
+        added = None
+        for number, (token, parent) in enumerate(zip(tokens, parents, strict=True), self.size):
+            above = root if parent == root.number else nodes.get(parent)
+            if above is None or token in above.children:
+                continue
+            if above.children:
+                self.branched = True
+            above.children[token] = number
+            added = nodes[number] = Node(number, parent, token, above.position + 1, {})
+            if weights is not None:
+                added.weights = weights[number - self.size]
+            if path is not None and above is last:
+                path.append(added)
+                last = added
+            else:
+                path = self._path = None
+        self.size += len(tokens)
+        return added is not None
 
     def follow(self, text: Text) -> bool:
         """Move down along the decided text as far as there are nodes.
 
         Returns whether it ends where there are children, all of which differ from the text.
         """
-        while self.position < len(text):
+        for token in text.tokens[self.position :]:
             children = len(self._root.children)
-            if not self.step(text.tokens[self.position]):
+            if not self.step(token):
                 return children > 0
         return False
 
     def step(self, token: int) -> bool:
         """Move the root to the child that equals the decided token; False where none does, and all are pruned."""
-        root = self._root
-        kept = root.children.get(token)
-        self._prune([child for child in root.children.values() if child != kept])
-        self._longest = None
+        children = self._root.children
+        kept = children.get(token)
         if kept is None:
-            root.children = {}
+            self._root.children, self._path = {}, []
+            self.nodes.clear()
             return False
+        if len(children) > 1:
+            self._prune([child for child in children.values() if child != kept])
         self._root = self.nodes.pop(kept)
+        if self._path and self._path[0] is self._root:
+            del self._path[0]
+        else:
+            self._path = None
         return True
 
     @property
@@ -126,9 +149,9 @@ class Tree:
 
         rates: by rank among siblings, how likely a child is the decided token where its parent is.
         """
-        if self._longest is None:
-            self._longest = self._best_path(rates)
-        return self._longest
+        if self._path is None:
+            self._path = self._best_path(rates)
+        return self._path
 
     def _best_path(self, rates: Sequence[float]) -> list[Node]:
         """Children have higher numbers than their parents, so one pass from the last to the first sees them before."""

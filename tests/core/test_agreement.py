@@ -56,6 +56,14 @@ def test_a_chunk_without_its_beginning_counts_nothing() -> None:
     assert agreement.compared == 0
 
 
+def test_a_piece_whose_parents_do_not_fit_its_tokens_counts_nothing() -> None:
+    for parents in ((-1,), (-1, 0, 1), (-7, 9)):
+        agreement = Agreement()
+        agreement.proposal(Proposal(1, 0, 0, 0, (5, 6), 0, parents=parents))
+        agreement.decided(0, TEXT)
+        assert agreement.compared == 0
+
+
 def test_the_rate_follows_what_is_seen_and_can_be_handed_on() -> None:
     agreement = Agreement()
     for base in range(0, 3000, 3):

@@ -284,3 +284,113 @@ def test_a_window_never_contradicts_the_text(events: list[Proposal | int]) -> No
             assert tree.base <= tree.position <= len(text)
             assert tree.position == len(text) or not tree.nodes
             assert len(tree.nodes) <= 4
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Trees.
+
+
+def piece(
+    *nodes: tuple[int, int], offset: int = 0, number: int = 0, source: int = 1, base: int = 3, prefix: int | None = None
+) -> Proposal:
+    """Of (parent, token)."""
+    tokens, parents = tuple(token for _, token in nodes), tuple(parent for parent, _ in nodes)
+    return Proposal(source, number, base, offset, tokens, prefix, parents=parents)
+
+
+def branching(text: Text) -> Proposal:
+    """5 - 6 - 7, 8 beside 6, and 9 behind 8."""
+    return piece((-1, 5), (0, 6), (1, 7), (0, 8), (3, 9), prefix=text.hash_at(3))
+
+
+def test_a_correction_that_was_drafted_ahead_is_found_waiting(chains: Chains, text: Text) -> None:
+    assert chains.offer(branching(text), text) is Offer.STARTED
+    assert chains.window(3, 8) == (5, 6, 7)
+    text.extend((5, 8))
+    chains.advance(text)
+    assert chains.window(5, 8) == (9,)
+
+
+def test_what_stands_behind_a_pruned_node_is_stale_and_nothing_begins_anew(chains: Chains, text: Text) -> None:
+    chains.offer(branching(text), text)
+    text.extend((5, 8))
+    chains.advance(text)
+    assert chains.offer(piece((2, 1), offset=5), text) is Offer.STALE
+    assert chains.offer(piece((6, 1), (4, 2), offset=6), text) is Offer.OUT_OF_RANGE
+    assert chains.offer(piece((5, 1), (4, 2), offset=6), text) is Offer.EXTENDED
+    assert chains.window(5, 8) == (9, 2)
+
+
+def test_a_sibling_that_comes_late_is_taken(chains: Chains, text: Text) -> None:
+    chains.offer(chunk((5, 6)), text)
+    text.extend((5, 8))
+    chains.advance(text)
+    assert chains.window(5, 8) == ()
+    assert chains.offer(piece((1, 7), offset=2), text) is Offer.STALE
+    assert chains.offer(piece((0, 9), offset=3), text) is Offer.CONTRADICTED
+    assert chains.offer(piece((0, 8), (4, 1), offset=4), text) is Offer.EXTENDED
+    assert chains.window(5, 8) == (1,)
+
+
+def test_a_sibling_that_is_there_already_is_dropped_with_all_behind_it(chains: Chains, text: Text) -> None:
+    assert chains.offer(piece((-1, 5), (-1, 5), (1, 6), prefix=text.hash_at(3)), text) is Offer.STARTED
+    assert chains.window(3, 8) == (5,)
+    assert chains.offer(piece((0, 7), offset=3), text) is Offer.EXTENDED
+    assert chains.window(3, 8) == (5, 7)
+
+
+@pytest.mark.parametrize("parents", [(-2,), (0,), (7,), (-1, -1)])
+def test_a_parent_that_was_never_sent_is_out_of_range(chains: Chains, text: Text, parents: tuple[int, ...]) -> None:
+    impossible = Proposal(1, 0, 3, 0, (5,), text.hash_at(3), parents=parents)
+    assert chains.offer(impossible, text) is Offer.OUT_OF_RANGE
+
+
+def test_numbers_that_are_used_again_by_a_newer_tree_name_its_own_nodes(chains: Chains, text: Text) -> None:
+    chains.offer(branching(text), text)
+    assert chains.offer(piece((-1, 9), (0, 8), number=1, prefix=text.hash_at(3)), text) is Offer.STARTED
+    assert chains.offer(piece((4, 1), offset=5), text) is Offer.STALE
+    assert chains.offer(piece((1, 1), offset=2, number=1), text) is Offer.EXTENDED
+    assert chains.window(3, 8) == (9, 8, 1)
+
+
+def test_pieces_of_several_sources_may_come_in_between_one_another(chains: Chains, text: Text) -> None:
+    first, second = (piece((-1, token), prefix=text.hash_at(3), source=token) for token in (1, 2))
+    assert [chains.offer(offered, text) for offered in (first, second)] == [Offer.STARTED] * 2
+    for source in (2, 1):
+        assert chains.offer(piece((-1, 7), (0, 8), offset=1, source=source), text) is Offer.EXTENDED
+    text.extend((2,))
+    chains.advance(text)
+    assert (chains.best(4), chains.window(4, 8)) == (2, (8,))
+    assert chains.offer(piece((0, 9), offset=3, source=1), text) is Offer.STALE
+
+
+def test_the_child_behind_a_window_is_the_one_that_was_chosen(chains: Chains, text: Text) -> None:
+    chains.offer(branching(text), text)
+    assert chains.behind(3, (5,)) == chains.behind(3, (5,), 4) == (1, Draft(6))
+    assert chains.behind(3, (5,), 8) == (1, Draft(8))
+
+
+def test_a_flood_of_nodes_is_cut_off(text: Text) -> None:
+    chains = Chains(vocabulary=1000)
+    siblings = [(-1, token) for token in range(256)]
+    assert chains.offer(piece(*siblings, prefix=text.hash_at(3)), text) is Offer.STARTED
+    assert chains.offer(piece((-1, 999), offset=256), text) is Offer.OVER_RUN_AHEAD
+    text.extend((7,))
+    chains.advance(text)
+    assert chains.offer(piece((7, 5), offset=256), text) is Offer.EXTENDED
+    assert len(chains._trees[1].nodes) == 1
+
+
+def test_the_path_follows_the_rank_that_is_right_more_often(text: Text) -> None:
+    chains = Chains(vocabulary=10)
+    for number in range(30):
+        end = len(text)
+        siblings = piece((-1, 5), (-1, 6), number=number, base=end, prefix=text.hash_at(end))
+        assert chains.offer(siblings, text) is Offer.STARTED
+        chains.learn((6,))
+        text.extend((6,))
+        chains.advance(text)
+    first, second = chains.ranks(1).rates[:2]
+    assert second > 0.7 > 0.3 > first
+    chains.offer(piece((-1, 5), (-1, 6), number=30, base=len(text), prefix=text.hash_at(len(text))), text)
+    assert chains.window(len(text), 8) == (6,)

@@ -89,6 +89,7 @@ def test_it_holds_what_descends_from_the_decided_text(events: list[tuple[int, in
                 paths[number] = path
         if at_once or event == 0:
             found.follow(text)
+        assert found.path(RATES) == found._best_path(RATES)
     found.follow(text)
     decided = tuple(text.tokens)
     alive = {path for path in paths.values() if path[: len(decided)] == decided and len(path) > len(decided)}

@@ -165,6 +165,25 @@ async def test_a_proposal_is_relayed_as_it_came_but_for_whose_it_is_and_what_nob
         assert relayed.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
 
 
+@pytest.mark.parametrize("parents", [[], [1], [2, 1], [1, 2], [0, (1 << 32) - 1], [1] * 3])
+async def test_a_tree_is_relayed_with_its_parents_possible_or_not(parents: list[int]) -> None:
+    async with scene() as played:
+        (handle,) = played.peers[1].subjects
+        sent = common_pb2.Proposal(handle=handle, chain=1, base=2, tokens=[7, 8], prefix_hash=0, parents=parents)
+        played.peers[1].on_message(draft_pb2.ConnectDraftResponse(proposals=[sent]))
+        (relayed,) = played.relayed()
+        assert list(relayed.parents) == parents
+
+
+async def test_of_a_flood_of_parents_no_more_is_relayed_than_makes_the_piece_out_of_range() -> None:
+    async with scene() as played:
+        (handle,) = played.peers[1].subjects
+        sent = common_pb2.Proposal(handle=handle, chain=1, base=2, tokens=[7], prefix_hash=0, parents=[1] * 5000)
+        played.peers[1].on_message(draft_pb2.ConnectDraftResponse(proposals=[sent]))
+        (relayed,) = played.relayed()
+        assert list(relayed.parents) == [1, 1]
+
+
 async def test_the_loss_of_one_leaves_the_other_and_it_comes_back_as_another_source() -> None:
     async with scene() as played:
         played.peers[0].on_down()

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.law.sampling import LogprobsOf, Rule, Sampling
-from specwire.core.messages import FinishReason, Outcome, Proposal, TokenLogprobs
+from specwire.core.messages import FinishReason, Outcome, Pace, Proposal, TokenLogprobs
 from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Text, hash_of
+from specwire.core.verify.chains import Chains, Offer
 from specwire.rpc import convert
-from specwire.v1 import common_pb2
+from specwire.v1 import common_pb2, draft_pb2
 
 uint32 = st.integers(0, (1 << 32) - 1)
 uint64 = st.integers(0, (1 << 64) - 1)
@@ -118,6 +120,46 @@ def test_contradictory_options_are_refused(message: common_pb2.Sampling, refusal
 def test_proposals_there_and_back(proposal: Proposal, handle: int, draft_us: int) -> None:
     wire = common_pb2.Proposal.FromString(convert.proposal_to_wire(proposal, handle, draft_us).SerializeToString())
     assert (convert.proposal_from_wire(wire), wire.handle, wire.draft_us) == (proposal, handle, draft_us)
+
+
+@given(uint32, st.lists(st.tuples(uint32, uint32), max_size=8))
+def test_distances_to_parents_are_their_numbers_possible_or_not(offset: int, nodes: list[tuple[int, int]]) -> None:
+    tokens, distances = [token for token, _ in nodes], [distance for _, distance in nodes]
+    sent = common_pb2.Proposal(offset=offset, tokens=tokens, parents=distances)
+    proposal = convert.proposal_from_wire(sent)
+    assert [number - parent for number, parent in enumerate(proposal.parents, offset)] == distances
+    assert list(convert.proposal_to_wire(proposal, 0).parents) == distances
+
+
+@given(st.integers(0, 3), st.lists(uint32, max_size=4), st.lists(uint32, max_size=4))
+def test_impossible_distances_make_a_proposal_out_of_range(offset: int, tokens: list[int], parents: list[int]) -> None:
+    """A node before -1, itself, or one for too many or too few: counted, no exception."""
+    sent = common_pb2.Proposal(chain=1, base=1, offset=offset, tokens=tokens, parents=parents, prefix_hash=hash_of([9]))
+    offered = Chains(1 << 32).offer(convert.proposal_from_wire(sent), Text([9]))
+    fitting = len(parents) in (0, len(tokens))
+    possible = fitting and all(1 <= distance <= number + 1 for number, distance in enumerate(parents, offset))
+    assert (offered is not Offer.OUT_OF_RANGE) == possible
+
+
+def test_a_node_takes_at_most_16_bytes() -> None:
+    """In pieces of eight, each in a message and an HTTP/2 frame of its own, with large ids, numbers and positions."""
+    text = Text(range(200))
+    for offset, base in ((0, 200), (100_000, 150_000)):
+        tokens = tuple(range(149_993, 150_001))
+        parents = tuple(offset + index - 64 for index in range(8)) if offset else (-1,) * 8
+        prefix = text.hash_at(200) if offset == 0 else None
+        piece = Proposal(3, 1 << 20, base, offset, tokens, prefix, parents=parents)
+        wire = convert.proposal_to_wire(piece, handle=300, draft_us=80_000)
+        message = draft_pb2.ConnectDraftResponse(proposals=[wire])
+        framing = 5 + 9  # of a gRPC message, of an HTTP/2 frame
+        assert (message.ByteSize() + framing) / len(tokens) <= 16
+
+
+@pytest.mark.parametrize("branches", [0, 1, 2, 16])
+def test_no_branches_are_one(branches: int) -> None:
+    pace = convert.pace_from_wire(draft_pb2.Pace(chunk=2, run_ahead=3, branches=branches))
+    assert pace == Pace(2, 3, branches=max(1, branches))
+    assert convert.pace_from_wire(convert.pace_to_wire(pace)) == pace
 
 
 @given(st.lists(st.sampled_from(Outcome), max_size=9))

@@ -168,15 +168,14 @@ class AcceptanceByRank:
     def __init__(self) -> None:
         self._seen = [0.0] * len(PRIOR_RANKS)
         self._right = [0.0] * len(PRIOR_RANKS)
-        self.rates: Sequence[float] = PRIOR_RANKS
+        self.rates = list(PRIOR_RANKS)
 
     def observe(self, siblings: int, right: int | None) -> None:
         """Note what was decided behind a node with so many children: the one of rank `right`, or none of them."""
-        for rank in range(min(siblings, len(PRIOR_RANKS))):
+        for rank, prior in enumerate(PRIOR_RANKS[:siblings]):
             self._seen[rank] = self._seen[rank] * DECAY + 1.0
             self._right[rank] = self._right[rank] * DECAY + (rank == right)
-        counts = zip(self._right, self._seen, PRIOR_RANKS, strict=True)
-        self.rates = [(right + PRIOR_WEIGHT * prior) / (seen + PRIOR_WEIGHT) for right, seen, prior in counts]
+            self.rates[rank] = (self._right[rank] + PRIOR_WEIGHT * prior) / (self._seen[rank] + PRIOR_WEIGHT)
 
 
 class CandidateRates:
@@ -411,11 +410,10 @@ class Agreement:
         if tree is None or (proposal.chain, proposal.base) != (self._newest, tree.base) or proposal.offset > tree.size:
             return
         known = tree.size - proposal.offset
-        if len(tree.nodes) + len(proposal.tokens) - known > REMEMBERED_CHAINS:
+        tokens, parents = proposal.tokens[known:], proposal.parents[known:]
+        if len(tree.nodes) + len(tokens) > REMEMBERED_CHAINS or len(proposal.parents) not in (0, len(proposal.tokens)):
             return
-        parents = proposal.parents or range(proposal.offset - 1, proposal.offset + len(proposal.tokens) - 1)
-        for token, parent in zip(proposal.tokens[known:], parents[known:], strict=True):
-            tree.add(parent, token)
+        tree.extend(tokens, parents or range(tree.size - 1, tree.size + len(tokens) - 1))
         self._compare(tree)
 
     def decided(self, position: int, tokens: Sequence[int]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
 from specwire.core.messages import MOST_SOURCES, MOST_WINDOW, Draft, Proposal
 from specwire.core.policy.estimates import AcceptanceByPosition, AcceptanceByRank, expected_tokens
 from specwire.core.text import Text
 from specwire.core.tree import Node, Tree
+
+Estimate = TypeVar("Estimate")
 
 
 class Offer(StrEnum):
@@ -28,6 +31,16 @@ class Offer(StrEnum):
     OTHER_EPOCH = "other_epoch"
     WITHOUT_WEIGHTS = "without_weights"
     BRANCHED = "branched"
+
+
+def _of(source: int, known: dict[int, Estimate], new: Callable[[], Estimate]) -> Estimate:
+    """The source's estimate; of many sources the newest are remembered."""
+    found = known.get(source)
+    if found is None:
+        found = known[source] = new()
+        if len(known) > MOST_SOURCES:
+            del known[min(known)]
+    return found
 
 
 class Chains:
@@ -83,11 +96,12 @@ class Chains:
 
     def _in_range(self, proposal: Proposal) -> bool:
         """A parent is drafted before its child; -1 is the text before the base."""
-        numbers = min(proposal.chain, proposal.base, proposal.offset)
         tokens, parents = proposal.tokens, proposal.parents
-        sound = numbers >= 0 and all(0 <= token < self.vocabulary for token in tokens)
-        if not sound or not parents:
-            return sound
+        sound = min(proposal.chain, proposal.base, proposal.offset, *tokens) >= 0
+        if not sound or (tokens and max(tokens) >= self.vocabulary):
+            return False
+        if not parents:
+            return True
         return len(parents) == len(tokens) and all(-1 <= at < own for own, at in enumerate(parents, proposal.offset))
 
     def _weighted(self, proposal: Proposal) -> bool:
@@ -134,19 +148,12 @@ class Chains:
 
     def _grow(self, tree: Tree, proposal: Proposal, known: int, text: Text) -> Offer | None:
         """Add a piece's nodes from number `known` of it on; why nothing came of it, if so."""
-        added = contradicted = False
-        parents = proposal.parents or range(proposal.offset - 1, proposal.offset + len(proposal.tokens) - 1)
-        weights = proposal.weights if self.weighed else (None,) * len(proposal.tokens)
-        for token, parent, drawn in zip(proposal.tokens[known:], parents[known:], weights[known:], strict=True):
-            node = tree.add(parent, token, drawn)
-            if node is None:
-                continue
-            added = True
-            if node.position < len(text):
-                contradicted = tree.follow(text)
-        if contradicted:
+        tokens, offset = proposal.tokens, proposal.offset
+        parents = proposal.parents[known:] or range(tree.size - 1, offset + len(tokens) - 1)
+        added = tree.extend(tokens[known:], parents, proposal.weights[known:] if self.weighed else None)
+        if tree.position < len(text) and tree.follow(text):
             return Offer.CONTRADICTED
-        return None if added or not proposal.tokens[known:] else Offer.STALE
+        return None if added or len(tokens) == known else Offer.STALE
 
     def advance(self, text: Text) -> None:
         """Move every tree along the decided `text`.
@@ -171,9 +178,12 @@ class Chains:
         tested: the source whose window was tested; its path is counted elsewhere.
         """
         for source, tree in self._trees.items():
-            self._learn_ranks(source, tree, tokens)
+            if tree.branched:
+                self._learn_ranks(source, tree, tokens)
+            if source == tested:
+                continue
             guessed = [node.token for node in self._path(source)[: len(tokens)]]
-            if guessed and source != tested:
+            if guessed:
                 right = next((i for i, token in enumerate(guessed) if token != tokens[i]), len(guessed))
                 self.acceptance(source).observe(len(guessed), right)
 
@@ -189,16 +199,11 @@ class Chains:
 
     def ranks(self, source: int) -> AcceptanceByRank:
         """How often the source's first, second, ... child is the decided token."""
-        return self._ranks.setdefault(source, AcceptanceByRank())
+        return _of(source, self._ranks, AcceptanceByRank)
 
     def acceptance(self, source: int) -> AcceptanceByPosition:
         """How often the source's tokens are accepted. Of sources without a test the newest are remembered."""
-        known = self._acceptance.get(source)
-        if known is None:
-            known = self._acceptance[source] = AcceptanceByPosition()
-            if len(self._acceptance) > MOST_SOURCES:
-                del self._acceptance[min(self._acceptance)]
-        return known
+        return _of(source, self._acceptance, AcceptanceByPosition)
 
     def clear(self) -> None:
         """Drop every tree; what would extend one of them is stale."""
@@ -266,7 +271,7 @@ class Chains:
     def window(self, position: int, most: int) -> tuple[int, ...]:
         """Up to `most` draft tokens from `position` on, of the best source's path."""
         source = self.best(position)
-        return () if source is None else tuple(node.token for node in self._path(source, position)[:most])
+        return () if source is None else tuple([node.token for node in self._path(source, position)[:most]])
 
     def drafts(self, position: int, most: int) -> tuple[Draft, ...]:
         """The same, with what they were drawn from."""
