@@ -16,7 +16,7 @@ from specwire.lm.runners.decoder import MOST_COLUMNS, leading
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.llama import LlamaRunner
 from specwire.lm.runners.select import Sizes, tree_deviation
-from tests.lm.families import ALONE, SERVED, SLIDING, Family
+from tests.lm.families import ALONE, SERVED, SLIDING, WINDOW, Family
 from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Trees, last_rows
 
@@ -98,7 +98,13 @@ def test_a_window_slides_along_a_branch(family: Family, tmp_path: Path) -> None:
     for _ in range(STEPS // 2):
         walk.step()
         longest = max(longest, *(len(tree.text) for tree in walk.trees))
-    assert longest > 20
+    assert longest > WINDOW
+    # A branch that the window slides past, beside the rows of another.
+    deep = [at - 2 if at > 1 else -1 for at in range(2 * (WINDOW + 2))]
+    lm.rollback(0, 0)
+    lm.forward([Feed(0, 0, TEXT[:2], 0)])
+    got = lm.forward([branching(0, 2, deep)])
+    torch.testing.assert_close(got, last_rows(model, lines(TEXT[:2], deep)), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize(("kind", "lean"), [("llama", True), ("llama", False)])
