@@ -1,4 +1,4 @@
-"""The four ways to decode over a line, as rows of a measurement: one generation at a time through a client."""
+"""The ways to decode over a line, as rows of a measurement: one generation at a time through a client."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from bench.interleave import schedule
 from bench.rows import SpecwireRow
 from bench.runs import Sample
-from bench.wan.rig import AUTO, Orchestration
+from bench.wan.cells import LIGHT, Cell
+from bench.wan.rig import AUTO, AUTO_CHAIN, Orchestration
 
-PLAIN, TEXTBOOK, STREAM_WAIT, DEFAULT = "plain", "textbook", "stream, waiting", "default"
-DISCIPLINES = (PLAIN, TEXTBOOK, STREAM_WAIT, DEFAULT)
+PLAIN, TEXTBOOK, STREAM_WAIT, CHAIN, DEFAULT = "plain", "textbook", "stream, waiting", "chain", "default"
+DISCIPLINES = (PLAIN, TEXTBOOK, STREAM_WAIT, CHAIN, DEFAULT)
+# The default, and what it would be without branches: these alone differ by what a further token of a forward costs.
+AUTOMATIC = {CHAIN: AUTO_CHAIN, DEFAULT: AUTO}
 
 # A discipline that is slow is repeated as often as this allows; its interval says how often that was.
 MOST_SECONDS = 24.0
@@ -34,14 +37,21 @@ class Discipline(SpecwireRow):
 
 
 def orchestration(policy: str) -> Orchestration:
-    """The plan that a policy of the simulator's stands for: auto, plain, textbook:K or stream-wait:CHUNK,RUN_AHEAD."""
+    """The plan that a policy of the simulator's stands for: auto[:1], plain, textbook:K or
+    stream-wait:CHUNK,RUN_AHEAD.
+    """
     kind, _, numbers = policy.partition(":")
     if kind in ("textbook", "stream-wait"):
         plan = f"lockstep:{numbers}" if kind == "textbook" else f"stream:{numbers},1"
         return Orchestration(plan, patient=True)
-    if policy not in ("auto", "plain"):
+    if policy not in (AUTO, AUTO_CHAIN, "plain"):
         raise ValueError(f"policy: {policy!r} is not measured")
-    return Orchestration(AUTO)
+    return Orchestration(AUTO if policy == "plain" else policy)
+
+
+def measured_in(cell: Cell) -> tuple[str, ...]:
+    """The disciplines of a cell. What extends one token at a time does not care what a further one costs."""
+    return DISCIPLINES if cell.row_cost <= LIGHT else (PLAIN, *AUTOMATIC)
 
 
 def repeats_of(seconds: float, repeats: int, most_seconds: float = MOST_SECONDS) -> int:

@@ -19,20 +19,22 @@ from pathlib import Path
 
 from bench.progress import tracked
 from bench.runs import BenchError, Sample
-from bench.wan.cells import SHOWN, TOKENS, V_MS, Cell
+from bench.wan.cells import AT_HOME, SHOWN, TOKENS, Cell
 from bench.wan.disciplines import (
+    AUTOMATIC,
+    CHAIN,
     DEFAULT,
     DISCIPLINES,
     PLAIN,
     TEXTBOOK,
     Discipline,
+    measured_in,
     orchestration,
     repeats_of,
     take_turns,
 )
 from bench.wan.places import places
 from bench.wan.rig import Orchestration, Pair, Rig, rig
-from bench.wan.traces import from_position
 from bench.wan.virtual import Expected, Software
 from specwire.client import Client, Timings
 
@@ -42,7 +44,7 @@ SEED = 7
 # One token: then the prompt's forward is V(1), as the simulator has it.
 PROMPT = (5,)
 # What the default learns before it is measured, and what settles connections for the others.
-WARM_UP = {DEFAULT: 128}
+WARM_UP = {CHAIN: 128, DEFAULT: 128}
 LEAST_WARM_UP = 8
 # Steps of each kind from which software's share is told, those left out at first, chunks of lockstep, hops of a round.
 GAUGED_STEPS, UNSETTLED = 64, 4
@@ -109,7 +111,7 @@ def measure_cell(expected: Expected, repeats: int, tokens: int, given_up: thread
         if given_up.is_set():
             raise BenchError(f"{expected.cell.name}: given up")
 
-    policies = {name: expected.settings.get(name, "auto") for name in DISCIPLINES}
+    policies = {name: expected.settings.get(name, AUTOMATIC.get(name, PLAIN)) for name in measured_in(expected.cell)}
     plans = {name: orchestration(policy) for name, policy in policies.items()}
     with ExitStack() as owned:
         where = owned.enter_context(places())
@@ -125,10 +127,11 @@ def measure_cell(expected: Expected, repeats: int, tokens: int, given_up: thread
 
 def emulated(cell: Cell, folder: Path) -> Pair:
     """Scripted models that take the cell's times; `folder` will hold the trace."""
-    trace = folder / "trace"
-    trace.write_text(from_position(cell.trace, len(PROMPT)))
+    ranks = folder / "ranks"
+    ranks.write_text(cell.trace.played(len(PROMPT)))
     target = f"scripted:{SEED}:delay_ms={cell.V_ms:g}:row_cost={cell.slope:g}:device=cloud"
-    return Pair(target, f"scripted:{SEED}:delay_ms={cell.draft_ms:g}:trace={trace}:device=edge")
+    draft = f"scripted:{SEED}:delay_ms={cell.draft_ms:g}:row_cost={cell.row_cost:g}:ranks={ranks}:device=edge"
+    return Pair(target, draft)
 
 
 def _rows(owned: ExitStack, started: Rig, plans: dict[str, Orchestration]) -> list[Discipline]:
@@ -143,7 +146,7 @@ def measure_software() -> Software:
     lockstep in which every guess is right: such a round is a step, k draft tokens and four hops (proposal and verdict,
     each through the orchestrator), so two values of k tell draft tokens and hops apart.
     """
-    cell = Cell(0.0, 8.0, 1.0, 0.0, V_MS)
+    cell = Cell(0.0, 8.0, 1.0, 0.0, row_cost=0.0)
     plans = {PLAIN: Orchestration(), **{f"k = {k}": orchestration(f"textbook:{k}") for k in GAUGED_CHUNKS}}
     with ExitStack() as owned:
         where = owned.enter_context(places())
@@ -196,9 +199,9 @@ def expected_seconds(expected: Expected, repeats: int, tokens: int = TOKENS) -> 
 
 def repeats_by_discipline(expected: Expected, repeats: int, tokens: int) -> dict[str, int]:
     """Baselines that are slow have fewer, except those that a bar is about; the others have all of them."""
-    full = {PLAIN, DEFAULT, *(DISCIPLINES if expected.cell == SHOWN else ())}
-    if expected.speeds[TEXTBOOK] > BARRED * expected.speeds[PLAIN]:
-        full.add(TEXTBOOK)
-    return {
-        name: repeats if name in full else repeats_of(tokens / expected.speeds[name], repeats) for name in DISCIPLINES
-    }
+    full, speeds = {CHAIN, DEFAULT, *(DISCIPLINES if expected.cell in (SHOWN, AT_HOME) else ())}, expected.speeds
+    if TEXTBOOK in speeds:
+        full.add(PLAIN)
+        if speeds[TEXTBOOK] > BARRED * speeds[PLAIN]:
+            full.add(TEXTBOOK)
+    return {name: repeats if name in full else repeats_of(tokens / speed, repeats) for name, speed in speeds.items()}

@@ -2,41 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from bench.bars import Bar, at_least, at_most
 from bench.interval import Estimate, estimate
-from bench.wan.cells import SHOWN
-from bench.wan.disciplines import DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK
+from bench.wan.branching import written_gains
+from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, SHOWN, Cell
+from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, TEXTBOOK
 from bench.wan.emulated import Measured
 from bench.wan.real_pair import MeasuredPair
-from bench.wan.speeds import first_token_ms, ratio, ratio_to, ratio_to_better, speeds
+from bench.wan.speeds import first_token_ms, ratio, ratio_to, ratio_to_better, speeds, times
 from bench.wan.wire import Wire
 from specwire.core.law.sampling import GUESSING_RULES
 
 OF_BETTER, OF_OPTIMUM, SIMULATOR_ERROR = 0.97, 0.90, 0.10
 SHOWN_TO_TEXTBOOK, SHOWN_TO_PLAIN = 1.2, 1.15
-PAIR_TO_PLAIN = 0.95
+PAIR_TO_PLAIN, PAIR_TO_CHAIN = 0.95, 0.95
+# Default / chain: of what was simulated before, in every cell, and in those where trees must show.
+OF_GAIN, LEAST_TO_CHAIN = 0.95, 0.98
+TO_CHAIN = {
+    AWAY: 1.10,
+    Cell(20.0, 1.0, 0.8, 0.02): 1.15,
+    Cell(80.0, 1.0, 0.9, 0.05): 1.15,
+    FAR_AND_FAST: 1.08,
+}
+AWAY_TO_TEXTBOOK_AT_HOME = 1.10
 FIRST_TOKEN_RTTS = 1.1
 BYTES_PER_PROPOSED = 16.0
 
 
-def bars(cells: Sequence[Measured], pair: Sequence[MeasuredPair], wire: Sequence[Wire]) -> list[Bar]:
-    return [bar for part in (map(_cell, cells), map(_pair, pair), map(_wire, wire)) for one in part for bar in one]
+def bars(
+    cells: Sequence[Measured],
+    pair: Sequence[MeasuredPair],
+    wire: Sequence[Wire],
+    gains: Mapping[str, float] | None = None,
+) -> list[Bar]:
+    """gains: default / chain by cell, simulated before; what is written in bench/results if they are not given."""
+    gains = written_gains() if gains is None else gains
+    return [
+        *(bar for one in cells for bar in (*_cell(one), *_branching(one, gains))),
+        *_placed(cells),
+        *(bar for one in pair for bar in _pair(one)),
+        *(bar for one in wire for bar in _wire(one)),
+    ]
 
 
 def _cell(one: Measured) -> Iterator[Bar]:
     name, samples = one.cell.name, one.samples
-    better = ratio_to_better(samples, DEFAULT, (PLAIN, TEXTBOOK))
-    yield at_least(f"{name}: default / better of plain and textbook", better, OF_BETTER)
+    baselines = [baseline for baseline in (PLAIN, TEXTBOOK) if baseline in one.expected.speeds]
+    better = ratio_to_better(samples, DEFAULT, baselines)
+    yield at_least(f"{name}: default / better of {' and '.join(baselines)}", better, OF_BETTER)
     yield at_least(f"{name}: default / simulated optimum", ratio_to(samples, DEFAULT, one.expected.optimum), OF_OPTIMUM)
-    worst = max((simulator_error(one, discipline) for discipline in DISCIPLINES), key=lambda error: error.value)
+    worst = max((simulator_error(one, discipline) for discipline in one.expected.speeds), key=lambda error: error.value)
     yield at_most(f"{name}: simulator's error, worst discipline", worst, SIMULATOR_ERROR)
     yield at_most(f"{name}: texts that differ", _exact(0.0 if one.texts_equal else 1.0), 0)
     if one.cell == SHOWN:
         yield at_least(f"{name}: default / textbook", ratio(samples, DEFAULT, TEXTBOOK), SHOWN_TO_TEXTBOOK)
         yield at_least(f"{name}: default / plain", ratio(samples, DEFAULT, PLAIN), SHOWN_TO_PLAIN)
         yield at_most(f"{name}: first token less prefill, in round trips", _first_token(one), FIRST_TOKEN_RTTS)
+
+
+def _branching(one: Measured, gains: Mapping[str, float]) -> Iterator[Bar]:
+    """What branches gain. A cell that was not simulated before is held to what is simulated now."""
+    name, found = one.cell.name, ratio(one.samples, DEFAULT, CHAIN)
+    yield at_least(f"{name}: default / chain", found, TO_CHAIN.get(one.cell, LEAST_TO_CHAIN))
+    gain = gains.get(name, one.expected.gain)
+    yield at_least(f"{name}: default / chain, of the {gain:.2f} simulated", times(found, 1 / gain), OF_GAIN)
+
+
+def _placed(cells: Sequence[Measured]) -> Iterator[Bar]:
+    """The default away beside textbook speculation in the verifier's box."""
+    by_cell = {one.cell: one for one in cells}
+    if AWAY in by_cell and AT_HOME in by_cell:
+        found = beside(by_cell[AWAY], DEFAULT, by_cell[AT_HOME], TEXTBOOK)
+        yield at_least(f"{AWAY.name}: default / textbook at 0 ms", found, AWAY_TO_TEXTBOOK_AT_HOME)
+
+
+def beside(one: Measured, row: str, other: Measured, to: str) -> Estimate:
+    """How many times as fast a row of one cell is as one of another, repeat by repeat."""
+    pairs = zip(speeds(one.samples, row), speeds(other.samples, to), strict=False)
+    return estimate([first / second for first, second in pairs])
 
 
 def simulator_error(one: Measured, discipline: str) -> Estimate:
@@ -57,7 +102,10 @@ def _first_token(one: Measured) -> Estimate:
 
 
 def _pair(one: MeasuredPair) -> Iterator[Bar]:
-    yield at_least(f"demo pair, {one.rtt_ms:g} ms: default / plain", ratio(one.samples, DEFAULT, PLAIN), PAIR_TO_PLAIN)
+    name = f"demo pair, {one.rtt_ms:g} ms: default"
+    yield at_least(f"{name} / plain", ratio(one.samples, DEFAULT, PLAIN), PAIR_TO_PLAIN)
+    if speeds(one.samples, CHAIN):
+        yield at_least(f"{name} / chain", ratio(one.samples, DEFAULT, CHAIN), PAIR_TO_CHAIN)
 
 
 def _wire(one: Wire) -> Iterator[Bar]:
@@ -67,7 +115,7 @@ def _wire(one: Wire) -> Iterator[Bar]:
     for hop in one.hops:
         if hop.tokens.get("proposals"):
             value = hop.per_token("proposals")
-            yield at_most(f"{one.rule}, {hop.name}: bytes per proposed token", _exact(value), BYTES_PER_PROPOSED)
+            yield at_most(f"{one.name}, {hop.name}: bytes per proposed token", _exact(value), BYTES_PER_PROPOSED)
 
 
 def _exact(value: float) -> Estimate:

@@ -11,15 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from bench.interval import Estimate
-from bench.wan.cells import ACCEPTANCES, DRAFTS_MS
-from bench.wan.disciplines import DEFAULT, DISCIPLINES, PLAIN, STREAM_WAIT, TEXTBOOK
+from bench.runs import of_row
+from bench.wan.cells import ACCEPTANCES, DRAFTS_MS, LIGHT
+from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, STREAM_WAIT, TEXTBOOK
 from bench.wan.emulated import Measured
 from bench.wan.real_pair import MeasuredPair
 from bench.wan.results import Results
 from bench.wan.speeds import tokens_per_second
 from bench.wan.virtual import Expected
 
-COLOURS = {PLAIN: "#627282", TEXTBOOK: "#c0603a", STREAM_WAIT: "#c9a227", DEFAULT: "#1f6fb2"}
+COLOURS = {PLAIN: "#627282", TEXTBOOK: "#c0603a", STREAM_WAIT: "#c9a227", CHAIN: "#7fb2d9", DEFAULT: "#1f6fb2"}
 OPTIMUM = "#222222"
 # Slopes of V(m) by the look of the measured points; curves are drawn for the first.
 MARKERS = {0.0: "o", 0.02: "s", 0.05: "^"}
@@ -48,8 +49,11 @@ def draw(results: Results, path: Path) -> None:
 
 
 def _curves(axes: Axes, expected: Sequence[Expected]) -> None:
-    """In virtual time, where V does not grow with m."""
-    flat = sorted((one for one in expected if one.cell.slope == 0.0), key=lambda one: one.cell.rtt_ms)
+    """In virtual time, where V does not grow with m and d hardly with W."""
+    flat = sorted(
+        (one for one in expected if one.cell.slope == 0.0 and one.cell.row_cost == LIGHT),
+        key=lambda one: one.cell.rtt_ms,
+    )
     at = [one.cell.rtt_ms for one in flat]
     for name in DISCIPLINES:
         axes.plot(at, [one.speeds[name] for one in flat], color=COLOURS[name], linewidth=1.2)
@@ -58,7 +62,7 @@ def _curves(axes: Axes, expected: Sequence[Expected]) -> None:
 
 def _points(axes: Axes, cells: Sequence[Measured]) -> None:
     for one in cells:
-        for name in DISCIPLINES:
+        for name in one.expected.speeds:
             speed = tokens_per_second(one.samples, name)
             _point(axes, one.cell.rtt_ms, speed, COLOURS[name], MARKERS[one.cell.slope])
 
@@ -71,11 +75,10 @@ def _point(axes: Axes, at: float, speed: Estimate, colour: str, marker: str) -> 
 def _pair(axes: Axes, pair: Sequence[MeasuredPair]) -> None:
     axes.set_title("demo pair, real forwards")
     axes.set_xlabel("round-trip time, ms")
-    at = [one.rtt_ms for one in pair]
     for name in DISCIPLINES:
-        speeds = [tokens_per_second(one.samples, name) for one in pair]
-        axes.plot(at, [speed.value for speed in speeds], color=COLOURS[name], linewidth=1.2)
-        for rtt, speed in zip(at, speeds, strict=True):
+        known = {one.rtt_ms: tokens_per_second(one.samples, name) for one in pair if of_row(one.samples, name)}
+        axes.plot(list(known), [speed.value for speed in known.values()], color=COLOURS[name], linewidth=1.2)
+        for rtt, speed in known.items():
             _point(axes, rtt, speed, COLOURS[name], "o")
     axes.set_ylim(bottom=0)
 

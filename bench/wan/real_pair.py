@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from bench.progress import tracked
 from bench.runs import Sample
 from bench.wan.disciplines import (
-    DEFAULT,
+    AUTOMATIC,
     PLAIN,
     STREAM_WAIT,
     TEXTBOOK,
@@ -22,7 +22,7 @@ from bench.wan.disciplines import (
     take_turns,
 )
 from bench.wan.places import places
-from bench.wan.rig import Orchestration, Pair, Rig, rig
+from bench.wan.rig import AUTO_CHAIN, Orchestration, Pair, Rig, rig
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from deploy.stack.options import cores
 from specwire.client import Client
@@ -67,7 +67,7 @@ def measure_pair(
     """Every round trip in turn with the same processes, each repeat on another held-out prompt."""
     pair = pair or demo_pair()
     policies = [policy for choices in CHOICES.values() for policy in choices]
-    plans = [Orchestration(), *(orchestration(policy) for policy in policies)]
+    plans = [Orchestration(), *(orchestration(policy) for policy in (*policies, AUTO_CHAIN))]
     found = []
     with ExitStack() as owned:
         where = owned.enter_context(places())
@@ -103,7 +103,7 @@ def _measure(
     settings = {name: _fastest(name, clients, prompts[0], min(tokens, SELECTION_TOKENS)) for name in CHOICES}
     rows = [Discipline(clients[Orchestration()], False, PLAIN)]
     rows += [Discipline(clients[orchestration(policy)], True, name) for name, policy in settings.items()]
-    rows.append(Discipline(clients[Orchestration()], True, DEFAULT))
+    rows += [Discipline(clients[orchestration(policy)], True, name) for name, policy in AUTOMATIC.items()]
     seconds = {row.key: row.run(prompts[0], min(tokens, WARM_UP_TOKENS)).seconds for row in rows}
     longer = tokens / min(tokens, WARM_UP_TOKENS)
     counts = {row.key: repeats for row in rows}

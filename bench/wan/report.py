@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from bench.interval import Estimate
 from bench.report import table
-from bench.runs import Sample
-from bench.wan.cells import RTTS_MS
-from bench.wan.disciplines import DEFAULT, DISCIPLINES, PLAIN, STREAM_WAIT, TEXTBOOK
+from bench.runs import Sample, of_row
+from bench.wan.branching import placement_lines, placements
+from bench.wan.cells import AT_HOME, AWAY, RTTS_MS
+from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, STREAM_WAIT, TEXTBOOK
 from bench.wan.emulated import Measured
 from bench.wan.gauge import Gauge
-from bench.wan.judged import simulator_error
+from bench.wan.judged import beside, simulator_error
 from bench.wan.real_pair import MeasuredPair
 from bench.wan.results import Results
 from bench.wan.speeds import ratio, ratio_to, tokens_per_second
@@ -27,6 +28,7 @@ def report(results: Results) -> str:
         _cells(results.cells),
         _pair(results.pair),
         _grid(results.grid),
+        _placements(results),
         _wire(results.wire),
         _bars(results),
         list(results.notes),
@@ -47,38 +49,48 @@ def _gauge(gauge: Gauge, software: Software) -> list[str]:
 
 
 def _cells(cells: Sequence[Measured]) -> list[str]:
-    head = (EMULATED, *DISCIPLINES, "/ plain", "/ textbook", "/ optimum", "simulator off by")
+    head = (EMULATED, *DISCIPLINES, "/ plain", "/ textbook", "/ chain", "/ optimum", "simulator off by")
     body = [(_title(one), *_speeds(one.samples), *_ratios(one)) for one in cells]
     return table(head, body) if body else []
 
 
 def _title(one: Measured) -> str:
-    settings = one.expected.settings
-    return f"{one.cell.name}  ({settings[TEXTBOOK]}, {settings[STREAM_WAIT]})"
+    chosen = [one.expected.settings[name] for name in (TEXTBOOK, STREAM_WAIT) if name in one.expected.settings]
+    return f"{one.cell.name}  ({', '.join(chosen)})" if chosen else one.cell.name
 
 
 def _speeds(samples: Sequence[Sample]) -> list[str]:
-    return [f"{tokens_per_second(samples, name).value:.1f}" for name in DISCIPLINES]
+    """A dash where it was not measured."""
+    return [f"{tokens_per_second(samples, name).value:.1f}" if of_row(samples, name) else "-" for name in DISCIPLINES]
+
+
+def _to(samples: Sequence[Sample], other: str) -> str:
+    return _interval(ratio(samples, DEFAULT, other)) if of_row(samples, other) else "-"
 
 
 def _ratios(one: Measured) -> list[str]:
-    worst = max(simulator_error(one, name).value for name in DISCIPLINES)
+    worst = max(simulator_error(one, name).value for name in one.expected.speeds)
     return [
-        _interval(ratio(one.samples, DEFAULT, PLAIN)),
-        _interval(ratio(one.samples, DEFAULT, TEXTBOOK)),
+        *(_to(one.samples, other) for other in (PLAIN, TEXTBOOK, CHAIN)),
         _interval(ratio_to(one.samples, DEFAULT, one.expected.optimum)),
         f"{worst:.1%}",
     ]
 
 
 def _pair(pair: Sequence[MeasuredPair]) -> list[str]:
-    head = ("demo pair, real forwards on shared cores; tokens/s", *DISCIPLINES, "/ plain", "/ textbook", "texts")
+    head = (
+        "demo pair, real forwards on shared cores; tokens/s",
+        *DISCIPLINES,
+        "/ plain",
+        "/ textbook",
+        "/ chain",
+        "texts",
+    )
     body = [
         (
             f"R {one.rtt_ms:g} ms  ({one.settings[TEXTBOOK]}, {one.settings[STREAM_WAIT]})",
             *_speeds(one.samples),
-            _interval(ratio(one.samples, DEFAULT, PLAIN)),
-            _interval(ratio(one.samples, DEFAULT, TEXTBOOK)),
+            *(_to(one.samples, other) for other in (PLAIN, TEXTBOOK, CHAIN)),
             "equal" if one.texts_equal else "near-ties",
         )
         for one in pair
@@ -92,7 +104,7 @@ def _grid(grid: Sequence[Expected]) -> list[str]:
     rows: dict[str, dict[float, Expected]] = {}
     for one in grid:
         cell = one.cell
-        name = f"d {cell.draft_ms:g} ms, a {cell.acceptance:g}, s {cell.slope:g}"
+        name = f"d {cell.draft_ms:g} ms, a {cell.acceptance:g}, s {cell.slope:g}, b {cell.row_cost:g}"
         rows.setdefault(name, {})[cell.rtt_ms] = one
     body = [
         (
@@ -105,15 +117,29 @@ def _grid(grid: Sequence[Expected]) -> list[str]:
     return [*table(head, body), "the last column is the least of its row"] if body else []
 
 
+def _placements(results: Results) -> list[str]:
+    """The default away beside the same drafter in the verifier's box: what a placement is chosen by."""
+    found = placements(results.grid)
+    measured = {one.cell: one for one in results.cells}
+    said = placement_lines(found) if found else []
+    if AWAY in measured and AT_HOME in measured:
+        for row in (TEXTBOOK, DEFAULT):
+            times = beside(measured[AWAY], DEFAULT, measured[AT_HOME], row)
+            said.append(f"measured, {AWAY.name}: default is {_interval(times)} times {row} at 0 ms")
+    return said
+
+
 def _to_better(one: Expected | None) -> str:
-    return "-" if one is None else f"{one.speeds[DEFAULT] / max(one.speeds[PLAIN], one.speeds[TEXTBOOK]):.2f}"
+    if one is None:
+        return "-"
+    return f"{one.speeds[DEFAULT] / max(speed for name, speed in one.speeds.items() if name in (PLAIN, TEXTBOOK)):.2f}"
 
 
 def _wire(wire: Sequence[Wire]) -> list[str]:
     head = ("bytes on the wire, framing included", "per proposed token", "per decided token", "messages", "by kind")
     body = [
         (
-            f"{one.rule}, {hop.name}",
+            f"{one.name}, {hop.name}",
             f"{hop.per_token('proposals'):.1f}" if hop.tokens.get("proposals") else "-",
             f"{sum(hop.bytes.values()) / one.decided:.1f}",
             str(hop.messages),

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.bars import Bar
-from bench.runs import Sample
-from bench.wan.disciplines import DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK
+from bench.runs import Sample, of_row
+from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK
 from bench.wan.earlier import WHERE
 from bench.wan.emulated import Measured
 from bench.wan.gauge import Gauge
@@ -73,8 +73,8 @@ def _cell(one: Measured) -> dict[str, object]:
         "settings": one.expected.settings,
         "simulated": _rounded(one.expected.speeds),
         "optimum": round(one.expected.optimum, 3),
-        "disciplines": {name: _discipline(one.samples, name) for name in DISCIPLINES},
-        "simulator_error": {name: asdict(simulator_error(one, name)) for name in DISCIPLINES},
+        "disciplines": _disciplines(one.samples),
+        "simulator_error": {name: asdict(simulator_error(one, name)) for name in one.expected.speeds},
         "default_to_optimum": asdict(ratio_to(one.samples, DEFAULT, one.expected.optimum)),
         "texts_equal": one.texts_equal,
         "relay_late_ms": one.late_ms,
@@ -86,16 +86,22 @@ def _pair(one: MeasuredPair) -> dict[str, object]:
         "rtt_ms": one.rtt_ms,
         "namespaces": one.isolated,
         "settings": one.settings,
-        "disciplines": {name: _discipline(one.samples, name) for name in DISCIPLINES},
+        "disciplines": _disciplines(one.samples),
         "texts_equal": one.texts_equal,
     }
 
 
-def _discipline(samples: Sequence[Sample], name: str) -> dict[str, object]:
+def _disciplines(samples: Sequence[Sample]) -> dict[str, object]:
+    """Of those that were measured."""
+    names = [name for name in DISCIPLINES if of_row(samples, name)]
+    return {name: _discipline(samples, name, names) for name in names}
+
+
+def _discipline(samples: Sequence[Sample], name: str, others: Sequence[str]) -> dict[str, object]:
+    compared = {PLAIN: "to_plain", TEXTBOOK: "to_textbook", CHAIN: "to_chain"}
     return {
         "tokens_per_second": asdict(tokens_per_second(samples, name)),
-        "to_plain": asdict(ratio(samples, name, PLAIN)),
-        "to_textbook": asdict(ratio(samples, name, TEXTBOOK)),
+        **{key: asdict(ratio(samples, name, other)) for other, key in compared.items() if other in others},
         "first_token_ms": asdict(first_token_ms(samples, name)),
     }
 
@@ -110,7 +116,12 @@ def _expected(one: Expected) -> dict[str, object]:
 
 
 def _wire(one: Wire) -> dict[str, object]:
-    return {"rule": one.rule, "decided": one.decided, "hops": [_hop(hop, one.decided) for hop in one.hops]}
+    return {
+        "rule": one.rule,
+        "trees": one.trees,
+        "decided": one.decided,
+        "hops": [_hop(hop, one.decided) for hop in one.hops],
+    }
 
 
 def _hop(hop: Hop, decided: int) -> dict[str, object]:

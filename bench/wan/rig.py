@@ -17,7 +17,8 @@ from bench.wan.places import Place, Places
 START_LIMIT_S = 180.0
 MOST_SAID = 500
 SLOTS = "4"
-AUTO = "auto"
+# The second has drafters extend one token a forward.
+AUTO, AUTO_CHAIN = "auto", "auto:1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from bench.progress import tracked
 from bench.report import bar_lines, table
 from bench.wan.cells import TOKENS, Cell, grid
 from bench.wan.crowds import Crowd, best_fixed, crowds, speed
-from bench.wan.traces import acceptance, recorded, with_acceptance
+from bench.wan.traces import GREEDY, nearest, recorded
 from bench.wan.virtual import WORKERS, Software, as_simulated
 from specwire import sim
 from specwire.rpc.process import say
@@ -65,8 +65,7 @@ def sweep(cell: Cell | Crowd, traces: int, tokens: int) -> Swept:
 
 def sessions_of(cell: Cell, traces: int, tokens: int) -> list[sim.Cell]:
     """A session a trace, those whose acceptance is nearest to the cell's first: the least is turned in them."""
-    nearest = sorted(recorded(), key=lambda trace: abs(acceptance(trace) - cell.acceptance))[:traces]
-    turned = (with_acceptance(trace, cell.acceptance) for trace in nearest)
+    turned = nearest(GREEDY, cell.acceptance)[:traces]
     return [as_simulated(cell, Software(), tokens, trace) for trace in turned]
 
 

@@ -66,6 +66,10 @@ class Ranked:
         scores = tuple((0.0, *(-UNIT * int(gap) for gap in row)) for row in gaps)
         return cls(tuple(None if mark == NONE else int(mark) for mark in written["right"]), scores)
 
+    def played(self, prompt: int) -> str:
+        """As a scripted drafter reads it (`specwire.lm.scripted.Ranks`), behind a prompt of this length."""
+        return json.dumps({"prompt": prompt, "right": self.right, "scores": self.scores})
+
     @property
     def bits(self) -> str:
         """The trace of the first guess alone."""
@@ -92,6 +96,27 @@ def with_acceptance(trace: str, wanted: float, seed: int = 0) -> str:
     places = [at for at, bit in enumerate(trace) if bit == turned]
     chosen = set(Random(seed).sample(places, abs(trace.count("1") - ones)))
     return "".join(("1" if bit == "0" else "0") if at in chosen else bit for at, bit in enumerate(trace))
+
+
+def with_ranks(trace: Ranked, wanted: float, seed: int = 0) -> Ranked:
+    """The same with ranks: its first guesses are those of `with_acceptance`.
+
+    A place that is turned gets what the trace says of another one: a miss that of a miss, so that ranks are spread over
+    misses as they were recorded.
+    """
+    places = list(zip(trace.right, trace.scores, strict=True))
+    kinds = {bit: [place for place in places if str(int(place[0] == 0)) == bit] for bit in "01"}
+    random, made = Random(seed), list(places)
+    for at, (old, new) in enumerate(zip(trace.bits, with_acceptance(trace.bits, wanted, seed), strict=True)):
+        if old != new:
+            made[at] = random.choice(kinds[new])
+    return Ranked(tuple(rank for rank, _ in made), tuple(scores for _, scores in made))
+
+
+def nearest(rule: str, wanted: float) -> list[Ranked]:
+    """All traces of a rule with an acceptance, those first in which the least is turned."""
+    found = sorted(ranked(rule), key=lambda trace: abs(acceptance(trace.bits) - wanted))
+    return [with_ranks(trace, wanted) for trace in found]
 
 
 def from_position(trace: str, position: int) -> str:

@@ -11,7 +11,8 @@ from multiprocessing import get_context
 
 from bench.progress import tracked
 from bench.wan.cells import TOKENS, Cell
-from bench.wan.disciplines import DEFAULT, PLAIN, STREAM_WAIT, TEXTBOOK
+from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, STREAM_WAIT, TEXTBOOK, measured_in
+from bench.wan.traces import Ranked
 from specwire import sim
 
 WAITING_CHUNKS, WAITING_RUN_AHEADS = (1, 2, 4), (8, 16, 32)
@@ -38,23 +39,24 @@ class Expected:
     settings: dict[str, str]
     optimum: float
 
+    @property
+    def gain(self) -> float:
+        """Default / chain."""
+        return self.speeds[DEFAULT] / self.speeds[CHAIN]
+
 
 def expect(cell: Cell, software: Software | None = None, tokens: int = TOKENS) -> Expected:
-    """Simulate every discipline of a cell. The optimum is a sweep without any software: an upper reference."""
+    """Simulate every discipline of a cell. The optimum is a sweep of chains without any software."""
     software = software or Software()
     bare, loaded = as_simulated(cell, Software(), tokens), as_simulated(cell, software, tokens)
-    optimum, textbook, waiting = sim.optimum(bare), sim.best_textbook(bare), _best_waiting(bare)
-    return Expected(
-        cell,
-        {
-            PLAIN: _speed(loaded, sim.PLAIN),
-            TEXTBOOK: _speed(loaded, textbook.policy),
-            STREAM_WAIT: _speed(loaded, waiting),
-            DEFAULT: _experienced(loaded),
-        },
-        {TEXTBOOK: textbook.policy.name, STREAM_WAIT: waiting.name, "optimum": optimum.policy.name},
-        optimum.result.tokens_per_second,
-    )
+    optimum = sim.optimum(bare)
+    fixed = {PLAIN: sim.PLAIN}
+    if TEXTBOOK in measured_in(cell):
+        fixed |= {TEXTBOOK: sim.best_textbook(bare).policy, STREAM_WAIT: _best_waiting(bare)}
+    speeds = {name: _speed(loaded, policy) for name, policy in fixed.items()}
+    speeds |= {CHAIN: _experienced(loaded, sim.CHAIN), DEFAULT: _experienced(loaded, sim.AUTO)}
+    settings = {name: policy.name for name, policy in fixed.items() if name != PLAIN}
+    return Expected(cell, speeds, {**settings, "optimum": optimum.policy.name}, optimum.result.tokens_per_second)
 
 
 def expect_all(cells: Sequence[Cell], software: Software | None = None, tokens: int = TOKENS) -> list[Expected]:
@@ -66,14 +68,17 @@ def expect_all(cells: Sequence[Cell], software: Software | None = None, tokens: 
         return list(tracked(pool.map(one, cells), len(cells), "in virtual time"))
 
 
-def as_simulated(cell: Cell, software: Software, tokens: int, trace: str | None = None) -> sim.Cell:
+def as_simulated(cell: Cell, software: Software, tokens: int, trace: Ranked | None = None) -> sim.Cell:
     """trace: another than the cell's own."""
+    trace = trace or cell.trace
     return sim.Cell(
         V_us=cell.V_ms * 1000,
         slope=cell.slope,
         draft_us=cell.draft_ms * 1000 + software.draft_us,
         rtt_us=cell.rtt_ms * 1000,
-        trace=[bit == "1" for bit in trace or cell.trace],
+        row_slope=cell.row_cost,
+        ranks=trace.right,
+        scores=trace.scores,
         tokens=tokens,
         hop_us=software.hop_us,
         step_us=software.step_us,
@@ -85,9 +90,9 @@ def _best_waiting(cell: sim.Cell) -> sim.Policy:
     return max(candidates, key=lambda policy: _speed(cell, policy))
 
 
-def _experienced(cell: sim.Cell) -> float:
-    """The default's second session: the first one, from which it learns, is not counted in a measurement either."""
-    first = sim.simulate(cell, sim.AUTO)
+def _experienced(cell: sim.Cell, policy: sim.Policy) -> float:
+    """The second session: the first one, from which it learns, is not counted in a measurement either."""
+    first = sim.simulate(cell, policy)
     return sim.simulate(cell, planner=first.planner.successor(cell.cost.measured(), cell.shared_host)).tokens_per_second
 
 

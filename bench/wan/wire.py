@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -23,13 +23,15 @@ from bench.wan.places import places
 from bench.wan.rig import Orchestration, Pair, rig
 from bench.wan.traces import from_position
 from specwire.client import Client
+from specwire.core.law.sampling import GUESSING_RULES
 from specwire.v1 import draft_pb2, verify_pb2
 
 # Ids of three bytes each, as large vocabularies have; positions of two.
 VOCABULARY = 131_072
 PROMPT = tuple(20_000 + 7 * index for index in range(512))
 CHUNK = 4
-PLAN = Orchestration(f"stream:{CHUNK},32")
+# A chain, and a tree of which a forward extends up to 8 nodes; a rule that weighs draft tokens has chains only.
+PLAN, TREES = Orchestration(f"stream:{CHUNK},32"), Orchestration(f"stream:{CHUNK},128,0,8")
 GRPC_PREFIX = 5
 # Every rule, and its temperature. Under rejection and block a proposal also says what its tokens were drawn from.
 RULES = {
@@ -66,11 +68,16 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The hops of a session under one rule; `decided` tokens in all."""
+    """The hops of a session under one rule; `decided` tokens in all. trees: its proposals were trees."""
 
     rule: str
     hops: tuple[Hop, ...]
     decided: int
+    trees: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.rule}, trees" if self.trees else self.rule
 
 
 class _Kind(Protocol):
@@ -80,19 +87,26 @@ class _Kind(Protocol):
 
 
 def measure_wire(tokens: int = TOKENS) -> list[Wire]:
-    """One session under each rule, in chunks of CHUNK."""
+    """One session under each rule, in chunks of CHUNK; where trees are allowed, a second one with trees."""
     with ExitStack() as owned:
         where = owned.enter_context(places())
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-wan-")))
-        (folder / "trace").write_text(from_position(typical_trace(), len(PROMPT)))
+        (folder / "trace").write_text(from_position(typical_trace().bits, len(PROMPT)))
         target = f"scripted:7:vocab={VOCABULARY}:delay_ms=40:device=cloud"
         draft = f"scripted:7:vocab={VOCABULARY}:delay_ms=8:trace={folder / 'trace'}:device=edge"
-        started = owned.enter_context(rig(where, Pair(target, draft), [PLAN], watch_drafter=True))
-        client = owned.enter_context(Client(started.addresses[PLAN]))
+        started = owned.enter_context(rig(where, Pair(target, draft), [PLAN, TREES], watch_drafter=True))
+        clients = {plan: owned.enter_context(Client(started.addresses[plan])) for plan in (PLAN, TREES)}
         if started.draft_link is None:
             raise BenchError("wire: the drafter is not watched")
         links = (started.links[0], started.draft_link)
-        return [_watch(client, rule, tokens, links) for rule in RULES]
+        return [
+            *(_watch(clients[PLAN], rule, tokens, links) for rule in RULES),
+            *(
+                replace(_watch(clients[TREES], rule, tokens, links), trees=True)
+                for rule in RULES
+                if rule in GUESSING_RULES
+            ),
+        ]
 
 
 def _watch(client: Client, rule: str, tokens: int, links: Sequence[Link]) -> Wire:

@@ -29,14 +29,15 @@ def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
     assert set(descendants(os.getpid())) <= before
     found = json.loads(out.read_text())
     (cell,) = found["emulated"]
-    assert cell["name"] == "R80-d8-a0.8-s0"
+    assert cell["name"] == "R80-d8-a0.8-s0-b0.02"
     assert cell["texts_equal"]
     assert len(found["raw"]) == len(DISCIPLINES)
-    assert [one["rule"] for one in found["wire"]] == list(RULES)
+    assert [one["rule"] for one in found["wire"] if not one["trees"]] == list(RULES)
+    assert {one["rule"] for one in found["wire"] if one["trees"]} == {"greedy", "coupled"}
     assert all(len(one["hops"]) == 4 for one in found["wire"])
     held = {bar["name"]: bar["holds"] for bar in found["bars"]}
     # What does not depend on this machine's speed.
-    assert held["R80-d8-a0.8-s0: texts that differ"]
+    assert held["R80-d8-a0.8-s0-b0.02: texts that differ"]
     assert all(holds for name, holds in held.items() if name.endswith("bytes per proposed token"))
     assert str(tmp_path) not in out.read_text()
     assert out.with_suffix(".png").stat().st_size > 10_000

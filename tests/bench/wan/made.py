@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from bench.runs import Run, Sample
 from bench.wan.cells import SHOWN, Cell
-from bench.wan.disciplines import DEFAULT, PLAIN, STREAM_WAIT, TEXTBOOK
+from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, STREAM_WAIT, TEXTBOOK, measured_in
 from bench.wan.emulated import Measured
 from bench.wan.real_pair import MeasuredPair
 from bench.wan.virtual import Expected
 from bench.wan.wire import Hop, Wire
 
 TOKENS = tuple(range(100))
-SPEEDS = {PLAIN: 33.0, TEXTBOOK: 24.0, STREAM_WAIT: 32.0, DEFAULT: 43.0}
+SPEEDS = {PLAIN: 33.0, TEXTBOOK: 24.0, STREAM_WAIT: 32.0, CHAIN: 34.0, DEFAULT: 43.0}
 SETTINGS = {TEXTBOOK: "textbook:8", STREAM_WAIT: "stream-wait:1,16", "optimum": "stream:2,32"}
 
 
@@ -31,11 +31,12 @@ def steady(speeds: Mapping[str, float], repeats: int = 7) -> list[Sample]:
 
 
 def expected(cell: Cell = SHOWN, optimum: float = 44.0) -> Expected:
-    return Expected(cell, dict(SPEEDS), dict(SETTINGS), optimum)
+    return Expected(cell, {name: SPEEDS[name] for name in measured_in(cell)}, dict(SETTINGS), optimum)
 
 
 def measured(speeds: Mapping[str, float] = SPEEDS, cell: Cell = SHOWN) -> Measured:
-    return Measured(expected(cell), steady(speeds), {"0.5": 0.1}, isolated=True)
+    known = {name: speeds[name] for name in measured_in(cell) if name in speeds}
+    return Measured(expected(cell), steady(known), {"0.5": 0.1}, isolated=True)
 
 
 def measured_pair(speeds: Mapping[str, float] = SPEEDS, rtt_ms: float = 20.0) -> MeasuredPair:

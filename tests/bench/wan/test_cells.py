@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from bench.wan.cells import CORNERS, NAMED, SHOWN, chosen, grid, typical_trace
+from bench.wan.cells import CORNERS, HEAVY, LIGHT, NAMED, SHOWN, chosen, grid, typical_trace
 from bench.wan.traces import acceptance
 
 
@@ -16,10 +16,13 @@ def test_the_grid_has_every_combination_once() -> None:
     assert len({cell.name for cell in cells}) == len(cells)
 
 
-def test_sixteen_cells_of_it_are_measured() -> None:
-    assert len(set(NAMED)) == 16
-    assert set(NAMED) <= set(grid())
-    assert SHOWN in NAMED
+def test_eighteen_cells_of_it_are_measured_each_with_two_drafters() -> None:
+    light = [cell for cell in NAMED if cell.row_cost == LIGHT]
+    assert len(set(light)) == 18
+    assert set(light) <= set(grid())
+    assert SHOWN in light
+    assert [cell.heavy() for cell in light] == [cell for cell in NAMED if cell.row_cost == HEAVY]
+    assert len(NAMED) == 36
 
 
 def test_the_corners_show_every_two_settings_in_all_four_ways() -> None:
@@ -30,12 +33,12 @@ def test_the_corners_show_every_two_settings_in_all_four_ways() -> None:
 
 def test_a_cells_trace_has_its_acceptance() -> None:
     for cell in NAMED:
-        assert abs(acceptance(cell.trace) - cell.acceptance) < 0.002
-    assert abs(acceptance(typical_trace()) - 0.72) < 0.05
+        assert abs(acceptance(cell.trace.bits) - cell.acceptance) < 0.002
+    assert abs(acceptance(typical_trace().bits) - 0.72) < 0.05
 
 
 def test_cells_are_chosen_by_name() -> None:
     assert chosen([]) == NAMED
-    assert chosen(["R80-d8-a0.8-s0"]) == (SHOWN,)
-    with pytest.raises(ValueError, match="cells: no cell 'R1'; there are R0-d8-a0.4-s0, "):
+    assert chosen(["R80-d8-a0.8-s0-b0.02"]) == (SHOWN,)
+    with pytest.raises(ValueError, match="cells: no cell 'R1'; there are R0-d8-a0.4-s0-b0.02, "):
         chosen(["R1"])

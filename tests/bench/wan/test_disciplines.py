@@ -9,6 +9,7 @@ import pytest
 from bench.runs import Run
 from bench.wan.cells import SHOWN
 from bench.wan.disciplines import (
+    CHAIN,
     DEFAULT,
     PLAIN,
     STREAM_WAIT,
@@ -28,6 +29,7 @@ from tests.bench.wan.made import expected
     ("policy", "plan", "patient"),
     [
         ("auto", "auto", False),
+        ("auto:1", "auto:1", False),
         ("plain", "auto", False),
         ("textbook:4", "lockstep:4", True),
         ("stream-wait:2,16", "stream:2,16,1", True),
@@ -48,10 +50,12 @@ def test_what_lasts_is_repeated_less_often(seconds: float, repeats: int, wanted:
 
 
 def test_plain_and_default_have_all_repeats_and_where_a_bar_is_about_it_textbook_too() -> None:
-    assert repeats_by_discipline(expected(), 7, 256) == dict.fromkeys((PLAIN, TEXTBOOK, STREAM_WAIT, DEFAULT), 7)
+    assert repeats_by_discipline(expected(), 7, 256) == dict.fromkeys((PLAIN, TEXTBOOK, STREAM_WAIT, CHAIN, DEFAULT), 7)
     elsewhere = expected(replace(SHOWN, rtt_ms=50.0))
-    assert repeats_by_discipline(elsewhere, 7, 256) == {PLAIN: 7, TEXTBOOK: 2, STREAM_WAIT: 3, DEFAULT: 7}
-    assert expected_seconds(elsewhere, 1, 330) == pytest.approx(330 / 33 + 330 / 24 + 330 / 32 + 330 / 43)
+    assert repeats_by_discipline(elsewhere, 7, 256) == {PLAIN: 7, TEXTBOOK: 2, STREAM_WAIT: 3, CHAIN: 7, DEFAULT: 7}
+    assert expected_seconds(elsewhere, 1, 330) == pytest.approx(330 / 33 + 330 / 24 + 330 / 32 + 330 / 34 + 330 / 43)
+    heavy = expected(replace(SHOWN, rtt_ms=50.0).heavy())
+    assert repeats_by_discipline(heavy, 7, 256) == {PLAIN: 3, CHAIN: 7, DEFAULT: 7}
 
 
 def test_rows_take_turns_each_repeat_on_the_next_prompt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,32 +7,83 @@ from dataclasses import replace
 import pytest
 
 from bench.runs import Sample
-from bench.wan.cells import SHOWN, Cell
-from bench.wan.disciplines import DEFAULT, PLAIN, TEXTBOOK
+from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, SHOWN, Cell
+from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, TEXTBOOK
 from bench.wan.emulated import Measured
 from bench.wan.judged import bars, simulator_error
 from bench.wan.speeds import ratio, ratio_to_better, speeds
 from tests.bench.wan.made import SPEEDS, expected, measured, measured_pair, samples, wire
 
 
-def held(one: Measured) -> dict[str, bool]:
-    return {bar.name.partition(": ")[2]: bar.holds for bar in bars([one], [], [])}
+def held(one: Measured, gain: float = 1.2) -> dict[str, bool]:
+    found = bars([one], [], [], {one.cell.name: gain})
+    return {bar.name.partition(": ")[2]: bar.holds for bar in found}
 
 
 def test_a_good_cell_holds_all_bars() -> None:
     found = held(measured())
-    assert len(found) == 7
+    assert len(found) == 9
     assert all(found.values())
 
 
 def test_other_cells_have_the_common_bars_only() -> None:
-    assert len(held(measured(cell=replace(SHOWN, rtt_ms=50.0)))) == 4
+    assert len(held(measured(cell=replace(SHOWN, rtt_ms=50.0)))) == 6
+
+
+def test_a_cell_whose_further_tokens_are_dear_is_held_to_what_it_has() -> None:
+    found = held(measured(cell=SHOWN.heavy()))
+    assert next(iter(found)) == "default / better of plain"
+    assert "default / textbook" not in found
+    assert all(found.values())
+
+
+@pytest.mark.parametrize(
+    ("cell", "needed"),
+    [
+        (SHOWN, 0.98),
+        (SHOWN.heavy(), 0.98),
+        (AWAY, 1.10),
+        (AWAY.heavy(), 0.98),
+        (Cell(20.0, 1.0, 0.8, 0.02), 1.15),
+        (Cell(80.0, 1.0, 0.9, 0.05), 1.15),
+        (FAR_AND_FAST, 1.08),
+    ],
+)
+def test_trees_are_held_to_the_chain_more_strictly_where_they_must_show(cell: Cell, needed: float) -> None:
+    for share, holds in ((1.001, True), (0.999, False)):
+        one = measured({**SPEEDS, DEFAULT: share * needed * SPEEDS[CHAIN]}, cell)
+        assert held(one, needed)["default / chain"] is holds
+
+
+def test_trees_are_held_to_what_was_simulated_before() -> None:
+    """43 / 34 is 1.26; what was not simulated before is as the run's own simulation has it."""
+    assert held(measured(), 1.33)["default / chain, of the 1.33 simulated"]
+    assert not held(measured(), 1.34)["default / chain, of the 1.34 simulated"]
+    names = [bar.name for bar in bars([measured()], [], [], {})]
+    assert f"{SHOWN.name}: default / chain, of the 1.26 simulated" in names
+
+
+@pytest.mark.parametrize(("textbook", "holds"), [(39.0, True), (39.2, False)])
+def test_the_default_away_is_held_to_textbook_speculation_at_home(textbook: float, holds: bool) -> None:
+    away, home = measured(cell=AWAY), measured({**SPEEDS, TEXTBOOK: textbook}, AT_HOME)
+    (bar,) = (bar for bar in bars([away, home], [], [], {}) if bar.name.endswith("default / textbook at 0 ms"))
+    assert bar.holds is holds
+    assert bar.needed == 1.10
 
 
 @pytest.mark.parametrize(
     ("row", "speed", "missed"),
     [
-        (DEFAULT, 37.0, {"default / plain", "default / simulated optimum", "simulator's error, worst discipline"}),
+        (
+            DEFAULT,
+            37.0,
+            {
+                "default / chain, of the 1.20 simulated",
+                "default / plain",
+                "default / simulated optimum",
+                "simulator's error, worst discipline",
+            },
+        ),
         (
             PLAIN,
             45.0,
@@ -90,11 +141,12 @@ def test_ratios_take_the_repeats_that_both_had() -> None:
 
 def test_the_pair_and_the_wire_have_theirs() -> None:
     found = bars([], [measured_pair(), measured_pair({**SPEEDS, DEFAULT: 31.0})], [wire(), wire(16.5)])
-    assert [bar.holds for bar in found] == [True, False, True, False]
+    assert [bar.holds for bar in found] == [True, True, False, False, True, False]
     assert found[0].name == "demo pair, 20 ms: default / plain"
-    assert found[2].name == "greedy, orchestrator to verifier: bytes per proposed token"
-    assert found[2].value == pytest.approx(11.0)
+    assert found[1].name == "demo pair, 20 ms: default / chain"
+    assert found[4].name == "greedy, orchestrator to verifier: bytes per proposed token"
+    assert found[4].value == pytest.approx(11.0)
 
 
 def test_a_cell_has_a_name() -> None:
-    assert Cell(80.0, 8.0, 0.8, 0.0).name == "R80-d8-a0.8-s0"
+    assert Cell(80.0, 8.0, 0.8, 0.0).name == "R80-d8-a0.8-s0-b0.02"

@@ -69,7 +69,7 @@ def test_the_file_has_bars_and_raw_sessions(results: Results, tmp_path: Path) ->
     found = json.loads(path.read_text())
     assert found["name"] == "wan"
     assert {"name", "value", "low", "high", "needed", "holds"} <= found["bars"][0].keys()
-    assert len(found["raw"]) == (3 + 2) * 4 * 7
+    assert len(found["raw"]) == (3 + 2) * 5 * 7
     assert found["raw"][0]["where"] == NAMED[0].name
     assert [one["name"] for one in found["simulated"]] == [cell.name for cell in NAMED]
     assert found["emulated"][0]["disciplines"]["default"]["to_plain"]["value"] == pytest.approx(43 / 33)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ from bench.wan.traces import (
     compare,
     decode,
     from_position,
+    nearest,
     ranked,
     recorded,
     with_acceptance,
+    with_ranks,
     write,
 )
 from specwire.core.law.sampling import Sampling
@@ -42,6 +45,42 @@ def test_a_trace_is_thinned_or_boosted_by_as_little_as_it_takes(wanted: float) -
         assert len(turned) == abs(trace.count("1") - made.count("1"))
         assert len(set(turned)) <= 1
         assert made == with_acceptance(trace, wanted, seed=3)
+
+
+@pytest.mark.parametrize("wanted", [0.4, 0.6, 0.8, 0.9])
+def test_misses_keep_their_ranks_when_a_trace_is_thinned_or_boosted(wanted: float) -> None:
+    """The first guesses are those of the trace without ranks; a place that is turned is one that was recorded."""
+    expected: Counter[int | None] = Counter()
+    found: Counter[int | None] = Counter()
+    for seed, trace in enumerate(ranked(GREEDY)):
+        made = with_ranks(trace, wanted, seed)
+        assert made.bits == with_acceptance(trace.bits, wanted, seed)
+        recorded_places = set(zip(trace.right, trace.scores, strict=True))
+        assert set(zip(made.right, made.scores, strict=True)) <= recorded_places
+        before, after = (Counter(rank for rank in each.right if rank != 0) for each in (trace, made))
+        found.update(after)
+        for rank, times in before.items():
+            expected[rank] += times * after.total() / before.total()  # type: ignore[assignment]  # a share
+    for rank in (1, 2, 3, None):
+        assert found[rank] / found.total() == pytest.approx(expected[rank] / found.total(), abs=0.05)
+
+
+def test_those_come_first_in_which_least_is_turned() -> None:
+    found = nearest(GREEDY, 0.8)
+    assert len(found) == PROMPTS
+    assert all(each.bits.count("1") == round(0.8 * TOKENS) for each in found)
+    assert nearest(GREEDY, 0.8)[0] == found[0]
+
+
+def test_a_scripted_drafter_plays_ranks(tmp_path: Path) -> None:
+    prompt, trace = (5, 6, 7), with_ranks(ranked(GREEDY)[0], 0.6)
+    (output,) = decode(load_model("scripted:7", slots=1), [prompt], 60, Sampling())
+    (tmp_path / "ranks").write_text(trace.played(len(prompt)))
+    drafter = load_model(f"scripted:7:ranks={tmp_path / 'ranks'}", slots=1)
+    played = compare(drafter, prompt, output, Sampling())
+    assert played.right == trace.right[:60]
+    for said, told in zip(played.scores, trace.scores, strict=False):
+        assert said == pytest.approx(told, abs=0.01)
 
 
 def test_a_trace_begins_at_a_position() -> None:

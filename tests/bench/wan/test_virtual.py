@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.wan.cells import CORNERS, SHOWN
-from bench.wan.disciplines import DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK, orchestration
+from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK, measured_in, orchestration
 from bench.wan.emulated import software_of
 from bench.wan.virtual import FEW, Software, as_simulated, expect, expect_all
 
@@ -16,8 +16,8 @@ def test_a_cell_is_simulated_with_its_trace() -> None:
     cell = as_simulated(SHOWN, Software(step_us=400.0, hop_us=900.0), TOKENS)
     assert (cell.V_us, cell.draft_us, cell.rtt_us, cell.tokens) == (30_000.0, 8_000.0, 80_000.0, TOKENS)
     assert (cell.step_us, cell.hop_us) == (400.0, 900.0)
-    assert cell.trace is not None
-    assert sum(cell.trace) / len(cell.trace) == pytest.approx(0.8, abs=0.002)
+    assert cell.row_slope == SHOWN.row_cost
+    assert sum(rank == 0 for rank in cell.ranks) / len(cell.ranks) == pytest.approx(0.8, abs=0.002)
 
 
 def test_disciplines_have_speeds_and_baselines_have_settings_that_can_be_run() -> None:
@@ -29,6 +29,12 @@ def test_disciplines_have_speeds_and_baselines_have_settings_that_can_be_run() -
     assert found.speeds[PLAIN] == pytest.approx(TOKENS / (0.08 + TOKENS * 0.03), rel=0.01)
     assert found.optimum >= max(found.speeds[PLAIN], found.speeds[TEXTBOOK])
     assert found.speeds[DEFAULT] <= 1.1 * found.optimum
+
+
+def test_where_further_tokens_are_dear_only_what_extends_several_is_simulated() -> None:
+    found = expect(SHOWN.heavy(), tokens=TOKENS)
+    assert list(found.speeds) == list(measured_in(SHOWN.heavy())) == [PLAIN, CHAIN, DEFAULT]
+    assert found.gain == found.speeds[DEFAULT] / found.speeds[CHAIN]
 
 
 def test_software_slows_the_disciplines_and_not_the_optimum() -> None:
