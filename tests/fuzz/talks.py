@@ -76,8 +76,15 @@ def samplings(draw: st.DrawFn) -> common_pb2.Sampling:
 
 
 @st.composite
-def first_chains(draw: st.DrawFn, sampling: common_pb2.Sampling) -> common_pb2.Proposal:
-    """A chain right behind the prompt."""
+def trees(draw: st.DrawFn, nodes: int) -> list[int]:
+    """How far before each of so many nodes its parent stands; of a chain nothing is said."""
+    branches = [draw(st.integers(1, number + 1)) for number in range(nodes)]
+    return draw(st.sampled_from([[], branches]))
+
+
+@st.composite
+def first_proposals(draw: st.DrawFn, sampling: common_pb2.Sampling) -> common_pb2.Proposal:
+    """A chain or a tree right behind the prompt."""
     chain = draw(chains)
     return common_pb2.Proposal(
         handle=HANDLE,
@@ -88,6 +95,7 @@ def first_chains(draw: st.DrawFn, sampling: common_pb2.Sampling) -> common_pb2.P
         prefix_hash=hash_of(PROMPT),
         weights=[draw(weights(token)) for token in chain] if sampling.rule in WEIGHED else [],
         epoch=EPOCH,
+        parents=draw(trees(len(chain))),
     )
 
 
@@ -115,7 +123,7 @@ def _only(request: generation_pb2.GenerateRequest, name: str) -> generation_pb2.
 
 @st.composite
 def deciding(draw: st.DrawFn, pools: Pools) -> list[bytes]:
-    """To a verifier: a session, with chains that fit it, then anything."""
+    """To a verifier: a session, with chains and trees that fit it, then anything."""
     sampling = draw(samplings())
     opened = verify_pb2.Open(
         handle=HANDLE,
@@ -131,7 +139,7 @@ def deciding(draw: st.DrawFn, pools: Pools) -> list[bytes]:
         prediction=draw(chains),
         priority=draw(pools["priority"]),
     )
-    chain = [draw(first_chains(sampling)) for _ in range(draw(st.integers(1, 3)))]
+    chain = [draw(first_proposals(sampling)) for _ in range(draw(st.integers(1, 3)))]
     said = verify_pb2.ConnectVerifyRequest(opens=[opened], proposals=chain)
     return [said.SerializeToString(), *draw(_anything(verify_pb2.ConnectVerifyRequest, pools))]
 
@@ -139,7 +147,8 @@ def deciding(draw: st.DrawFn, pools: Pools) -> list[bytes]:
 @st.composite
 def drafting(draw: st.DrawFn, pools: Pools) -> list[bytes]:
     """To a drafter: a session, an advance that fits it, then anything."""
-    pace = draft_pb2.Pace(chunk=draw(st.integers(1, 8)), run_ahead=draw(st.integers(0, 16)))
+    sizes = {"chunk": st.integers(1, 8), "run_ahead": st.integers(0, 16), "branches": st.sampled_from([0, 1, 4, 16])}
+    pace = draft_pb2.Pace(**{name: draw(size) for name, size in sizes.items()})
     opened = draft_pb2.OpenDraft(
         handle=HANDLE,
         tokens=PROMPT,
