@@ -15,10 +15,12 @@ from specwire.core.messages import Draft, FinishReason, Pace, Proposal, SourceKi
 from specwire.core.session import Advised, Session
 from specwire.core.stop_conditions import Ending
 from specwire.core.text import Text
-from specwire.core.tree import Node, Tree
+from specwire.core.tree import Tree
 from specwire.core.verify.chains import Chains, Offer
 from specwire.core.verify.session import Tail, VerifySession
 from tests.patches import Patch, always_returning, with_result
+
+Drawn = Sequence[Weights | None] | None
 
 
 def emit_before_append(patch: Patch) -> None:
@@ -198,34 +200,29 @@ def only_the_first_drafter_is_closed(patch: Patch) -> None:
 
 def sibling_taken_for_child(patch: Patch) -> None:
     """A piece is read as a chain: each node behind the one before it."""
-    original = Tree.add
+    original = Tree.extend
 
-    def chained(self: Tree, parent: int, token: int, weights: Weights | None = None) -> Node | None:
-        return original(self, self.size - 1 if self.node(self.size - 1) is not None else parent, token, weights)
+    def chained(self: Tree, tokens: Sequence[int], parents: Sequence[int], weights: Drawn = None) -> bool:
+        return original(self, tokens, range(self.size - 1, self.size + len(tokens) - 1), weights)
 
-    patch.setattr(Tree, "add", chained)
+    patch.setattr(Tree, "extend", chained)
 
 
 def pruned_by_depth_only(patch: Patch) -> None:
     """What stands at a decided position goes; what hung from it stays, below whatever was decided."""
+    original = Tree.step
 
-    def follow(self: Tree, text: Text) -> bool:
-        while self.position < len(text):
-            root, token = self._root, text.tokens[self.position]
-            layer = [self.nodes.pop(child) for child in root.children.values()]
-            kept = next((node for node in layer if node.token == token), None)
-            self._longest = None
-            if kept is None:
-                root.children = {}
-                return len(layer) > 0
-            for node in layer:
+    def shallow(self: Tree, token: int) -> bool:
+        layer = {of: self.nodes[number] for of, number in self._root.children.items()}
+        for node in layer.values():
+            if node.token != token and token in layer:
                 for heir, child in node.children.items():
-                    if kept.children.setdefault(heir, child) == child:
-                        self.nodes[child].parent = kept.number
-            self._root = kept
-        return False
+                    layer[token].children.setdefault(heir, child)
+                node.children = {}
+        self._path = None
+        return original(self, token)
 
-    patch.setattr(Tree, "follow", follow)
+    patch.setattr(Tree, "step", shallow)
 
 
 def subtrees_of_siblings_kept(patch: Patch) -> None:
@@ -276,25 +273,33 @@ def lost_pieces_passed_over(patch: Patch) -> None:
 
 
 def equal_siblings_both_taken(patch: Patch) -> None:
-    """The second one replaces the first, whose subtree goes on under it."""
-    original = Tree.add
+    """The second one replaces the first, whose subtree stays."""
+    original = Tree.extend
 
-    def replacing(self: Tree, parent: int, token: int, weights: Weights | None = None) -> Node | None:
-        above = self.node(parent)
-        if above is None or token not in above.children:
-            return original(self, parent, token, weights)
-        number, self.size = self.size, self.size + 1
-        above.children[token] = number
-        made = self.nodes[number] = Node(number, parent, token, above.position + 1, weights)
-        return made
+    def replacing(self: Tree, tokens: Sequence[int], parents: Sequence[int], weights: Drawn = None) -> bool:
+        added = False
+        for token, parent in zip(tokens, parents, strict=True):
+            above = self.node(parent)
+            if above is not None:
+                above.children.pop(token, None)
+            added = original(self, (token,), (parent,)) or added
+        return added
 
-    patch.setattr(Tree, "add", replacing)
+    patch.setattr(Tree, "extend", replacing)
 
 
 def unknown_parent_taken_for_the_text(patch: Patch) -> None:
     """What was pruned, and what was never sent, hangs from the decided text."""
-    original = Tree.node
-    patch.setattr(Tree, "node", lambda self, number: original(self, number) or self._root)
+    original = Tree.extend
+
+    def adopting(self: Tree, tokens: Sequence[int], parents: Sequence[int], weights: Drawn = None) -> bool:
+        added = False
+        for token, parent in zip(tokens, parents, strict=True):
+            known = parent if self.node(parent) is not None else self.root
+            added = original(self, (token,), (known,)) or added
+        return added
+
+    patch.setattr(Tree, "extend", adopting)
 
 
 def parent_that_was_never_sent_accepted(patch: Patch) -> None:
@@ -306,27 +311,27 @@ def parent_that_was_never_sent_accepted(patch: Patch) -> None:
 
 def path_remembered_across_a_verdict(patch: Patch) -> None:
     """A window is taken from the tree as it was."""
-    original = Tree.follow
+    original = Tree.step
 
-    def lazy(self: Tree, text: Text) -> bool:
-        longest = self._longest
-        contradicted = original(self, text)
-        self._longest = longest
-        return contradicted
+    def lazy(self: Tree, token: int) -> bool:
+        path = list(self._path or ())
+        followed = original(self, token)
+        self._path = path
+        return followed
 
-    patch.setattr(Tree, "follow", lazy)
+    patch.setattr(Tree, "step", lazy)
 
 
 def path_remembered_across_a_piece(patch: Patch) -> None:
-    original = Tree.add
+    original = Tree.extend
 
-    def lazy(self: Tree, parent: int, token: int, weights: Weights | None = None) -> Node | None:
-        longest = self._longest
-        added = original(self, parent, token, weights)
-        self._longest = longest
+    def lazy(self: Tree, tokens: Sequence[int], parents: Sequence[int], weights: Drawn = None) -> bool:
+        path = list(self._path or ())
+        added = original(self, tokens, parents, weights)
+        self._path = path
         return added
 
-    patch.setattr(Tree, "add", lazy)
+    patch.setattr(Tree, "extend", lazy)
 
 
 def first_child_met_whatever_was_chosen(patch: Patch) -> None:
