@@ -110,6 +110,7 @@ def test_a_model_from_disk_is_compiled_and_serves_the_model_s_logits(
     model = build(config("llama"))
     lm = load_model(save(model, tmp_path), slots=1, compiled=True)
     assert isinstance(lm, CachedLM)
+    assert not lm.branches
     assert isinstance(lm.runner, CompiledRunner)
     assert modes == [None]
     text = [5, 9, 4, 8, 6]

@@ -166,6 +166,7 @@ def test_the_shortest_context_has_no_room_for_padding(tmp_path: Path) -> None:
     lm = load_model(save(model, tmp_path), slots=1, context=2, runtime="openvino")
     logits = lm.forward([Feed(0, 0, [4, 7], 2)])
     torch.testing.assert_close(logits, plain(model, [4, 7]), atol=TOLERANCE, rtol=TOLERANCE)
+    assert not lm.branches
 
 
 def test_logits_stay_as_they_are_when_the_next_forward_runs(tmp_path: Path) -> None:

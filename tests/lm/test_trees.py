@@ -178,6 +178,29 @@ def test_trees_stand_beside_long_feeds(tmp_path: Path) -> None:
     torch.testing.assert_close(lm.forward(feeds), expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+def test_a_line_is_fed_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands behind everything before it needs no mask of its own."""
+    model, lm = loaded("llama", True, tmp_path)
+    assert isinstance(lm, CachedLM)
+    fed: list[bool] = []
+    run = lm.runner.run
+
+    def watched(feeds: Sequence[Feed]) -> torch.Tensor:
+        fed.extend(feed.tree is None for feed in feeds)
+        return run(feeds)
+
+    monkeypatch.setattr(lm.runner, "run", watched)
+    lm.forward([Feed(0, 0, TEXT[:3], 0)])
+    lm.forward([branching(0, 3, [-1, 0])])
+    lm.forward([Feed(0, 5, [8, 9], 2, TreeFeed(3, ((3, 4), (3, 4, 5))))])
+    assert fed == [True, True, True]
+    got = lm.forward([Feed(0, 7, [4, 4], 2, TreeFeed(3, ((3, 4, 5, 6), (3, 4, 5))))])
+    assert fed[3:] == [False]
+    text = [*TEXT[:3], *tokens_of(2), 8]
+    expected = last_rows(model, [[*text, 9, 4], [*text, 4]])
+    torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
 @pytest.mark.parametrize("lean", [True, False])
 def test_a_tree_may_stand_behind_no_text_and_fill_the_context(lean: bool, tmp_path: Path) -> None:
     model, lm = loaded("llama", lean, tmp_path)

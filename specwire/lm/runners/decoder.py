@@ -145,10 +145,11 @@ def tree_rows(feeds: Sequence[Feed], batched: int, layout: Layout) -> TreeRows:
 def _tree_mask(feed: Feed, tree: TreeFeed | None, layout: Layout) -> torch.Tensor:
     if tree is None:
         return torch.empty(0, dtype=layout.dtype, device=layout.device)
-    hidden = torch.ones(len(feed.tokens), feed.stop, dtype=torch.bool, device=layout.device)
-    hidden[:, : tree.trunk] = False
-    _show(hidden, list(_seen(feed, tree, feed.stop)))
-    return _additive(hidden, layout)
+    size = (len(feed.tokens), feed.stop)
+    mask = torch.full(size, float("-inf"), dtype=layout.dtype, device=layout.device)
+    mask[:, : tree.trunk] = 0.0
+    _show(mask, list(_seen(feed, tree, feed.stop)))
+    return mask.repeat_interleave(layout.group, dim=0)
 
 
 def _seen(feed: Feed, tree: TreeFeed, span: int, first: int = 0) -> Iterator[int]:
@@ -159,8 +160,9 @@ def _seen(feed: Feed, tree: TreeFeed, span: int, first: int = 0) -> Iterator[int
         yield begin + feed.start + index
 
 
-def _show(hidden: torch.Tensor, cells: Sequence[int]) -> None:
-    hidden.view(-1).index_fill_(0, torch.tensor(cells, device=hidden.device), False)
+def _show(mask: torch.Tensor, cells: Sequence[int]) -> None:
+    """Of a mask in which what is not 0, or not False, is hidden."""
+    mask.view(-1).index_fill_(0, torch.tensor(cells, device=mask.device), 0)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
