@@ -28,9 +28,11 @@ class ProvisionalDraft:
 
 
 class ProvisionalChains:
-    """The live chains of one session, by the rules of `Chains`: one that the decided text contradicts is dropped whole.
+    """The draft tokens of one session, by the rules of `Chains`: what does not descend from the decided text is pruned.
 
-    Invariant: the chains agree with the text as it was at the last call, whose length and hash are kept.
+    Of trees the best path is shown. Where another child of it is decided, what stands behind that one takes its place.
+
+    Invariant: they agree with the text as it was at the last call, whose length and hash are kept.
     """
 
     def __init__(self, vocabulary: int, text: Text) -> None:

@@ -22,8 +22,11 @@ TOKENS = st.integers(0, 2)
 MOST = 256
 
 
-def proposal(base: int, tokens: tuple[int, ...], text: Text, chain: int = 0, offset: int = 0) -> Proposal:
-    return Proposal(0, chain, base, offset, tokens, hash_of(text.tokens[:base]) if offset == 0 else None)
+def proposal(
+    base: int, tokens: tuple[int, ...], text: Text, chain: int = 0, offset: int = 0, parents: tuple[int, ...] = ()
+) -> Proposal:
+    prefix = hash_of(text.tokens[:base]) if offset == 0 else None
+    return Proposal(0, chain, base, offset, tokens, prefix, parents=parents)
 
 
 def test_a_chain_stands_until_it_is_contradicted() -> None:
@@ -39,6 +42,21 @@ def test_a_chain_stands_until_it_is_contradicted() -> None:
     provisional_chains.follow(text)
     assert provisional_chains.tail() == ()
     provisional_chains.offer(proposal(2, (7,), text, offset=4), text)
+    assert provisional_chains.tail() == ()
+
+
+def test_of_a_tree_the_best_path_is_shown_and_a_sibling_that_is_confirmed_stands_in_its_place() -> None:
+    text = Text((1, 2))
+    provisional_chains = ProvisionalChains(10, text)
+    provisional_chains.offer(proposal(2, (3, 4, 5, 6, 7), text, parents=(-1, 0, 1, 0, 3)), text)
+    assert provisional_chains.tail() == (3, 4, 5)
+    text.extend((3, 6))
+    provisional_chains.follow(text)
+    assert provisional_chains.tail() == (7,)
+    provisional_chains.offer(proposal(2, (8, 9), text, offset=5, parents=(2, 4)), text)
+    assert provisional_chains.tail() == (7, 9), "what stands behind the pruned one is not shown"
+    text.extend((8,))
+    provisional_chains.follow(text)
     assert provisional_chains.tail() == ()
 
 
@@ -90,13 +108,14 @@ def test_what_cannot_be_shown_is_refused() -> None:
         assert provisional_chains.tail() == ()
 
 
-OFFERS = st.tuples(st.integers(0, 4), st.integers(0, 8), st.integers(0, 4), st.lists(TOKENS, max_size=6))
+NODES = st.lists(st.tuples(TOKENS, st.integers(-2, 6)), max_size=6)
+OFFERS = st.tuples(st.integers(0, 4), st.integers(0, 8), st.integers(0, 4), NODES, st.booleans())
 DECIDED = st.lists(TOKENS, min_size=1, max_size=5)
 
 
 @given(st.lists(st.one_of(OFFERS, DECIDED), max_size=30), st.lists(st.booleans(), min_size=30, max_size=30))
 def test_the_tail_is_what_the_verifier_s_chains_would_hold(
-    events: list[tuple[int, int, int, list[int]] | list[int]], looks: list[bool]
+    events: list[tuple[int, int, int, list[tuple[int, int]], bool] | list[int]], looks: list[bool]
 ) -> None:
     """The verifier aligns with every token; the provisional chains when asked to, or with the next proposal."""
     text = Text((0,))
@@ -107,8 +126,9 @@ def test_the_tail_is_what_the_verifier_s_chains_would_hold(
                 text.extend((token,))
                 chains.advance(text)
         else:
-            chain, base, offset, tokens = event
-            offered = proposal(min(base, len(text)), tuple(tokens), text, chain, offset)
+            chain, base, offset, nodes, branches = event
+            tokens, parents = (tuple(each[at] for each in nodes) for at in (0, 1))
+            offered = proposal(min(base, len(text)), tokens, text, chain, offset, parents if branches else ())
             provisional_chains.offer(offered, text)
             chains.offer(offered, text)
         if look:

@@ -133,6 +133,34 @@ def gaps(known: Known, rng: random.Random) -> Iterator[Response]:
     yield Response(proposals=[known.proposal(tokens[:1], base=len(known.text) + 7)])
 
 
+def wild_trees(known: Known, rng: random.Random) -> Iterator[Response]:
+    """Nodes behind themselves, behind none that was sent, twice the same sibling, more or fewer parents than tokens."""
+    far = rng.choice([0, 2, 7, MOST_UINT32])
+    right = known.right(2)
+    for tokens, parents in (
+        (right, [1, far]),
+        ([right[0]] * 3 + right[1:], [1, 2, 3, 1]),
+        (right, [1] * rng.choice([1, 3, 5000])),
+        ([(right[0] + 1) % VOCABULARY, *right], [1, 2, 1]),
+    ):
+        tree = known.proposal(tokens)
+        tree.parents.extend(parents)
+        yield Response(proposals=[tree])
+    behind = known.proposal(right[:1], offset=rng.choice([1, 3, MOST_UINT32]))
+    behind.chain = known.chain = known.chain - 1
+    behind.parents.append(rng.choice([1, 2, MOST_UINT32]))
+    yield Response(proposals=[behind])
+
+
+def bushes(known: Known, rng: random.Random) -> Iterator[Response]:
+    """Trees all of whose leaves are wrong: as many siblings of each right token as were asked for."""
+    (right,) = known.right(1)
+    wrong = [token for token in range(VOCABULARY) if token != right][: max(0, known.asked)]
+    bush = known.proposal(wrong)
+    bush.parents.extend(range(1, len(wrong) + 1))
+    yield Response(proposals=[bush])
+
+
 def right_for_long(known: Known, rng: random.Random) -> Iterator[Response]:
     """Right long enough to be trusted, then wrong at every position."""
     right = known.right(min(8, known.asked))
@@ -179,7 +207,19 @@ def within(attack: Attack) -> Attack:
     return sparing
 
 
-SPARING = (garbage, last_chain, wrong_hash, right_once, repeated, gaps, right_for_long, refuse, vanish)
+SPARING = (
+    garbage,
+    last_chain,
+    wrong_hash,
+    right_once,
+    repeated,
+    gaps,
+    wild_trees,
+    bushes,
+    right_for_long,
+    refuse,
+    vanish,
+)
 ATTACKS: dict[str, Attack] = {
     **{attack.__name__: within(attack) for attack in SPARING},
     "flood": flood,

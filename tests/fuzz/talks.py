@@ -54,12 +54,21 @@ def weights(draw: st.DrawFn, token: int | None = None) -> common_pb2.DraftWeight
 
 @st.composite
 def proposals(draw: st.DrawFn, pools: Pools) -> common_pb2.Proposal:
-    """Three of four have weights that fit their tokens."""
+    """Three of four have weights that fit their tokens, every other parents that do; those of a few are possible."""
     proposal = draw(messages(common_pb2.Proposal, pools))
     if draw(st.integers(0, 3)):
         del proposal.weights[:]
         proposal.weights.extend(draw(weights(token)) for token in proposal.tokens)
+    if draw(st.booleans()):
+        del proposal.parents[:]
+        proposal.parents.extend(draw(distances(len(proposal.tokens), proposal.offset)))
     return proposal
+
+
+@st.composite
+def distances(draw: st.DrawFn, nodes: int, offset: int) -> list[int]:
+    """Of a tree's nodes to their parents: 0 and beyond -1 are impossible."""
+    return [draw(st.integers(0, min((1 << 32) - 1, offset + index + 2))) for index in range(nodes)]
 
 
 @st.composite

@@ -100,6 +100,8 @@ PLAUSIBLE: dict[str, Values] = {
     "expected": st.sampled_from([0.0, 1.0]),
     "chunk": st.integers(1, 8),
     "run_ahead": st.integers(0, 16),
+    "branches": st.integers(0, 4),
+    "parents": st.lists(small, max_size=4),
     "confidence_floor": st.sampled_from([0.0, 0.3]),
     "code": st.sampled_from([3, 8, 9]),
     "drafting": st.integers(0, 4),

@@ -11,6 +11,7 @@ import torch
 from specwire.core.invalid import Code
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Proposal
+from specwire.core.text import hash_of
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed
 from tests.lm.models import CONTEXT, build, config, poison, save
@@ -34,6 +35,10 @@ def malformed(rig: Rig, handle: int) -> None:
         Proposal(7, 3, 1 << 40, 1 << 40, (1,) * 300, 5),
         Proposal(0, 9, len(text), 0, (63,) * 200, 12345),
         chain(10, text, [63] * 255),
+        Proposal(0, 11, len(text), 0, (1, 2), hash_of(text), parents=(0, 5)),
+        Proposal(0, 11, len(text), 0, (1, 2), hash_of(text), parents=(-1,)),
+        Proposal(0, 11, len(text), 0, tuple(range(60)) * 4, hash_of(text), parents=(-1,) * 240),
+        Proposal(0, 11, len(text), 240, (1, 2), None, parents=(200, -1)),
     )
 
 
