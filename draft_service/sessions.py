@@ -36,6 +36,7 @@ from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.sampling import Sampling, Seen, seen_in
 from specwire.core.model import Feed, SlotModel, TreeFeed
 from specwire.core.policy.estimates import CandidateRates, RowTimes
+from specwire.core.policy.tunables import FURTHER_WORTH
 from specwire.rpc.service_thread import Inbox, Stop
 from specwire.telemetry.metrics import SIZES, STEPS, Histogram
 
@@ -402,7 +403,7 @@ class Sessions:
         may = [at for at, drafting in enumerate(batch) if _may_branch(drafting, chosen[at])]
         while may:
             best = max(may, key=lambda at: batch[at].session.probability or 0.0)
-            gained = batch[best].session.probability or 0.0
+            gained = FURTHER_WORTH * (batch[best].session.probability or 0.0)
             if (worth + gained) * self._row_times.at(rows) <= worth * self._row_times.at(rows + 1):
                 return
             chosen[best].append(batch[best].session.take())

@@ -148,7 +148,7 @@ class SessionDrafter:
     # To the drafter
 
     def open(self, effect: messages.OpenDrafter, epoch: int, span: Span) -> None:
-        self._ask(effect.pace.run_ahead)
+        self._ask(effect.pace.nodes)
         record = self._record
         opened = draft_pb2.OpenDraft(
             handle=self._handle,
@@ -163,7 +163,7 @@ class SessionDrafter:
         self.peer.link.send(draft_pb2.ConnectDraftRequest(opens=[opened]))
 
     def advance(self, effect: messages.AdvanceDrafter, epoch: int) -> None:
-        self._ask(effect.pace.run_ahead)
+        self._ask(effect.pace.nodes)
         advance = draft_pb2.Advance(
             handle=self._handle,
             position=effect.position,
@@ -181,9 +181,9 @@ class SessionDrafter:
         if self._planner is not None and self._learnt:
             verifier.experience.keep(self._record.sampling.rule, self.info, self._planner)
 
-    def _ask(self, run_ahead: int) -> None:
-        self._quota.ask(run_ahead)
-        self._burst.ask(run_ahead)
+    def _ask(self, tokens: int) -> None:
+        self._quota.ask(tokens)
+        self._burst.ask(tokens)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

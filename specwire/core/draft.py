@@ -94,7 +94,7 @@ class DraftSession:
     A pace with one branch makes a chain: nothing is drawn but the likeliest.
 
     Invariant: a node's parent is the root or live; a sent node's parent was sent before it, or is the root;
-    in_flight <= run_ahead of every pace since the last node.
+    in_flight <= `allowed` of every pace since the last node.
 
     unsent: nodes that no proposal has carried yet, in the order in which they will be numbered.
 
@@ -159,6 +159,11 @@ class DraftSession:
         return self.pace.branches if self._branching else 1
 
     @property
+    def allowed(self) -> int:
+        """Most nodes that may descend from the decided text."""
+        return self.pace.nodes if self._branching else self.pace.run_ahead
+
+    @property
     def line(self) -> list[int]:
         """The decided text, and of its likeliest continuation what is drafted: all of a chain."""
         tokens, node = list(self.text.tokens), self.root
@@ -190,7 +195,7 @@ class DraftSession:
         if probability is None or self.doubtful or (self.branches > 1 and probability < LEAST_PATH):
             return False
         ahead = self.in_flight + self._taken + self._is_candidate
-        return ahead < self.pace.run_ahead and (self.context is None or self.decided + ahead < self.context)
+        return ahead < self.allowed and (self.context is None or self.decided + ahead < self.context)
 
     @property
     def _is_candidate(self) -> bool:

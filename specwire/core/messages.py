@@ -229,7 +229,8 @@ class Pace:
     confidence_floor ends a chain once the product of the drafter's own probabilities falls below it. Such a stop
     depends on drafted values, so it is legal only under rules whose text does not depend on proposals.
 
-    branches: most draft tokens that one forward extends; 1 is a chain. Rules that weigh draft tokens have chains only.
+    branches: most draft tokens that one forward extends; 1 is a chain. Who cannot branch drafts a chain in any case.
+    Rules that weigh draft tokens have chains only.
     """
 
     chunk: int = 4
@@ -247,6 +248,11 @@ class Pace:
         if self.branches < 1:
             raise InvalidParameter("branches", f"must be at least 1, not {self.branches}")
 
+    @property
+    def nodes(self) -> int:
+        """Most draft tokens that may descend from the decided text: a run-ahead for each branch, within bounds."""
+        return self.run_ahead if self.branches == 1 else min(MOST_NODES_AHEAD, self.branches * self.run_ahead)
+
 
 # Draft tokens that a step tests for one session. Start-up measures forwards of up to twice as many rows.
 MOST_WINDOW = 16
@@ -254,6 +260,8 @@ MOST_WINDOW = 16
 
 # Draft tokens ahead of the decided text.
 MOST_RUN_AHEAD = 128
+# Nodes of a tree. The verifier drops what lies, or is, more than 256 beyond the decided text.
+MOST_NODES_AHEAD = 240
 
 
 class Discipline(StrEnum):

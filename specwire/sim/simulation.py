@@ -16,6 +16,7 @@ from specwire.core.policy.controller import (
     parse_plan,
 )
 from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.policy.tunables import MOST_BRANCHES
 from specwire.core.session import buffer_for
 from specwire.sim.clock import Clock, Host, Machine
 from specwire.sim.drafter import SimDrafter
@@ -37,7 +38,7 @@ class Policy:
     plan: Plan | None = None
     patient: bool = False
     drafting: bool = True
-    branches: int = 1
+    branches: int = MOST_BRANCHES
 
     def planner(self, forward: ForwardTimes, shared_host: bool, branching: bool = False) -> Planner:
         """branching: there are drafters that can."""

@@ -451,13 +451,13 @@ class Line:
         nodes: list[DraftNode] = []
         while session.wants_token and len(nodes) < min(len(draws), session.branches):
             nodes.append(session.take())
-            assert session.in_flight <= session.pace.run_ahead
+            assert session.in_flight <= session.allowed
         for node, drawn in zip(nodes, draws, strict=False):
             one = Drawn(drawn.tokens[:1], scores=(0.0,))
             session.extend(node, drawn if session.branches > 1 else one)
         if nodes:
             session.forward_ended()
-            assert session.in_flight <= session.pace.run_ahead
+            assert session.in_flight <= session.allowed
         while proposal := session.take_proposal():
             self.sent.note(proposal, self.decided)
             self.under_way.append(replace(proposal, source=SOURCE))

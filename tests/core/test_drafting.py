@@ -313,7 +313,7 @@ def test_a_token_that_nobody_thought_of_begins_a_new_tree() -> None:
 
 
 def test_the_run_ahead_counts_nodes() -> None:
-    session = branching(Pace(1, 4, branches=8))
+    session = branching(Pace(1, 2, branches=2))
     extended(session, torn(5, 6, 7))
     extended(session, torn(1, 2), torn(3, 4))
     assert session.in_flight == 4

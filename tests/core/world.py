@@ -312,7 +312,7 @@ class World(Facts):
             seat.branched = seat.branched or several
         if nodes:
             drafter.forward_ended()
-            require(drafter.in_flight <= drafter.pace.run_ahead, "drafted beyond the run-ahead")
+            require(drafter.in_flight <= drafter.allowed, "drafted beyond the run-ahead")
         seat.cache = list(drafter.line)
         while proposal := drafter.take_proposal():
             seat.sent.note(proposal, tuple(drafter.text.tokens))

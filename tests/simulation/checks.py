@@ -327,10 +327,10 @@ class DrafterChecks:
         for key, drafting in book._open.items():
             session, cached = drafting.session, lm.cached(drafting.slot)
             last = facts.seen.get((party.process, *key))
-            state = session.in_flight, session.pace.run_ahead, session.decided, session.chain, cached
+            state = session.in_flight, session.allowed, session.decided, session.chain, cached
             if not facts.new((party.process, *key), *state):
                 continue
-            allowed = session.pace.run_ahead
+            allowed = session.allowed
             if last is not None and session.in_flight > last[0] and allowed == last[1]:
                 facts.require(session.in_flight <= allowed, "drafted ahead, allowed:", session.in_flight, allowed)
             self._cache(lm, drafting)

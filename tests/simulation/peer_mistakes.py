@@ -100,7 +100,7 @@ def drafter_s_cache_not_rolled_back(patch: Patch) -> None:
 
 
 def run_ahead_ignored(patch: Patch) -> None:
-    patch.setattr(DraftSession, "wants_token", property(lambda self: self.in_flight < self.pace.run_ahead + 2))
+    patch.setattr(DraftSession, "wants_token", property(lambda self: self.in_flight < self.allowed + 2))
 
 
 def pruned_rows_kept(patch: Patch) -> None:

@@ -124,7 +124,7 @@ def parse_plan(spec: str) -> Plan | None:
 def branches_of(spec: str) -> int:
     """Most tokens that a drafter's forward may extend under a plan that `parse_plan` takes."""
     name, _, number = spec.partition(":")
-    return int(number) if name == "auto" and number else 1
+    return int(number) if name == "auto" and number else MOST_BRANCHES
 
 
 def _check_branches(values: Sequence[int]) -> None:
@@ -257,10 +257,8 @@ class Streaming:
             return Plan(way.discipline, Pace(way.due, way.due), way.due, way.reason)
         most = max(self._chunk, min(MOST_FIRST_CHUNK, int(self.forward.at(1) / self.draft_us)))
         chunk = min(way.due, most) or self._chunk
-        run_ahead = max(way.due, self.run_ahead())
-        if self.branches > 1:
-            run_ahead = min(MOST_RUN_AHEAD, self.branches * run_ahead)
-        return Plan(way.discipline, Pace(chunk, run_ahead, branches=self.branches), way.due, way.reason)
+        pace = Pace(chunk, max(way.due, self.run_ahead()), branches=self.branches)
+        return Plan(way.discipline, pace, way.due, way.reason)
 
     @property
     def _chunk(self) -> int:
@@ -481,7 +479,7 @@ class Controller:
         branches: most tokens that a forward of the drafter extends where it computes elsewhere; 1 asks for chains.
     """
 
-    def __init__(self, forward: ForwardTimes, shared_host: bool, branches: int = 1) -> None:
+    def __init__(self, forward: ForwardTimes, shared_host: bool, branches: int = MOST_BRANCHES) -> None:
         self._forward = forward
         self._shared = shared_host
         self._branches = branches

@@ -157,6 +157,9 @@ LONG_TOKEN = 0.05
 # would cost the link and the verifier more than it is worth. How many it does extend is chosen with each forward.
 MOST_BRANCHES = 16
 LEAST_PATH = 0.005
+# What a forward's further nodes count for, as a share of their probability: a level that takes longer delays all that
+# stands on the likeliest path. Half is best where rows cost much, and as good as 1 where they do not (simulated cells).
+FURTHER_WORTH = 0.5
 # Tokens of prompts in a step: a long prompt delays the others by no more than that.
 PREFILL_ROWS = 512
 
