@@ -248,7 +248,7 @@ def now_us() -> int:
 class TracedProposal:
     """Draft tokens arrived from drafter `source`, which took draft_us for them.
 
-    offset 0: a new chain, for which it has rolled its cache back to `base`.
+    offset 0: a new tree, for which it has rolled its cache back to `base`. parents: see `Proposal.parents`.
     """
 
     source: int
@@ -256,13 +256,15 @@ class TracedProposal:
     base: int
     offset: int
     tokens: tuple[int, ...]
+    parents: tuple[int, ...]
     draft_us: int
     at_us: int = field(default_factory=now_us)
 
     @classmethod
     def of(cls, drafted: common_pb2.Proposal) -> TracedProposal:
         tokens = tuple(drafted.tokens)
-        return cls(drafted.source, drafted.chain, drafted.base, drafted.offset, tokens, drafted.draft_us)
+        parents = tuple(number - distance for number, distance in enumerate(drafted.parents, drafted.offset))
+        return cls(drafted.source, drafted.chain, drafted.base, drafted.offset, tokens, parents, drafted.draft_us)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,10 @@ export class Session {
     this.points = []; // the released text, by code points
     this.tokens = []; // {position, id, outcome, end, logprob, verdict, atUs}
     this.guess = "";
-    this.proposed = []; // as told, with `fates`, one for each token: pending, accepted, refused or late
+    // As told, and of each token: `fates` (pending, accepted, waiting, refused, pruned or late), `positions`, `parents`,
+    // and `ranks` among those of the same parent.
+    this.proposed = [];
+    this.trees = new Map(); // of each source the newest: {chain, positions, children}, by number
     this.judged = []; // as told, with `chain`, and `clock`, which all verdicts of one verifier share
     this.most = 0; // tokens of one verdict
     this.plans = [];
@@ -40,7 +43,7 @@ export class Session {
         this.guess = event.text;
         break;
       case "proposed":
-        this.proposed.push({ ...event, fates: event.tokens.map(() => "pending") });
+        this.#propose(event);
         break;
       case "judged":
         this.#judge(event);
@@ -51,6 +54,24 @@ export class Session {
         this.finished = event;
         break;
     }
+  }
+
+  // A chain is the tree in which every token stands behind the one before it. -1 is the text before the base.
+  #propose(told) {
+    let tree = this.trees.get(told.source);
+    if (tree?.chain !== told.chain) {
+      tree = { chain: told.chain, positions: new Map([[-1, told.base - 1]]), children: new Map() };
+      this.trees.set(told.source, tree);
+    }
+    const parents = told.tokens.map((_, i) => told.parents[i] ?? told.offset + i - 1), positions = [], ranks = [];
+    parents.forEach((parent, i) => {
+      const number = told.offset + i, siblings = tree.children.get(parent) ?? 0;
+      positions.push((tree.positions.get(parent) ?? told.base + parent) + 1);
+      ranks.push(siblings);
+      tree.positions.set(number, positions[i]);
+      tree.children.set(parent, siblings + 1);
+    });
+    this.proposed.push({ ...told, parents, positions, ranks, fates: told.tokens.map(() => "pending") });
   }
 
   #extend(chunk) {
@@ -106,9 +127,12 @@ export class Session {
   #chainOf(verdict) {
     const wrong = new Set();
     for (const one of this.proposed.toReversed()) {
-      const from = verdict.position - one.base - one.offset;
-      if (one.source !== verdict.source || wrong.has(one.chain) || from + verdict.tested <= 0 || from >= one.tokens.length) continue;
-      const differs = verdict.tokens.slice(0, verdict.accepted).some((token, i) => (one.tokens[from + i] ?? token) !== token);
+      const within = one.positions.some((at) => at >= verdict.position && at < verdict.position + verdict.tested);
+      if (one.source !== verdict.source || wrong.has(one.chain) || !within) continue;
+      const differs = verdict.tokens.slice(0, verdict.accepted).some((token, i) => {
+        const there = one.tokens.filter((_, k) => one.positions[k] === verdict.position + i);
+        return there.length > 0 && !there.includes(token);
+      });
       if (!differs) return one.chain;
       wrong.add(one.chain);
     }
@@ -119,24 +143,29 @@ export class Session {
   #settle(verdict) {
     const end = verdict.position + verdict.tokens.length;
     for (const one of this.proposed.slice(this.settled)) {
-      const from = one.base + one.offset;
-      one.fates.forEach((fate, i) => {
-        const at = from + i - verdict.position;
-        if (fate !== "pending" || from + i >= end) return;
+      one.tokens.forEach((token, i) => {
+        const at = one.positions[i] - verdict.position;
+        if (one.fates[i] !== "pending" || one.positions[i] >= end) return;
         if (at < 0) one.fates[i] = "late";
-        else if (verdict.tokens[at] !== one.tokens[i]) this.#refuse(one, i);
-        else one.fates[i] = verdict.outcomes[at] === "accepted" ? "accepted" : "late";
+        else if (verdict.tokens[at] !== token) this.#prune(one, i, one.ranks[i] ? "pruned" : "refused");
+        else if (verdict.outcomes[at] === "accepted") one.fates[i] = "accepted";
+        else one.fates[i] = one.ranks[i] ? "waiting" : "late";
       });
     }
     while (this.settled < this.proposed.length && !this.proposed[this.settled].fates.includes("pending")) this.settled++;
   }
 
-  // Whatever a chain holds behind a refused token is void.
-  #refuse(proposal, from) {
+  // What descends from a token that was not decided is void with it. A parent comes before its children.
+  #prune(proposal, i, fate) {
+    const gone = new Set([proposal.offset + i]);
+    proposal.fates[i] = fate;
     for (const one of this.proposed.slice(this.settled)) {
-      if (one.source !== proposal.source || one.chain !== proposal.chain || one.offset < proposal.offset) continue;
-      const first = one === proposal ? from : 0;
-      one.fates = one.fates.map((fate, i) => (i >= first && fate === "pending" ? "refused" : fate));
+      if (one.source !== proposal.source || one.chain !== proposal.chain) continue;
+      one.parents.forEach((parent, k) => {
+        if (!gone.has(parent)) return;
+        gone.add(one.offset + k);
+        if (one.fates[k] === "pending") one.fates[k] = fate;
+      });
     }
   }
 

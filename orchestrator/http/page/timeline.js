@@ -54,17 +54,20 @@ function ground(svg, width, height, offset, scale) {
   for (const y of [DRAFTER + LANE, OWN, VERIFIER]) svg.append(element("line", { class: "lane", x1: 0, x2: width, y1: y, y2: y }));
 }
 
-const MEANINGS = { accepted: "held", refused: "refused", late: "right or wrong, too late to be tested", pending: "not tested yet" };
+const MEANINGS = { accepted: "held", refused: "refused", late: "right or wrong, too late to be tested", pending: "not tested yet", waiting: "the correction, found waiting", pruned: "pruned: another token was decided" };
 
-// A block, divided by its tokens, and its way up to the verifier.
+// A block, divided by its tokens, and its way up to the verifier. Of a tree the second, third, ... guesses of a place stand
+// lower; each tells where it stands.
 function proposal(one, x, roundTrip) {
   const end = x(one.at_us), begin = Math.min(end - 3, x(one.at_us - one.draft_us)), cell = (end - begin) / one.tokens.length;
   const block = element("g", { class: "proposal" });
   one.fates.forEach((fate, i) => {
-    block.append(element("rect", { class: `draft ${fate}`, x: begin + i * cell, y: DRAFTER, width: Math.max(1, cell - 0.5), height: LANE, rx: Math.min(2, cell / 3) }));
+    const low = one.ranks[i] ? LANE / 2 : 0;
+    block.append(element("rect", { class: `draft ${fate}`, x: begin + i * cell, y: DRAFTER + low, width: Math.max(1, cell - 0.5), height: LANE - low, rx: Math.min(2, cell / 3) }));
   });
-  const fates = one.texts.map((text, i) => `${JSON.stringify(text)} ${MEANINGS[one.fates[i]]}`).join("\n");
-  block.append(element("title", {}, `drafter ${one.source}, chain ${one.chain}, from position ${one.base + one.offset}, ${(one.draft_us / 1000).toFixed(1)} ms\n${fates}`));
+  const branches = one.ranks.some((rank) => rank > 0), stands = (i) => (branches ? `${one.positions[i]}${one.ranks[i] ? `, guess ${one.ranks[i] + 1}` : ""}: ` : "");
+  const fates = one.texts.map((text, i) => `${stands(i)}${JSON.stringify(text)} ${MEANINGS[one.fates[i]]}`).join("\n");
+  block.append(element("title", {}, `drafter ${one.source}, chain ${one.chain}, from position ${one.positions[0] ?? one.base}, ${(one.draft_us / 1000).toFixed(1)} ms\n${fates}`));
   const made = [block, element("line", { class: "up", x1: end, y1: DRAFTER + LANE, x2: x(one.at_us + roundTrip / 2), y2: OWN })];
   if (one.offset === 0 && one.chain > 0) made.push(rollback(begin, DRAFTER, `the drafter rolled back to ${one.base}`));
   return made;
