@@ -284,7 +284,9 @@ class DraftSession:
     # What is decided
 
     def advance(self, position: int, tokens: Sequence[int], pace: Pace, epoch: int = 0) -> int:
-        """Take in decided tokens; returns the length up to which `line` is as it was.
+        """Take in decided tokens; returns up to where what was held before, text or nodes, equals the text now.
+
+        Where all that was decided had been drafted that is the whole `line`.
 
         Raises:
             Desynchronised: `position` lies behind the decided text known here.
