@@ -35,7 +35,8 @@ class Count:
 class Frames:
     """Reads one direction of a connection, whatever pieces it comes in. Bytes that are no HTTP/2 are counted alone.
 
-    `captured`: payload of DATA frames by stream, from the moment that `capturing` was set; at most MOST_CAPTURED bytes.
+    `captured`: payload of DATA frames by stream, from `capture` on; at most MOST_CAPTURED bytes, of streams that were
+    there before. Those that are opened meanwhile are other calls, such as looks at whether a peer is still the same.
     """
 
     def __init__(self, client: bool) -> None:
@@ -43,6 +44,7 @@ class Frames:
         self.count = Count()
         self.capturing = False
         self.captured: dict[int, bytearray] = {}
+        self._newest = self._captures_up_to = 0
         self._buffer = bytearray()
         self._preface = PREFACE if client else b""
         self._known = True
@@ -52,6 +54,9 @@ class Frames:
         if self._known:
             self._buffer += data
             self._read()
+
+    def capture(self) -> None:
+        self.capturing, self._captures_up_to = True, self._newest
 
     def take_captured(self) -> dict[int, bytes]:
         """What was captured; capturing ends."""
@@ -90,11 +95,13 @@ class Frames:
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         self.count.frames += 1
+        self._newest = max(self._newest, stream)
         if kind != DATA:
             return
         if flags & PADDED:
             payload = payload[1 : len(payload) - payload[0]]
         self.count.data_frames += 1
         self.count.data_bytes += len(payload)
-        if self.capturing and sum(map(len, self.captured.values())) + len(payload) <= MOST_CAPTURED:
+        wanted = self.capturing and stream <= self._captures_up_to
+        if wanted and sum(map(len, self.captured.values())) + len(payload) <= MOST_CAPTURED:
             self.captured.setdefault(stream, bytearray()).extend(payload)

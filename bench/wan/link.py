@@ -58,7 +58,8 @@ class Link:
     def captured(self) -> tuple[list[bytes], list[bytes]]:
         """The payload of the oldest stream of each connection, (up, down); capturing ends.
 
-        That is the Connect stream: calls that were made before it are over, and later ones are not what is counted.
+        That is the Connect stream: calls that were made before it are over, and later ones are not what is counted. A
+        connection that was idle has none.
         """
         connections = self._ask({"do": "captured"})["connections"]
         up, down = ([_oldest(one[name]) for one in connections if one[name]] for name in ("up", "down"))

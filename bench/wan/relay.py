@@ -191,7 +191,8 @@ class Relay:
                 return self._count()
             case "capture":
                 for pair in self._pairs:
-                    pair.up.frames.capturing = pair.down.frames.capturing = True
+                    pair.up.frames.capture()
+                    pair.down.frames.capture()
             case "captured":
                 return {"connections": [self._captured(pair) for pair in self._pairs]}
             case other:

@@ -99,6 +99,8 @@ def measure_wire(tokens: int = TOKENS) -> list[Wire]:
         if started.draft_link is None:
             raise BenchError("wire: the drafter is not watched")
         links = (started.links[0], started.draft_link)
+        for client in clients.values():  # each asks its peers once for what is no part of a session
+            client.complete(PROMPT, max_tokens=1, ignore_eos=True)
         return [
             *(_watch(clients[PLAN], rule, tokens, links) for rule in RULES),
             *(

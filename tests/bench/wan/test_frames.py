@@ -48,8 +48,10 @@ def test_payload_is_captured_by_stream_once_asked_for() -> None:
     frames = Frames(client=False)
     frames.feed(TRAFFIC)
     assert frames.take_captured() == {}
-    frames.capturing = True
+    frames.feed(frame(0, 1, b"") + frame(0, 3, b""))
+    frames.capture()
     frames.feed(frame(0, 1, b"ab") + frame(0, 3, b"x") + frame(0, 1, b"cd"))
+    frames.feed(frame(0, 5, b"a call that was made meanwhile"))
     assert frames.take_captured() == {1: b"abcd", 3: b"x"}
     frames.feed(frame(0, 1, b"ef"))
     assert frames.take_captured() == {}
@@ -57,8 +59,8 @@ def test_payload_is_captured_by_stream_once_asked_for() -> None:
 
 def test_capturing_has_an_end() -> None:
     frames = Frames(client=False)
-    frames.feed(SETTINGS)
-    frames.capturing = True
+    frames.feed(SETTINGS + frame(0, 1, b""))
+    frames.capture()
     for _ in range(4):
         frames.feed(frame(0, 1, bytes(MOST_CAPTURED // 3)))
     assert len(frames.take_captured()[1]) == MOST_CAPTURED // 3 * 3
