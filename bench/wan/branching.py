@@ -14,20 +14,17 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise, product
-from multiprocessing import get_context
 from pathlib import Path
 
 from bench import machine
-from bench.progress import tracked
 from bench.report import table
 from bench.wan.cells import ACCEPTANCES, DRAFTS_MS, LIGHT, NAMED, RTTS_MS, TOKENS, Cell, chosen
 from bench.wan.disciplines import DEFAULT, TEXTBOOK
 from bench.wan.traces import COUPLED, GREEDY, nearest
-from bench.wan.virtual import WORKERS, Expected, Software, as_simulated
+from bench.wan.virtual import Expected, Software, as_simulated, spread
 from specwire import sim
 from specwire.core.policy.controller import Controller
 from specwire.core.policy.tunables import MOST_BRANCHES
@@ -104,8 +101,9 @@ def _over_traces(cell: Cell, rule: str, tokens: int, traces: int) -> float:
     return seconds[1] / seconds[MOST_BRANCHES]
 
 
-def placement(draft_ms: float, wanted: float, tokens: int = TOKENS) -> Placement:
-    """Simulate one drafter at every round trip; V does not grow with the window."""
+def placement(drafter: tuple[float, float], tokens: int = TOKENS) -> Placement:
+    """Simulate a drafter, (ms a forward, acceptance), at every round trip; V does not grow with the window."""
+    draft_ms, wanted = drafter
     home = as_simulated(Cell(0.0, draft_ms, wanted, 0.0), Software(), tokens)
     cells = {rtt_ms: as_simulated(Cell(rtt_ms, draft_ms, wanted, 0.0), Software(), tokens) for rtt_ms in RTTS_MS}
     by_rtt = {rtt_ms: second_session(cell).tokens_per_second for rtt_ms, cell in cells.items()}
@@ -189,10 +187,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"bench: error: {error}")
         return 2
     drafters = [] if args.cells else list(product(DRAFTS_MS, ACCEPTANCES))
-    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
-        gains = list(tracked(pool.map(partial(gain, traces=args.traces), cells), len(cells), "cells"))
-        placing = pool.map(partial(placement, tokens=TOKENS), *zip(*drafters, strict=True)) if drafters else ()
-        placements = list(tracked(placing, len(drafters), "drafters"))
+    gains = list(spread(partial(gain, traces=args.traces), cells, "cells"))
+    placements = list(spread(placement, drafters, "drafters"))
     if cells == NAMED:
         write(gains, placements, args.traces, args.out)
     print(report(gains, placements))

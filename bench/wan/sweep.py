@@ -15,21 +15,18 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 from bench import machine
 from bench.bars import Bar, at_least
 from bench.interval import Estimate
-from bench.progress import tracked
 from bench.report import bar_lines, table
 from bench.wan.cells import TOKENS, Cell, grid
 from bench.wan.crowds import Crowd, best_fixed, crowds, speed
 from bench.wan.traces import GREEDY, nearest, recorded
-from bench.wan.virtual import WORKERS, Software, as_simulated
+from bench.wan.virtual import Software, as_simulated, spread
 from specwire import sim
 from specwire.rpc.process import say
 
@@ -80,14 +77,11 @@ def experienced(sessions: Sequence[sim.Cell]) -> float:
 
 
 def sweep_all(cells: Sequence[Cell | Crowd], traces: int, tokens: int) -> list[Swept]:
-    """Of each cell in turn, on as many cores as a small machine has."""
     found = []
-    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
-        sweeping = pool.map(partial(sweep, traces=traces, tokens=tokens), cells)
-        for swept in tracked(sweeping, len(cells), "cells"):
-            found.append(swept)
-            if len(found) % SAY_EVERY == 0:
-                say(f"bench: {len(found)} of {len(cells)} cells")
+    for swept in spread(partial(sweep, traces=traces, tokens=tokens), cells, "cells"):
+        found.append(swept)
+        if len(found) % SAY_EVERY == 0:
+            say(f"bench: {len(found)} of {len(cells)} cells")
     return found
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
+from typing import TypeVar
 
 from bench.progress import tracked
 from bench.wan.cells import TOKENS, Cell
@@ -19,6 +20,9 @@ WAITING_CHUNKS, WAITING_RUN_AHEADS = (1, 2, 4), (8, 16, 32)
 WORKERS = 2
 # So many take less time than starting a process.
 FEW = 2
+
+Asked = TypeVar("Asked")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +64,17 @@ def expect(cell: Cell, software: Software | None = None, tokens: int = TOKENS) -
 
 
 def expect_all(cells: Sequence[Cell], software: Software | None = None, tokens: int = TOKENS) -> list[Expected]:
-    """The same of many, on two cores where they are more than a few."""
-    one = partial(expect, software=software, tokens=tokens)
-    if len(cells) <= FEW:
-        return [one(cell) for cell in cells]
+    """The same of many."""
+    return list(spread(partial(expect, software=software, tokens=tokens), cells, "cells in virtual time"))
+
+
+def spread(simulate: Callable[[Asked], Found], asked: Sequence[Asked], what: str) -> Iterator[Found]:
+    """What `simulate` finds of each in turn, on as many cores as a small machine has where they are more than a few."""
+    if len(asked) <= FEW:
+        yield from map(simulate, asked)
+        return
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
-        return list(tracked(pool.map(one, cells), len(cells), "in virtual time"))
+        yield from tracked(pool.map(simulate, asked), len(asked), what)
 
 
 def as_simulated(cell: Cell, software: Software, tokens: int, trace: Ranked | None = None) -> sim.Cell:

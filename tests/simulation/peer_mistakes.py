@@ -100,7 +100,12 @@ def drafter_s_cache_not_rolled_back(patch: Patch) -> None:
 
 
 def run_ahead_ignored(patch: Patch) -> None:
-    patch.setattr(DraftSession, "wants_token", property(lambda self: self.in_flight < self.allowed + 2))
+    def wants_token(self: DraftSession) -> bool:
+        ahead = self.in_flight + self._taken + 1
+        fits = self.context is None or self.decided + ahead < self.context
+        return self.probability is not None and ahead < self.allowed + 3 and fits
+
+    patch.setattr(DraftSession, "wants_token", property(wants_token))
 
 
 def pruned_rows_kept(patch: Patch) -> None:
