@@ -28,7 +28,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
+.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -226,11 +226,14 @@ bench-batch: $(STAMP) ## measure 1 to 32 sessions at once, greedy and at tempera
 bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, against what its memory allows
 	$(BIN)/python -m bench.gpu.run --compile
 
-bench-wan: $(STAMP) ## measure drafting here and deciding there, over a line of 0 to 200 ms (half an hour)
+bench-wan: $(STAMP) ## measure drafting here and deciding there, over a line of 0 to 200 ms (an hour and a quarter)
 	$(BIN)/python -m bench.wan.run
+
+bench-capacity: $(STAMP) ## how many sessions a verifier holds, by where their drafters are (half an hour)
+	$(BIN)/python -m bench.wan.capacity
+
 bench-sweep: $(STAMP) ## hold the controller against the best fixed setting of each of 348 cells, in virtual time (a quarter of an hour)
 	$(BIN)/python -m bench.wan.sweep
-
 
 bench-failover: $(STAMP) ## measure how soon faults are noticed and how long text pauses, in every cell of the failover matrix (a quarter of an hour)
 	$(BIN)/python -m tests.faults.measure

@@ -16,20 +16,24 @@ from bench.wan.places import Place, Places
 
 START_LIMIT_S = 180.0
 MOST_SAID = 500
-SLOTS = "4"
 # The second has drafters extend one token a forward.
 AUTO, AUTO_CHAIN = "auto", "auto:1"
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Models and how they compute; threads of either. ngram: the verifier proposes from the text itself, too."""
+    """Models and how they compute; threads of either, and slots of each.
+
+    ngram: the verifier proposes from the text itself, too. drafters: so many serve the draft model.
+    """
 
     target: str
     draft: str
     dtype: str = "float32"
     threads: int = 1
     ngram: bool = False
+    slots: int = 4
+    drafters: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +86,19 @@ def rig(
 ) -> Iterator[Rig]:
     """Start everything; orchestrators that differ in their plan alone share the verifier and the drafter.
 
-    Verifiers that nobody asks for are not started. watch_drafter: put a relay before the drafter too.
+    Verifiers that nobody asks for are not started. watch_drafter: put a relay before the first drafter too.
     """
     with ExitStack() as owned:
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-wan-")))
         kinds = sorted({one.patient for one in orchestrations})
         verifiers = {patient: _start(owned, _verifier(pair, patient), places.cloud, folder) for patient in kinds}
-        drafter = _start(owned, ("draft_service", pair.draft, *_model(pair)), places.edge, folder)
+        drafting = ("draft_service", pair.draft, *_model(pair))
+        drafters = [_start(owned, drafting, places.edge, folder) for _ in range(pair.drafters)]
         links = {patient: _link(owned, service.ready(), places.edge) for patient, service in verifiers.items()}
-        dialled, draft_link = drafter.ready(), None
+        dialled, draft_link = [drafter.ready() for drafter in drafters], None
         if watch_drafter:
-            draft_link = _link(owned, dialled, places.edge)
-            dialled = draft_link.address
+            draft_link = _link(owned, dialled[0], places.edge)
+            dialled[0] = draft_link.address
         starting = {
             one: _start(owned, _orchestrator(one, links[one.patient].address, dialled), places.edge, folder)
             for one in orchestrations
@@ -114,7 +119,7 @@ def _link(owned: ExitStack, to: str, dialled_from: Place) -> Link:
 
 
 def _model(pair: Pair) -> tuple[str, ...]:
-    return ("--dtype", pair.dtype, "--threads", str(pair.threads), "--slots", SLOTS)
+    return ("--dtype", pair.dtype, "--threads", str(pair.threads), "--slots", str(pair.slots))
 
 
 def _verifier(pair: Pair, patient: bool) -> tuple[str, ...]:
@@ -123,5 +128,6 @@ def _verifier(pair: Pair, patient: bool) -> tuple[str, ...]:
     return ("verify_service", pair.target, *_model(pair), ngram, *(("--patient",) if patient else ()))
 
 
-def _orchestrator(one: Orchestration, verifier: str, drafter: str) -> tuple[str, ...]:
-    return ("orchestrator", "--verifier", verifier, "--drafter", drafter, "--plan", one.plan)
+def _orchestrator(one: Orchestration, verifier: str, drafters: Sequence[str]) -> tuple[str, ...]:
+    dialled = (word for address in drafters for word in ("--drafter", address))
+    return ("orchestrator", "--verifier", verifier, *dialled, "--plan", one.plan)

@@ -26,13 +26,15 @@ from bench.wan.report import report
 from bench.wan.results import Results
 from bench.wan.speeds import tokens_per_second
 from bench.wan.virtual import Software, expect_all
-from bench.wan.wire import measure_wire
+from bench.wan.wire import RULES, measure_wire
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.process import say
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "wan.json"
 QUICK_TOKENS, QUICK_REPEATS = 32, 1
 QUICK_RTTS_MS, QUICK_PINGS = (0.0, 20.0), 10
+# One that also has trees, and one that weighs draft tokens.
+QUICK_RULES = ("greedy", "rejection")
 T = TypeVar("T")
 
 
@@ -40,7 +42,7 @@ T = TypeVar("T")
 class Settings:
     """What to measure. `cells` over real sockets; `repeats` below 6 leave intervals without 95 % coverage.
 
-    before: whose demo pair stands for one of this run.
+    wire: rules whose bytes are counted. before: whose demo pair stands for one of this run.
     """
 
     cells: tuple[Cell, ...] = NAMED
@@ -48,7 +50,7 @@ class Settings:
     tokens: int = TOKENS
     repeats: int = 7
     pair: bool = True
-    wire: bool = True
+    wire: tuple[str, ...] = tuple(RULES)
     whole_grid: bool = True
     pings: int = PINGS
     before: Earlier | None = None
@@ -95,7 +97,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         tokens=args.tokens if args.tokens is not None else QUICK_TOKENS if args.quick else TOKENS,
         repeats=args.repeats if args.repeats is not None else QUICK_REPEATS if args.quick else 7,
         pair=not (args.emulated_only or args.pair_from),
-        wire=not args.real_only,
+        wire=() if args.real_only else QUICK_RULES if args.quick else tuple(RULES),
         whole_grid=not (args.quick or args.real_only or args.no_grid),
         pings=QUICK_PINGS if args.quick else PINGS,
         before=earlier(args.pair_from) if args.pair_from else None,
@@ -118,7 +120,7 @@ def measure(settings: Settings) -> Results:
     pair = measure_pair(settings.rtts_ms, settings.repeats, settings.tokens, _say_pair) if settings.pair else []
     if settings.before is not None:
         pair = list(settings.before.pair)
-    wire = _part("bytes on the wire", lambda: measure_wire(settings.tokens)) if settings.wire else []
+    wire = _part("bytes on the wire", lambda: measure_wire(settings.tokens, settings.wire)) if settings.wire else []
     everything = list(grid()) if settings.whole_grid else list(settings.cells)
     return Results(
         arguments=settings.shown(),

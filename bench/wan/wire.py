@@ -86,8 +86,8 @@ class _Kind(Protocol):
     def FromString(self, data: bytes) -> Message: ...  # noqa: N802 # protobuf's name
 
 
-def measure_wire(tokens: int = TOKENS) -> list[Wire]:
-    """One session under each rule, in chunks of CHUNK; where trees are allowed, a second one with trees."""
+def measure_wire(tokens: int = TOKENS, rules: Sequence[str] = tuple(RULES)) -> list[Wire]:
+    """One session under each of these rules, in chunks of CHUNK; where trees are allowed, a second one with trees."""
     with ExitStack() as owned:
         where = owned.enter_context(places())
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-wan-")))
@@ -102,10 +102,10 @@ def measure_wire(tokens: int = TOKENS) -> list[Wire]:
         for client in clients.values():  # each asks its peers once for what is no part of a session
             client.complete(PROMPT, max_tokens=1, ignore_eos=True)
         return [
-            *(_watch(clients[PLAN], rule, tokens, links) for rule in RULES),
+            *(_watch(clients[PLAN], rule, tokens, links) for rule in rules),
             *(
                 replace(_watch(clients[TREES], rule, tokens, links), trees=True)
-                for rule in RULES
+                for rule in rules
                 if rule in GUESSING_RULES
             ),
         ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ class Planned(NamedTuple):
 
 @dataclass(slots=True)
 class SimStats:
-    """What a session's client saw, and its wire. Absolute times."""
+    """What a session's client saw, and its wire. Absolute times. pauses_us: between two emissions."""
 
     asked_us: float
     first_us: float = 0.0
@@ -59,6 +59,7 @@ class SimStats:
     last_us: float = 0.0
     tokens: int = 0
     ledger_us: float = 0.0
+    pauses_us: list[float] = field(default_factory=list)
 
 
 class _Released(NamedTuple):
@@ -209,6 +210,8 @@ class SimOrchestrator:
         now_us, stats = self._clock.now_us, self.stats
         if not stats.tokens:
             stats.first_us, stats.first_tokens = now_us, len(effect.tokens)
+        else:
+            stats.pauses_us.append(now_us - stats.last_us)
         stats.last_us = now_us
         stats.tokens += len(effect.tokens)
         self._apply(messages.ClientTook(effect.position + len(effect.tokens)))

@@ -21,7 +21,7 @@ from specwire.core.session import buffer_for
 from specwire.sim.clock import Clock, Host, Machine
 from specwire.sim.drafter import SimDrafter
 from specwire.sim.guesses import RANKS, Guesses, drawn_trace, repeating_text
-from specwire.sim.orchestrator import Delays, Planned, SimOrchestrator
+from specwire.sim.orchestrator import Delays, Planned, SimOrchestrator, SimStats
 from specwire.sim.verifier import ForwardCost, SimVerifier
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -235,20 +235,20 @@ class Result:
 def simulate(cell: Cell, policy: Policy = AUTO, planner: Planner | None = None) -> Result:
     """Run one session to its end. planner: instead of a fresh one of the policy's (a successor, or one of your own)."""
     run = _Run(cell, policy, 1)
-    run.begin(cell, planner or policy.planner(run.forward, cell.shared_host, cell.branching))
+    run.begin(cell, planner or policy.planner(run.forward, cell.shared_host, cell.branching), run.drafters[0])
     run.clock.run()
-    return _result(run.ended[0], run.verifier, run.drafter)
+    return _result(run.ended[0], run.verifier, run.drafters[0])
 
 
-def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, sessions: int = 1) -> Batch:
-    """Run so many `sessions` at once at one verifier and one drafter; a cell begins where one has ended.
+def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, sessions: int = 1, drafters: int = 1) -> Batch:
+    """Run so many `sessions` at once at one verifier, spread over so many drafters; a cell begins where one has ended.
 
     Each starts from what was learnt in the one before it. Counted is what is decided from the time when so many have
     ended until the last one begins: the batch is always full. The cells differ in their texts and guesses only.
     """
     if len(cells) <= 2 * sessions:
         raise InvalidCell(f"cells: must be more than {2 * sessions} for {sessions} sessions, not {len(cells)}")
-    run = _Run(cells[0], policy, sessions)
+    run = _Run(cells[0], policy, sessions, drafters)
     waiting = iter(cells[sessions:])
     counted: list[tuple[float, int]] = []
 
@@ -259,23 +259,41 @@ def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, sessions: int =
         if following is None:
             run.clock.stop()
         else:
-            run.begin(following, ended.planner.successor(run.forward, following.shared_host))
+            run.begin(following, ended.planner.successor(run.forward, following.shared_host), ended.drafter)
 
     run.on_ended = on_ended
-    for cell in cells[:sessions]:
-        run.begin(cell, policy.planner(run.forward, cell.shared_host, cell.branching))
+    for number, cell in enumerate(cells[:sessions]):
+        planner = policy.planner(run.forward, cell.shared_host, cell.branching)
+        run.begin(cell, planner, run.drafters[number % drafters])
     run.clock.run()
     (began_us, before), (ended_us, after) = counted[0], counted[-1]
-    return Batch(after - before, ended_us - began_us, tuple(run.ended[-1].plans))
+    stats = [each.stats for each in run.ended]
+    whole = tuple(each for each in stats if began_us <= each.asked_us and each.last_us <= ended_us)
+    forwards, tally = run.verifier.engine.steps, run.verifier.engine.tally
+    return Batch(
+        tokens=after - before,
+        elapsed_us=ended_us - began_us,
+        plans=tuple(run.ended[-1].plans),
+        whole=whole,
+        window=tally.rows.sum / tally.sessions.sum - 1,
+        forward_us=tally.forward_s.sum * 1e6 / forwards,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tokens of all sessions, and the time they took; `plans` of the session that ended last."""
+    """Tokens of all sessions, and the time they took; `plans` of the session that ended last.
+
+    whole: sessions that began and ended within that time. window: draft tokens of a session in a forward, and
+    forward_us: what a forward took, both on average and from the beginning.
+    """
 
     tokens: int
     elapsed_us: float
     plans: tuple[Planned, ...]
+    whole: tuple[SimStats, ...]
+    window: float
+    forward_us: float
 
     @property
     def tokens_per_second(self) -> float:
@@ -283,24 +301,27 @@ class Batch:
 
 
 class _Run:
-    """A verifier and a drafter, and the sessions there. on_ended: is told of each that ends."""
+    """A verifier, its drafters, and the sessions there. on_ended: is told of each that ends."""
 
-    def __init__(self, cell: Cell, policy: Policy, sessions: int) -> None:
+    def __init__(self, cell: Cell, policy: Policy, sessions: int, drafters: int = 1) -> None:
         self.clock = Clock()
         self.forward = cell.cost.measured()
         self.ended: list[SimOrchestrator] = []
         target = Machine(self.clock) if cell.contention is None else Host(self.clock, cell.contention)
         self.verifier = SimVerifier(self.clock, target, cell.cost, cell.step_us, policy.patient, sessions)
-        machine = target if cell.shared_host else Machine(self.clock)
-        self.drafter = SimDrafter(self.clock, machine, cell.draft_us, cell.draft_slope, cell.row_slope, cell.branching)
+        machines = [target if cell.shared_host else Machine(self.clock) for _ in range(drafters)]
+        self.drafters = [
+            SimDrafter(self.clock, each, cell.draft_us, cell.draft_slope, cell.row_slope, cell.branching)
+            for each in machines
+        ]
         self.on_ended: Callable[[SimOrchestrator], None] = lambda _: self.clock.stop()
         self._drafting = policy.drafting
 
-    def begin(self, cell: Cell, planner: Planner) -> None:
+    def begin(self, cell: Cell, planner: Planner, drafter: SimDrafter | None) -> None:
         orchestrator = SimOrchestrator(
             self.clock,
             self.verifier,
-            self.drafter if self._drafting else None,
+            drafter if self._drafting else None,
             planner,
             self.forward,
             cell.guesses(),

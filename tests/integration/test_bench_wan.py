@@ -11,7 +11,6 @@ import pytest
 from bench.wan import run
 from bench.wan.disciplines import DISCIPLINES
 from bench.wan.real_pair import MeasuredPair, measure_pair
-from bench.wan.wire import RULES
 from deploy.stack.processes import descendants
 
 
@@ -32,8 +31,8 @@ def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
     assert cell["name"] == "R80-d8-a0.8-s0-b0.02"
     assert cell["texts_equal"]
     assert len(found["raw"]) == len(DISCIPLINES)
-    assert [one["rule"] for one in found["wire"] if not one["trees"]] == list(RULES)
-    assert {one["rule"] for one in found["wire"] if one["trees"]} == {"greedy", "coupled"}
+    assert [one["rule"] for one in found["wire"] if not one["trees"]] == list(run.QUICK_RULES)
+    assert [one["rule"] for one in found["wire"] if one["trees"]] == ["greedy"]
     assert all(len(one["hops"]) == 4 for one in found["wire"])
     held = {bar["name"]: bar["holds"] for bar in found["bars"]}
     # What does not depend on this machine's speed.
