@@ -158,8 +158,9 @@ LONG_TOKEN = 0.05
 MOST_BRANCHES = 16
 LEAST_PATH = 0.005
 # What a forward's further nodes count for, as a share of their probability: a level that takes longer delays all that
-# stands on the likeliest path. Half is best where rows cost much, and as good as 1 where they do not (simulated cells).
-FURTHER_WORTH = 0.5
+# stands on the likeliest path. Less than half is best where rows cost much, and as good as 1 where they do not
+# (simulated cells).
+FURTHER_WORTH = 0.3
 # Tokens of prompts in a step: a long prompt delays the others by no more than that.
 PREFILL_ROWS = 512
 
