@@ -120,10 +120,10 @@ test-cluster: $(STAMP) ## specwire deploy on a Ray cluster of several nodes on t
 
 test-faults: $(STAMP)
 	echo "test: faults (a short run)"
-	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --timeout=600 --session-timeout=3600 -m "not whole_matrix" tests/faults
+	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --no-loadscope-reorder --timeout=600 --session-timeout=3600 -m "not whole_matrix" tests/faults
 
 test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults (a quarter of an hour)
-	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --timeout=600 --session-timeout=5400 --played=bench/results/faults.json tests/faults
+	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --no-loadscope-reorder --timeout=600 --session-timeout=5400 --played=bench/results/faults.json tests/faults
 
 SEEDS ?= 10000
 

@@ -22,6 +22,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Playing(out), "playing")
 
 
+# Files that take minutes: with several workers nobody is to begin them when the others have ended.
+LONGEST = ("test_rolling.py", "test_soak.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.fixture(scope="session")
 def running_stack() -> Iterator[Stack]:
     """Give the processes, which are gone afterwards."""
