@@ -9,7 +9,7 @@ from bench.laws.sampling import DRAFTING, Drafting, Sample, deployment, sample
 
 GOOD, RANDOM = DRAFTING["good"].model, DRAFTING["random"].model
 OFF, NGRAM = "nobody", "the text itself"
-# Right and wrong drafters, chunks of 1 to 5, in turns with the target and beside it.
+# Right and wrong drafters, chunks of 1 to 5, in turns with the target and beside it, and trees.
 WAYS = {
     "good, chunks of 1": Drafting(GOOD, "stream:1,4,1"),
     "good, chunks of 3, in turns": Drafting(GOOD, "lockstep:3"),
@@ -17,6 +17,8 @@ WAYS = {
     "random, chunks of 1, in turns": Drafting(RANDOM, "lockstep:1"),
     "random, chunks of 4": Drafting(RANDOM, "stream:4,8,4"),
     "intermittent": DRAFTING["intermittent"],
+    "good, trees": DRAFTING["branching"],
+    "random, trees": Drafting(RANDOM, "stream:2,8,2,4"),
 }
 
 

@@ -43,11 +43,13 @@ class Drafting:
     patient: bool = True
 
 
-# Right more often than not; right by chance only; and one whose tokens come before, during or after a forward, or not.
+# Right more often than not; right by chance only; one whose tokens come before, during or after a forward, or not; and
+# one that branches, where the rule allows it.
 DRAFTING = {
     "good": Drafting(f"scripted:7:{MODEL}:agree=0.6", "lockstep:2"),
     "random": Drafting(f"scripted:8:{MODEL}", "stream:1,5,3"),
     "intermittent": Drafting(f"scripted:9:{MODEL}:delay_ms=2", "stream:2,8", patient=False),
+    "branching": Drafting(f"scripted:7:{MODEL}:agree=0.6", "stream:1,6,3,4"),
 }
 
 

@@ -15,6 +15,8 @@ from bench.laws.run import Verdict
 from bench.laws.same_seed import WAYS, Way, same_seed
 from bench.laws.sampling import DRAFTING, PROMPT, SCRIPT, Sample, all_of
 from scripts.exact_figures import laws_table
+from specwire.core.draft import DraftSession
+from specwire.core.messages import Proposal
 
 SESSIONS = 60
 BROKEN_SESSIONS = 100
@@ -42,12 +44,25 @@ async def test_what_breaks_a_condition_is_refused(name: str) -> None:
     assert verdict.refused, verdict
 
 
-async def test_a_seed_s_text_is_the_same_with_any_drafter_and_any_chunk() -> None:
-    """Coupled: drafting off, guesses from the text, right and wrong drafters, chunks of one and of three."""
-    some = {name: WAYS[name] for name in ("good, chunks of 3, in turns", "random, chunks of 1, in turns")}
-    ways = await same_seed(some, SEEDS)
-    assert [(way.sessions, way.differing) for way in ways] == [(SEEDS, 0)] * 4
+async def test_a_seed_s_text_is_the_same_with_any_drafter_and_any_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coupled: drafting off, guesses from the text, right and wrong drafters, chunks of one and of three, trees."""
+    branched, taken = 0, DraftSession.take_proposal
+
+    def take_proposal(session: DraftSession) -> Proposal | None:
+        nonlocal branched
+        proposal = taken(session)
+        branched += proposal is not None and len(proposal.parents) > 0
+        return proposal
+
+    monkeypatch.setattr(DraftSession, "take_proposal", take_proposal)
+    chains = {name: WAYS[name] for name in ("good, chunks of 3, in turns", "random, chunks of 1, in turns")}
+    ways = await same_seed(chains, SEEDS)
+    assert not branched
+    ways += (await same_seed({"good, trees": WAYS["good, trees"]}, SEEDS))[2:]
+    assert branched
+    assert [(way.sessions, way.differing) for way in ways] == [(SEEDS, 0)] * 5
     assert ways[0].accepted == 0 < ways[2].accepted
+    assert ways[4].accepted > 0
 
 
 def test_a_text_that_differs_is_counted() -> None:
