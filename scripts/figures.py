@@ -2,7 +2,7 @@
 
 python -m scripts.figures              print every table that bench/results has
 python -m scripts.figures laws wan     print these
-python -m scripts.figures --write      put README's figures, the failover matrix and the demo pair's into their pages
+python -m scripts.figures --write      put the tables that stand in pages there
 python -m scripts.figures --check      exit 1 if one that is there differs
 """
 
@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from scripts.cluster_figures import cluster_faults_table, cluster_table, ingress_table
@@ -19,6 +18,7 @@ from scripts.exact_figures import deterministic_table, dtypes_table, laws_table,
 from scripts.fuzz_figures import fuzz_table, simulation_table
 from scripts.pages import grid, interval, with_table
 from scripts.reliability import load_table, matrix_table, pauses_table, played_line, soak_table, tests_table
+from scripts.wan_figures import branching_table, capacity_table, pairs_table, placement_table, wan_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -91,70 +91,6 @@ def bars_table(results: dict[str, Any]) -> str:
         needed = f"{bar['sense']} {bar['needed']:g}"
         rows.append([bar["name"], interval(bar), needed, "yes" if bar["holds"] else "**no**"])
     return grid(rows)
-
-
-def wan_table(results: dict[str, Any]) -> str:
-    """Render the measured cells and round trips of `make bench-wan`, and the bars that it misses."""
-    names = list(results["emulated"][0]["disciplines"])
-    rows = [["tokens/s", *names, "default / plain", "default / textbook", "default / optimum", "simulator off by"]]
-    for cell in results["emulated"]:
-        error = max(one["value"] for one in cell["simulator_error"].values())
-        rows.append([cell["name"], *_wan_row(cell, names), interval(cell["default_to_optimum"]), f"{error:.0%}"])
-    for line in results["demo_pair"]:
-        rows.append([f"demo pair, {line['rtt_ms']:g} ms", *_wan_row(line, names), "", ""])
-    bars = results["bars"]
-    missed = [bar for bar in bars if not bar["holds"]]
-    parts = [grid(rows), _simulator(results), _bytes(results)]
-    said = [f"{len(bars) - len(missed)} of {len(bars)} bars hold."]
-    said += [f"- missed: {bar['name']}: {interval(bar)}, needed {bar['sense']} {bar['needed']:g}" for bar in missed]
-    return "\n\n".join([*parts, "\n".join(said)])
-
-
-def _simulator(results: dict[str, Any]) -> str:
-    """Say how far the simulator is from what was measured."""
-    names = results["emulated"][0]["simulator_error"]
-    all_errors = [cell["simulator_error"] for cell in results["emulated"]]
-    errors = {name: [found[name]["value"] for found in all_errors if name in found] for name in names}
-    said = ", ".join(f"{name} {median(each):.1%} (at most {max(each):.1%})" for name, each in errors.items())
-    return f"The simulator, told what software adds, is off by, median over {len(results['emulated'])} cells: {said}."
-
-
-def _bytes(results: dict[str, Any]) -> str:
-    """Render bytes per proposed and per decided token, a hop a column."""
-    names = [hop["name"] for hop in results["wire"][0]["hops"]]
-    rows = [["bytes per proposed / per decided token", *names]]
-    for one in results["wire"]:
-        cells = []
-        for hop in one["hops"]:
-            proposed = hop["bytes_per_proposed_token"]
-            cells.append(f"{f'{proposed:.1f} / ' if proposed else ''}{hop['bytes_per_decided_token']:.1f}")
-        rows.append([f"`{one['rule']}`{', trees' if one.get('trees') else ''}", *cells])
-    return grid(rows)
-
-
-def pairs_table(results: dict[str, Any]) -> str:
-    """Render what each emulated pair of `make bench-wan` gained over plain decoding, those that gained most first."""
-    rows = [["d / V", "a", "growth of V per position", "R, ms", "x plain", "x textbook"]]
-    cells = sorted(results["emulated"], key=lambda cell: -cell["disciplines"]["default"]["to_plain"]["value"])
-    for measured in cells:
-        cell = measured["cell"]
-        ratio = f"{cell['draft_ms']:g} / {cell['V_ms']:g}"
-        shares = [f"{cell['acceptance']:g}", f"{cell['slope']:.0%}", f"{cell['rtt_ms']:g}"]
-        rows.append([ratio, *shares, *(_default_to(measured, other) for other in ("plain", "textbook"))])
-    how = "`make bench-wan`: emulated devices (forwards are sleeps), real processes, sockets, scheduler and log"
-    return f"{grid(rows)}\n\n{how}; median and its 95 % interval."
-
-
-def _wan_row(measured: dict[str, Any], names: list[str]) -> list[str]:
-    found = measured["disciplines"]
-    speeds = [f"{found[name]['tokens_per_second']['value']:.1f}" if name in found else "" for name in names]
-    return [*speeds, *(_default_to(measured, other) for other in ("plain", "textbook"))]
-
-
-def _default_to(measured: dict[str, Any], other: str) -> str:
-    """Nothing where the other one was not measured."""
-    found = measured["disciplines"]["default"].get(f"to_{other}")
-    return interval(found) if found else ""
 
 
 def copy_table(results: dict[str, Any]) -> str:
@@ -261,6 +197,9 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "copy": ("copy.json", "make bench-copy", copy_table),
     "wan": ("wan.json", "make bench-wan", wan_table),
     "pairs": ("wan.json", "make bench-wan", pairs_table),
+    "branching": ("branching.json", "python -m bench.wan.branching", branching_table),
+    "placement": ("branching.json", "python -m bench.wan.branching", placement_table),
+    "capacity": ("capacity.json", "make bench-capacity", capacity_table),
     "dtypes": ("dtypes.json", "make bench-dtypes", dtypes_table),
     "deterministic": ("deterministic.json", "make bench-deterministic", deterministic_table),
     "constrained": ("constrained.json", "make bench-constrained", constrained_table),
@@ -285,6 +224,9 @@ PLACES = {
     "headline": ROOT / "README.md",
     "matrix": ROOT / "docs" / "RELIABILITY.md",
     "pair": ROOT / "demo_pair" / "README.md",
+    "branching": ROOT / "docs" / "BRANCHING.md",
+    "placement": ROOT / "docs" / "BRANCHING.md",
+    "capacity": ROOT / "docs" / "PERFORMANCE.md",
 }
 
 
