@@ -14,7 +14,7 @@ from tests.bench.wan.made import SPEEDS, expected
 
 def test_trees_gain_in_the_cell_that_is_shown_and_that_is_written(tmp_path: Path) -> None:
     """Its first guesses are wrong in a fifth of the places; most of these have the target's token among the others."""
-    found = gain(SHOWN, tokens=96, traces=0)
+    found = gain(SHOWN, tokens=192, traces=0)
     assert found.gain > 1.1
     assert set(found.by_width) == set(WIDTHS)
     assert found.extended > 2
