@@ -28,7 +28,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair clean
+.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
 .SILENT:
 
 help: ## show this list
@@ -243,6 +243,9 @@ bench-cluster: $(STAMP) ## measure how tokens/s grow with verifiers and orchestr
 
 bench-ingress: $(STAMP) ## measure what Ray Serve before an orchestrator costs (needs the extra serve, three minutes)
 	$(BIN)/python -m bench.cluster.ingress_run
+
+train-demo-head: $(STAMP) ## train the demo target's head again, into build/head (hours)
+	$(BIN)/python -m demo_pair.train.head --work build/head --own-text
 
 train-demo-pair: $(STAMP) ## train the demo pair again, into build/pair (hours)
 	$(BIN)/python -m demo_pair.train --work build/pair

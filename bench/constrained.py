@@ -21,10 +21,10 @@ from bench.progress import tracked
 from bench.report import table
 from bench.settings import HERE
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from draft_service.sampler import DraftRow, draw
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask, open_ids
 from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
+from specwire.lm.draft_sampler import DraftRow, draw
 from specwire.text.constraint_process import Grammars
 
 OUT = HERE / "results" / "constrained.json"

@@ -27,6 +27,7 @@ from draft_service.commands import (
     Replies,
     Reply,
 )
+from specwire.core.draft import check_pace
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
 from specwire.rpc.convert import pace_from_wire, proposal_to_wire, sampling_from_wire
@@ -151,12 +152,7 @@ class DraftHandler:
         if prompt_length > len(tokens):
             raise InvalidParameter("prompt_length", f"must be at most the {len(tokens)} tokens, not {prompt_length}")
         pace = pace_from_wire(opening.pace)
-        if pace.confidence_floor > 0.0 and not sampling.guessed:
-            message = f"must be 0 under {sampling.rule}, which allows no stop by value, not {pace.confidence_floor}"
-            raise InvalidParameter("pace.confidence_floor", message)
-        if pace.branches > 1 and not sampling.guessed:
-            message = f"must be at most 1 under {sampling.rule}, which weighs chains only, not {pace.branches}"
-            raise InvalidParameter("pace.branches", message)
+        check_pace(pace, sampling)
         number = next(self._numbers)
         return OpenSession(link, opening.handle, tokens, sampling, pace, opening.epoch, prompt_length, number)
 

@@ -30,8 +30,8 @@ from draft_service.commands import (
     Reply,
     ReplyLink,
 )
-from specwire.core.draft import Desynchronised, DraftNode, DraftSession, Drawn
-from specwire.core.invalid import Code
+from specwire.core.draft import Desynchronised, DraftNode, DraftSession, Drawn, check_pace
+from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.sampling import Sampling, Seen, seen_in
 from specwire.core.model import Feed, SlotModel, TreeFeed
@@ -113,24 +113,27 @@ class DraftingSession:
     def wants_token(self) -> bool:
         return self.session.wants_token and not self.unready
 
-    def _catch_up(self, path: Sequence[int]) -> bool:
-        """Let the matcher take the text and `path`; False where the constraint forbids it or has not answered."""
+    def _catch_up(self, node: DraftNode) -> bool:
+        """Let the matcher take the text up to `node`; False where the constraint forbids it or has not answered."""
         if self.matcher is None or not self.matcher.heard(MOST_LATE_S):
             return False
-        missing = [*self.session.text.tokens, *path][self.prompt_length + self.matcher.length :]
+        missing = self._text(node)[self.prompt_length + self.matcher.length :]
         return self.matcher.take(missing) == len(missing)
 
-    def ask(self, path: Sequence[int]) -> None:
+    def _text(self, node: DraftNode) -> list[int]:
+        return [*self.session.text.tokens, *self.session.path(node)]
+
+    def ask(self, node: DraftNode) -> None:
         """Announce that `allowed` will be wanted, so that it is computed during the forward."""
-        if self.matcher is not None and self._catch_up(path):
+        if self.matcher is not None and self._catch_up(node):
             self.matcher.ask(())
 
-    def allowed(self, path: Sequence[int]) -> Mask | None:
-        """The ids allowed behind the text and `path`; None for any, also where these themselves violate the constraint.
+    def allowed(self, node: DraftNode) -> Mask | None:
+        """The ids allowed behind the text up to `node`; None for any, also where that itself violates the constraint.
 
         A session with a constraint drafts chains: a matcher knows one line.
         """
-        if self.matcher is None or not self._catch_up(path):
+        if self.matcher is None or not self._catch_up(node):
             return None
         return open_ids(self.matcher.masks(())[0], ())
 
@@ -139,22 +142,27 @@ class DraftingSession:
         if self.matcher is not None:
             self.matcher.rollback(max(0, length - self.prompt_length))
 
-    def seen(self, path: Sequence[int]) -> Seen | None:
-        """The text and `path`, where penalties look at them."""
-        return seen_in([*self.session.text.tokens, *path], self.prompt_length) if self.sampling.penalised else None
+    def seen(self, node: DraftNode) -> Seen | None:
+        """The text up to `node`, where penalties look at it."""
+        return seen_in(self._text(node), self.prompt_length) if self.sampling.penalised else None
 
 
 class Expansion(NamedTuple):
-    """A place to draft behind: the decided text of a session and `path`, draft tokens. most: candidates to tell."""
+    """A place to draft behind: a session's text up to `node`. most: candidates to tell."""
 
     drafting: DraftingSession
-    path: tuple[int, ...]
+    node: DraftNode
     most: int
 
     @property
     def position(self) -> int:
         """Where the candidates stand."""
-        return self.drafting.session.decided + len(self.path)
+        return self.node.position + 1
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """The draft tokens that lead there from the decided text."""
+        return self.drafting.session.path(self.node)
 
 
 # What may follow each of the places, from its row of what a forward returned: `rows` says from which. Of tensors:
@@ -271,7 +279,7 @@ class Sessions:
             self._context,
             sampling.weighed,
             command.epoch,
-            branching=self._model.branches and sampling.constraint is None,
+            branching=self._model.branches and sampling.guessed and sampling.constraint is None,
             rates=self._rates[sampling.temperature == 0.0],
         )
         self.tally.opened += 1
@@ -294,6 +302,11 @@ class Sessions:
         key = (command.link, command.handle)
         drafting = self._open.get(key)
         if drafting is None:
+            return
+        try:
+            check_pace(command.pace, drafting.sampling)
+        except InvalidParameter as error:
+            self._drop(key, Code.INVALID_ARGUMENT, str(error))
             return
         due, late = drafting.session.lateness(command.position + len(command.tokens))
         self.tally.advance(due, late)
@@ -400,29 +413,34 @@ class Sessions:
         for drafting, nodes in zip(batch, chosen, strict=True):
             root = drafting.session.root
             worth += sum(exp(node.chance - root.chance) for node in nodes)
-        may = [at for at, drafting in enumerate(batch) if _may_branch(drafting, chosen[at])]
-        while may:
-            best = max(may, key=lambda at: batch[at].session.probability or 0.0)
-            gained = FURTHER_WORTH * (batch[best].session.probability or 0.0)
-            if (worth + gained) * self._row_times.at(rows) <= worth * self._row_times.at(rows + 1):
+        next_best = [_further(drafting, nodes) for drafting, nodes in zip(batch, chosen, strict=True)]
+        now_us = self._row_times.at(rows)
+        while True:
+            chance = max(next_best)
+            gained, then_us = FURTHER_WORTH * chance, self._row_times.at(rows + 1)
+            if chance == 0.0:
                 return
+            if (worth + gained) * now_us <= worth * then_us:
+                if rows == len(batch):
+                    self._row_times.spurned()
+                return
+            best = next_best.index(chance)
             chosen[best].append(batch[best].session.take())
-            worth, rows = worth + gained, rows + 1
-            if not _may_branch(batch[best], chosen[best]):
-                may.remove(best)
+            worth, rows, now_us = worth + gained, rows + 1, then_us
+            next_best[best] = _further(batch[best], chosen[best])
 
     def _forward(
         self, batch: list[DraftingSession], feeds: list[Feed], chosen: Sequence[list[DraftNode]]
     ) -> list[tuple[DraftingSession, DraftNode, Drawn]]:
         places = [
-            (node, Expansion(drafting, path, MOST_CANDIDATES if drafting.session.branches > 1 else 1))
+            Expansion(drafting, node, MOST_CANDIDATES if drafting.session.branches > 1 else 1)
             for drafting, nodes in zip(batch, chosen, strict=True)
-            for node, path in ((node, drafting.session.path(node)) for node in nodes)
+            for node in nodes
         ]
-        for _, place in places:
-            place.drafting.ask(place.path)
+        for place in places:
+            place.drafting.ask(place.node)
         computed = self._model.forward(feeds)
-        rows = [row for row, (_, place) in enumerate(places) if place.drafting.slot not in self._model.failed]
+        rows = [row for row, place in enumerate(places) if place.drafting.slot not in self._model.failed]
         if self._model.failed:
             broken = [drafting for drafting in batch if drafting.slot in self._model.failed]
             # Neither request nor service is at fault, and the same text would fail again here.
@@ -430,8 +448,8 @@ class Sessions:
         if not rows:
             return []
         drawing = [places[row] for row in rows]
-        drawn = self._draw(computed, rows, [place for _, place in drawing])
-        return [(place.drafting, node, found) for (node, place), found in zip(drawing, drawn, strict=True)]
+        drawn = self._draw(computed, rows, drawing)
+        return [(place.drafting, place.node, found) for place, found in zip(drawing, drawn, strict=True)]
 
     def _lacks(self, drafting: DraftingSession) -> int:
         """How many tokens of its decided text the slot lacks."""
@@ -481,10 +499,12 @@ class Sessions:
             self._deliver(gathered)
 
 
-def _may_branch(drafting: DraftingSession, nodes: Sequence[DraftNode]) -> bool:
-    """Whether its forward may extend one more node than these."""
+def _further(drafting: DraftingSession, nodes: Sequence[DraftNode]) -> float:
+    """The probability of what its forward may extend beside these nodes; 0 where it may extend none."""
     session = drafting.session
-    return 0 < len(nodes) < session.branches and nodes[0] is not session.root and session.wants_token
+    if not 0 < len(nodes) < session.branches or nodes[0] is session.root or not session.wants_token:
+        return 0.0
+    return session.probability or 0.0
 
 
 def _ancestors(node: DraftNode, session: DraftSession) -> tuple[int, ...]:

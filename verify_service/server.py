@@ -19,6 +19,7 @@ from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
     ModelServiceOptions,
     add_deterministic_argument,
+    add_heads_argument,
     add_model_arguments,
     add_ranks_argument,
     check_deterministic,
@@ -188,8 +189,10 @@ def _loader(
     ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
         # these import torch, which a process that only parses its arguments does not need
         from specwire.lm import load_model
-        from verify_service.engine.calibration import step_costs
+        from specwire.lm.heads.slots import HeadedModel
+        from verify_service.engine.calibration import calibrate_head, step_costs
         from verify_service.engine.engine import Engine
+        from verify_service.engine.heads import HeadDrafting
         from verify_service.engine.sampler import LogitsSampler
         from verify_service.metrics import families, load_of
 
@@ -214,6 +217,7 @@ def _loader(
             ngram=options.ngram,
             detach_grace_us=grace_us,
             patience=patience,
+            drafting=HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, HeadedModel) else None,
         )
         registry.add(VERIFIER, lambda: families(engine))
         meter.read = lambda: load_of(engine)
@@ -237,6 +241,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="propose what followed the same tokens earlier in the text, where that pays (default: on)",
     )
+    add_heads_argument(parser)
     parser.add_argument(
         "--detach-grace",
         type=float,
@@ -280,6 +285,7 @@ def run(args: argparse.Namespace) -> int:
             options,
             ngram=args.ngram,
             deterministic=args.deterministic,
+            heads=args.heads,
             tensor_parallel_size=args.tensor_parallel_size,
         )
         return start(options, args.patient, args.detach_grace, patience, registration)

@@ -81,6 +81,7 @@ def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoRes
         _scope(message.cache_scope),
         check_priority(message.priority),
         check_prediction(message.prediction, info.vocabulary, info.context),
+        not message.no_head,
     )
 
 

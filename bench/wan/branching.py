@@ -4,8 +4,9 @@ Run it before anything is measured over sockets: `bench.wan.judged` holds a meas
 cell has the trace with which it is measured; beside it are the gains over several traces, greedy and under coupled
 noise, and by the most tokens that a forward of the drafter may extend.
 
-Its second table is what a placement is chosen by: for each drafter, how far away the default is as fast as textbook
-speculation, or itself, with the same drafter in the verifier's box.
+Its second table is what a placement is chosen by: for each drafter, from and to which round trip the default is as fast
+as textbook speculation with the same drafter in the verifier's box. A drafter that is quick may be too near, too: there
+textbook speculation is at its best.
 """
 
 from __future__ import annotations
@@ -64,13 +65,19 @@ class Placement:
     textbook: float
     by_rtt: dict[float, float]
 
-    def crossing(self, home: float) -> float | None:
-        """The round trip up to which the default is as fast as `home`, between two measured ones; None: all of them."""
-        points = sorted(self.by_rtt.items())
-        for (near, faster), (far, slower) in pairwise(points):
-            if slower < home:
-                return near if faster <= home else near + (far - near) * (faster - home) / (faster - slower)
-        return None
+    def as_fast(self, home: float) -> list[tuple[float, float]]:
+        """Round trips from and to which the default is as fast as `home`; straight lines between those simulated."""
+        ranges: list[tuple[float, float]] = []
+        for near, far in pairwise(sorted(self.by_rtt)):
+            first, second = self.by_rtt[near], self.by_rtt[far]
+            if max(first, second) < home:
+                continue
+            crossing = near + (far - near) * (first - home) / (first - second) if min(first, second) < home else far
+            begins, ends = (near, crossing) if first >= home else (crossing, far)
+            if ranges and ranges[-1][1] == begins:
+                begins = ranges.pop()[0]
+            ranges.append((begins, ends))
+        return ranges
 
 
 def gain(cell: Cell, tokens: int = TOKENS, traces: int = TRACES) -> Gain:
@@ -148,17 +155,21 @@ def report(gains: Sequence[Gain], placements: Sequence[Placement]) -> str:
 
 def placement_lines(placements: Sequence[Placement]) -> list[str]:
     """What a placement is chosen by."""
-    head = ("a drafter, in virtual time", "textbook at 0 ms", *(f"{rtt:g} ms" for rtt in RTTS_MS), "as fast up to")
+    head = ("a drafter, in virtual time", "textbook at 0 ms", *(f"{rtt:g} ms" for rtt in RTTS_MS), "as fast at")
     rows = [
         (
             f"d {one.draft_ms:g} ms, a {one.acceptance:g}",
             f"{one.textbook:.1f}",
             *(f"{one.by_rtt[rtt]:.1f}" for rtt in RTTS_MS),
-            "-" if (crossing := one.crossing(one.textbook)) is None else f"{crossing:.0f} ms",
+            reach(one.as_fast(one.textbook)),
         )
         for one in placements
     ]
-    return [*table(head, rows), "as fast up to: the default that far away beside textbook speculation in the box"]
+    return [*table(head, rows), "as fast at: the default that far away beside textbook speculation in the box"]
+
+
+def reach(ranges: Sequence[tuple[float, float]]) -> str:
+    return ", ".join(f"{begins:.0f} to {ends:.0f} ms" for begins, ends in ranges) or "nowhere"
 
 
 def write(gains: Sequence[Gain], placements: Sequence[Placement], traces: int, path: Path) -> None:
@@ -166,7 +177,7 @@ def write(gains: Sequence[Gain], placements: Sequence[Placement], traces: int, p
         "name": "branching",
         "bars": [],
         "cells": [{**asdict(one), "gain": one.gain} for one in gains],
-        "placements": [{**asdict(one), "as_fast_up_to_ms": one.crossing(one.textbook)} for one in placements],
+        "placements": [{**asdict(one), "as_fast_ms": one.as_fast(one.textbook)} for one in placements],
         "traces": traces,
         "tokens": TOKENS,
         "machine": machine.describe(),

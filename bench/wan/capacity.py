@@ -1,7 +1,8 @@
 """How many sessions one verifier holds, by where their drafters are: python -m bench.wan.capacity --help.
 
 A verifier holds so many sessions if 95 % of them have 20 tokens per second or more while so many are always open, and
-95 % of all pauses are shorter than 250 ms. Devices are emulated, as in `bench.wan.run`: forwards are sleeps. A further
+95 % of all pauses are shorter than 250 ms, in the median of a few runs. All sessions that begin in a run's window
+count, however long they take. Devices are emulated, as in `bench.wan.run`: forwards are sleeps. A further
 session of a batch lengthens the verifier's forward, and so does each draft token. A drafter in the verifier's box takes
 its time from the verifier's device: the two compute in turns.
 """
@@ -10,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -33,6 +35,8 @@ from bench.wan.rig import Orchestration, Pair, rig
 from bench.wan.virtual import Software, as_simulated, spread
 from specwire import sim
 from specwire.client import AsyncClient
+from specwire.core.messages import MOST_WINDOW
+from specwire.core.policy.estimates import expected_tokens
 from specwire.rpc.process import say
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "capacity.json"
@@ -41,12 +45,17 @@ DRAFT_MS, ACCEPTANCE = 8.0, 0.8
 TOKENS = 128
 # Drafters away from the verifier. In its box there is one.
 DRAFTERS = 4
-# Sessions of each place that are counted, one after the other; over sockets for so many seconds.
+# Sessions of each place that are counted, one after the other; over sockets those that begin in so many seconds.
 COUNTED = 3
-WINDOW_S = 20.0
+WINDOW_S = 12.0
+# Runs of the most sessions that are held, and of the fewest that are not, over sockets.
+REPEATS = 3
 # Share of d that each further session of a drafter's forward adds, as each further token does.
 DRAFT_SLOPE = 0.02
 MOST_SESSIONS = 64
+V_MS = 30.0
+# Of a run over sockets, of which a level that is hardly held takes half a minute.
+LEVEL_LIMIT_S = 180.0
 NEEDED = 1.6
 
 
@@ -60,6 +69,16 @@ class Target:
     @property
     def name(self) -> str:
         return f"a session {100 * self.session:g} %, a draft token {100 * self.row:g} %"
+
+    @property
+    def limit(self) -> float:
+        """What drafting may gain at most, by arithmetic: the best window is always at hand, and nothing else costs."""
+        return max(self._held(window) for window in range(1, MOST_WINDOW + 1)) / self._held(0)
+
+    def _held(self, window: int) -> int:
+        tokens = expected_tokens([ACCEPTANCE] * window, window)
+        forwards = tokens * 1000 / LEAST_TOKENS_PER_SECOND / V_MS
+        return int((forwards - 1 + self.session) / (self.session + window * self.row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +110,9 @@ PLACEMENTS = (WITHOUT, NEAR, FAR, BOX)
 class Level:
     """So many sessions at once. tokens_per_second: of a session, that which 95 % reach, and the median.
 
-    pause_ms: that which 95 % are shorter than. window, forward_ms: draft tokens of a session in a forward, and what
-    that takes; None where it was measured over sockets.
+    pause_ms: that which 95 % are shorter than. counted: sessions, of `runs`, of which the rest is the median.
+    window, forward_ms: draft tokens of a session in a forward, and what that takes; None where it was measured over
+    sockets.
     """
 
     sessions: int
@@ -100,6 +120,7 @@ class Level:
     median: float
     pause_ms: float
     counted: int
+    runs: int = 1
     window: float | None = None
     forward_ms: float | None = None
 
@@ -125,22 +146,40 @@ class Capacity:
         return next((level for level in self.levels if level.sessions == self.sessions), None)
 
 
-def most_held(level: Callable[[int], Level], guess: int) -> tuple[Level, ...]:
-    """Try levels, from `guess` on, until one is held and the next one is not."""
-    tried = {guess: level(guess)}
-    step = 1 if tried[guess].held else -1
-    while 0 < guess <= MOST_SESSIONS and tried[guess].held == (step > 0):
+def most_held(level: Callable[[int], Level], guess: int, repeats: int = 1) -> tuple[Level, ...]:
+    """Try levels, from `guess` on, until one is held and the next one is not, by so many runs of these two."""
+    runs: dict[int, list[Level]] = {guess: [level(guess)]}
+    step = 1 if runs[guess][0].held else -1
+    while 0 < guess <= MOST_SESSIONS and runs[guess][0].held == (step > 0):
         guess = max(0, guess + step)
         step *= 2
         if guess:
-            tried[guess] = level(guess)
+            runs[guess] = [level(guess)]
     while True:
+        tried = {sessions: _median(runs[sessions]) for sessions in sorted(runs)}
         held = max((n for n, one in tried.items() if one.held), default=0)
         missed = min((n for n, one in tried.items() if not one.held and n > held), default=held + 1)
-        if missed - held == 1:
-            return tuple(tried[n] for n in sorted(tried))
-        middle = (held + missed) // 2
-        tried[middle] = level(middle)
+        if missed - held > 1:
+            # One that was run again and is not held after all is most likely too many by one.
+            middle = missed - 1 if len(runs[missed]) > 1 else (held + missed) // 2
+            runs[middle] = [level(middle)]
+            continue
+        again = next((n for n in (held, missed) if n in runs and len(runs[n]) < repeats), None)
+        if again is None:
+            return tuple(tried.values())
+        runs[again].append(level(again))
+
+
+def _median(runs: Sequence[Level]) -> Level:
+    """Of runs of one level."""
+    return replace(
+        runs[0],
+        least=statistics.median(run.least for run in runs),
+        median=statistics.median(run.median for run in runs),
+        pause_ms=statistics.median(run.pause_ms for run in runs),
+        counted=sum(run.counted for run in runs),
+        runs=len(runs),
+    )
 
 
 # In virtual time
@@ -163,8 +202,8 @@ def simulate_level(target: Target, placement: Placement, sessions: int) -> Level
     first = [replace(cell, tokens=1 + TOKENS * (number + 1) // sessions) for number in range(sessions)]
     cells = [*first, *[cell] * ((COUNTED + 2) * sessions)]
     batch = sim.simulate_batch(cells, placement.policy, sessions, placement.drafters)
-    speeds = [1e6 * (one.tokens - one.first_tokens) / (one.last_us - one.first_us) for one in batch.whole]
-    pauses = [pause / 1000 for one in batch.whole for pause in one.pauses_us]
+    speeds = [1e6 * (one.tokens - one.first_tokens) / (one.last_us - one.first_us) for one in batch.begun]
+    pauses = [pause / 1000 for one in batch.begun for pause in one.pauses_us]
     return level_of(sessions, speeds, pauses, batch.window, batch.forward_us / 1000)
 
 
@@ -181,7 +220,7 @@ def level_of(
 ) -> Level:
     least = percentile(speeds, 100 * (1 - OF_ALL))
     pause = percentile(pauses_ms, 100 * OF_ALL)
-    return Level(sessions, least, percentile(speeds, 50), pause, len(speeds), window, forward_ms)
+    return Level(sessions, least, percentile(speeds, 50), pause, len(speeds), 1, window, forward_ms)
 
 
 # Over sockets
@@ -189,7 +228,7 @@ def level_of(
 
 def measured(target: Target, placement: Placement, guess: int) -> Capacity:
     with serving(target, placement) as address, asyncio.Runner() as runner:
-        levels = most_held(lambda sessions: runner.run(_level(address, placement, sessions)), guess)
+        levels = most_held(lambda sessions: runner.run(_level(address, placement, sessions)), guess, REPEATS)
     return Capacity(target, placement, levels)
 
 
@@ -226,35 +265,57 @@ def emulated(target: Target, placement: Placement, folder: Path) -> Pair:
 
 
 async def _level(address: str, placement: Placement, sessions: int) -> Level:
-    """So many sessions, each followed by the next at once; those are counted that begin and end within the window."""
+    """So many sessions, each followed by the next at once, until all have ended that began within the window."""
     async with AsyncClient(address) as client:
-        asked = Asked(client, placement.name, placement.policy.drafting)
-        runs: list[tuple[float, Run]] = []
         # A session's tokens take so long where the level is just held.
-        until = time.monotonic() + TOKENS / LEAST_TOKENS_PER_SECOND + WINDOW_S
-        async with asyncio.TaskGroup() as group:
-            for place in range(sessions):
-                group.create_task(_follow(asked, place, sessions, until, runs))
-    counted = [run for began, run in runs if began >= until - WINDOW_S]
-    if not counted:
-        raise BenchError(f"{placement.name}: no session of {sessions} began and ended within {WINDOW_S:g} s")
-    pauses = [pause for run in counted for pause in pauses_ms(run)]
-    speeds = [speed(run) for run in counted]
+        begin = time.monotonic() + TOKENS / LEAST_TOKENS_PER_SECOND
+        load = Load(Asked(client, placement.name, placement.policy.drafting), sessions, begin, begin + WINDOW_S)
+        try:
+            async with asyncio.timeout(LEVEL_LIMIT_S), asyncio.TaskGroup() as group:
+                for place in range(sessions):
+                    group.create_task(load.follow(place))
+        except TimeoutError:
+            raise BenchError(f"{placement.name}: {sessions} sessions: {LEVEL_LIMIT_S:g} s were not enough") from None
+    if not load.counted:
+        raise BenchError(f"{placement.name}: {sessions} sessions: none began within {WINDOW_S:g} s")
+    pauses = [pause for run in load.counted for pause in pauses_ms(run)]
+    speeds = [speed(run) for run in load.counted]
     found = level_of(sessions, speeds, pauses)
     say(f"bench: {placement.name}: {sessions} sessions: {found.least:.1f} tokens/s, {found.pause_ms:.0f} ms")
     return found
 
 
-async def _follow(asked: Asked, place: int, places: int, until: float, runs: list[tuple[float, Run]]) -> None:
-    """Sessions of one place until it is late. The first ones are of all lengths, so that they do not end together."""
-    tokens = 1 + TOKENS * (place + 1) // places
-    while time.monotonic() < until:
-        began = time.monotonic()
-        session_id, run = await generate(asked, (1 + place % 60,), tokens)
-        if time.monotonic() <= until:
-            runs.append((began, run))
-        await forget(asked.client, [session_id])
-        tokens = TOKENS
+@dataclass(slots=True)
+class Load:
+    """So many `places`, each with a session, which the next one follows.
+
+    begin, end: of the window, on the monotonic clock. under_way: sessions that began in it; counted: those that ended.
+    """
+
+    asked: Asked
+    places: int
+    begin: float
+    end: float
+    under_way: int = 0
+    counted: list[Run] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        """Whether the window is, and nothing that began in it is under way."""
+        return time.monotonic() > self.end and not self.under_way
+
+    async def follow(self, place: int) -> None:
+        """Sessions of one place. The first ones are of all lengths, so that they do not end together."""
+        tokens = 1 + TOKENS * (place + 1) // self.places
+        while not self.over:
+            counts = self.begin <= time.monotonic() <= self.end
+            self.under_way += counts
+            session_id, run = await generate(self.asked, (1 + place % 60,), tokens)
+            if counts:
+                self.under_way -= 1
+                self.counted.append(run)
+            await forget(self.asked.client, [session_id])
+            tokens = TOKENS
 
 
 def pauses_ms(run: Run) -> list[float]:
@@ -271,10 +332,12 @@ def speed(run: Run) -> float:
 
 
 def bars(found: Sequence[Capacity]) -> list[Bar]:
+    """Of targets whose forward allows so much: nobody can beat arithmetic."""
     by_place = {(one.target, one.placement): one.sessions for one in found}
     return [
         at_least(f"{target.name}: sessions, edge at 20 ms / without", _exact(by_place[target, NEAR] / without), NEEDED)
         for target in TARGETS
+        if target.limit >= NEEDED
         if (without := by_place.get((target, WITHOUT), 0)) and (target, NEAR) in by_place
     ]
 
@@ -311,7 +374,12 @@ def report(found: Sequence[Capacity], virtual: Sequence[Capacity]) -> str:
                 f"{limit:.2f}" if placement in (NEAR, FAR) and (limit := bound(one)) else "",
             )
         )
-    said = [*table(head, rows), "bound: 1 + k d / V, of a drafter away over one in the box, as simulated"]
+    limits = {target: target.limit for target, _ in expected}
+    said = [
+        *table(head, rows),
+        "bound: 1 + k d / V, of a drafter away over one in the box, as simulated",
+        *(f"{target.name}: arithmetic allows {limit:.2f} times without" for target, limit in limits.items()),
+    ]
     return "\n".join([*said, *(_judged(bar) for bar in bars(found))])
 
 
@@ -352,6 +420,7 @@ def written(found: Sequence[Capacity], virtual: Sequence[Capacity]) -> dict[str,
             "placement": one.placement.name,
             "sessions": one.sessions,
             "bound": bound(one),
+            "limit": one.target.limit,
             "levels": [asdict(level) for level in one.levels],
         }
 

@@ -86,7 +86,13 @@ def _pair(axes: Axes, pair: Sequence[MeasuredPair]) -> None:
 def _legend() -> list[Line2D]:
     return [
         *(Line2D([], [], color=COLOURS[name], label=name) for name in DISCIPLINES),
-        Line2D([], [], color=OPTIMUM, linestyle=":", label="simulated optimum"),
+        Line2D(
+            [],
+            [],
+            color=OPTIMUM,
+            linestyle=":",
+            label="simulated: best of the fixed settings, branches included",
+        ),
         Line2D([], [], color="#888888", label="lines: simulated, V flat (demo pair: measured)"),
         *(
             Line2D(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from bench.bars import Bar
 from bench.runs import Sample, of_row
-from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK
+from bench.wan.disciplines import CHAIN, DISCIPLINES, PLAIN, TEXTBOOK
 from bench.wan.earlier import WHERE
 from bench.wan.emulated import Measured
 from bench.wan.gauge import Gauge
-from bench.wan.judged import simulator_error
+from bench.wan.judged import against_optimum, simulator_error
 from bench.wan.real_pair import MeasuredPair
 from bench.wan.speeds import first_token_ms, ratio, ratio_to, tokens_per_second
 from bench.wan.virtual import Expected, Software
@@ -73,9 +73,10 @@ def _cell(one: Measured) -> dict[str, object]:
         "settings": one.expected.settings,
         "simulated": _rounded(one.expected.speeds),
         "optimum": round(one.expected.optimum, 3),
+        "optimum_of_chains": round(one.expected.optimum_of_chains, 3),
         "disciplines": _disciplines(one.samples),
         "simulator_error": {name: asdict(simulator_error(one, name)) for name in one.expected.speeds},
-        "default_to_optimum": asdict(ratio_to(one.samples, DEFAULT, one.expected.optimum)),
+        **{f"{row}_to_optimum": asdict(ratio_to(one.samples, row, best)) for row, _, best in against_optimum(one)},
         "texts_equal": one.texts_equal,
         "relay_late_ms": one.late_ms,
     }
@@ -111,6 +112,7 @@ def _expected(one: Expected) -> dict[str, object]:
         "name": one.cell.name,
         "tokens_per_second": _rounded(one.speeds),
         "optimum": round(one.optimum, 3),
+        "optimum_of_chains": round(one.optimum_of_chains, 3),
         "settings": one.settings,
     }
 

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerF
 from demo_pair import Prompt, held_out_prompts
 from demo_pair.train.corpus import read_corpus
 from demo_pair.train.data import encode, held_out_windows
-from demo_pair.train.optimiser import held_out_loss
+from demo_pair.train.losses import held_out_loss
 from demo_pair.train.target import EVALUATION_WINDOWS
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling

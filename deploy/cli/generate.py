@@ -252,6 +252,7 @@ def forwards(stats: Stats) -> str:
 def by_source(stats: Stats) -> str:
     """Return, in brackets, how many of each source's tested draft tokens were accepted; nothing if none was tested."""
     sources = {
+        "head": (stats.accepted_head, stats.tested_head),
         "drafters": (sum(each.accepted for each in stats.drafters), sum(each.tested for each in stats.drafters)),
         "n-grams": (stats.accepted_ngram, stats.tested_ngram),
         "prediction": (stats.accepted_prediction, stats.tested_prediction),

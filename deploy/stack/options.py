@@ -28,6 +28,7 @@ from specwire.rpc.server_options import (
     ModelServiceOptions,
     add_compile_argument,
     add_deterministic_argument,
+    add_heads_argument,
     add_ranks_argument,
     add_runtime_argument,
     check_exposure,
@@ -202,7 +203,7 @@ class StackOptions:
         device, compiled: see ModelServiceOptions. draft_device: of the drafters; "" for the target's.
         quantization: of both models' weights. deterministic, tensor_parallel_size: of the verifier. See
             ModelServiceOptions.
-        ngram: the verifier proposes from the text itself, too.
+        ngram: the verifier proposes from the text itself, too. heads: directory of a head beside the target, or "".
         insecure, tls, access, http, chat_template, http_access, sse_keep_alive, log_prompts: see OrchestratorOptions;
             only it is reached remotely.
         metrics: HOST:PORT of the orchestrator's figures, encrypted as `tls` says; the others' at the ports behind
@@ -231,6 +232,7 @@ class StackOptions:
     draft_threads: int = 1
     slots: int = 16
     ngram: bool = True
+    heads: str = ""
     insecure: bool = False
     tls: ServerTls | None = None
     access: Access = Access()
@@ -270,6 +272,7 @@ class StackOptions:
             threads=self.target_threads,
             slots=self.slots,
             ngram=self.ngram,
+            heads=self.heads,
         )
 
     def drafters(self) -> dict[str, ModelServiceOptions]:
@@ -338,6 +341,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-ngram", action="store_true", help="the verifier proposes nothing from the text itself (default: it does)"
     )
+    add_heads_argument(group)
     group.add_argument(
         "--speculative-config", metavar="JSON", help="how to propose, in other servers' words (docs/CLI.md)"
     )
@@ -389,6 +393,7 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         draft_threads=args.draft_threads,
         slots=args.slots,
         ngram=bool(speculative.ngram),
+        heads=args.heads,
         ray=not args.no_ray,
         plan=speculative.plan,
     )

@@ -144,6 +144,8 @@ class PlainService:
         own = [flag for flag, given in flags if given]
         if o.tensor_parallel_size > 1:
             own += ["--tensor-parallel-size", str(o.tensor_parallel_size)]
+        if o.heads:
+            own += ["--heads", o.heads]
         if o.metrics:
             own += ["--metrics", o.metrics, *(["--insecure"] if o.insecure else [])]
         module = MODULES[kind_of(self.role)]

@@ -96,7 +96,9 @@ def finished(view: SessionView, end: End, text: str) -> pb.Finished:
 
 def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
     outcomes, shown = known.outcomes, known.shown
-    ngram, prediction = known.drafts[SourceKind.NGRAM], known.drafts[SourceKind.PREDICTION]
+    ngram, prediction, head = (
+        known.drafts[kind] for kind in (SourceKind.NGRAM, SourceKind.PREDICTION, SourceKind.HEAD)
+    )
     ended = known.started if known.ended is None else known.ended
     first = known.first_token if known.first_token is not None and known.is_first else known.started
     positions = max((i + 1 for i, n in enumerate(known.tested_at) if n), default=0)
@@ -121,6 +123,9 @@ def stats(known: SessionStats, prompt_tokens: int) -> pb.Stats:
         proposed_prediction=prediction.proposed,
         tested_prediction=prediction.tested,
         accepted_prediction=prediction.accepted,
+        proposed_head=head.proposed,
+        tested_head=head.tested,
+        accepted_head=head.accepted,
         plan=known.plan,
         drafters=[_drafter(each) for each in known.drafters],
         cached_tokens=known.cached_tokens,

@@ -128,7 +128,9 @@ class SessionDrafter:
         # (`Chains.offer`).
         proposal.source = self.source
         proposal.DiscardUnknownFields()
-        del proposal.parents[len(proposal.tokens) + 1 :]  # one too many is out of range as well, and no flood
+        # One too many is out of range as well, and no flood.
+        del proposal.parents[len(proposal.tokens) + 1 :]
+        del proposal.weights[len(proposal.tokens) + 1 if self._record.sampling.weighed else 0 :]
         if not 0.0 <= proposal.expected <= len(proposal.tokens):
             proposal.expected = 0.0  # an impossible estimate (NaN included) is none
         if self._planner is not None:

@@ -257,6 +257,7 @@ class SessionVerifier:
             vocabulary_fingerprint=record.vocabulary_fingerprint,
             ledger_us=self._ledger_us,
             no_ngram=not record.ngram,
+            no_head=not (record.drafting and record.ngram),
             prediction=record.prediction,
             epoch=self._session.epoch(record.sampling.weighed),
             cache_scope=self._options.access.cache_scope(record.tenant),

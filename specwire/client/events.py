@@ -151,6 +151,9 @@ class Stats:
     tested_ngram: int = 0
     tested_prediction: int = 0
     forwards_saved: int = 0
+    proposed_head: int = 0
+    tested_head: int = 0
+    accepted_head: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,9 @@ def _stats(message: generation_pb2.Stats) -> Stats:
         tested_ngram=message.tested_ngram,
         tested_prediction=message.tested_prediction,
         forwards_saved=message.forwards_saved,
+        proposed_head=message.proposed_head,
+        tested_head=message.tested_head,
+        accepted_head=message.accepted_head,
     )
 
 

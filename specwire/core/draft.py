@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice, takewhile
 from math import exp, log
 from typing import NamedTuple
 
+from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import MOST_WINDOW, Pace, Proposal, Weights
 from specwire.core.policy.estimates import CandidateRates
@@ -28,6 +29,31 @@ class Desynchronised(ValueError):
 def fitting(pace: Pace, sampling: Sampling) -> Pace:
     """The pace as the session's rule allows it: no stop that depends on drafted values, chunks that fit a window."""
     return pace if sampling.guessed else Pace(min(pace.chunk, MOST_WINDOW), pace.run_ahead)
+
+
+class HeadRequest(NamedTuple):
+    """A slot's text, all of which is decided, and how many tokens a head is to draft behind it."""
+
+    slot: int
+    tokens: Sequence[int]
+    sampling: Sampling
+    depth: int
+
+
+def check_pace(pace: Pace, sampling: Sampling) -> None:
+    """Refuse what the session's rule does not allow.
+
+    Raises:
+        InvalidParameter: names what.
+    """
+    if sampling.guessed:
+        return
+    if pace.confidence_floor > 0.0:
+        message = f"must be 0 under {sampling.rule}, which allows no stop by value, not {pace.confidence_floor}"
+        raise InvalidParameter("pace.confidence_floor", message)
+    if pace.branches > 1:
+        message = f"must be at most 1 under {sampling.rule}, which takes chains only, not {pace.branches}"
+        raise InvalidParameter("pace.branches", message)
 
 
 class Drawn(NamedTuple):
@@ -144,7 +170,7 @@ class DraftSession:
 
     def _number_anew(self) -> None:
         self.chain += 1
-        self.base = self.sent = self.decided
+        self.base = self.decided
         self.root.number = BEFORE
         self._size = 0
 
@@ -166,18 +192,22 @@ class DraftSession:
     @property
     def line(self) -> list[int]:
         """The decided text, and of its likeliest continuation what is drafted: all of a chain."""
-        tokens, node = list(self.text.tokens), self.root
+        return [*self.text.tokens, *(node.token for node in self._continuation())]
+
+    def _continuation(self) -> Iterator[DraftNode]:
+        """The likeliest one of the decided text, as far as it is drafted: all of a chain."""
+        node = self.root
         while node.children:
             node = next(iter(node.children.values()))
-            tokens.append(node.token)
-        return tokens
+            yield node
 
     def lateness(self, end: int) -> tuple[int, int]:
         """How many of the positions that an advance to `end` decides the run-ahead allowed, and how many of these are
-        not proposed yet.
+        not proposed yet: the likeliest continuation that was sent ends before them.
         """
-        allowed = min(end, self.decided + self.pace.run_ahead)
-        return max(0, allowed - self.decided), max(0, allowed - max(self.decided, self.sent))
+        due = max(0, min(end - self.decided, self.pace.run_ahead))
+        sent = sum(1 for _ in takewhile(lambda node: node.number is not None, islice(self._continuation(), due)))
+        return due, due - sent
 
     # What to draft
 
@@ -231,7 +261,8 @@ class DraftSession:
             return self.root
         self._skip_stale()
         _, _, parent, rank = heappop(self._frontier)
-        self._push(parent, rank + 1)
+        if self.branches > 1:
+            self._push(parent, rank + 1)
         return self._child(parent, rank)
 
     def _push(self, parent: DraftNode, rank: int) -> None:
@@ -262,7 +293,7 @@ class DraftSession:
     def extend(self, node: DraftNode, drawn: Drawn) -> None:
         """Take in what may follow a node that was taken."""
         if not self.unsent:
-            self._chunk, self._forwards = self.pace.chunk, 0
+            self._chunk = self.pace.chunk
         self._taken -= 1
         node.drawn = drawn
         if len(drawn.tokens) > 1 or self.branches > 1:
@@ -286,14 +317,14 @@ class DraftSession:
     def advance(self, position: int, tokens: Sequence[int], pace: Pace, epoch: int = 0) -> int:
         """Take in decided tokens; returns up to where what was held before, text or nodes, equals the text now.
 
-        Where all that was decided had been drafted that is the whole `line`.
+        Where all that was decided had been drafted that is the end of the `line`.
 
         Raises:
             Desynchronised: `position` lies behind the decided text known here.
         """
         if position > self.decided:
             raise Desynchronised(f"advance at {position}, but only {self.decided} positions are known as decided")
-        self.pace = pace
+        narrowed, self.pace = self.branches > 1 and pace.branches == 1, pace
         end = position + len(tokens)
         agreed = position + self.text.common_prefix(position, tokens)
         same_epoch, self.epoch = epoch == self.epoch, epoch
@@ -316,7 +347,25 @@ class DraftSession:
             if self.root.number is None:
                 # Nothing of what is left was sent, and decided tokens need not be.
                 self._number_anew()
-        return len(self.line)
+        if narrowed:
+            self._narrow()
+        if not self.unsent:
+            self._forwards = 0
+        return self.decided + sum(1 for _ in self._continuation())
+
+    def _narrow(self) -> None:
+        """Make a chain of the tree: its likeliest continuation. Where a runner-up is decided a new tree begins."""
+        line = (self.root, *self._continuation())
+        for node in line[:-1]:
+            first, *siblings = node.children.values()
+            self._prune(siblings)
+            assert node.drawn is not None
+            node.drawn = node.drawn._replace(tokens=node.drawn.tokens[:1], scores=node.drawn.scores[:1])
+            node.chances, node.children = node.chances[:1], {first.token: first}
+        self.unsent = [node for node in self.unsent if node.live]
+        self._frontier = []
+        if len(line) > 1:
+            self._push(line[-2], 0)
 
     def _follow(self, tokens: Sequence[int]) -> int:
         """Move the root along decided tokens; returns how many it found."""
@@ -356,7 +405,6 @@ class DraftSession:
             return None
         offset, expected = self._size, self._expected(taken)
         parents = tuple(self._numbered(node) for node in taken)
-        self.sent = max(self.sent, taken[-1].position + 1)
         line = all(parent == number - 1 for number, parent in enumerate(parents, offset))
         return Proposal(
             source=0,
@@ -380,6 +428,8 @@ class DraftSession:
         if not self.unsent or (not ready and self.wants_token):
             return []
         taken, self.unsent = self.unsent[:chunk], self.unsent[chunk:]
+        if not self.unsent:
+            self._forwards = 0
         return taken
 
     def _numbered(self, node: DraftNode) -> int:

@@ -122,6 +122,7 @@ class SourceKind(IntEnum):
     DRAFTER = 1
     NGRAM = 2
     PREDICTION = 3
+    HEAD = 4
 
 
 @dataclass(frozen=True, slots=True)

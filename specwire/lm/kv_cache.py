@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from transformers import PreTrainedConfig
@@ -166,6 +166,13 @@ class Runner(Protocol):
         ...
 
 
+@runtime_checkable
+class TappedRunner(Runner, Protocol):
+    """tapped: of the last run the residual streams that it was built to tap (sum of tokens, taps x hidden)."""
+
+    tapped: torch.Tensor
+
+
 class LineRunner:
     """What a `Runner` has that takes lines of tokens only."""
 
@@ -207,6 +214,10 @@ class CachedLM:
         moved = next((at for at, row in enumerate(rows) if row != start + at), len(rows))
         if moved < len(rows):
             self.runner.keep(slot, start + moved, rows[moved:])
+
+    def written(self, slot: int) -> int:
+        """See `SlotTable`."""
+        return self._table.written(slot)
 
     @torch.inference_mode()
     def discard(self, slot: int) -> None:

@@ -25,7 +25,11 @@ from specwire.core.model import (
     SlotModel,
     out_of_memory,
 )
-from specwire.lm.kv_cache import CachedLM, KvMemory, position_bytes, readable, slots_of
+from specwire.lm.heads.eagle3 import Eagle3
+from specwire.lm.heads.eagle3 import load as load_head
+from specwire.lm.heads.runner import HeadRunner
+from specwire.lm.heads.slots import HeadedModel
+from specwire.lm.kv_cache import CachedLM, KvMemory, TappedRunner, position_bytes, readable, slots_of
 from specwire.lm.model_config import (
     check_class,
     check_kind,
@@ -99,6 +103,7 @@ def load_pretrained(
     context: int | None,
     how: How,
     ranks: RankGroup | None = None,
+    heads: str | None = None,
 ) -> LanguageModel:
     """The part of `load_model` that needs transformers."""
     target = _device(device if ranks is None else rank_device(device, ranks))
@@ -115,6 +120,9 @@ def load_pretrained(
     with turn(rank):
         model = _weights(spec, _dtype(dtype), target if rank is None else CPU)
         info, unassigned = _describe(spec, model, known, dtype, how)
+        head = None if heads is None else _head(heads, model, info)
+        if head is not None:
+            how = how._replace(taps=head.config.taps)
         if rank is not None:
             split(model, rank)
             how = how._replace(rank=rank)
@@ -130,7 +138,26 @@ def load_pretrained(
     if ranks is not None and ranks.rank == 0:
         runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
-    return CachedLM(runner, info, count, unassigned)
+    lm = CachedLM(runner, info, count, unassigned)
+    if head is None:
+        return lm
+    if not isinstance(runner, TappedRunner):
+        raise ModelError(f"heads: a {info.architecture} is not computed by a runner that tells its features")
+    return HeadedModel(lm, runner, HeadRunner(head, count, positions, cache))
+
+
+def _head(spec: str, model: PreTrainedModel, info: ModelInfo) -> Eagle3:
+    """ModelError for a head of another target."""
+    config: Any = model.config.get_text_config()
+    embedding: torch.Tensor = model.get_input_embeddings().get_parameter("weight").detach()
+    head = load_head(Path(spec).expanduser(), config.num_hidden_layers, embedding)
+    for name, given, needed in (
+        ("vocab_size", head.config.vocabulary, config.vocab_size),
+        ("target_hidden_size", head.config.target_hidden or head.config.hidden, config.hidden_size),
+    ):
+        if given != needed:
+            raise ModelError(f"heads: {spec}: {name} is {given}, and {info.name} needs {needed}")
+    return head
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -249,6 +276,7 @@ def load_model(
     kv_memory: int | None = None,
     compiled: bool = False,
     ranks: RankGroup | None = None,
+    heads: str | None = None,
 ) -> LanguageModel:
     """Load a causal language model to serve `slots` texts at once.
 
@@ -271,6 +299,7 @@ def load_model(
         kv_memory: bytes for keys and values; `slots` is then as many as fit. A scripted model ignores it.
         ranks: the ranks that the model is split over (`runners.tensor_parallel`), each of which loads it with the same
             arguments; None for one process.
+        heads: directory of an EAGLE-3 head, which drafts beside the model (`specwire.lm.heads`). None for none.
 
     Raises:
         ModelError: with one sentence that names what is wrong.
@@ -278,11 +307,15 @@ def load_model(
     _check(slots, runtime, quantization)
     _set_threads(threads)
     if spec.startswith(PREFIX):
+        if heads is not None:
+            raise ModelError("heads: a scripted model has no features for them")
         return _scripted(spec, slots, context, ranks)
     how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)
     with _told_by(ranks):
-        return load_pretrained(spec, slots=size, dtype=dtype, device=device, context=context, how=how, ranks=ranks)
+        return load_pretrained(
+            spec, slots=size, dtype=dtype, device=device, context=context, how=how, ranks=ranks, heads=heads
+        )
 
 
 def native_dtype(device: str = "cpu") -> str:

@@ -88,6 +88,14 @@ class Ranks:
         return max(map(len, self.scores))
 
 
+class Place(NamedTuple):
+    """Where logits are asked for; see `Script.logits`."""
+
+    prefix: int
+    position: int
+    right: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """What "scripted:..." says.
@@ -188,37 +196,48 @@ class Script:
         Of interest to traces only: the `position` of the token that is chosen, and whether the text's output is
         `right`: the target's own.
         """
-        plain = self._plain(prefix)
-        if self.ranks is not None:
-            at = position - self.ranks.prompt if right else self._hash(prefix, ELSEWHERE_STREAM)
-            return self._ranked(self.ranks, at % len(self.ranks.right), prefix, int(np.argmax(plain)))
-        if self._agrees(prefix, position):
-            return plain
-        other = self._scores(prefix, OTHER_STREAM)
-        other[EOS_ID] = NEVER
-        other[int(np.argmax(plain))] = 2 * NEVER
-        return other
+        row: Row = self.rows([Place(prefix, position, right)])[0]
+        return row
 
-    def _plain(self, prefix: int) -> Row:
-        plain = self._scores(prefix, 0)
-        plain[EOS_ID] = self.spread if self._coin(prefix, EOS_STREAM) < self.eos else NEVER
+    def rows(self, places: Sequence[Place]) -> Row:
+        """float32 (places, vocab): the logits after each of several texts, computed at once."""
+        prefixes = [place.prefix for place in places]
+        plain = self._plain(prefixes)
+        if self.ranks is not None:
+            return self._ranked(self.ranks, places, plain.argmax(1))
+        wrong = [at for at, place in enumerate(places) if not self._agrees(place.prefix, place.position)]
+        if wrong:
+            best = plain[wrong].argmax(1)
+            plain[wrong] = self._scores([prefixes[at] for at in wrong], OTHER_STREAM)
+            plain[wrong, EOS_ID] = NEVER
+            plain[wrong, best] = 2 * NEVER
         return plain
 
-    def _ranked(self, ranks: Ranks, at: int, prefix: int, target: int) -> Row:
-        """The best ids have the scores recorded `at` a position; `target` has its recorded place among them."""
-        place, scores = ranks.right[at], ranks.scores[at]
-        others = self._scores(prefix, OTHER_STREAM)
-        others[EOS_ID] = others[target] = NEVER
-        best = np.argsort(-others, kind="stable")[: len(scores)].tolist()
-        if place is not None:
-            best = [*best[:place], target, *best[place:-1]]
-        row: Row = np.full(self.vocab, NEVER, np.float32)
-        row[best] = [score - TIE * rank for rank, score in enumerate(scores)]
-        return row
+    def _plain(self, prefixes: Sequence[int]) -> Row:
+        plain = self._scores(prefixes, 0)
+        plain[:, EOS_ID] = NEVER
+        if self.eos:
+            ends = [at for at, prefix in enumerate(prefixes) if self._coin(prefix, EOS_STREAM) < self.eos]
+            plain[ends, EOS_ID] = self.spread
+        return plain
+
+    def _ranked(self, ranks: Ranks, places: Sequence[Place], targets: npt.NDArray[np.intp]) -> Row:
+        """Each place's best ids have the scores recorded there; its target has its recorded place among them."""
+        others = self._scores([place.prefix for place in places], OTHER_STREAM)
+        others[:, EOS_ID] = others[np.arange(len(places)), targets] = NEVER
+        ordered = np.argsort(-others, axis=1, kind="stable").tolist()
+        rows: Row = np.full((len(places), self.vocab), NEVER, np.float32)
+        for row, place, best, target in zip(rows, places, ordered, targets.tolist(), strict=True):
+            at = place.position - ranks.prompt if place.right else self._hash(place.prefix, ELSEWHERE_STREAM)
+            rank, scores = ranks.right[at % len(ranks.right)], ranks.scores[at % len(ranks.right)]
+            if rank is not None:
+                best.insert(rank, target)
+            row[best[: len(scores)]] = [score - TIE * index for index, score in enumerate(scores)]
+        return rows
 
     def chosen(self, prefix: int, token: int, position: int) -> bool:
         """Whether a token of the output, at `position`, is the target's own; of interest to `ranks` only."""
-        return self.ranks is None or position < self.ranks.prompt or token == int(np.argmax(self._plain(prefix)))
+        return self.ranks is None or position < self.ranks.prompt or token == int(self._plain([prefix]).argmax())
 
     def _agrees(self, prefix: int, position: int) -> bool:
         if self.trace:
@@ -231,10 +250,10 @@ class Script:
     def _hash(self, prefix: int, stream: int) -> int:
         return _mix(prefix ^ _mix((self.seed + GOLDEN * (stream + 1)) & WORD))
 
-    def _scores(self, prefix: int, stream: int) -> Row:
-        state = np.arange(1, self.vocab + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(
-            self._hash(prefix, stream)
-        )
+    def _scores(self, prefixes: Sequence[int], stream: int) -> Row:
+        """(prefixes, vocab)."""
+        begun = np.array([self._hash(prefix, stream) for prefix in prefixes], np.uint64)
+        state = np.arange(1, self.vocab + 1, dtype=np.uint64) * np.uint64(GOLDEN) + begun[:, None]
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         # 24 bits: exact in float32.
@@ -393,14 +412,15 @@ class ScriptedLM:
         self._table.check(feeds)
         with self._turns:
             began = time.perf_counter()
-            rows = [row for feed in feeds for row in self._feed(feed)]
+            places = [place for feed in feeds for place in self._feed(feed)]
+            rows = self.script.rows(places) if places else np.empty((0, self.script.vocab), np.float32)
             if self.script.delay_ms:
                 width = sum(len(feed.tokens) for feed in feeds)
                 self._clock.wait_until(began + self.script.duration(width, len(feeds)))
         self._table.commit(feeds)
-        return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, self.script.vocab)
+        return torch.from_numpy(rows)
 
-    def _feed(self, feed: Feed) -> list[Row]:
+    def _feed(self, feed: Feed) -> list[Place]:
         rows = self._rows[feed.slot]
         del rows[feed.start :]
         positions = []
@@ -413,9 +433,9 @@ class ScriptedLM:
             rows.append(self._held(before, token, position))
             positions.append(position)
         first = len(rows) - feed.wanted
+        wanted = positions[len(positions) - feed.wanted :]
         return [
-            self.script.logits(held.prefix, position + 1, held.right)
-            for held, position in zip(rows[first:], positions[len(positions) - feed.wanted :], strict=True)
+            Place(held.prefix, position + 1, held.right) for held, position in zip(rows[first:], wanted, strict=True)
         ]
 
     def _held(self, before: Held, token: int, position: int) -> Held:

@@ -120,6 +120,7 @@ class ModelServiceOptions:
         ngram: a verifier proposes from the text itself, too; nothing to a drafter.
         quantization: of the linear layers' weights, none or int8.
         compiled: run the model as compiled graphs of static shapes (`specwire.lm.load.load_model`).
+        heads: directory of a head that drafts beside a verifier's target; "" for none. Nothing to a drafter.
         deterministic: a verifier's logits are a function of the text alone, bit for bit; nothing to a drafter.
         tensor_parallel_size: processes over which a verifier splits its model; nothing to a drafter.
     """
@@ -138,6 +139,7 @@ class ModelServiceOptions:
     ngram: bool = True
     quantization: str = "none"
     deterministic: bool = False
+    heads: str = ""
     kv_memory: int | None = None
     metrics: str = ""
     compiled: bool = False
@@ -179,6 +181,7 @@ class ModelServiceOptions:
             "quantization": self.quantization,
             "compiled": self.compiled,
             "deterministic": self.deterministic,
+            "heads": self.heads or None,
             "context": self.context,
             "threads": self.threads,
         }
@@ -243,6 +246,16 @@ def add_runtime_argument(parser: argparse._ActionsContainer) -> None:
         default="none",
         choices=QUANTIZATIONS,
         help="int8: round the weights of linear layers to 8 bits; quick with openvino (default: none)",
+    )
+
+
+def add_heads_argument(parser: argparse._ActionsContainer) -> None:
+    """`ModelServiceOptions.heads` of a verifier."""
+    parser.add_argument(
+        "--heads",
+        default="",
+        metavar="DIR",
+        help="an EAGLE-3 head that was trained for this target: it drafts beside it, where that pays (default: none)",
     )
 
 

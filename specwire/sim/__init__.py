@@ -12,7 +12,8 @@ No deciding code is written a second time here; a model's forward takes the time
     heir = result.planner.successor(cell.cost.measured(), cell.shared_host)
     again = simulate(cell, planner=heir)  # the next session starts from what this one learnt
 
-    best = optimum(cell)               # Best(policy, result) of a sweep of fixed settings
+    best = optimum(cell)               # Best(policy, result) of a sweep of fixed settings that do not branch
+    optimum_of_trees(cell, best)       # Best(policy, result) of some that do
     best_textbook(cell)                # Best(policy, result) over k
     optimum_over(cells)                # BestOfAll(policy, tokens_per_second) over several sessions
 
@@ -24,7 +25,7 @@ A cell is one session. Times are microseconds. The same cell and policy give the
 
 from specwire.core.policy.controller import InvalidPlan
 from specwire.sim.fleet import FleetResult, SimFleet, simulate_fleet
-from specwire.sim.optimum import Best, BestOfAll, best_textbook, optimum, optimum_over
+from specwire.sim.optimum import Best, BestOfAll, best_textbook, optimum, optimum_of_trees, optimum_over
 from specwire.sim.simulation import (
     AUTO,
     CHAIN,
@@ -59,6 +60,7 @@ __all__ = [
     "best_textbook",
     "fixed",
     "optimum",
+    "optimum_of_trees",
     "optimum_over",
     "parse_policy",
     "simulate",

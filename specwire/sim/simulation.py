@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from specwire.core.law.acceptance import DraftCounts
 from specwire.core.messages import Plan
@@ -244,22 +245,27 @@ def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, sessions: int =
     """Run so many `sessions` at once at one verifier, spread over so many drafters; a cell begins where one has ended.
 
     Each starts from what was learnt in the one before it. Counted is what is decided from the time when so many have
-    ended until the last one begins: the batch is always full. The cells differ in their texts and guesses only.
+    ended until all but so many have: the batch is always full. It stays so, by the last cell again and again, until all
+    have ended that began meanwhile. The cells differ in their texts and guesses only.
     """
     if len(cells) <= 2 * sessions:
         raise InvalidCell(f"cells: must be more than {2 * sessions} for {sessions} sessions, not {len(cells)}")
     run = _Run(cells[0], policy, sessions, drafters)
-    waiting = iter(cells[sessions:])
+    waiting = chain(cells[sessions:], repeat(cells[-1]))
     counted: list[tuple[float, int]] = []
+    begun: list[SimOrchestrator] = []
 
     def on_ended(ended: SimOrchestrator) -> None:
-        following = next(waiting, None)
         if len(run.ended) in (sessions, len(cells) - sessions):
             counted.append((run.clock.now_us, run.verifier.decided))
-        if following is None:
+        if len(counted) == 2 and set(begun) <= set(run.ended):
             run.clock.stop()
-        else:
-            run.begin(following, ended.planner.successor(run.forward, following.shared_host), ended.drafter)
+            return
+        following = next(waiting)
+        planner = ended.planner.successor(run.forward, following.shared_host)
+        later = run.begin(following, planner, ended.drafter)
+        if len(counted) == 1:
+            begun.append(later)
 
     run.on_ended = on_ended
     for number, cell in enumerate(cells[:sessions]):
@@ -267,14 +273,12 @@ def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, sessions: int =
         run.begin(cell, planner, run.drafters[number % drafters])
     run.clock.run()
     (began_us, before), (ended_us, after) = counted[0], counted[-1]
-    stats = [each.stats for each in run.ended]
-    whole = tuple(each for each in stats if began_us <= each.asked_us and each.last_us <= ended_us)
     forwards, tally = run.verifier.engine.steps, run.verifier.engine.tally
     return Batch(
         tokens=after - before,
         elapsed_us=ended_us - began_us,
         plans=tuple(run.ended[-1].plans),
-        whole=whole,
+        begun=tuple(each.stats for each in begun),
         window=tally.rows.sum / tally.sessions.sum - 1,
         forward_us=tally.forward_s.sum * 1e6 / forwards,
     )
@@ -284,14 +288,14 @@ def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, sessions: int =
 class Batch:
     """Tokens of all sessions, and the time they took; `plans` of the session that ended last.
 
-    whole: sessions that began and ended within that time. window: draft tokens of a session in a forward, and
-    forward_us: what a forward took, both on average and from the beginning.
+    begun: the sessions that began within that time, whenever they ended. window: draft tokens of a session in a
+    forward, and forward_us: what a forward took, both on average and from the beginning.
     """
 
     tokens: int
     elapsed_us: float
     plans: tuple[Planned, ...]
-    whole: tuple[SimStats, ...]
+    begun: tuple[SimStats, ...]
     window: float
     forward_us: float
 
@@ -317,7 +321,7 @@ class _Run:
         self.on_ended: Callable[[SimOrchestrator], None] = lambda _: self.clock.stop()
         self._drafting = policy.drafting
 
-    def begin(self, cell: Cell, planner: Planner, drafter: SimDrafter | None) -> None:
+    def begin(self, cell: Cell, planner: Planner, drafter: SimDrafter | None) -> SimOrchestrator:
         orchestrator = SimOrchestrator(
             self.clock,
             self.verifier,
@@ -332,6 +336,7 @@ class _Run:
             ngram=cell.repeats > 0,
         )
         orchestrator.start()
+        return orchestrator
 
     def _on_ended(self, orchestrator: SimOrchestrator) -> None:
         self.ended.append(orchestrator)

@@ -22,6 +22,7 @@ class SourceKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SOURCE_KIND_DRAFTER: _ClassVar[SourceKind]
     SOURCE_KIND_NGRAM: _ClassVar[SourceKind]
     SOURCE_KIND_PREDICTION: _ClassVar[SourceKind]
+    SOURCE_KIND_HEAD: _ClassVar[SourceKind]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -48,6 +49,7 @@ SOURCE_KIND_UNSPECIFIED: SourceKind
 SOURCE_KIND_DRAFTER: SourceKind
 SOURCE_KIND_NGRAM: SourceKind
 SOURCE_KIND_PREDICTION: SourceKind
+SOURCE_KIND_HEAD: SourceKind
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_STOP_ID: FinishReason

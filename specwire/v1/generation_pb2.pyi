@@ -170,7 +170,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., message: _Optional[str] = ..., text: _Optional[str] = ..., text_length: _Optional[int] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., lossy: _Optional[bool] = ...) -> None: ...
 
 class Stats(_message.Message):
-    __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at", "proposed_ngram", "accepted_ngram", "plan", "drafters", "cached_tokens", "proposed_prediction", "accepted_prediction", "tested", "tested_ngram", "tested_prediction", "forwards_saved")
+    __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at", "proposed_ngram", "accepted_ngram", "plan", "drafters", "cached_tokens", "proposed_prediction", "accepted_prediction", "tested", "tested_ngram", "tested_prediction", "forwards_saved", "proposed_head", "tested_head", "accepted_head")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_FORWARDS_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +194,9 @@ class Stats(_message.Message):
     TESTED_NGRAM_FIELD_NUMBER: _ClassVar[int]
     TESTED_PREDICTION_FIELD_NUMBER: _ClassVar[int]
     FORWARDS_SAVED_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_HEAD_FIELD_NUMBER: _ClassVar[int]
+    TESTED_HEAD_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_HEAD_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     output_tokens: int
     target_forwards: int
@@ -217,7 +220,10 @@ class Stats(_message.Message):
     tested_ngram: int
     tested_prediction: int
     forwards_saved: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., target_forwards: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., time_to_first_token_us: _Optional[int] = ..., duration_us: _Optional[int] = ..., tested_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., proposed_ngram: _Optional[int] = ..., accepted_ngram: _Optional[int] = ..., plan: _Optional[str] = ..., drafters: _Optional[_Iterable[_Union[DrafterStats, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., proposed_prediction: _Optional[int] = ..., accepted_prediction: _Optional[int] = ..., tested: _Optional[int] = ..., tested_ngram: _Optional[int] = ..., tested_prediction: _Optional[int] = ..., forwards_saved: _Optional[int] = ...) -> None: ...
+    proposed_head: int
+    tested_head: int
+    accepted_head: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., target_forwards: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., time_to_first_token_us: _Optional[int] = ..., duration_us: _Optional[int] = ..., tested_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., proposed_ngram: _Optional[int] = ..., accepted_ngram: _Optional[int] = ..., plan: _Optional[str] = ..., drafters: _Optional[_Iterable[_Union[DrafterStats, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., proposed_prediction: _Optional[int] = ..., accepted_prediction: _Optional[int] = ..., tested: _Optional[int] = ..., tested_ngram: _Optional[int] = ..., tested_prediction: _Optional[int] = ..., forwards_saved: _Optional[int] = ..., proposed_head: _Optional[int] = ..., tested_head: _Optional[int] = ..., accepted_head: _Optional[int] = ...) -> None: ...
 
 class DrafterStats(_message.Message):
     __slots__ = ("source", "model", "proposed", "accepted", "plan", "tested")

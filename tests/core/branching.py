@@ -428,7 +428,10 @@ class Sent:
 
 @dataclass
 class Line:
-    """A drafter and a verifier, with a link that loses and delays. lost: the present verifier lacks some proposal."""
+    """A drafter and a verifier, with a link that loses and delays. lost: the present verifier lacks some proposal.
+
+    narrowed: the newest tree of which the drafter has kept a chain.
+    """
 
     session: DraftSession
     vocabulary: int
@@ -436,6 +439,7 @@ class Line:
     sent: Sent = field(default_factory=Sent)
     under_way: list[Proposal] = field(default_factory=list)
     lost: bool = False
+    narrowed: int = -1
 
     def __post_init__(self) -> None:
         self.verifier = State(self.vocabulary)
@@ -470,7 +474,9 @@ class Line:
             nodes.extend(node.children.values())
         sent = {node.number: session.path(node) for node in nodes if node.number is not None}
         unsent = [node for node in nodes if node.number is None]
-        assert sent == self.sent.live(session.chain, self.decided)
+        live = self.sent.live(session.chain, self.decided)
+        assert sent.items() <= live.items()
+        assert sent == live or session.chain == self.narrowed
         assert sorted(map(id, unsent)) == sorted(map(id, session.unsent))
         assert session.in_flight == len(nodes)
         assert len(session.line) <= len(self.decided) + len(nodes)
@@ -501,7 +507,10 @@ class Line:
         """The drafter hears of the verifier's text, all but the last `behind` tokens, and of some tokens again."""
         text = self.verifier.text.tokens
         start = max(0, self.session.text.common_prefix(0, text) - repeated)
+        branched = self.session.branches > 1
         self.session.advance(start, tuple(text[start : max(start, len(text) - behind)]), pace)
+        if branched and self.session.branches == 1:
+            self.narrowed = self.session.chain
 
     def replace_verifier(self, kept: int) -> None:
         """Another verifier goes on behind the text's first tokens, and knows of no tree."""

@@ -99,6 +99,14 @@ def test_of_a_tree_that_branches_any_child_counts() -> None:
     assert compared(agreement) == (2, 2)
 
 
+def test_a_line_that_was_contradicted_goes_on_behind_a_sibling_that_comes_late() -> None:
+    agreement = Agreement()
+    agreement.proposal(Proposal(1, 0, 0, 0, (2,), 0))
+    agreement.decided(0, TEXT)
+    agreement.proposal(Proposal(1, 0, 0, 1, (5, 6, 7), parents=(-1, 1, 2)))
+    assert compared(agreement) == (4, 3)
+
+
 def test_a_tree_goes_on_behind_a_sibling_that_comes_late() -> None:
     agreement = Agreement()
     agreement.proposal(Proposal(1, 0, 0, 0, (1, 2), 0, parents=(-1, -1)))

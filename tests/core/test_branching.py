@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from random import Random
 
 import pytest
 
 from specwire.core.draft import DraftSession, Drawn
-from specwire.core.law.sampling import Sampling
-from specwire.core.messages import Outcome, Pace
-from specwire.core.text import Text
+from specwire.core.law.sampling import Rule, Sampling, with_rule
+from specwire.core.messages import Outcome, Pace, Proposal, Weights
+from specwire.core.stop_conditions import Ending
+from specwire.core.text import Text, hash_of
+from specwire.core.tree import BEFORE
 from specwire.core.verify.chains import Chains, Offer
+from specwire.core.verify.session import Allowance, VerifySession
 from tests.core.branching import (
     PROMPT,
+    SOURCE,
     Line,
     Target,
     piece,
@@ -71,6 +76,20 @@ def test_rules_that_weigh_a_draft_token_take_chains_only() -> None:
         offer = chains.offer(proposal, text)
         assert offer is (Offer.BRANCHED if proposal.parents else Offer.WITHOUT_WEIGHTS)
         assert chains.best(len(text)) is None
+
+
+RULES = {rule: str(rule) for rule in Rule} | {Rule.THRESHOLD: "threshold(0.3)", Rule.TYPICAL: "typical(0.3,0.3)"}
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_only_rules_that_look_at_no_proposal_take_a_tree(rule: Rule) -> None:
+    sampling = with_rule(Sampling(temperature=0.0 if rule is Rule.GREEDY else 0.8, seed=1), RULES[rule])
+    ending = Ending(20, frozenset(), frozenset())
+    session = VerifySession.opened(PROMPT, len(PROMPT), sampling, ending, Allowance(len(PROMPT), 20), 4)
+    weights = (Weights((0, 1), (1, 1)),) * 2 if sampling.weighed else ()
+    branched = Proposal(SOURCE, 0, len(PROMPT), 0, (0, 1), hash_of(PROMPT), weights=weights, parents=(BEFORE, BEFORE))
+    assert session.offer(branched) is (Offer.STARTED if sampling.guessed else Offer.BRANCHED)
+    assert session.offer(replace(branched, parents=())) is not Offer.BRANCHED
 
 
 # The drafter's tree

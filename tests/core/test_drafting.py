@@ -67,7 +67,7 @@ def test_full_acceptance_and_the_bonus_token_start_a_chain_behind_it() -> None:
     session = drafted(5, 6)
     assert session.advance(3, (5, 6, 9), Pace(2, 4)) == 5
     assert session.line == [*PROMPT, 5, 6, 9]
-    assert (session.chain, session.base, session.sent, session.decided) == (1, 6, 6, 6)
+    assert (session.chain, session.base, session.decided) == (1, 6, 6)
     session.drafted(1, 1.0)
     session.drafted(2, 1.0)
     assert session.take_proposal() == Proposal(0, 1, 6, 0, (1, 2), hash_of([*PROMPT, 5, 6, 9]))
@@ -195,7 +195,7 @@ def test_rollback_leaves_a_cache_that_holds_the_text(
         assert cache == session.line[: len(cache)]
         cache = list(session.line)
         assert session.line[: session.decided] == decided
-        assert session.base <= session.sent <= len(session.line)
+        assert session.base <= len(session.line)
         assert session.in_flight <= ahead
         while proposal := session.take_proposal():
             chain = sent.setdefault(proposal.chain, [])
@@ -339,6 +339,55 @@ def test_a_session_that_may_not_branch_makes_a_chain_whatever_its_pace_says() ->
     assert session.take_proposal() == Proposal(0, 0, 3, 0, (5,), hash_of(PROMPT))
     assert session.take_proposal() == Proposal(0, 0, 3, 1, (6,))
     assert DraftSession(PROMPT, Pace(1, 8, branches=8), weighed=True, branching=True).branches == 1
+
+
+def test_a_piece_is_as_deep_as_its_chunk_though_runners_up_wait_in_it() -> None:
+    session = branching(Pace(3, 32, branches=4))
+    pieces = []
+    extended(session, torn(5, 6))
+    for _ in range(8):
+        extended(session, torn(5, 6), torn(5, 6))
+        pieces.append(session.take_proposal() is not None)
+    assert pieces == [False, True, False, False, True, False, False, True]
+
+
+def test_a_session_that_turns_to_chains_keeps_the_likeliest_line_and_drafts_on() -> None:
+    session = branching(Pace(1, 16, branches=4))
+    extended(session, torn(5, 6))
+    extended(session, torn(7, 1), torn(8, 1))
+    extended(session, torn(9, 1), torn(9, 1), torn(2, 1), torn(3, 1))
+    session.take_proposal()
+    session.advance(3, (), Pace(4, 4))
+    assert session.line == [*PROMPT, 5, 7, 9]
+    assert session.in_flight == 3
+    session.drafted(0)
+    assert not session.wants_token
+    assert session.line == [*PROMPT, 5, 7, 9, 0]
+    session.advance(3, (5, 7), Pace(4, 4))
+    session.drafted(2)
+    assert session.line == [*PROMPT, 5, 7, 9, 0, 2]
+
+
+def test_a_sent_runner_up_that_was_given_up_for_a_chain_may_still_be_decided() -> None:
+    session = branching(Pace(1, 16, branches=4))
+    extended(session, torn(5, 6))
+    extended(session, torn(7, 1), torn(8, 1))
+    session.take_proposal()
+    session.advance(3, (), Pace(4, 4))
+    session.advance(3, (6,), Pace(4, 4))
+    assert (session.chain, session.base, session.in_flight) == (1, 4, 0)
+
+
+def test_a_position_is_late_where_the_line_that_was_sent_ends_before_it() -> None:
+    """However deep a branch was sent that is pruned by now."""
+    session = branching(Pace(1, 16, branches=2))
+    extended(session, torn(5, 6))
+    extended(session, sure(7, 1), sure(8, 1))
+    extended(session, sure(2, 1))
+    session.take_proposal()
+    assert session.lateness(7) == (4, 1)
+    session.advance(3, (6,), session.pace)
+    assert session.lateness(7) == (3, 2)
 
 
 def test_what_a_drafter_is_torn_between_is_learnt() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from draft_service.sampler import CANDIDATES, DraftRow, _draw_one, draw
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling, seen_in
+from specwire.lm.draft_sampler import CANDIDATES, DraftRow, _draw_one, draw
 
 SAMPLINGS = [
     Sampling(),

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draft_service.server import start
-from specwire.core.law.sampling import Sampling
+from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.text import hash_of
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import draft_pb2
@@ -296,6 +296,30 @@ async def test_a_bad_advance_drops_its_session_alone(
         await peer.advance(1, *advance)
         refused = await peer.refused(1)
         assert (refused.code, refused.message) == (code.value[0], message)
+        await still_drafts(peer)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "threshold(0.3)", "typical(0.3,0.3)"])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (pace(branches=2), "pace.branches: must be at most 1 under {}, which takes chains only, not 2"),
+        (pace(confidence_floor=0.5), "pace.confidence_floor: must be 0 under {}, which allows no stop by value, not"),
+    ],
+)
+async def test_rules_that_look_at_draft_tokens_take_chains_alone_in_an_opening_and_in_an_advance(
+    rule: str, bad: draft_pb2.Pace, message: str
+) -> None:
+    sampling = with_rule(COUPLED, rule)
+    async with serving(MODEL) as running, connected(running) as peer:
+        await peer.open(1, PROMPT, bad, sampling)
+        await peer.open(2, PROMPT, pace(), sampling)
+        await peer.proposal(2)
+        await peer.advance(2, len(PROMPT), [1], bad)
+        for handle in (1, 2):
+            refused = await peer.refused(handle)
+            assert refused.code == INVALID.value[0]
+            assert refused.message.startswith(message.format(sampling.rule))
         await still_drafts(peer)
 
 

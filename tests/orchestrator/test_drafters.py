@@ -22,7 +22,7 @@ from orchestrator.store.memory import MemoryStore
 from specwire.client import Chunk
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.acceptance import DraftCounts
-from specwire.core.law.sampling import Rule, Sampling
+from specwire.core.law.sampling import Rule, Sampling, with_rule
 from specwire.core.messages import FinishReason
 from specwire.core.placement import PlacementRequest
 from specwire.core.policy.controller import Controller
@@ -118,8 +118,8 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene() -> AsyncIterator[Scene]:
-    record = SessionRecord("s", (1, 2), Sampling(), Stopping(1000))
+async def scene(sampling: Sampling = Sampling()) -> AsyncIterator[Scene]:  # noqa: B008 # frozen
+    record = SessionRecord("s", (1, 2), sampling, Stopping(1000))
     store = MemoryStore()
     played = Scene(store, await store.create(record, 60.0), record)
     try:
@@ -143,10 +143,13 @@ async def test_each_has_a_source_a_handle_and_the_text() -> None:
         assert [(proposal.source, list(proposal.tokens)) for proposal in played.relayed()] == [(1, [3]), (2, [4])]
 
 
+WEIGHING = with_rule(Sampling(temperature=0.8, seed=1), "rejection")
+
+
 async def test_a_proposal_is_relayed_as_it_came_but_for_whose_it_is_and_what_nobody_here_knows() -> None:
     """What its rule needs passes unread; an impossible estimate is none, and a drafter's time is not the verifier's."""
-    async with scene() as played:
-        (handle,) = played.peers[1].subjects
+    async with scene(WEIGHING) as played:
+        (handle,) = played.peers[0].subjects
         weights = [common_pb2.DraftWeights(ids=[7, 8], weights=[3, 1])]
         sent = common_pb2.Proposal(
             handle=handle, chain=1, base=2, tokens=[7], prefix_hash=0, draft_us=9, weights=weights, epoch=5, source=77
@@ -156,11 +159,11 @@ async def test_a_proposal_is_relayed_as_it_came_but_for_whose_it_is_and_what_nob
         received = draft_pb2.ConnectDraftResponse(
             proposals=[common_pb2.Proposal.FromString(sent.SerializeToString() + unknown)]
         )
-        played.peers[1].on_message(received)
+        played.peers[0].on_message(received)
         (relayed,) = played.relayed()
         (at_verifier,) = played.verifier.subjects
         expected = common_pb2.Proposal(
-            handle=at_verifier, source=2, chain=1, base=2, tokens=[7], prefix_hash=0, weights=weights, epoch=5
+            handle=at_verifier, source=1, chain=1, base=2, tokens=[7], prefix_hash=0, weights=weights, epoch=5
         )
         assert relayed.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
 
@@ -182,6 +185,20 @@ async def test_of_a_flood_of_parents_no_more_is_relayed_than_makes_the_piece_out
         played.peers[1].on_message(draft_pb2.ConnectDraftResponse(proposals=[sent]))
         (relayed,) = played.relayed()
         assert list(relayed.parents) == [1, 1]
+
+
+@pytest.mark.parametrize(("sampling", "relayed"), [(Sampling(), 0), (WEIGHING, 2)], ids=["greedy", "rejection"])
+async def test_of_a_flood_of_weights_no_more_is_relayed_than_makes_the_piece_wrong(
+    sampling: Sampling, relayed: int
+) -> None:
+    """Nor read: rules that look at no draft token need none, whether the piece is a chain's or a tree's."""
+    async with scene(sampling) as played:
+        (handle,) = played.peers[0].subjects
+        weights = [common_pb2.DraftWeights(ids=[7, 8], weights=[3, 1])] * 5000
+        sent = common_pb2.Proposal(handle=handle, chain=1, base=2, tokens=[7], parents=[1], weights=weights)
+        played.peers[0].on_message(draft_pb2.ConnectDraftResponse(proposals=[sent]))
+        (found,) = played.relayed()
+        assert len(found.weights) == relayed
 
 
 async def test_the_loss_of_one_leaves_the_other_and_it_comes_back_as_another_source() -> None:

@@ -95,5 +95,6 @@ def test_the_sums_of_sessions_are_sums_of_each_kind() -> None:
         stats.outcomes.update((A, R))
         totals.count(stats, FinishReason.LENGTH)
     assert all(counts == DraftCounts(3, 2, 1) for counts in totals.stats.drafts.values())
-    assert totals.stats.shown == DraftCounts(9, 6, 3)
-    assert totals.stats.forwards_saved == 3
+    kinds = len(SourceKind)
+    assert totals.stats.shown == DraftCounts(3 * kinds, 2 * kinds, kinds)
+    assert totals.stats.forwards_saved == kinds

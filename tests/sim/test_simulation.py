@@ -114,8 +114,20 @@ def test_sessions_at_once_share_their_steps_and_the_batch_stays_full() -> None:
     pair = simulate_batch(cells, PLAIN, sessions=2)
     assert pair.tokens == 4 * 32
     assert pair.tokens_per_second == pytest.approx(2 / 30_000 * 1e6, rel=0.1)
+    assert len(pair.begun) == 4
     with pytest.raises(InvalidCell, match="more than 8 for 4 sessions, not 8"):
         simulate_batch(cells, PLAIN, sessions=4)
+
+
+def test_of_a_batch_every_session_counts_that_begins_while_it_is_counted_however_slow() -> None:
+    """The fifth text is ten times as long as the others, so it ends when they are all over."""
+    cells = [
+        Cell(30_000, 0.0, 3_000, 0.0, acceptance=0.8, seed=seed, tokens=320 if seed == 4 else 32, session_slope=0.0)
+        for seed in range(8)
+    ]
+    batch = simulate_batch(cells, PLAIN, sessions=2)
+    assert sorted(stats.tokens for stats in batch.begun)[-1] == 320
+    assert all(stats.last_us for stats in batch.begun)
 
 
 def test_a_text_that_repeats_itself_is_guessed_from_itself() -> None:

@@ -18,6 +18,7 @@ from specwire.core.text import hash_of
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed, LanguageModel, load_model
 from verify_service.engine.engine import DETACH_GRACE_US, Engine, Rest
+from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import (
     Decided,
     Opening,
@@ -61,8 +62,9 @@ class Rig:
         detach_grace_us: float = DETACH_GRACE_US,
         patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
         growth: float | None = None,
+        drafting: HeadDrafting | None = None,
     ) -> None:
-        """growth: share of a millisecond that a row more costs; forwards then take their time."""
+        """growth: share of a millisecond that a row more costs; forwards then take their time. drafting: of a head."""
         self.lm = load_model(spec, slots=slots, context=context)
         self.now = 0.0
         self.growth = growth
@@ -79,6 +81,7 @@ class Rig:
             ngram=ngram,
             detach_grace_us=detach_grace_us,
             patience=patience,
+            drafting=drafting,
         )
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, list[Outcome]] = {}

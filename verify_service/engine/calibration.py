@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from specwire.core.draft import HeadRequest
+from specwire.core.law.sampling import Sampling
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes, typical
+from specwire.core.policy.heads import HeadDepth
 from specwire.lm import Feed, LanguageModel
+from specwire.lm.heads.slots import HeadedModel
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 # Shapes of forwards of several sessions: how many, and positions of each.
@@ -17,6 +21,8 @@ PREFIX = 64
 # Seconds, least and most rounds: of one session, and of several, which every step refines.
 BUDGET_S, LEAST_ROUNDS, MOST_ROUNDS = 1.0, 3, 15
 BATCH_BUDGET_S, LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS = 0.25, 1, 5
+# Tokens that a head drafts in a turn, and turns: the first ones are slow, while the call is being optimised.
+HEAD_DEPTH, HEAD_ROUNDS = 4, 12
 # Microseconds from which a forward is long: a hiccup or a change of shape is small beside it, and sessions of a lost
 # verifier wait for all of them.
 LONG_US = 100_000.0
@@ -62,15 +68,39 @@ def calibrate_batches(
     return _times(lm, shapes, (LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS), budget_s, go_on)
 
 
+def calibrate_head(model: HeadedModel) -> HeadDepth:
+    """Measure the forwards of a head; leaves the slots empty."""
+    prefix = _prefix(model)
+    numbers = sorted({min(sessions, model.slots) for sessions in (1, *SESSIONS)})
+    _fill(model, max(numbers))
+    tokens = _tokens(model, 0, prefix)
+    found = {}
+    for sessions in numbers:
+        requests = [HeadRequest(slot, tokens, Sampling(), HEAD_DEPTH) for slot in range(sessions)]
+        times = []
+        for _ in range(HEAD_ROUNDS):
+            began = time.perf_counter_ns()
+            model.draft(requests)
+            times.append((time.perf_counter_ns() - began) / 1000 / HEAD_DEPTH)
+        found[sessions] = _faster_half(times)
+    for slot in range(max(numbers)):
+        model.discard(slot)
+    return HeadDepth(found)
+
+
 def _prefix(lm: LanguageModel) -> int:
     return min(PREFIX, lm.info.context // 2)
 
 
 def _fill(lm: LanguageModel, sessions: int) -> None:
     """Let the first slots hold a prefix."""
-    lm.forward([Feed(0, 0, _tokens(lm, 0, _prefix(lm)), 1)])
+    tokens = _tokens(lm, 0, _prefix(lm))
+    lm.forward([Feed(0, 0, tokens, 1)])
     for slot in range(1, sessions):
-        lm.copy(0, slot, _prefix(lm))
+        lm.copy(0, slot, len(tokens))
+        held = lm.cached(slot)
+        if held < len(tokens):  # a head needs the last ones anew
+            lm.forward([Feed(slot, held, tokens[held:], 1)])
 
 
 def _times(

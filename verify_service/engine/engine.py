@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from specwire.core.policy.scheduler import Share, schedule
 from specwire.core.verify.session import RunningSession
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
 from verify_service.engine.batch import Part, RowChoice, RowSampler
+from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import (
     Begun,
     Command,
@@ -82,9 +83,10 @@ class Pauses:
     forward_ended_us: float
     waited_us: float = 0.0
     idle_us: float = 0.0
+    drafted_us: float = 0.0
 
     def gap_us(self, now_us: float) -> float:
-        return max(0.0, now_us - self.forward_ended_us - self.waited_us - self.idle_us)
+        return max(0.0, now_us - self.forward_ended_us - self.waited_us - self.idle_us - self.drafted_us)
 
 
 class UnderWay(NamedTuple):
@@ -118,14 +120,20 @@ class Engine:
         ngram: bool = True,
         detach_grace_us: float = DETACH_GRACE_US,
         patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
+        drafting: HeadDrafting | None = None,
     ) -> None:
-        """patient: see `specwire.core.policy.scheduler.schedule`; ngram and those after it: see `SessionManager`."""
+        """patient: see `specwire.core.policy.scheduler.schedule`; ngram and those after it: see `SessionManager`.
+
+        drafting: of a head, behind the texts of `lm`.
+        """
         self.lm = lm
         self._sampler = sampler
         self.costs = costs
         self.inbox: Inbox[Command] = Inbox()
         self.tally = EngineTally()
-        self.sessions = SessionManager(lm, now_us, ngram, detach_grace_us, patience, self.tally.offers)
+        self.sessions = SessionManager(
+            lm, now_us, ngram, detach_grace_us, patience, self.tally.offers, head=drafting is not None
+        )
         self.roster = self.sessions.roster
         self.steps = 0
         self.stopped = False
@@ -137,6 +145,7 @@ class Engine:
         self._pauses = Pauses(now_us())
         self._limits = StepLimits()
         self._turns = PromptTurns()
+        self._drafting = drafting
 
     def run(self) -> None:
         """Run steps until a Stop arrives."""
@@ -164,6 +173,9 @@ class Engine:
         late = len(runnable) < len(ready)
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
         alone = len(runnable) == 1
+        if self._drafting is not None:
+            self.tell()  # a verdict does not wait for what is drafted behind it
+            self._draft(self._drafting, runnable)
         shown = [
             held.running.candidate(slot, self.lm.cached(slot), plain_us, held.looks(alone))
             for slot, held in runnable.items()
@@ -193,6 +205,13 @@ class Engine:
         It may have answered by now, and nobody would wake us for that.
         """
         return min(self.sessions.next_deadline_us, self._now_us() + LOOK_AGAIN_US if late else math.inf)
+
+    def _draft(self, drafting: HeadDrafting, runnable: Mapping[int, Held]) -> None:
+        decoding = {slot: held for slot, held in runnable.items() if held.session.position - self.lm.cached(slot) == 1}
+        if decoding:
+            began_us = self._now_us()
+            drafting.draft(decoding, self.costs.of(len(decoding)), self._now_us)
+            self._pauses.drafted_us += self._now_us() - began_us
 
     # Commands and reports
 

@@ -32,7 +32,7 @@ class QueuePatience:
 class Opening:
     """Validated; see Open in verify.proto. deadline_us: on the engine's clock, None for none.
 
-    ngram: the verifier may propose from the text itself. epoch: see `specwire.core.law.noise`.
+    ngram, head: the verifier may propose from the text itself, by a head. epoch: see `specwire.core.law.noise`.
     prediction: what the output may look like.
     scope: sessions of the same scope may share its cache. priority: orders the sessions that wait within a scope.
     """
@@ -53,6 +53,7 @@ class Opening:
     scope: bytes = b""
     priority: int = 0
     prediction: tuple[int, ...] = ()
+    head: bool = True
 
     @property
     def generation(self) -> tuple[int, int]:

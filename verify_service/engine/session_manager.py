@@ -37,7 +37,7 @@ class SessionManager:
     Args:
         ngram: sessions may guess from their own text. detach_grace_us: how long a session is kept after it lost its
         link, or after an end that nobody acknowledged. patience: with sessions that find no slot. offers: where
-        outcomes of proposals are counted.
+        outcomes of proposals are counted. head: sessions take what a head proposes.
     """
 
     def __init__(
@@ -48,13 +48,14 @@ class SessionManager:
         detach_grace_us: float,
         patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
         offers: Counter[Offer] | None = None,
+        head: bool = False,
     ) -> None:
         self.roster = Roster()
         self.reports: Reports = {}
         self.counts: Counter[str] = Counter()
         self._offers: Counter[Offer] = Counter() if offers is None else offers
         self._lm = lm
-        self._ngram = ngram
+        self._ngram, self._head = ngram, head
         self._now_us = now_us
         self._grace_us = detach_grace_us
         self._patience = patience
@@ -247,6 +248,7 @@ class SessionManager:
             ngram=self._ngram and opening.ngram,
             epoch=opening.epoch,
             prediction=opening.prediction,
+            head=self._head and opening.head,
         )
         session.ledger.balance_us = float(opening.ledger_us)
         return session

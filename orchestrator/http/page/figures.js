@@ -77,7 +77,7 @@ function batch(of, judged, last) {
 
 // What drafters are told, and what the verifier's own sources save beside them.
 function planned(session, last) {
-  const own = ["NGRAM", "PREDICTION"].filter((kind) => session.sources[kind].saved);
+  const own = ["NGRAM", "PREDICTION", "HEAD"].filter((kind) => session.sources[kind].saved);
   const saved = own.map((kind) => `${SOURCES[kind]} saved ${forwards(session.sources[kind].saved)}`);
   if (!last) return "no session yet";
   const plan = session.plans.at(-1)?.plan;

@@ -3,7 +3,7 @@
 // Clocks that differ by more than they did before are another verifier's.
 const OTHER_CLOCK_US = 5e6;
 // Whoever proposes draft tokens, by the name on the wire.
-export const SOURCES = { DRAFTER: "drafters", NGRAM: "n-grams", PREDICTION: "the request's prediction" };
+export const SOURCES = { DRAFTER: "drafters", NGRAM: "n-grams", PREDICTION: "the request's prediction", HEAD: "heads" };
 const isJudged = (outcome) => outcome === "accepted" || outcome === "recovered";
 
 export class Session {

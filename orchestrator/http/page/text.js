@@ -94,9 +94,12 @@ function judged(verdict) {
   return verdict.tested ? `${verdict.accepted} of ${verdict.reached} tested accepted${untested}, ${forward}` : `one token, ${forward}`;
 }
 
+// The verifier's own sources.
+const OWN = { NGRAM: "the text itself (n-grams)", PREDICTION: "the request's prediction", HEAD: "a head beside the target" };
+
 function source({ outcome, verdict: { tested, kind, source, chain } }) {
   if (!tested) return outcome === "accepted" || outcome === "recovered" ? "one that arrived during the forward" : "none";
-  if (kind !== "DRAFTER") return kind === "NGRAM" ? "the text itself (n-grams)" : "the request's prediction";
+  if (kind in OWN) return OWN[kind];
   return `${chain === null ? "one" : chain} of drafter ${source}`;
 }
 

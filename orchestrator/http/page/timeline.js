@@ -109,7 +109,7 @@ function silence(last) {
   return last.plan ? `drafters ${last.plan}` : "nothing drafts";
 }
 
-const KINDS = { DRAFTER: "a drafter", NGRAM: "the text itself", PREDICTION: "the request's prediction" };
+const KINDS = { DRAFTER: "a drafter", NGRAM: "the text itself", PREDICTION: "the request's prediction", HEAD: "a head" };
 
 function rollback(x, y, what) {
   const mark = element("path", { class: "rollback", d: `M${x + 3} ${y - 3} h-9 m3 -3 l-3 3 l3 3` });

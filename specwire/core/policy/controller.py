@@ -254,7 +254,7 @@ class Streaming:
 
     def plan(self, way: Way) -> Plan:
         if way.discipline is Discipline.LOCKSTEP:
-            return Plan(way.discipline, Pace(way.due, way.due), way.due, way.reason)
+            return Plan(way.discipline, Pace(way.due, way.due, branches=self.branches), way.due, way.reason)
         most = max(self._chunk, min(MOST_FIRST_CHUNK, int(self.forward.at(1) / self.draft_us)))
         chunk = min(way.due, most) or self._chunk
         pace = Pace(chunk, max(way.due, self.run_ahead()), branches=self.branches)

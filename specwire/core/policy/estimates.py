@@ -26,6 +26,7 @@ from specwire.core.policy.tunables import (
     PRIOR_RANKS,
     PRIOR_RATE,
     PRIOR_WEIGHT,
+    ROW_FADE,
     STALE_AFTER,
     STEP_WEIGHT,
     SURE_CLASSES,
@@ -210,7 +211,8 @@ class CandidateRates:
 class RowTimes:
     """How long a drafter's forward of so many rows takes: a line, fitted to decayed sums; microseconds.
 
-    Until forwards of different widths were seen, rows are thought to cost nothing: then wide ones are tried.
+    Until forwards of different widths were seen, rows are thought to cost nothing: then wide ones are tried. What a row
+    was seen to cost is forgotten slowly while none is added: one that was measured in a bad moment is tried again.
     """
 
     def __init__(self) -> None:
@@ -219,7 +221,7 @@ class RowTimes:
 
     def observe(self, rows: int, time_us: float) -> None:
         """Note a forward. Schedulers have hiccups: it counts for at most OUTLIER times what was expected."""
-        if self._count >= ENOUGH:
+        if self._count:
             time_us = min(time_us, OUTLIER * self.at(rows))
         self._count = DECAY * self._count + 1.0
         self._rows = DECAY * self._rows + rows
@@ -229,6 +231,10 @@ class RowTimes:
         spread = self._squares - self._rows**2 / self._count
         if spread > LEAST_SPREAD * self._count:
             self.row_us = max(0.0, (self._products - self._rows * self._times / self._count) / spread)
+
+    def spurned(self) -> None:
+        """Note that no row was added, because of what one costs."""
+        self.row_us *= ROW_FADE
 
     def at(self, rows: int) -> float:
         """What a forward of so many rows is expected to take; 1.0 where none was seen."""
@@ -426,14 +432,11 @@ class Agreement:
             del self._decided[next(iter(self._decided))]
 
     def _compare(self, tree: Tree) -> None:
-        """Follow the text as far as the tree has tokens for it. A chain is over once it is contradicted."""
+        """Follow the text as far as the tree has tokens for it. Of a contradicted one siblings may still come."""
         while tree.branches and (token := self._decided.get(tree.position)) is not None:
             equal = tree.step(token)
             self.compared = AGREEMENT_DECAY * self.compared + 1.0
             self.equal = AGREEMENT_DECAY * self.equal + equal
-            if not equal and not tree.branched:
-                self._tree = None
-                return
 
 
 # ----------------------------------------------------------------------------------------------------------------------

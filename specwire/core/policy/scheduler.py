@@ -375,7 +375,7 @@ class Lookout:
         """Note the session's part of a planned step. Chunks of a prompt take no guess, however good."""
         if not (share.decides and looked):
             return
-        if share.window and share.kind is not SourceKind.DRAFTER:
+        if share.window and share.kind in (SourceKind.NGRAM, SourceKind.PREDICTION):
             self._in_vain = self._rest = 0
             return
         self._in_vain = min(self._in_vain + 1, MOST_REST)

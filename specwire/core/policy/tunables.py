@@ -48,6 +48,9 @@ CANDIDATES_WEIGHT = 16.0
 LEAST_PROBABILITY = 1e-9
 # Variance of the rows of a drafter's forwards from which on a row's share in their time is told.
 LEAST_SPREAD = 0.25
+# Share that is kept of what a row costs with each forward that added none for it: a slope ten times too steep is tried
+# again after some thousand forwards, and one that is right costs less than 0.5 % to find again.
+ROW_FADE = 0.998
 # Tests that the position before is worth in the estimate of the next: later ones are tested less often, differ little.
 LATER_WEIGHT = 6.0
 # What one session learnt counts in the next for so many tests a position, and comparisons.
@@ -107,6 +110,8 @@ PROBE_PACE = Pace(1, 8)
 TESTED_TOKENS = 1.5
 # Steps without waiting in a row, so that the delay is known from steps beside which the drafter computed.
 IN_A_ROW = 16
+# Tokens that a head drafts for a session's next step, at most: its later ones are hardly ever decided.
+MOST_HEAD_DEPTH = 8
 # Plans without a look for guesses behind several in vain, at most: 16 look-ups a step cost a batch some per cent (LOG).
 MOST_REST = 8
 

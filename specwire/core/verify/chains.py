@@ -53,13 +53,22 @@ class Chains:
         weighed: take only chains whose tokens come with the weights that they were drawn from, in the present `epoch`.
             The lowest source that has a token is tested, so that the choice depends on no token's value; a chain that
             the text contradicts is dropped whole.
+        branching: trees that branch are taken; else chains only, as under rules that look at draft tokens.
     """
 
-    def __init__(self, vocabulary: int, most_ahead: int = 256, weighed: bool = False, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        most_ahead: int = 256,
+        weighed: bool = False,
+        epoch: int = 0,
+        branching: bool = True,
+    ) -> None:
         self.vocabulary = vocabulary
         self.most_ahead = most_ahead
         self.weighed = weighed
         self.epoch = epoch
+        self.branching = branching and not weighed
         self.counts: Counter[Offer] = Counter()
         self._trees: dict[int, Tree] = {}
         self._ends: dict[int, list[int]] = {}
@@ -80,7 +89,7 @@ class Chains:
             return Offer.OUT_OF_RANGE
         if self.weighed and proposal.epoch != self.epoch:
             return Offer.OTHER_EPOCH
-        if self.weighed and proposal.parents:
+        if proposal.parents and not self.branching:
             return Offer.BRANCHED
         if self.weighed and not self._weighted(proposal):
             return Offer.WITHOUT_WEIGHTS

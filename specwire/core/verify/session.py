@@ -26,7 +26,7 @@ from specwire.core.policy.scheduler import Awaited, Guess, StepCandidate
 from specwire.core.stop_conditions import Ending
 from specwire.core.text import Text, extend_hash
 from specwire.core.verify.chains import Chains, Offer
-from specwire.core.verify.text_sources import NgramSource, PredictedSource
+from specwire.core.verify.text_sources import HeadSource, NgramSource, PredictedSource, promise
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Verdicts that a session's owner may not have yet: after a lost connection the next one gets them.
@@ -78,7 +78,7 @@ class Allowance:
 class VerifySession:
     """Invariant: len(text) <= max(allowance.credit at any time, length at open) and <= ending.end.
 
-    ngram: the verifier's own source; None where it takes no part. tail: what was decided since the log last
+    ngram, head: the verifier's own sources; None where they take no part. tail: what was decided since the log last
     acknowledged. history: the text's ids, where penalties look at them, else None.
     tested_us: its time spent when a token of a chain was last tested.
     matcher: the constraint of `sampling` behind the output; nothing is decided before it is there. stuck: no token is
@@ -94,6 +94,8 @@ class VerifySession:
     finish: FinishReason | None = None
     trusting: bool = True
     ngram: NgramSource | PredictedSource | None = None
+    head: HeadSource | None = None
+    guess: Guess | None = None
     tail: Tail = field(default_factory=Tail)
     history: History | None = None
     matcher: Matcher | None = None
@@ -112,18 +114,22 @@ class VerifySession:
         ngram: bool = False,
         epoch: int = 0,
         prediction: Sequence[int] = (),
+        head: bool = False,
     ) -> VerifySession:
         """Take over the text `tokens`; it may already hold its end (the owner died between append and finish).
 
         ngram: also guess from the text itself, under rules that look at no proposal. Other rules need the distribution
             that a draft token was drawn from, and a guess from the text has none.
+        head: likewise take what a head proposes.
         epoch: see `specwire.core.law.noise`.
         prediction: what the client expects of the output; a source of guesses, like the text.
         """
-        chains = Chains(vocabulary, weighed=sampling.weighed, epoch=epoch)
+        chains = Chains(vocabulary, weighed=sampling.weighed, epoch=epoch, branching=sampling.guessed)
         session = cls(Text(tokens), sampling, ending, allowance, chains)
         if ngram and sampling.guessed:
             session.ngram = _own_source(session.text.tokens, prompt_length, prediction)
+        if head and sampling.guessed:
+            session.head = HeadSource(session.text.tokens)
         if sampling.penalised:
             session.history = History(tokens[:prompt_length], tokens[prompt_length:])
         if len(tokens) > prompt_length:
@@ -210,8 +216,12 @@ class VerifySession:
 
     @property
     def guess_untested_us(self) -> float:
-        """Time spent since a guess from the text was last tested."""
-        return self.ledger.elapsed_us - self.ngram.tested_us if self.ngram is not None else 0.0
+        """Time spent since a guess of the source that was looked at last was tested."""
+        source = self._own(self.guess.kind) if self.guess is not None else self.ngram or self.head
+        return self.ledger.elapsed_us - source.tested_us if source is not None else 0.0
+
+    def _own(self, kind: SourceKind) -> NgramSource | PredictedSource | HeadSource | None:
+        return self.head if kind is SourceKind.HEAD else self.ngram
 
     @property
     def chain_untested_us(self) -> float:
@@ -221,9 +231,15 @@ class VerifySession:
     def offer(self, proposal: Proposal) -> Offer:
         return self.chains.offer(proposal, self.text)
 
-    def look(self) -> Guess | None:
-        """The n-gram source's present proposal."""
-        return self.ngram.look() if self.ngram is not None and self.trusting else None
+    def look(self, search: bool = True) -> Guess | None:
+        """The best present proposal of the verifier's own sources; `guess` until the next look.
+
+        search: the text, too.
+        """
+        copied = self.ngram.look() if self.ngram is not None and search and self.trusting else None
+        drafted = self.head.look() if self.head is not None and self.trusting else None
+        self.guess = drafted if promise(drafted) > promise(copied) else copied
+        return self.guess
 
     def window(self, most: int, kind: SourceKind = SourceKind.DRAFTER) -> tuple[int, ...]:
         """Draft tokens to test in the next forward: at most `most`, and one position fewer than there is room for.
@@ -233,7 +249,7 @@ class VerifySession:
         most = max(0, min(most, self.room - 1)) if self.trusting else 0
         if kind is SourceKind.DRAFTER:
             return tuple(draft.token for draft in self.drafts(most))
-        guess = self.ngram.guess if self.ngram is not None else None
+        guess = self.guess
         return guess.tokens[:most] if guess is not None and guess.position == self.position else ()
 
     def drafts(self, most: int) -> tuple[Draft, ...]:
@@ -340,8 +356,8 @@ class VerifySession:
         else:
             decision = decide(chosen, window, None if late is None else late.token)
         decision = self._kept(decision)
-        if kind is not SourceKind.DRAFTER and self.ngram is not None:
-            self.ngram.tested_us = self.ledger.elapsed_us
+        if kind is not SourceKind.DRAFTER and (tried := self._own(kind)) is not None:
+            tried.tested_us = self.ledger.elapsed_us
         if drafted:
             self.tested_us = self.ledger.elapsed_us
         self._learn(decision, len(window), tested, late)
@@ -349,8 +365,9 @@ class VerifySession:
         if self.history is not None:
             self.history.extend(decision.tokens)
         self.chains.advance(self.text)
-        if self.ngram is not None:
-            self.ngram.text_grew()
+        for own in (self.ngram, self.head):
+            if own is not None:
+                own.text_grew()
         logprobs = report(decision.tokens) if report is not None else ()
         reached = late is not None and len(decision.tokens) > len(window)
         verdict = Verdict(
@@ -475,7 +492,7 @@ class RunningSession:
             session.chains.acceptance(source),
             None if due is None else Awaited(missing, due.expected_us, due.latest_us, due.chance),
             missing,
-            session.look() if look else None,
+            session.look(search=look),
             guess_untested_us=session.guess_untested_us,
             chain_untested_us=session.chain_untested_us,
             whole=session.whole(MOST_WINDOW),

@@ -312,7 +312,7 @@ class PredictedSource:
 
     def look(self) -> Guess | None:
         predicted, copied = self._predicted.look(), self._copied.look()
-        self.guess = predicted if _promise(predicted) >= _promise(copied) else copied
+        self.guess = predicted if promise(predicted) >= promise(copied) else copied
         return self.guess
 
     def text_grew(self) -> None:
@@ -325,9 +325,55 @@ class PredictedSource:
         self.guess = None
 
 
-def _promise(guess: Guess | None) -> float:
+def promise(guess: Guess | None) -> float:
     """Tokens that a window of all of it would decide."""
     if guess is None:
         return 0.0
     width = len(guess.tokens)
     return expected_tokens(guess.acceptance.rates(width), width)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Proposals from a head beside the target, which reads what the target's layers made of the text.
+
+
+class HeadSource:
+    """A head's proposals for one session, and how good they are.
+
+    As of n-grams, acceptance is learnt from the text, whether a proposal was tested or not. tested_us: as NgramSource.
+
+    Args:
+        tokens: the session's text, which grows at its end.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.acceptance = AcceptanceByPosition()
+        self.tested_us = 0.0
+        self._tokens = tokens
+        self._guess: Guess | None = None
+
+    @property
+    def proposed(self) -> bool:
+        """Whether something is proposed behind the text as it is now."""
+        return self.look() is not None
+
+    def propose(self, tokens: Sequence[int]) -> None:
+        """The head thinks that these follow the text."""
+        if tokens:
+            self._guess = Guess(len(self._tokens), tuple(tokens), self.acceptance, SourceKind.HEAD)
+
+    def look(self) -> Guess | None:
+        """What may follow the text as it is now."""
+        guess = self._guess
+        return guess if guess is not None and guess.position == len(self._tokens) else None
+
+    def text_grew(self) -> None:
+        """Compare the last proposal with the text."""
+        guess, self._guess = self._guess, None
+        if guess is None:
+            return
+        decided = self._tokens[guess.position : guess.position + len(guess.tokens)]
+        right = 0
+        while right < len(decided) and decided[right] == guess.tokens[right]:
+            right += 1
+        guess.acceptance.observe(len(decided), right)

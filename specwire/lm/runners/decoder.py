@@ -208,8 +208,8 @@ class Model(NamedTuple):
     rotations: torch.Tensor
 
 
-class Decoder(nn.Module):
-    """Forward over several feeds; writes their keys and values to `cache` (layers, slots, 2 kv_heads, context, dim)."""
+class DecoderLayers(nn.Module):
+    """Layers that write keys and values of several feeds to `cache` (layers, slots, 2 kv_heads, context, dim)."""
 
     # Types that TorchScript cannot infer from an empty list, or from a list of None.
     head_norms: list[torch.Tensor]
@@ -241,42 +241,18 @@ class Decoder(nn.Module):
         self.biases = [part.bias for part in packed]
         self.adding, self.joining = adding(rank), joining(rank)
 
-    def forward(
-        self,
-        tokens: list[int],
-        slots: list[int],
-        starts: list[int],
-        counts: list[int],
-        wanted: list[int],
-        batch: AttentionBatch,
-        trees: TreeRows,
-    ) -> torch.Tensor:
-        """Logits (sum of wanted, width) of the last `wanted` tokens of each feed, in the model's dtype.
-
-        Feed i is the next counts[i] of `tokens`, at rows starts[i] and on of slot slots[i], which are its positions but
-        in `trees`; the first are a `batch`.
-        """
-        device = self.embedding.device
-        x = functional.embedding(torch.tensor(tokens, dtype=torch.long, device=device), self.embedding)
-        rotation = self._rotation(starts, counts, trees).unsqueeze(1)
+    def _masks(
+        self, starts: list[int], counts: list[int], batch: AttentionBatch, trees: TreeRows
+    ) -> list[torch.Tensor]:
+        """Of the feeds behind the batch."""
         masks: list[torch.Tensor] = []
-        for feed in range(batch.feeds, len(slots)):
+        for feed in range(batch.feeds, len(starts)):
             own = feed - batch.feeds
             if own < len(trees.masks) and trees.masks[own].numel() > 0:
                 masks.append(trees.masks[own])
             else:
                 masks.append(self._mask(starts[feed], counts[feed]))
-        for layer in range(self.layers):
-            x = self._layer(layer, x, rotation, slots, starts, counts, masks, batch)
-        rows: list[torch.Tensor] = []
-        end = 0
-        for feed in range(len(slots)):
-            end += counts[feed]
-            rows.append(x.narrow(0, end - wanted[feed], wanted[feed]))
-        logits: torch.Tensor = self.joining(
-            self._multiply(4 * self.layers, self._normed(2 * self.layers, torch.cat(rows)))
-        )
-        return logits
+        return masks
 
     def _rotation(self, starts: list[int], counts: list[int], trees: TreeRows) -> torch.Tensor:
         """Of every row (rows, head_dim / 2)."""
@@ -311,7 +287,23 @@ class Decoder(nn.Module):
         batch: AttentionBatch,
     ) -> torch.Tensor:
         """Map x (rows, hidden) to (rows, hidden); `masks` are of the feeds behind the batch."""
-        heads = self._multiply(4 * layer, self._normed(2 * layer, x)).view(x.size(0), -1, self.head_dim)
+        normed = self._normed(2 * layer, x)
+        x = x + self._attention(layer, normed, rotation, slots, starts, counts, masks, batch)
+        return x + self._fed_forward(layer, x)
+
+    def _attention(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        rotation: torch.Tensor,
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        masks: list[torch.Tensor],
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """What attention adds to the residual stream (rows, hidden), from normed x (rows, any)."""
+        heads = self._multiply(4 * layer, x).view(x.size(0), -1, self.head_dim)
         heads = self._turned(layer, heads, rotation)
         queries = heads.narrow(1, 0, self.heads).to(x.dtype)
         fresh = heads.narrow(1, self.heads, 2 * self.kv_heads)
@@ -327,9 +319,12 @@ class Decoder(nn.Module):
             seen = cache.narrow(1, 0, start + count)
             parts.append(self._attended(queries.narrow(0, begin, count), seen, masks[feed - batch.feeds]))
             begin += count
-        x = x + self._summed(4 * layer + 1, torch.cat(parts))
+        return self._summed(4 * layer + 1, torch.cat(parts))
+
+    def _fed_forward(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+        """What the gated layers add to the residual stream x (rows, hidden)."""
         gate, up = self._multiply(4 * layer + 2, self._normed(2 * layer + 1, x)).chunk(2, dim=-1)
-        return x + self._summed(4 * layer + 3, self._activated(gate).mul_(up))
+        return self._summed(4 * layer + 3, self._activated(gate).mul_(up))
 
     def _activated(self, gate: torch.Tensor) -> torch.Tensor:
         if not self.apart:
@@ -429,7 +424,53 @@ class Decoder(nn.Module):
         return y
 
 
-def compiled(decoder: Decoder) -> Any:
+class Decoder(DecoderLayers):
+    """Forward over several feeds."""
+
+    def forward(
+        self,
+        tokens: list[int],
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        wanted: list[int],
+        batch: AttentionBatch,
+        trees: TreeRows,
+        taps: list[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (sum of wanted, width) of the last `wanted` tokens of each feed, in the model's dtype.
+
+        Feed i is the next counts[i] of `tokens`, at rows starts[i] and on of slot slots[i], which are its positions but
+        in `trees`; the first are a `batch`.
+
+        And the residual streams that enter the layers `taps`, side by side (tokens, taps x hidden); the number of
+        layers stands for what leaves the last one. Empty where nothing is tapped.
+        """
+        device = self.embedding.device
+        x = functional.embedding(torch.tensor(tokens, dtype=torch.long, device=device), self.embedding)
+        rotation = self._rotation(starts, counts, trees).unsqueeze(1)
+        masks = self._masks(starts, counts, batch, trees)
+        streams: list[torch.Tensor] = []
+        for layer in range(self.layers):
+            if len(taps) > 0:
+                streams.append(x)
+            x = self._layer(layer, x, rotation, slots, starts, counts, masks, batch)
+        streams.append(x)
+        tapped = x.new_empty(0)
+        if len(taps) > 0:
+            tapped = torch.cat([streams[tap] for tap in taps], dim=-1)
+        rows: list[torch.Tensor] = []
+        end = 0
+        for feed in range(len(slots)):
+            end += counts[feed]
+            rows.append(x.narrow(0, end - wanted[feed], wanted[feed]))
+        logits: torch.Tensor = self.joining(
+            self._multiply(4 * self.layers, self._normed(2 * self.layers, torch.cat(rows)))
+        )
+        return logits, tapped
+
+
+def compiled(decoder: DecoderLayers) -> Any:
     """The decoder as one TorchScript call; itself where PyTorch no longer compiles it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

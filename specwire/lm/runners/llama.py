@@ -50,8 +50,9 @@ class LlamaRunner:
         vocabulary: int,
         apart: bool = False,
         rank: Rank | None = None,
+        taps: Sequence[int] = (),
     ) -> None:
-        """apart: as `Decoder`. rank: whose share the model is. Unsuited for a model that only looks like the family."""
+        """apart, taps: as `Decoder`. rank: whose share the model is. Unsuited for what only looks like the family."""
         shape = shape_of(model)
         if rank is not None:
             shape = shape._replace(heads=shape.heads // rank.size, kv_heads=shape.kv_heads // rank.size)
@@ -63,7 +64,8 @@ class LlamaRunner:
         self._layout = Layout(
             2 * shape.kv_heads, room, shape.heads // shape.kv_heads, self._cache.dtype, self._cache.device
         )
-        self._apart, self._lines = apart, no_trees(self._layout)
+        self._apart, self._lines, self._taps = apart, no_trees(self._layout), list(taps)
+        self.tapped = weights.embedding.new_empty(0)
         self.decoder = Decoder(shape, weights, self._cache, apart, rank)
         self._decode = compiled(self.decoder)
 
@@ -90,7 +92,8 @@ class LlamaRunner:
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         batch = nothing(self._layout) if self._apart else batch_of(feeds, self._layout)
         line = all(feed.tree is None for feed in feeds)
-        rows: torch.Tensor = self._decode(
+        rows: torch.Tensor
+        rows, self.tapped = self._decode(
             [token for feed in feeds for token in feed.tokens],
             [feed.slot for feed in feeds],
             [feed.start for feed in feeds],
@@ -98,6 +101,7 @@ class LlamaRunner:
             [max(feed.wanted, 1) for feed in feeds],
             batch,
             self._lines if line else tree_rows(feeds, batch.feeds, self._layout),
+            self._taps,
         )
         return rows
 
@@ -154,7 +158,7 @@ def _layer(layer: nn.Module, shape: DecoderShape) -> Layer:
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     q, k, v, o = (_weights(attention, name) for name in names)
     gate, up, down = (_weights(mlp, name) for name in ("gate_proj", "up_proj", "down_proj"))
-    turned = [_pairwise(part, shape.head_dim) for part in (q, k)]
+    turned = [pairwise(part, shape.head_dim) for part in (q, k)]
     return Layer(
         _parameter(layer, "input_layernorm.weight"),
         _fused(*turned, v),
@@ -173,7 +177,7 @@ def _weights(module: nn.Module, name: str) -> LinearWeights:
     return LinearWeights(_parameter(layer, "weight"), _optional(layer, "bias"))
 
 
-def _pairwise(part: LinearWeights, head_dim: int) -> LinearWeights:
+def pairwise(part: LinearWeights, head_dim: int) -> LinearWeights:
     """Reorder each head's rows so that the two dimensions that are rotated together lie side by side.
 
     Hugging Face rotates dimension i with i + head_dim / 2. Scores do not depend on the order, as long as queries and
@@ -200,7 +204,7 @@ def _fused(*parts: LinearWeights) -> LinearWeights:
 
 
 def _head_norm(attention: nn.Module, shape: DecoderShape) -> torch.Tensor | None:
-    """Per-head scale of normalised queries and keys (Qwen3), in the order of `_pairwise`."""
+    """Per-head scale of normalised queries and keys (Qwen3), in the order of `pairwise`."""
     names = ("q_norm.weight", "k_norm.weight")
     q, k = (_optional(attention, name) for name in names)
     if q is None or k is None:

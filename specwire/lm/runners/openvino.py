@@ -41,8 +41,10 @@ class Stateless(nn.Module):
     Attributes:
         layers: number of layers; each has keys and values.
         heads, head_size: of keys and values.
+        tapped: whether residual streams are told, too.
     """
 
+    tapped = False
     layers: int
     heads: int
     head_size: int
@@ -63,6 +65,8 @@ class Stateless(nn.Module):
             attention_mask: (sessions, all tokens), 0 where there is padding.
             beam_idx: (sessions,), which row of `past` each session goes on from.
             past: of each layer in turn keys and values, (sessions, heads, positions, head_size).
+
+        Behind them what is `tapped`, (sessions, new tokens, any), if something is.
         """
         ...
 
@@ -82,6 +86,7 @@ def causal_mask(attention_mask: torch.Tensor, new: int) -> torch.Tensor:
 
 TEXT_INPUTS = ("input_ids", "attention_mask", "position_ids", "beam_idx")
 ROWS = "rows"
+TAPPED = "tapped"
 
 
 @torch.inference_mode()
@@ -102,7 +107,8 @@ def stateful(stateless: Stateless) -> openvino.Model:
     for port, name in zip(graph.inputs, (*TEXT_INPUTS, *past), strict=True):
         port.get_tensor().set_names({name})
         port.get_node().set_partial_shape(openvino.PartialShape(_shape(stateless, name)))
-    for port, name in zip(graph.outputs, ("logits", *present), strict=True):
+    tapped = (TAPPED,) if stateless.tapped else ()
+    for port, name in zip(graph.outputs, ("logits", *present, *tapped), strict=True):
         port.get_tensor().set_names({name})
     graph.validate_nodes_and_infer_types()
     apply_make_stateful_transformation(graph, dict(zip(past, present, strict=True)))
@@ -188,8 +194,10 @@ class OpenvinoDecoder(Stateless):
     cos: torch.Tensor
     sin: torch.Tensor
 
-    def __init__(self, shape: DecoderShape, model: Model) -> None:
+    def __init__(self, shape: DecoderShape, model: Model, taps: Sequence[int] = ()) -> None:
+        """taps: as `specwire.lm.runners.decoder.Decoder`."""
         super().__init__()
+        self._taps, self.tapped = tuple(taps), len(taps) > 0
         self.layers, self.queries, self.heads, self.head_size, self.epsilon = shape
         angles = model.rotations
         # Signs of the rotation: (a, b) -> (a cos - b sin, b cos + a sin).
@@ -212,6 +220,7 @@ class OpenvinoDecoder(Stateless):
         cos = functional.embedding(position_ids, self.cos).unsqueeze(2)
         sin = functional.embedding(position_ids, self.sin).unsqueeze(2)
         x = functional.embedding(input_ids, self._model.embedding)
+        streams = [x]
         for index, layer in enumerate(self._model.layers):
             query, key, value = self._heads(index, self._normed(x, layer.attention_norm), cos, sin)
             for at, fresh in ((2 * index, key), (2 * index + 1, value)):
@@ -220,7 +229,9 @@ class OpenvinoDecoder(Stateless):
             x = x + functional.linear(seen, *layer.output)
             gate, up = functional.linear(self._normed(x, layer.mlp_norm), *layer.gate_up).chunk(2, dim=-1)
             x = x + functional.linear(functional.silu(gate) * up, *layer.down)
-        return functional.linear(self._normed(x, self._model.norm), *self._model.head), *held
+            streams.append(x)
+        tapped = [torch.cat([streams[tap] for tap in self._taps], dim=-1)] if self._taps else []
+        return functional.linear(self._normed(x, self._model.norm), *self._model.head), *held, *tapped
 
     def _heads(
         self, index: int, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -314,6 +325,7 @@ class OpenvinoRunner(LineRunner):
         dtype: torch.dtype,
         threads: int,
         int8: bool = False,
+        taps: Sequence[int] = (),
     ) -> None:
         """Compute in `computed_in(dtype)` with the weights of a model that is in float32, rounded to 8 bits if `int8`.
 
@@ -321,7 +333,8 @@ class OpenvinoRunner(LineRunner):
         trace, page or compile.
         """
         shape = shape_of(model)
-        decoder = OpenvinoDecoder(shape, model_of(model, shape, context, vocabulary))
+        decoder = OpenvinoDecoder(shape, model_of(model, shape, context, vocabulary), taps)
+        self.tapped, self._taps = torch.empty(0), len(taps)
         graph = paged(decoder)
         if int8:
             round_weights(graph)
@@ -377,8 +390,9 @@ class OpenvinoRunner(LineRunner):
         for name, numbers in self._inputs(feeds, padding):
             self._request.set_tensor(name, openvino.Tensor(numbers))
         self._request.infer()
-        logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
-        return torch.from_numpy(logits.reshape(-1, logits.shape[-1])).clone()  # the next forward overwrites it
+        if self._taps:
+            self.tapped = _copied(self._request.get_tensor(TAPPED))[:needed]
+        return _copied(self._request.get_tensor("logits"))
 
     def _inputs(self, wanted: Sequence[Feed], padding: Sequence[Feed]) -> list[tuple[str, Numbers]]:
         """As the graph that `paged` makes takes them. The padding lies behind all rows that are wanted."""
@@ -402,6 +416,12 @@ class OpenvinoRunner(LineRunner):
             ("max_context_len", np.array(max(stops), np.int32)),
             (ROWS, _integers(rows)),
         ]
+
+
+def _copied(output: openvino.Tensor) -> torch.Tensor:
+    """(rows, any); the next forward overwrites what it is copied from."""
+    values: npt.NDArray[np.float32] = output.data
+    return torch.from_numpy(values.reshape(-1, values.shape[-1])).clone()
 
 
 def _integers(values: Iterable[int]) -> npt.NDArray[np.int32]:

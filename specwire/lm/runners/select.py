@@ -44,7 +44,10 @@ class Sizes(NamedTuple):
 
 
 class How(NamedTuple):
-    """How a model is to be computed; see `specwire.lm.load.load_model`. rank: of a model that is split already."""
+    """How a model is to be computed; see `specwire.lm.load.load_model`.
+
+    rank: of a model that is split already. taps: see `specwire.lm.runners.decoder.Decoder`.
+    """
 
     runtime: str = TORCH
     lean: bool = True
@@ -52,6 +55,7 @@ class How(NamedTuple):
     quantization: str = NONE
     compiled: bool = False
     rank: Rank | None = None
+    taps: tuple[int, ...] = ()
 
 
 def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
@@ -61,6 +65,7 @@ def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
         ("compile", how.compiled, False),
         ("deterministic", how.deterministic, False),
         ("runtime", OPENVINO if how.runtime == OPENVINO else TORCH, TORCH),
+        ("heads", bool(how.taps), False),
     ):
         if given != needed:
             raise ModelError(f"{FIELD}: {size} ranks need {name} to be {needed}, not {given}")
@@ -91,6 +96,9 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
     What an allocator raises is let through (`specwire.core.model.out_of_memory`).
     Under int8 the model's linear layers are rounded meanwhile.
     """
+    for name, given in (("compile", how.compiled), ("deterministic", how.deterministic)):
+        if how.taps and given:
+            raise ModelError(f"heads: are not served with {name}")
     if how.compiled:
         return _compiled_runner(model, sizes, how), TORCH
     if how.quantization == INT8:
@@ -146,7 +154,8 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         raise ModelError("runtime: openvino is not installed (pip install 'specwire[openvino]')") from error
     try:
         model.float()  # what OpenVINO rounds back; each value of a shorter type has its own in float32
-        runner = OpenvinoRunner(model, *sizes, dtype, torch.get_num_threads(), how.quantization == INT8)
+        threads = torch.get_num_threads()
+        runner = OpenvinoRunner(model, *sizes, dtype, threads, how.quantization == INT8, how.taps)
         _round(model, how)
         off = deviation(model, runner, *sizes, dtype)
     except Unsuited as reason:
@@ -226,7 +235,10 @@ def _takes_trees(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> bool:
 
 def _lean_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner | None:
     try:
-        runner = _deterministic_runner(model, sizes) if how.deterministic else LlamaRunner(model, *sizes, rank=how.rank)
+        if how.deterministic:
+            runner = _deterministic_runner(model, sizes)
+        else:
+            runner = LlamaRunner(model, *sizes, rank=how.rank, taps=how.taps)
     except (Unsuited, AttributeError) as reason:
         logger.info("%s is served by its own modules: %s", type(model).__name__, reason)
         return None

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from bench.wan.branching import WIDTHS, Placement, gain, main, placement_lines, placements, report, write, written_gains
+from bench.wan.branching import (
+    WIDTHS,
+    Placement,
+    gain,
+    main,
+    placement_lines,
+    placements,
+    reach,
+    report,
+    write,
+    written_gains,
+)
 from bench.wan.cells import RTTS_MS, SHOWN, Cell, grid
 from bench.wan.disciplines import DEFAULT, TEXTBOOK
 from tests.bench.wan.made import SPEEDS, expected
@@ -27,14 +39,32 @@ def test_nothing_is_known_of_what_was_not_written(tmp_path: Path) -> None:
     assert written_gains(tmp_path / "branching.json") == {}
 
 
-def test_a_crossing_lies_between_two_round_trips() -> None:
-    one = Placement(8.0, 0.8, 54.0, {0.0: 80.0, 20.0: 70.0, 80.0: 40.0})
-    assert one.crossing(55.0) == pytest.approx(50.0)
-    assert one.crossing(90.0) == 0.0
-    assert one.crossing(30.0) is None
-    assert "59 ms" in "\n".join(
-        placement_lines([Placement(8.0, 0.8, 54.0, dict.fromkeys(RTTS_MS, 60.0) | {80.0: 40.0})])
-    )
+@pytest.mark.parametrize(
+    ("speeds", "ranges", "said"),
+    [
+        ((80.0, 70.0, 40.0), [(0.0, 50.0)], "0 to 50 ms"),
+        ((50.0, 60.0, 40.0), [(10.0, 35.0)], "10 to 35 ms"),
+        ((50.0, 54.0, 90.0), [(pytest.approx(21.67, abs=0.01), 80.0)], "22 to 80 ms"),
+        ((55.0, 55.0, 55.0), [(0.0, 80.0)], "0 to 80 ms"),
+        ((75.0, 35.0, 115.0), [(0.0, 10.0), (35.0, 80.0)], "0 to 10 ms, 35 to 80 ms"),
+        ((54.9, 54.0, 53.0), [], "nowhere"),
+    ],
+    ids=["near", "neither near nor far", "far", "all", "two ranges", "nowhere"],
+)
+def test_a_drafter_away_is_as_fast_from_one_round_trip_to_another(
+    speeds: tuple[float, ...], ranges: list[tuple[float, float]], said: str
+) -> None:
+    one = Placement(1.0, 0.8, 55.0, dict(zip((0.0, 20.0, 80.0), speeds, strict=True)))
+    assert one.as_fast(one.textbook) == ranges
+    assert reach(one.as_fast(one.textbook)) == said
+
+
+def test_a_placement_is_shown_and_written_with_its_range(tmp_path: Path) -> None:
+    one = Placement(8.0, 0.8, 54.0, dict.fromkeys(RTTS_MS, 60.0) | {0.0: 48.0, 200.0: 50.0})
+    assert "5 to 168 ms" in "\n".join(placement_lines([one]))
+    write([], [one], 0, tmp_path / "branching.json")
+    (written,) = json.loads((tmp_path / "branching.json").read_text())["placements"]
+    assert written["as_fast_ms"] == [[5.0, 168.0]]
 
 
 def test_placements_are_those_of_a_grid_whose_forwards_are_flat() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bench.wan.cells import CORNERS, SHOWN
+from bench.wan.cells import CORNERS, SHOWN, Cell
 from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK, measured_in, orchestration
 from bench.wan.emulated import software_of
 from bench.wan.virtual import FEW, Software, as_simulated, expect, expect_all
+from specwire import sim
 
 TOKENS = 64
 
@@ -27,8 +28,8 @@ def test_disciplines_have_speeds_and_baselines_have_settings_that_can_be_run() -
         assert orchestration(found.settings[name]).patient
     # By arithmetic: the way there and back, then 30 ms a token.
     assert found.speeds[PLAIN] == pytest.approx(TOKENS / (0.08 + TOKENS * 0.03), rel=0.01)
-    assert found.optimum >= max(found.speeds[PLAIN], found.speeds[TEXTBOOK])
-    assert found.speeds[CHAIN] <= 1.1 * found.optimum  # of fixed settings that do not branch
+    assert found.optimum_of_chains >= max(found.speeds[PLAIN], found.speeds[TEXTBOOK])
+    assert found.speeds[CHAIN] <= 1.1 * found.optimum_of_chains
 
 
 def test_where_further_tokens_are_dear_only_what_extends_several_is_simulated() -> None:
@@ -40,7 +41,16 @@ def test_where_further_tokens_are_dear_only_what_extends_several_is_simulated() 
 def test_software_slows_the_disciplines_and_not_the_optimum() -> None:
     bare, loaded = expect(SHOWN, tokens=TOKENS), expect(SHOWN, Software(1000.0, 1000.0), TOKENS)
     assert loaded.speeds[PLAIN] < bare.speeds[PLAIN]
-    assert loaded.optimum == bare.optimum
+    assert (loaded.optimum, loaded.optimum_of_chains) == (bare.optimum, bare.optimum_of_chains)
+
+
+def test_the_default_is_held_against_settings_that_branch_and_the_chain_is_not() -> None:
+    found = expect(Cell(20.0, 8.0, 0.8, 0.0), tokens=TOKENS)
+    assert found.optimum > 1.1 * found.optimum_of_chains >= found.speeds[CHAIN]
+    chains, trees = (sim.fixed(found.settings[name]).plan for name in ("optimum of chains", "optimum"))
+    assert chains is not None
+    assert trees is not None
+    assert chains.pace.branches == 1 < trees.pace.branches
 
 
 def test_many_cells_come_in_their_order() -> None:

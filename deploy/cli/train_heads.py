@@ -1,0 +1,87 @@
+"""`specwire train-heads`: train a head that drafts beside a target, on texts of your own."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from specwire.core.model import ModelError
+from specwire.rpc.process import say
+
+KINDS = ("eagle3",)
+EPILOG = """\
+FILES are texts, or lines of JSON with a "text" (.jsonl); folders are searched for .txt, .md, .py and .jsonl. The target
+computes its features of them; the head learns what it would say. The closer the texts are to what it will be asked, the
+better: its own answers are best. Every hundred steps are kept in --out, and a training that was ended goes on there.
+What is written is in speculators' format, for --heads of `specwire up` and `specwire verify`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--target", required=True, metavar="MODEL", help="path or hub id of the target")
+    add("--kind", choices=KINDS, default="eagle3", help="(default: %(default)s)")
+    add("--data", required=True, nargs="+", type=Path, metavar="FILE", help="texts to learn from")
+    add("--out", required=True, type=Path, metavar="DIR", help="where the head goes, and what is kept meanwhile")
+    add("--steps", type=int, default=2000, metavar="N", help="of the training (default: %(default)s)")
+    add("--rows", type=int, default=8, metavar="N", help="windows a step (default: %(default)s)")
+    add("--window", type=int, default=512, metavar="N", help="tokens of a window (default: %(default)s)")
+    add("--depth", type=int, default=4, metavar="N", help="guesses in a row that it learns (default: %(default)s)")
+    add("--rate", type=float, default=3e-3, metavar="X", help="highest learning rate (default: %(default)s)")
+    add("--draft-vocabulary", type=int, default=32_000, metavar="N", help="ids that it can say (default: %(default)s)")
+    add("--inner", type=int, default=0, metavar="N", help="width of its gated layer (default: twice the target's)")
+    add("--taps", type=int, nargs=3, metavar="LAYER", help="layers whose input it reads (default: early, middle, late)")
+    add("--device", default="cpu", help="such as cpu or cuda:0 (default: %(default)s)")
+    add("--threads", type=int, metavar="N", help="CPU threads (default: as many as there are cores)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, or go on with a training that was ended; returns the exit code."""
+    # Imports torch, which a process that only parses arguments does not need.
+    from specwire.lm.heads.teaching import Course, teach
+
+    wrong = _refused(args)
+    if wrong:
+        say(f"specwire train-heads: error: {wrong}")
+        return 2
+    course = Course(
+        target=args.target,
+        data=tuple(args.data),
+        out=args.out,
+        steps=args.steps,
+        rows=args.rows,
+        window=args.window,
+        depth=args.depth,
+        rate=args.rate,
+        draft_vocabulary=args.draft_vocabulary,
+        inner=args.inner,
+        taps=tuple(args.taps or ()),
+        device=args.device,
+        threads=args.threads,
+    )
+    try:
+        reached = teach(course, lambda line: say(f"specwire train-heads: {line}"))
+    except ModelError as error:
+        say(f"specwire train-heads: error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say(f"specwire train-heads: ended; the same command goes on from what {args.out} holds")
+        return 130
+    said = " ".join(f"{share:.3f}" for share in reached)
+    say(f"specwire train-heads: {args.out}: held-out acceptance by position {said}")
+    return 0
+
+
+def _refused(args: argparse.Namespace) -> str:
+    """What is wrong with the options; "" if nothing is."""
+    for name in ("steps", "rows", "depth", "draft_vocabulary"):
+        if getattr(args, name) < 1:
+            return f"{name.replace('_', '-')}: must be at least 1, not {getattr(args, name)}"
+    if args.inner < 0 or (args.threads is not None and args.threads < 1):
+        return f"inner, threads: must not be negative or 0, not {args.inner}, {args.threads}"
+    if args.window < 2 * args.depth + 2:
+        return f"window: must be at least {2 * args.depth + 2} for a depth of {args.depth}, not {args.window}"
+    if not 0 < args.rate < 1:
+        return f"rate: must be above 0 and below 1, not {args.rate:g}"
+    missing = next((path for path in args.data if not path.exists()), None)
+    return f"data: there is no {missing}" if missing is not None else ""

@@ -1,0 +1,52 @@
+"""How deep a head drafts for the next step: as deep as is expected to pay, or not at all. Pure; microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
+
+from specwire.core.policy.estimates import interpolated, smoothed
+from specwire.core.policy.tunables import EXPLORED_SHARE, LEAST_GUESS_GAIN, MOST_HEAD_DEPTH, PROBE_WINDOW, STEP_WEIGHT
+
+
+class HeadDepth:
+    """Depths are chosen by V(m), by the acceptance of each session's positions, and by what the head's forwards take.
+
+    Args:
+        forward_us: of a forward of the head for so many sessions, measured at start; refined here.
+    """
+
+    def __init__(self, forward_us: Mapping[int, float]) -> None:
+        self._measured = dict(forward_us)
+        self._scale = 1.0
+        self._drafted_us = 0.0
+
+    def _forward_us(self, sessions: int) -> float:
+        return self._scale * interpolated(self._measured, sessions)
+
+    def observe(self, sessions: int, depth: int, took_us: float, now_us: float) -> None:
+        """The head has drafted so many tokens for each of `sessions`."""
+        expected_us = depth * interpolated(self._measured, sessions)
+        self._scale = smoothed(self._scale, took_us / expected_us, STEP_WEIGHT)
+        self._drafted_us = now_us
+
+    def choose(self, rates: Sequence[Sequence[float]], decoding: int, V: Callable[[int], float], now_us: float) -> int:
+        """The depth for a step of `decoding` sessions, for some of which the head may draft; 0 for none.
+
+        rates: of each of these, P(accept | tested) by position. Where drafting does not pay it is tried now and then,
+        for EXPLORED_SHARE of the time.
+        """
+        sessions = len(rates)
+        forward_us = self._forward_us(sessions)
+        decided = [list(accumulate(each[:MOST_HEAD_DEPTH], mul)) for each in rates]
+        plain_us, tokens = V(decoding), float(decoding)
+        best, best_rate = 0, LEAST_GUESS_GAIN * decoding / plain_us
+        for depth in range(1, MOST_HEAD_DEPTH + 1):
+            tokens += sum(each[depth - 1] for each in decided)
+            rate = tokens / (V(decoding + depth * sessions) + depth * forward_us)
+            if rate > best_rate:
+                best, best_rate = depth, rate
+        if best == 0 and PROBE_WINDOW * forward_us <= EXPLORED_SHARE * (now_us - self._drafted_us):
+            return PROBE_WINDOW
+        return best

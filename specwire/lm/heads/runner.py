@@ -1,0 +1,160 @@
+"""An EAGLE-3 head over the slots of its target: one layer with a cache of its own, as one TorchScript call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from specwire.core.model import Feed
+from specwire.lm.heads.eagle3 import Eagle3
+from specwire.lm.runners.decoder import (
+    AttentionBatch,
+    DecoderLayers,
+    DecoderShape,
+    Layer,
+    Layout,
+    Model,
+    TreeRows,
+    batch_of,
+    compiled,
+    no_trees,
+)
+from specwire.lm.runners.linear import LinearWeights, pack
+from specwire.lm.runners.llama import pairwise
+
+
+class HeadLayer(DecoderLayers):
+    """One layer, which reads an embedding and a state beside it.
+
+    norms: of the embedding, behind attention, before the output layer, of the state.
+    """
+
+    def __init__(self, head: Eagle3, shape: DecoderShape, model: Model, cache: torch.Tensor) -> None:
+        super().__init__(shape, model, cache)
+        config = head.config
+        self.normed_residual, self.normed_output = config.norm_before_residual, config.norm_output
+        state_norm = head.hidden_norm.weight.detach()
+        self.norms.append(float(config.hidden) ** 0.5 * state_norm.float() if self.spelt_out else state_norm)
+        self.fused_norm = head.fc_norm.weight.detach() if head.fc_norm is not None else state_norm.new_empty(0)
+        self.fusing, (fused,) = pack([_linear(head.fc)])
+        self.fuse_weight, self.fuse_bias = fused
+
+    def forward(
+        self,
+        states: torch.Tensor,
+        tokens: list[int],
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        batch: AttentionBatch,
+        trees: TreeRows,
+        fuse: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the last token of each feed leads to: states (feeds, hidden), and logits (feeds, draft vocabulary).
+
+        states: (tokens, 3 target_hidden) of the target where `fuse`, else (tokens, hidden) of the step before; the one
+        at a row is of the position before its token's. The others are as in `Decoder.forward`.
+        """
+        if fuse:
+            if self.fused_norm.numel() > 0:
+                states = functional.rms_norm(states, [states.size(-1)], self.fused_norm, self.epsilon)
+            states = self.fusing(states, self.fuse_weight, self.fuse_bias)
+        ids = torch.tensor(tokens, dtype=torch.long, device=states.device)
+        normed = self._normed(3, states)
+        both = torch.cat((self._normed(0, functional.embedding(ids, self.embedding)), normed), dim=-1)
+        rotation = self._rotation(starts, counts, trees).unsqueeze(1)
+        masks = self._masks(starts, counts, batch, trees)
+        x = normed if self.normed_residual else states
+        x = x + self._attention(0, both, rotation, slots, starts, counts, masks, batch)
+        x = x + self._fed_forward(0, x)
+        rows: list[torch.Tensor] = []
+        end = 0
+        for feed in range(len(slots)):
+            end += counts[feed]
+            rows.append(x.narrow(0, end - 1, 1))
+        last = torch.cat(rows)
+        normed = self._normed(2, last)
+        return normed if self.normed_output else last, self._multiply(4, normed)
+
+
+class Step(NamedTuple):
+    """What a head's forward leads to, a row for each feed; see `HeadLayer.forward`."""
+
+    states: torch.Tensor
+    logits: torch.Tensor
+
+
+class HeadRunner:
+    """An EAGLE-3 head over `slots` texts. Row t of a slot is of the target's state at position t, and of token t + 1.
+
+    As a `Runner` it keeps no valid lengths.
+    """
+
+    def __init__(self, head: Eagle3, slots: int, context: int, dtype: torch.dtype) -> None:
+        config = head.config
+        self.config = config
+        head = head.to(dtype).eval()
+        self._cache = torch.zeros(1, slots, 2 * config.key_heads, context, config.head_dim, dtype=dtype)
+        shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
+        self._layout = Layout(
+            2 * config.key_heads, context, config.heads // config.key_heads, dtype, self._cache.device
+        )
+        self._lines = no_trees(self._layout)
+        self._decode: Any = compiled(HeadLayer(head, shape, _model(head, context), self._cache))
+        self.target_ids = torch.arange(config.draft_vocabulary) + head.d2t
+
+    def run(self, feeds: Sequence[Feed], states: torch.Tensor, fuse: bool) -> Step:
+        """states: of all tokens of the feeds, one behind the other; see `HeadLayer.forward`."""
+        batch = batch_of(feeds, self._layout)
+        return Step(
+            *self._decode(
+                states.to(self._cache.dtype),
+                [token for feed in feeds for token in feed.tokens],
+                [feed.slot for feed in feeds],
+                [feed.start for feed in feeds],
+                [len(feed.tokens) for feed in feeds],
+                batch,
+                self._lines,
+                fuse,
+            )
+        )
+
+    def zero(self, slot: int, stop: int) -> None:
+        self._cache[:, slot, :, :stop].zero_()
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        self._cache[:, target, :, :stop].copy_(self._cache[:, source, :, :stop])
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._cache.nbytes
+
+
+def _model(head: Eagle3, context: int) -> Model:
+    config = head.config
+    q, k = (pairwise(_linear(part), config.head_dim) for part in (head.q_proj, head.k_proj))
+    layer = Layer(
+        head.input_layernorm.weight.detach(),
+        _beside(q, k, _linear(head.v_proj)),
+        None,
+        _linear(head.o_proj),
+        head.post_attention_layernorm.weight.detach(),
+        _beside(_linear(head.gate_proj), _linear(head.up_proj)),
+        _linear(head.down_proj),
+    )
+    half = config.head_dim // 2
+    angles = torch.arange(context)[:, None] * config.theta ** (-torch.arange(half, dtype=torch.float32) / half)
+    rotations = torch.complex(angles.cos(), angles.sin())
+    embedding = head.embed_tokens.weight.detach()
+    return Model(embedding, [layer], head.norm.weight.detach(), _linear(head.lm_head), rotations)
+
+
+def _linear(layer: torch.nn.Linear) -> LinearWeights:
+    return LinearWeights(layer.weight.detach(), None)
+
+
+def _beside(*parts: LinearWeights) -> LinearWeights:
+    return LinearWeights(torch.cat([part.weight for part in parts]), None)

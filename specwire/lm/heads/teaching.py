@@ -1,0 +1,156 @@
+"""From texts of a user to a head for a target, in a directory that it can be served from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+
+from specwire.core.model import ModelError
+from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config, save
+from specwire.lm.heads.training import Schedule, draft_ids, train
+from specwire.lm.model_config import first_line
+
+SUFFIXES = (".txt", ".md", ".py", ".jsonl")
+# Every so many-th window is held out, so many at most.
+HELD_OUT_EVERY, MOST_HELD_OUT = 50, 64
+WARM_UP = 50
+# Share of the steps in which the learning rate falls to zero.
+DECAYING = 0.4
+SEED = 20261123
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What is to be learnt of which target, and how; see `specwire train-heads`.
+
+    window: tokens; rows: windows a step. depth: guesses in a row. rate: the highest learning rate. inner: width of the
+    gated layer, 0 for twice the target's. taps: none for early, middle and late ones. threads: None for PyTorch's own.
+    """
+
+    target: str
+    data: tuple[Path, ...]
+    out: Path
+    steps: int = 2000
+    rows: int = 8
+    window: int = 512
+    depth: int = 4
+    rate: float = 3e-3
+    draft_vocabulary: int = 32_000
+    inner: int = 0
+    taps: tuple[int, ...] = ()
+    device: str = "cpu"
+    threads: int | None = None
+
+
+def teach(course: Course, tell: Callable[[str], None]) -> list[float]:
+    """Train a head and write it; goes on from what an earlier call left. Returns held-out acceptance by position.
+
+    Raises:
+        ModelError: the target or a text cannot be read, or they do not fit.
+    """
+    if course.threads is not None:
+        torch.set_num_threads(course.threads)
+    target, tokenizer = _target(course)
+    stream = _stream(texts_of(course.data), tokenizer)
+    training, held_out = _windows(stream, course)
+    torch.manual_seed(SEED)
+    embed = target.get_input_embeddings().weight.detach().clone()
+    head = Eagle3(_config(course, target.config.get_text_config(), len(embed)), embed).to(course.device)
+    head.d2t.copy_(draft_ids(torch.bincount(stream, minlength=len(embed)), head.config.draft_vocabulary))
+    with torch.no_grad():  # begin from what the target says of a hidden state
+        own = torch.arange(head.config.draft_vocabulary, device=head.d2t.device)
+        head.lm_head.weight.copy_(target.get_output_embeddings().weight[head.target_ids(own)])
+    course.out.mkdir(parents=True, exist_ok=True)
+    schedule = Schedule(course.rate, min(WARM_UP, course.steps), course.steps, max(1, round(DECAYING * course.steps)))
+    windows = _batches(training, course)
+    curve = train(head, target, windows, held_out, schedule, course.out, depth=course.depth, tell=tell)
+    save(head.bfloat16(), course.out, course.target)
+    record = {"held_out_acceptance": [{"step": step, "by_position": shares} for step, shares in curve]}
+    (course.out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+    return curve[-1][1] if curve else []
+
+
+def _target(course: Course) -> tuple[Any, Any]:
+    """The model, and its tokenizer."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(course.target)
+        target: Any = AutoModelForCausalLM.from_pretrained(course.target, dtype=torch.float32)
+        return target.to(course.device).eval(), tokenizer
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"target {course.target!r}: {first_line(error)}") from error
+
+
+def _config(course: Course, config: PreTrainedConfig, vocabulary: int) -> Eagle3Config:
+    """A layer like the target's own."""
+    shape: Any = config
+    layers, heads = shape.num_hidden_layers, shape.num_attention_heads
+    early, middle, late = course.taps or (min(1, layers), layers // 2, max(0, layers - 1))
+    if not all(0 <= tap <= layers for tap in (early, middle, late)):
+        raise ModelError(f"taps: must be of layers 0 to {layers}, not {early}, {middle}, {late}")
+    return Eagle3Config(
+        hidden=shape.hidden_size,
+        inner=course.inner or 2 * shape.hidden_size,
+        heads=heads,
+        key_heads=getattr(shape, "num_key_value_heads", None) or heads,
+        head_dim=getattr(shape, "head_dim", None) or shape.hidden_size // heads,
+        vocabulary=vocabulary,
+        draft_vocabulary=min(course.draft_vocabulary, vocabulary),
+        taps=(early, middle, late),
+        norm_before_residual=True,
+    )
+
+
+def texts_of(paths: Sequence[Path]) -> Iterator[str]:
+    """The texts of files, and of the files in folders, in order of their names.
+
+    Raises:
+        ModelError: names the file that cannot be read.
+    """
+    for path in paths:
+        for file in sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES) if path.is_dir() else [path]:
+            try:
+                whole = file.read_text(encoding="utf-8")
+                yield from _lines(whole) if file.suffix == ".jsonl" else [whole]
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise ModelError(f"data: {file}: cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _lines(whole: str) -> Iterator[str]:
+    for line in whole.splitlines():
+        if line.strip():
+            yield str(json.loads(line)["text"])
+
+
+def _stream(texts: Iterator[str], tokenizer: Any) -> torch.Tensor:
+    """All texts as one line of ids, each led by the end-of-text id if there is one."""
+    ids: list[int] = []
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    for text in texts:
+        ids += [*end, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+    return torch.tensor(ids, dtype=torch.long)
+
+
+def _windows(stream: torch.Tensor, course: Course) -> tuple[torch.Tensor, torch.Tensor]:
+    """Those to learn from, and those held out, which are spread over all texts; (windows, course.window + 1) each."""
+    size = course.window + 1
+    whole = len(stream) // size
+    if whole < course.rows + 1:
+        raise ModelError(f"data: {len(stream)} tokens are less than the {course.rows + 1} windows of {size} of a step")
+    windows = stream[: whole * size].view(whole, size)
+    held = torch.arange(whole) % min(HELD_OUT_EVERY, whole) == 0
+    return windows[~held], windows[held][:MOST_HELD_OUT].to(course.device)
+
+
+def _batches(windows: torch.Tensor, course: Course) -> Iterator[torch.Tensor]:
+    """Endless, in an order that is the same every time; each epoch is shuffled anew."""
+    generator = torch.Generator().manual_seed(SEED)
+    while True:
+        for part in torch.randperm(len(windows), generator=generator).split(course.rows):
+            if len(part) == course.rows:
+                yield windows[part].to(course.device)

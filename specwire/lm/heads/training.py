@@ -1,0 +1,187 @@
+"""Teach a head to say what its target would, with training-time test (EAGLE-3, section 3.2).
+
+The target computes its hidden states and logits of a window; the head is run over it as many steps deep as it will be
+used, each step reading the one before, and learns the target's distribution over the ids that it can say. What follows
+is the window's own text: a later step is only of use where the guesses before were right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from specwire.lm.heads.eagle3 import Eagle3, KeysValues
+from specwire.progress import LAST_LINE, Bar
+
+CHECKPOINT = "training.checkpoint"
+# Steps.
+SAY_EVERY, EVALUATE_EVERY, SAVE_EVERY = 20, 200, 100
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Warm-up, constant, then linear decay to zero: the decay can start from any checkpoint of the constant part."""
+
+    peak: float
+    warmup: int
+    steps: int
+    decay: int
+
+    def rate(self, step: int) -> float:
+        """Learning rate of 0-based `step`."""
+        rising = (step + 1) / self.warmup
+        falling = (self.steps - step) / self.decay
+        return self.peak * min(1.0, rising, falling)
+
+
+class Optimiser:
+    """Muon (Jordan et al. 2024) for the layers' matrices, AdamW for embeddings and norms, one learning rate.
+
+    Invariant: every trainable parameter belongs to exactly one of the two.
+    """
+
+    def __init__(self, model: nn.Module, schedule: Schedule) -> None:
+        self.schedule = schedule
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+        others = [p for name, p in named if p.ndim != 2 or "embed" in name]
+        self.parameters = matrices + others
+        self.optimisers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, lr=schedule.peak, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=schedule.peak, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+
+    def step(self, index: int) -> None:
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = self.schedule.rate(index)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+
+    def state(self) -> list[dict[str, object]]:
+        return [o.state_dict() for o in self.optimisers]
+
+    def load(self, state: list[dict[str, object]]) -> None:
+        for optimiser, saved in zip(self.optimisers, state, strict=True):
+            optimiser.load_state_dict(saved)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a target says of windows. taps: (rows, length, 3 hidden). logits: (rows, length, vocabulary), float32."""
+
+    tokens: torch.Tensor
+    taps: torch.Tensor
+    logits: torch.Tensor
+
+
+@torch.no_grad()
+def lesson(target: Any, tokens: torch.Tensor, taps: tuple[int, ...]) -> Lesson:
+    """target: a causal model of transformers. tokens: (rows, length)."""
+    with torch.autocast(tokens.device.type, torch.bfloat16):
+        found = target(input_ids=tokens, use_cache=False, output_hidden_states=True)
+    features = torch.cat([found.hidden_states[tap] for tap in taps], -1)
+    return Lesson(tokens, features.float(), found.logits.float())
+
+
+def unrolled(head: Eagle3, given: Lesson, depth: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Of each step its logits, (rows, places, draft vocabulary), and the target's there, over the same ids.
+
+    Places are those of which all steps are within the window.
+    """
+    places = given.tokens.shape[1] - depth - 1
+    features = head.fuse(given.taps[:, :places])
+    ids = torch.arange(head.config.draft_vocabulary, device=head.d2t.device) + head.d2t
+    before: list[KeysValues] = []
+    for step in range(depth):
+        positions = torch.arange(step, step + places, device=ids.device)
+        features, own = head.step(features, given.tokens[:, step + 1 : step + 1 + places], positions, before)
+        before.append(own)
+        yield head.logits(features), given.logits[:, step + 1 : step + 1 + places, ids]
+
+
+def loss_of(head: Eagle3, given: Lesson, depth: int, decay: float) -> torch.Tensor:
+    """Cross-entropy to the target's distribution and half of that to its best id, in nats, over steps."""
+    total = torch.zeros((), device=given.logits.device)
+    for step, (own, target) in enumerate(unrolled(head, given, depth)):
+        log_q, wanted = own.float().flatten(0, 1).log_softmax(-1), target.flatten(0, 1)
+        soft = -(wanted.softmax(-1) * log_q).sum(-1).mean()
+        total = total + decay**step * (soft + 0.5 * nn.functional.nll_loss(log_q, wanted.argmax(-1)))
+    return total
+
+
+@torch.no_grad()
+def acceptance(head: Eagle3, lessons: Iterator[Lesson], depth: int) -> list[float]:
+    """How often a step's best id is the target's where all steps before were right, greedily."""
+    right, tested = [0] * depth, [0] * depth
+    for given in lessons:
+        alive: torch.Tensor | None = None
+        for step, (own, _) in enumerate(unrolled(head, given, depth)):
+            best = head.target_ids(own.argmax(-1))
+            same = best == given.logits[:, step + 1 : step + 1 + best.shape[1]].argmax(-1)
+            alive = torch.ones_like(same) if alive is None else alive
+            tested[step] += int(alive.sum())
+            alive = alive & same
+            right[step] += int(alive.sum())
+    return [one / max(1, of) for one, of in zip(right, tested, strict=True)]
+
+
+def train(
+    head: Eagle3,
+    target: Any,
+    windows: Iterator[torch.Tensor],
+    held_out: torch.Tensor,
+    schedule: Schedule,
+    work: Path,
+    *,
+    depth: int = 3,
+    decay: float = 0.8,
+    tell: Callable[[str], None] = LAST_LINE.say,
+) -> list[tuple[int, list[float]]]:
+    """Train to the schedule's end, from a checkpoint in `work` if there is one; the held-out acceptance as it went.
+
+    windows: (rows, length) ids, the same ones in the same order every time. held_out: (rows, length).
+    """
+    optimiser, first, curve = Optimiser(head, schedule), 0, []
+    checkpoint = work / CHECKPOINT
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        head.load_state_dict(saved["head"])
+        optimiser.load(saved["optimiser"])
+        first, curve = saved["step"], saved["curve"]
+    began = time.monotonic()
+    with Bar("head", schedule.steps, done=first) as bar:
+        for step, tokens in zip(range(schedule.steps), windows, strict=False):
+            if step < first:
+                continue
+            with torch.autocast(tokens.device.type, torch.bfloat16):
+                loss = loss_of(head, lesson(target, tokens, head.config.taps), depth, decay)
+            loss.backward()
+            optimiser.step(step)
+            done = step + 1
+            bar.at(done, f"loss {loss.item():.3f}")
+            if done % SAY_EVERY == 0:
+                rate = (done - first) * tokens.numel() / (time.monotonic() - began)
+                tell(f"step {done}/{schedule.steps} loss {loss.item():.3f} {rate:.0f} tokens/s")
+            if done % EVALUATE_EVERY == 0 or done == schedule.steps:
+                lessons = (lesson(target, part, head.config.taps) for part in held_out.split(8))
+                curve.append((done, acceptance(head, lessons, depth)))
+                tell(f"step {done} held-out acceptance by position {' '.join(f'{one:.3f}' for one in curve[-1][1])}")
+            if done % SAVE_EVERY == 0:
+                state = {"head": head.state_dict(), "optimiser": optimiser.state(), "step": done, "curve": curve}
+                torch.save(state, checkpoint.with_suffix(".new"))
+                checkpoint.with_suffix(".new").rename(checkpoint)
+    return curve
+
+
+def draft_ids(counts: torch.Tensor, most: int) -> torch.Tensor:
+    """The offsets `d2t` of the `most` ids that occur most often. counts: of each id of the target's vocabulary."""
+    ids = counts.argsort(descending=True, stable=True)[:most].sort().values
+    return ids - torch.arange(most)

@@ -1,0 +1,79 @@
+"""How deep a head drafts, and how well it does: learnt from the text, tested or not."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from specwire.core.messages import SourceKind
+from specwire.core.policy.heads import HeadDepth
+from specwire.core.policy.tunables import EXPLORED_SHARE, MOST_HEAD_DEPTH
+from specwire.core.verify.text_sources import HeadSource
+
+
+def flat(_rows: int) -> float:
+    return 1000.0
+
+
+def rising(rows: int) -> float:
+    return 1000.0 * rows
+
+
+def depth_of(rate: float, forward_us: float, sessions: int = 1, others: int = 0) -> int:
+    """Where V is flat, and a try is not due."""
+    return HeadDepth({1: forward_us}).choose([[rate] * MOST_HEAD_DEPTH] * sessions, sessions + others, flat, 0.0)
+
+
+def test_it_is_the_depth_of_the_best_rate() -> None:
+    for rate, forward_us, sessions, others in product((0.3, 0.6, 0.9), (10.0, 100.0, 300.0), (1, 4), (0, 3)):
+        tokens = [sessions * sum(rate**k for k in range(1, depth + 1)) for depth in range(MOST_HEAD_DEPTH + 1)]
+        rates = [
+            (sessions + others + more) / (1000.0 + depth * forward_us) / (1.0 if depth else 1 / 1.02)
+            for depth, more in enumerate(tokens)
+        ]
+        assert depth_of(rate, forward_us, sessions, others) == rates.index(max(rates))
+    assert depth_of(0.9, 1.0) == MOST_HEAD_DEPTH
+    assert depth_of(0.3, 500.0) == 0
+
+
+def test_on_a_full_verifier_it_does_not_draft_but_is_tried_now_and_then() -> None:
+    depth = HeadDepth({1: 100.0})
+    rates = [[0.9] * MOST_HEAD_DEPTH]
+    depth.observe(1, 2, 200.0, 0.0)
+    assert depth.choose(rates, 1, rising, 200.0 / EXPLORED_SHARE - 1) == 0
+    assert depth.choose(rates, 1, rising, 200.0 / EXPLORED_SHARE) == 2
+
+
+def test_what_its_forwards_take_is_refined() -> None:
+    depth = HeadDepth({1: 100.0, 4: 200.0})
+    rates = [[0.6] * MOST_HEAD_DEPTH]
+    before = depth.choose(rates, 1, flat, 0.0)
+    for _ in range(200):
+        depth.observe(1, 4, 4 * 300.0, 0.0)
+    assert 0 <= depth.choose(rates, 1, flat, 0.0) < before
+
+
+@pytest.mark.parametrize(("decided", "right"), [([5, 6, 7, 8], 3), ([5, 9], 1), ([5, 6], 2), ([9], 0)])
+def test_acceptance_is_learnt_from_the_text(decided: list[int], right: int) -> None:
+    text = [1, 2, 3]
+    source = HeadSource(text)
+    source.propose([5, 6, 7])
+    guess = source.look()
+    assert guess is not None
+    assert (guess.position, guess.tokens, guess.kind) == (3, (5, 6, 7), SourceKind.HEAD)
+    before = source.acceptance.rates(3)
+    text += decided
+    assert source.look() is None
+    source.text_grew()
+    after = source.acceptance.rates(3)
+    assert [new > old for new, old in zip(after, before, strict=True)][:right] == [True] * right
+    if right < min(len(decided), 3):
+        assert after[right] < before[right]
+
+
+def test_nothing_is_proposed_where_nothing_was_drafted() -> None:
+    source = HeadSource([1])
+    source.propose([])
+    assert not source.proposed
+    source.text_grew()

@@ -1,0 +1,114 @@
+"""specwire train-heads: from texts to a head that is served, an ended training that goes on, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.cli.main import main
+from specwire.core.draft import HeadRequest
+from specwire.core.law.sampling import Sampling
+from specwire.core.model import Feed, ModelError
+from specwire.lm import load_model
+from specwire.lm.heads import training
+from specwire.lm.heads.slots import HeadedModel
+from specwire.lm.heads.teaching import texts_of
+from tests.lm import models
+
+WORDS = {word: index for index, word in enumerate(["?", "a", "<end>", *"bcdefgh"])}
+SHORT = ["--rows", "2", "--window", "12", "--depth", "2", "--threads", "1", "--draft-vocabulary", "40"]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    return models.save(models.build(models.config("llama")), tmp_path / "target", WORDS)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    file = tmp_path / "texts.txt"
+    file.write_text(" ".join("abcdefgh"[index * index % 8] for index in range(400)))
+    return file
+
+
+def command(target: str, data: Path, out: Path, *more: str) -> list[str]:
+    return ["train-heads", "--target", target, "--data", str(data), "--out", str(out), *SHORT, *more]
+
+
+def test_what_it_writes_is_served(target: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "head"
+    assert main(command(target, data, out, "--steps", "6")) == 0
+    assert "held-out acceptance by position 0." in capsys.readouterr().err
+    assert len(json.loads((out / "training.json").read_text())["held_out_acceptance"][-1]["by_position"]) == 2
+    lm = load_model(target, slots=1, heads=str(out))
+    assert isinstance(lm, HeadedModel)
+    lm.forward([Feed(0, 0, [3, 4, 5], 1)])
+    (drafted,) = lm.draft([HeadRequest(0, [3, 4, 5, 6], Sampling(), 3)])
+    assert len(drafted) == 3
+    assert all(0 <= token < models.VOCABULARY for token in drafted)
+
+
+def test_one_that_was_ended_goes_on_and_comes_to_the_same(
+    target: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "EVALUATE_EVERY", 2)
+    monkeypatch.setattr(training, "SAVE_EVERY", 2)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main(command(target, data, whole, "--steps", "6")) == 0
+    step, done = training.Optimiser.step, 0
+
+    def interrupted(self: training.Optimiser, index: int) -> None:
+        nonlocal done
+        done += 1
+        if done == 5:
+            raise KeyboardInterrupt
+        step(self, index)
+
+    monkeypatch.setattr(training.Optimiser, "step", interrupted)
+    assert main(command(target, data, parts, "--steps", "6")) == 130
+    assert main(command(target, data, parts, "--steps", "6")) == 0
+    assert done == 7, "steps that were kept are not taken again"
+    assert (parts / "training.json").read_text() == (whole / "training.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--steps", "0"], "steps: must be at least 1, not 0"),
+        (["--window", "5"], "window: must be at least 6 for a depth of 2, not 5"),
+        (["--rate", "7"], "rate: must be above 0 and below 1, not 7"),
+        (["--data", "/nowhere/texts.txt"], "data: there is no /nowhere/texts.txt"),
+    ],
+)
+def test_wrong_options_are_refused(
+    more: list[str], message: str, target: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(target, data, tmp_path / "head", *more)) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--target", "/nowhere/model"], "target '/nowhere/model'"),
+        (["--window", "300"], "tokens are less than the 3 windows of 301 of a step"),
+        (["--taps", "0", "1", "9"], "taps: must be of layers 0 to 2, not 0, 1, 9"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_sentence(
+    more: list[str], message: str, target: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(target, data, tmp_path / "head", *more)) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_texts_come_from_files_lines_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "two"}) + "\n\n" + json.dumps({"text": "three"}) + "\n")
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "c.bin").write_bytes(b"\xff")
+    assert list(texts_of([tmp_path, tmp_path / "a.txt"])) == ["one", "two", "three", "one"]
+    (tmp_path / "d.jsonl").write_text("{}")
+    with pytest.raises(ModelError, match="d.jsonl: cannot be read"):
+        list(texts_of([tmp_path]))

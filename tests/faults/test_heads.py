@@ -1,0 +1,64 @@
+"""A verifier with a head dies mid-sentence, and one without goes on: the text is the target's own, up to near-ties."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from demo_pair import TARGET
+from specwire.client.requests import RequestOptions
+from specwire.core.messages import FinishReason
+from specwire.lm.heads.eagle3 import save
+from tests.faults.parts import Service, parts
+from tests.faults.streams import Stream
+from tests.faults.test_demo_pair import WORDS, asked, check_choices
+from tests.lm.heads.by_hand import CONFIG, head_of
+from tests.orchestrator.redis_for_tests import RedisServer
+
+LENGTH, BEFORE = 400, 60
+# As wide as the demo target.
+SHAPE = replace(
+    CONFIG, hidden=384, heads=2, head_dim=64, inner=32, vocabulary=4096, draft_vocabulary=64, taps=(1, 3, 5)
+)
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> str:
+    """One that knows nothing; it is tried all the same."""
+    save(head_of(SHAPE), tmp_path / "head", str(TARGET), with_embedding=True)
+    return str(tmp_path / "head")
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["with, then without", "without, then with"])
+def test_a_text_goes_on_though_only_one_verifier_has_a_head(head: str, first: bool) -> None:
+    with ExitStack() as owned:
+        redis, processes = owned.enter_context(RedisServer()), owned.enter_context(parts())
+
+        def verify(headed: bool, at: str = "") -> Service:
+            own = ("--heads", head) if headed else ()
+            verifier = processes.start("verify", str(TARGET), *WORDS, "--no-ngram", *own, at=at)
+            verifier.ready()
+            return verifier
+
+        verifier = verify(first)
+        orchestrator = processes.start("orchestrate", "--verifier", verifier.address, "--redis-url", redis.url)
+        orchestrator.ready()
+        streams = []
+        for one in asked():
+            options = RequestOptions(max_tokens=LENGTH, temperature=one.temperature, seed=one.seed)
+            streams.append(owned.enter_context(Stream(orchestrator.address, one.prompt, **options)))
+        for stream in streams:
+            stream.until(BEFORE)
+        verifier.kill()
+        verify(not first, at=verifier.address)
+        for one, stream in zip(asked(), streams, strict=True):
+            tokens = stream.rest()
+            assert stream.error is None
+            assert stream.finished is not None
+            assert stream.finished.reason is FinishReason.LENGTH
+            assert len(tokens) == LENGTH
+            check_choices(one, tokens)
+        assert sum(stream.finished.stats.tested_head for stream in streams if stream.finished) > 0

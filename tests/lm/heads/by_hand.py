@@ -1,0 +1,93 @@
+"""EAGLE-3 as a loop over rows, written from the paper, and heads of random weights that it is compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import silu
+
+from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
+
+LAYERS = 6
+CONFIG = Eagle3Config(
+    hidden=16,
+    inner=24,
+    heads=4,
+    key_heads=2,
+    head_dim=8,
+    vocabulary=40,
+    draft_vocabulary=20,
+    taps=(1, 3, 5),
+    theta=100.0,
+)
+
+
+def head_of(config: Eagle3Config, seed: int = 0) -> Eagle3:
+    """With random weights; it says every second id."""
+    torch.manual_seed(seed)
+    head = Eagle3(config).eval()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.3)
+    own = torch.arange(config.draft_vocabulary)
+    head.d2t.copy_(own * (config.vocabulary // config.draft_vocabulary) - own)
+    return head
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x / (x.pow(2).mean() + eps).sqrt() * weight
+
+
+def turned(x: torch.Tensor, position: int, theta: float) -> torch.Tensor:
+    """One head's vector, by its position: dimension i with i + half."""
+    half, out = len(x) // 2, x.clone()
+    for i in range(half):
+        angle = torch.tensor(position * theta ** (-i / half))
+        out[i] = x[i] * angle.cos() - x[i + half] * angle.sin()
+        out[i + half] = x[i + half] * angle.cos() + x[i] * angle.sin()
+    return out
+
+
+class ByHand:
+    """One row at a time. cache: keys and values, (heads, head_dim) each, of the rows that a new one sees."""
+
+    def __init__(self, head: Eagle3) -> None:
+        self.head, self.config = head, head.config
+        self.cache: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def row(self, feature: torch.Tensor, token: int, position: int) -> torch.Tensor:
+        head, c = self.head, self.config
+        hidden = normed(feature, head.hidden_norm.weight, c.eps)
+        residual = hidden if c.norm_before_residual else feature
+        both = torch.cat([normed(head.embed_tokens.weight[token], head.input_layernorm.weight, c.eps), hidden])
+        queries, keys, values = (
+            (projection.weight @ both).view(-1, c.head_dim) for projection in (head.q_proj, head.k_proj, head.v_proj)
+        )
+        self.cache.append((torch.stack([turned(key, position, c.theta) for key in keys]), values))
+        found = []
+        for index, query in enumerate(queries):
+            query, own = turned(query, position, c.theta), index * c.key_heads // c.heads
+            scores = torch.stack([query @ key[own] for key, _ in self.cache]) / c.head_dim**0.5
+            weights = scores.softmax(0)
+            found.append(sum(weight * value[own] for weight, (_, value) in zip(weights, self.cache, strict=True)))
+        x = residual + head.o_proj.weight @ torch.cat(found)
+        inside = normed(x, head.post_attention_layernorm.weight, c.eps)
+        x = x + head.down_proj.weight @ (silu(head.gate_proj.weight @ inside) * (head.up_proj.weight @ inside))
+        return normed(x, head.norm.weight, c.eps) if c.norm_output else x
+
+    def logits(self, out: torch.Tensor) -> torch.Tensor:
+        c = self.config
+        return self.head.lm_head.weight @ (out if c.norm_output else normed(out, self.head.norm.weight, c.eps))
+
+    def read(self, features: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+        """What the last row of a text leads to. features: (len(tokens) - 1, 3 target_hidden)."""
+        rows = [self.row(self.head.fuse(each), tokens[at + 1], at) for at, each in enumerate(features)]
+        return rows[-1]
+
+    def draft(self, features: torch.Tensor, tokens: list[int], depth: int) -> list[int]:
+        """The head's own best ids behind `tokens`, one after the other."""
+        out = self.read(features, tokens)
+        found: list[int] = []
+        for position in range(len(features), len(features) + depth):
+            best = self.logits(out).argmax()
+            found.append(int(best + self.head.d2t[best]))
+            out = self.row(out, found[-1], position)
+        return found

@@ -1,0 +1,111 @@
+"""EAGLE-3: the step against a loop written from the paper, both file formats, and files that are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specwire.core.model import ModelError
+from specwire.lm.heads.eagle3 import KeysValues, load, save
+from tests.lm.heads.by_hand import CONFIG, LAYERS, ByHand, head_of
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm_before_residual", [False, True])
+@pytest.mark.parametrize("norm_output", [False, True])
+@pytest.mark.parametrize("norm_before_fc", [False, True])
+def test_steps_are_those_of_a_loop(norm_before_residual: bool, norm_output: bool, norm_before_fc: bool) -> None:
+    """At each place: the text's rows up to there, then three guesses, each behind the one before."""
+    config = replace(
+        CONFIG, norm_before_residual=norm_before_residual, norm_output=norm_output, norm_before_fc=norm_before_fc
+    )
+    head = head_of(config)
+    length, depth = 5, 3
+    taps, tokens = torch.randn(1, length, config.fused), torch.randint(config.vocabulary, (1, length + depth))
+    features, before, steps = head.fuse(taps), list[KeysValues](), []
+    for step in range(depth):
+        positions = torch.arange(step, step + length)
+        features, own = head.step(features, tokens[:, step : step + length], positions, before)
+        before.append(own)
+        steps.append(head.logits(features))
+    for place in range(length):
+        plain = ByHand(head)
+        fused = [head.fuse(taps[0, row]) for row in range(place + 1)]
+        out = [plain.row(feature, int(tokens[0, row]), row) for row, feature in enumerate(fused)][-1]
+        for step, logits in enumerate(steps):
+            assert torch.allclose(logits[0, place], plain.logits(out), atol=1e-4), (place, step)
+            out = plain.row(out, int(tokens[0, place + step + 1]), place + step + 1)
+
+
+@torch.no_grad()
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    head = head_of(replace(CONFIG, norm_before_residual=True, norm_before_fc=True))
+    save(head, tmp_path, "a target")
+    again = load(tmp_path, LAYERS, head.embed_tokens.weight.detach())
+    assert again.config == head.config
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    said = load_file(tmp_path / "model.safetensors")["t2d"]
+    assert said.nonzero().flatten().tolist() == list(range(0, 40, 2))
+
+
+@torch.no_grad()
+def test_the_original_format_is_read(tmp_path: Path) -> None:
+    head = head_of(CONFIG)
+    save(head, tmp_path, "a target", with_embedding=True)
+    stored = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {name.replace("layers.0.", "midlayer."): part for name, part in stored.items()}, tmp_path / "model.safetensors"
+    )
+    whole = json.loads((tmp_path / "config.json").read_text())
+    flat = {**whole["transformer_layer_config"], "draft_vocab_size": 20, "eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    again = load(tmp_path, LAYERS, torch.zeros(40, 16))
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+
+
+def changed(folder: Path, change: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    whole = json.loads(path.read_text())
+    layer = whole["transformer_layer_config"]
+    for key, value in change.items():
+        (layer if key in layer else whole)[key] = value
+    path.write_text(json.dumps(whole))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 2}, "num_hidden_layers: only heads of 1 layer"),
+        ({"hidden_size": "wide"}, "hidden_size: must be a whole number, not 'wide'"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}, "must be 3 of the target's layers 0 to 6"),
+        ({"intermediate_size": 32}, r"layers.0.mlp.gate_proj.weight: is \(24, 16\), not \(32, 16\)"),
+        ({"vocab_size": 30}, "d2t: points beyond the vocabulary of 30"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    save(head_of(CONFIG), tmp_path, "a target")
+    changed(tmp_path, change)
+    with pytest.raises(ModelError, match=message):
+        load(tmp_path, LAYERS, torch.zeros(30 if "vocab_size" in change else 40, 16))
+
+
+def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
+    save(head_of(CONFIG), tmp_path, "a target")
+    stored = load_file(tmp_path / "model.safetensors")
+    del stored["fc.weight"]
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"model.safetensors: fc.weight: is not there"):
+        load(tmp_path, LAYERS, torch.zeros(40, 16))
+
+
+def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="config.json: cannot be read"):
+        load(tmp_path, LAYERS, torch.zeros(40, 16))

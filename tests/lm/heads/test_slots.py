@@ -1,0 +1,193 @@
+"""A head beside its target: it drafts what a plain loop does, whatever was rolled back, copied or fed before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from specwire.core.draft import HeadRequest
+from specwire.core.law.noise import gumbel
+from specwire.core.law.sampling import Sampling
+from specwire.core.model import Feed, ModelError
+from specwire.lm import load_model
+from specwire.lm.heads import slots
+from specwire.lm.heads.eagle3 import Eagle3, save
+from specwire.lm.heads.runner import Step
+from specwire.lm.heads.slots import HeadedModel, HeadFailed
+from tests.lm import models
+from tests.lm.heads.by_hand import CONFIG, ByHand, head_of
+
+FAMILIES = ("llama", "qwen2", "qwen3", "llama-biased-tied")
+HEAD = replace(CONFIG, hidden=32, heads=2, key_heads=1, head_dim=16, vocabulary=models.VOCABULARY, taps=(0, 1, 2))
+GREEDY = Sampling()
+SLOTS = 3
+
+
+def built(folder: Path, kind: str = "llama", seed: int = 0) -> tuple[PreTrainedModel, Eagle3, str, str]:
+    """A target and its head, and where they are."""
+    target, head = models.build(models.config(kind), seed), head_of(HEAD, seed)
+    where = models.save(target, folder / "target")
+    save(head, folder / "head", where, with_embedding=True)
+    return target, head, where, str(folder / "head")
+
+
+def headed(target: str, head: str, runtime: str = "torch") -> HeadedModel:
+    lm = load_model(target, slots=SLOTS, runtime=runtime, heads=head, threads=1)
+    assert isinstance(lm, HeadedModel)
+    return lm
+
+
+@torch.no_grad()
+def expected(target: PreTrainedModel, head: Eagle3, text: list[int], depth: int) -> list[int]:
+    return ByHand(head).draft(features_of(target, text), text, depth)
+
+
+@torch.no_grad()
+def features_of(target: PreTrainedModel, text: list[int]) -> torch.Tensor:
+    """Of all tokens but the last. The last layer's is tapped before the norm; transformers tells it normed."""
+    held: list[torch.Tensor] = []
+    hook = target.get_submodule("model.norm").register_forward_pre_hook(lambda _, inputs: held.append(inputs[0][0]))
+    told = target(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True, use_cache=False).hidden_states
+    hook.remove()
+    streams = [*(state[0] for state in told[:-1]), held[0]]
+    return torch.cat([streams[tap] for tap in HEAD.taps], dim=-1)
+
+
+@pytest.mark.parametrize("runtime", ["torch", "openvino"])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_it_drafts_what_a_plain_loop_does(kind: str, runtime: str, tmp_path: Path) -> None:
+    target, head, where, beside = built(tmp_path, kind)
+    lm, text = headed(where, beside, runtime), [3, 17, 8, 29, 11, 5, 23]
+    lm.forward([Feed(1, 0, text[:4], 1), Feed(0, 0, text[:2], 1)])
+    asked = [HeadRequest(1, text[:5], GREEDY, 3), HeadRequest(0, text[:3], GREEDY, 2)]
+    assert lm.draft(asked) == [expected(target, head, text[:5], 3), expected(target, head, text[:3], 2)]
+
+
+def test_it_does_so_after_any_windows_rollbacks_copies_and_other_texts(tmp_path: Path) -> None:
+    """Every text and every draft comes from a random walk; what is stale by a row is told where it may be."""
+    target, head, where, beside = built(tmp_path, seed=2)
+    lm, random = headed(where, beside), Random(5)
+    texts: dict[int, list[int]] = {}
+    drafted: list[tuple[int, ...]] = []
+    for _ in range(120):
+        slot = random.randrange(SLOTS)
+        text = texts.get(slot)
+        if text is None or len(text) > 24 or random.random() < 0.1:
+            lm.discard(slot)
+            texts[slot] = text = [random.randrange(3, models.VOCABULARY) for _ in range(random.randint(2, 7))]
+        if random.random() < 0.15 and (others := [other for other in texts if other != slot]):
+            source = random.choice(others)
+            shared = random.randint(1, lm.cached(source)) if lm.cached(source) else 0
+            if shared:
+                lm.copy(source, slot, shared)
+                more = [random.randrange(3, models.VOCABULARY) for _ in range(random.randint(1, 3))]
+                texts[slot] = text = [*texts[source][:shared], *more]
+        window = [random.randrange(3, models.VOCABULARY) for _ in range(random.randint(0, 3))]
+        start = lm.cached(slot)
+        lm.forward([Feed(slot, start, [*text[start:], *window], 1 + len(window))])
+        accepted = random.randint(0, len(window))
+        text += [*window[:accepted], random.randrange(3, models.VOCABULARY)]
+        lm.rollback(slot, len(text) - 1)
+        assert lm.cached(slot) == len(text) - 1, "what was decided is computed again"
+        if random.random() < 0.7:
+            depth = random.randint(1, 3)
+            (found,) = lm.draft([HeadRequest(slot, text, GREEDY, depth)])
+            assert found == expected(target, head, text, depth)
+            drafted.append(tuple(found))
+    assert len(drafted) > 60
+    assert len(set(drafted)) > 20, "a head that always says the same would show nothing"
+
+
+def test_asked_again_it_drafts_the_same_and_for_another_successor_something_else(tmp_path: Path) -> None:
+    target, head, where, beside = built(tmp_path, seed=1)
+    lm, text = headed(where, beside), [3, 17, 8, 29]
+    lm.forward([Feed(0, 0, text[:3], 1)])
+    for last in (29, 29, 31, 6):
+        asked = HeadRequest(0, [*text[:3], last], GREEDY, 3)
+        assert lm.draft([asked]) == [expected(target, head, [*text[:3], last], 3)]
+
+
+def test_under_coupled_it_draws_with_the_target_s_noise(tmp_path: Path) -> None:
+    target, head, where, beside = built(tmp_path)
+    lm, text = headed(where, beside), [3, 17, 8, 29]
+    lm.forward([Feed(0, 0, text[:3], 1)])
+    plain = ByHand(head)
+    with torch.no_grad():
+        logits = plain.logits(plain.read(features_of(target, text), text)).double().numpy()
+    ids = head.target_ids(torch.arange(HEAD.draft_vocabulary)).numpy()
+    found = set()
+    for seed in range(12):
+        sampling = Sampling(temperature=3.0, seed=seed)
+        (drafted,) = lm.draft([HeadRequest(0, text, sampling, 1)])
+        assert drafted == [int(ids[(logits / 3.0 + gumbel(seed, 0, len(text), ids)).argmax()])]
+        found.update(drafted)
+    assert len(found) > 3
+
+
+def test_nothing_is_drafted_beyond_the_context_or_behind_one_token(tmp_path: Path) -> None:
+    _, _, where, beside = built(tmp_path)
+    lm = headed(where, beside)
+    text = [3 + index % 40 for index in range(models.CONTEXT - 1)]
+    lm.forward([Feed(0, 0, text[:-1], 1)])
+    assert len(lm.draft([HeadRequest(0, text, GREEDY, 8)])[0]) == 1
+    assert lm.draft([HeadRequest(1, [5], GREEDY, 8)]) == [[]]
+
+
+def test_a_head_of_another_target_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    _, _, where, _ = built(tmp_path)
+    for name, changed, message in (
+        ("wide", replace(HEAD, hidden=16, target_hidden=16), "target_hidden_size is 16, and target needs 32"),
+        ("other", replace(HEAD, vocabulary=60), "vocab_size is 60, and target needs 50"),
+        ("deep", replace(HEAD, taps=(0, 1, 7)), "must be 3 of the target's layers 0 to 2"),
+    ):
+        save(head_of(changed), tmp_path / name, where, with_embedding=True)
+        with pytest.raises(ModelError, match=message):
+            headed(where, str(tmp_path / name))
+
+
+def test_where_heads_are_not_served_it_is_said(tmp_path: Path) -> None:
+    _, _, where, beside = built(tmp_path)
+    with pytest.raises(ModelError, match="heads: are not served with deterministic"):
+        load_model(where, slots=1, heads=beside, deterministic=True)
+    with pytest.raises(ModelError, match="heads: are not served with compile"):
+        load_model(where, slots=1, heads=beside, compiled=True)
+    with pytest.raises(ModelError, match="heads: a scripted model"):
+        load_model("scripted:1", slots=1, heads=beside)
+    models.save(models.build(models.config("gpt2")), tmp_path / "gpt2")
+    with pytest.raises(ModelError, match="heads"):
+        load_model(str(tmp_path / "gpt2"), slots=1, heads=beside)
+
+
+def test_a_head_that_is_not_asked_reads_a_long_text_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, head, where, beside = built(tmp_path, seed=3)
+    monkeypatch.setattr(slots, "MOST_HELD", 4)
+    lm, text = headed(where, beside), [3 + (7 * index) % 40 for index in range(30)]
+    reads = list[int]()
+    run = lm._runner.run
+
+    def watched(feeds: Sequence[Feed], states: torch.Tensor, fuse: bool) -> Step:
+        reads.append(len(feeds[0].tokens))
+        return run(feeds, states, fuse)
+
+    monkeypatch.setattr(lm._runner, "run", watched)
+    for start in range(0, 28, 4):
+        lm.forward([Feed(0, start, text[start : start + 4], 1)])
+    assert reads == [8, 4, 4, 4, 4]
+    assert lm.draft([HeadRequest(0, text[:29], GREEDY, 2)]) == [expected(target, head, text[:29], 2)]
+
+
+def test_logits_that_are_not_finite_are_a_failure(tmp_path: Path) -> None:
+    _, head, where, _ = built(tmp_path)
+    with torch.no_grad():
+        head.lm_head.weight[3] = torch.nan
+    save(head, tmp_path / "broken", where, with_embedding=True)
+    lm = headed(where, str(tmp_path / "broken"))
+    lm.forward([Feed(0, 0, [3, 17, 8], 1)])
+    with pytest.raises(HeadFailed, match="not finite"):
+        lm.draft([HeadRequest(0, [3, 17, 8, 29], GREEDY, 3)])

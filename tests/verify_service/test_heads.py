@@ -1,0 +1,162 @@
+"""A head in the step: texts are the target's whatever it drafts, and one that fails ends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from specwire.core.draft import HeadRequest
+from specwire.core.law.sampling import Sampling, with_rule
+from specwire.core.messages import Outcome, SourceKind
+from specwire.core.policy.heads import HeadDepth
+from specwire.lm import load_model
+from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
+from verify_service.engine.heads import HeadDrafting
+
+MODEL, LOOPING = "scripted:5", "scripted:5:memory=2"
+PROMPT = (3, 1, 4, 1, 5)
+LENGTH = 40
+
+
+class ScriptedHeads:
+    """Says what `tokens` makes of the right continuation."""
+
+    def __init__(self, tokens: Callable[[list[int]], list[int]]) -> None:
+        self.asked: list[HeadRequest] = []
+        self.lengths: list[int] = []
+        self.slowed: Callable[[], None] = lambda: None
+        self._tokens = tokens
+        self._lm = load_model(MODEL, slots=1)
+
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
+        self.asked += requests
+        self.slowed()
+        self.lengths += [len(request.tokens) for request in requests]
+        return [self._tokens(oracle(self._lm, request.tokens, request.depth, request.sampling)) for request in requests]
+
+
+def right(tokens: list[int]) -> list[int]:
+    return tokens
+
+
+def wrong(tokens: list[int]) -> list[int]:
+    return [(token + 1) % 60 for token in tokens]
+
+
+def first_right(tokens: list[int]) -> list[int]:
+    return [*tokens[:1], *wrong(tokens[1:])]
+
+
+def none(_tokens: list[int]) -> list[int]:
+    return []
+
+
+def rig_with(heads: ScriptedHeads, **more: object) -> Rig:
+    return Rig(MODEL, ngram=False, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})), **more)  # type: ignore[arg-type]
+
+
+def kinds(rig: Rig) -> set[SourceKind]:
+    verdicts = [decided.verdict for report in rig.reports for decided in report.decided]
+    return {verdict.kind for verdict in verdicts if verdict.width}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("tokens", [right, wrong, first_right, none])
+def test_the_text_is_the_target_s_whatever_the_head_says(
+    tokens: Callable[[list[int]], list[int]], sampling: Sampling
+) -> None:
+    heads = ScriptedHeads(tokens)
+    rig = rig_with(heads)
+    prompts = {handle: (*PROMPT, handle) for handle in range(3)}
+    for handle, prompt in prompts.items():
+        rig.open(handle, prompt, sampling=sampling)
+    rig.run()
+    for handle, prompt in prompts.items():
+        whole = oracle(rig.lm, prompt, LENGTH, sampling)
+        assert rig.tokens[handle] == whole[: len(rig.tokens[handle])]
+        assert handle in rig.finished
+    assert heads.asked
+    assert kinds(rig) == (set() if tokens is none else {SourceKind.HEAD})
+
+
+def test_what_is_right_is_decided_in_fewer_steps() -> None:
+    steps = {}
+    for tokens in (right, wrong, none):
+        rig = rig_with(ScriptedHeads(tokens))
+        rig.open(1, PROMPT)
+        rig.run()
+        steps[tokens] = rig.engine.steps
+    assert steps[right] < steps[none] / 2
+    assert steps[wrong] == steps[none]
+
+
+def test_a_head_drafts_for_the_next_step_and_never_past_the_room() -> None:
+    heads = ScriptedHeads(right)
+    rig = rig_with(heads)
+    rig.open(1, PROMPT, max_tokens=6)
+    rig.run()
+    assert [request.tokens[: len(PROMPT)] for request in heads.asked] == [list(PROMPT)] * len(heads.asked)
+    assert all(request.depth >= 1 for request in heads.asked)
+    assert len(rig.tokens[1]) == 6
+    assert Outcome.ACCEPTED in rig.outcomes[1]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "threshold(0.3)", "typical(0.3,0.3)"])
+def test_rules_that_look_at_draft_tokens_get_none_of_a_head(rule: str) -> None:
+    heads = ScriptedHeads(right)
+    rig = rig_with(heads)
+    rig.open(1, PROMPT, sampling=with_rule(COUPLED, rule))
+    rig.run()
+    assert not heads.asked
+
+
+def test_a_session_may_be_without() -> None:
+    heads = ScriptedHeads(right)
+    rig = rig_with(heads)
+    rig.open(1, PROMPT, head=False)
+    rig.run()
+    assert not heads.asked
+
+
+def test_where_the_text_repeats_itself_nobody_waits_for_a_head() -> None:
+    """The look-up promises sixteen tokens, and costs nothing."""
+    heads = ScriptedHeads(none)
+    rig = Rig(LOOPING, context=1024, growth=0.05, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
+    rig.open(1, (4, 4, 4, 4, 4), max_tokens=400)
+    rig.run()
+    assert max(heads.lengths) < 405 - 200
+
+
+@pytest.mark.parametrize("sessions", [1, 3])
+def test_a_slow_head_that_is_never_right_costs_next_to_nothing(sessions: int) -> None:
+    """Each time as much as two forwards, which nobody expects of it."""
+    took = {}
+    for tokens in (wrong, None):
+        heads = ScriptedHeads(tokens or none)
+        drafting = HeadDrafting(heads, HeadDepth({1: 20.0})) if tokens else None
+        rig = Rig(MODEL, ngram=False, context=1024, growth=0.0, drafting=drafting)
+        heads.slowed = lambda own=rig: setattr(own, "now", own.now + 2000.0)  # type: ignore[misc]  # bound here
+        for handle in range(sessions):
+            rig.open(handle, (*PROMPT, handle), max_tokens=600)
+        rig.run()
+        took[tokens] = rig.now
+    assert took[wrong] < 1.05 * took[None]
+
+
+def test_a_head_that_fails_is_switched_off_with_a_sentence_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(_tokens: list[int]) -> list[int]:
+        raise RuntimeError("a kernel is missing")
+
+    heads = ScriptedHeads(fails)
+    rig = rig_with(heads)
+    for handle in (1, 2):
+        rig.open(handle, (*PROMPT, handle))
+    rig.run()
+    for handle in (1, 2):
+        assert rig.tokens[handle] == oracle(rig.lm, (*PROMPT, handle), LENGTH)[: len(rig.tokens[handle])]
+        assert handle in rig.finished
+    assert len(heads.asked) == 2, "it is asked once"
+    assert [record.message for record in caplog.records if "head" in record.message] == [
+        "the head failed, and is switched off: RuntimeError: a kernel is missing"
+    ]
