@@ -25,9 +25,7 @@ from specwire.core.model import (
     SlotModel,
     out_of_memory,
 )
-from specwire.lm.heads.eagle3 import Eagle3
-from specwire.lm.heads.eagle3 import load as load_head
-from specwire.lm.heads.runner import HeadRunner
+from specwire.lm.heads.select import load_head
 from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.kv_cache import CachedLM, KvMemory, TappedRunner, position_bytes, readable, slots_of
 from specwire.lm.model_config import (
@@ -120,9 +118,9 @@ def load_pretrained(
     with turn(rank):
         model = _weights(spec, _dtype(dtype), target if rank is None else CPU)
         info, unassigned = _describe(spec, model, known, dtype, how)
-        head = None if heads is None else _head(heads, model, info)
+        head = None if heads is None else load_head(heads, model, info)
         if head is not None:
-            how = how._replace(taps=head.config.taps)
+            how = how._replace(taps=head.taps)
         if rank is not None:
             split(model, rank)
             how = how._replace(rank=rank)
@@ -143,21 +141,7 @@ def load_pretrained(
         return lm
     if not isinstance(runner, TappedRunner):
         raise ModelError(f"heads: a {info.architecture} is not computed by a runner that tells its features")
-    return HeadedModel(lm, runner, HeadRunner(head, count, positions, cache))
-
-
-def _head(spec: str, model: PreTrainedModel, info: ModelInfo) -> Eagle3:
-    """ModelError for a head of another target."""
-    config: Any = model.config.get_text_config()
-    embedding: torch.Tensor = model.get_input_embeddings().get_parameter("weight").detach()
-    head = load_head(Path(spec).expanduser(), config.num_hidden_layers, embedding)
-    for name, given, needed in (
-        ("vocab_size", head.config.vocabulary, config.vocab_size),
-        ("target_hidden_size", head.config.target_hidden or head.config.hidden, config.hidden_size),
-    ):
-        if given != needed:
-            raise ModelError(f"heads: {spec}: {name} is {given}, and {info.name} needs {needed}")
-    return head
+    return HeadedModel(lm, runner, head.over(count, positions, cache))
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -3,19 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import count
+from typing import NamedTuple, Protocol
 
 import torch
 
 from specwire.core.draft import HeadRequest
 from specwire.core.model import Feed, ModelInfo
 from specwire.lm.draft_sampler import DraftRow, draw_among
-from specwire.lm.heads.runner import HeadRunner
 from specwire.lm.kv_cache import CachedLM, TappedRunner
 
 
 class HeadFailed(Exception):
     """A head cannot go on; what it drafts is of no use. One clause."""
+
+
+class Step(NamedTuple):
+    """What a head's forward leads to, a row for each feed: what its next step reads, and logits over its own ids."""
+
+    states: torch.Tensor
+    logits: torch.Tensor
+
+
+class Head(Protocol):
+    """Drafts over the slots of a target, from its features.
+
+    Row t of a slot is of the target's features at position t and of the text's token t + 1, and says what token t + 2
+    may be. As a `Runner` it keeps no valid lengths: a feed says where its rows are, and rows behind them are void.
+
+    width: of a position's features, those of all taps side by side. target_ids: of each of its own ids the target's.
+    """
+
+    width: int
+    target_ids: torch.Tensor
+
+    @property
+    def kv_bytes(self) -> int: ...
+
+    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> Step:
+        """Rows of the text. features: (sum of tokens, width), of all tokens of the feeds, one behind the other."""
+        ...
+
+    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> Step:
+        """One row for each feed, behind its own last token. states: of the step before. depth: 1 for the first."""
+        ...
+
+    def zero(self, slot: int, stop: int) -> None: ...
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        """The first `stop` rows."""
+        ...
 
 
 # Positions whose features wait: a head that nobody asks reads them before there are more.
@@ -59,10 +96,10 @@ class HeadedModel:
     from `fed`, up to what the target has cached.
     """
 
-    def __init__(self, lm: CachedLM, target: TappedRunner, runner: HeadRunner) -> None:
+    def __init__(self, lm: CachedLM, target: TappedRunner, head: Head) -> None:
         """target: which computes what is `lm`."""
-        self._lm, self._target, self._runner = lm, target, runner
-        nothing = torch.empty(0, runner.config.fused)
+        self._lm, self._target, self._head = lm, target, head
+        nothing = torch.empty(0, head.width)
         self._fed = [0] * lm.slots
         self._successors = [-1] * lm.slots
         self._held = [_Held(0, nothing, ())] * lm.slots
@@ -89,7 +126,7 @@ class HeadedModel:
 
     @property
     def kv_bytes(self) -> int:
-        return self._lm.kv_bytes + self._runner.kv_bytes
+        return self._lm.kv_bytes + self._head.kv_bytes
 
     def cached(self, slot: int) -> int:
         return self._lm.cached(slot)
@@ -113,7 +150,7 @@ class HeadedModel:
         self._held[slot] = held.until(length) if held.first < length else _Held(length, self._nothing, ())
 
     def discard(self, slot: int) -> None:
-        self._runner.zero(slot, self._lm.written(slot))
+        self._head.zero(slot, self._lm.written(slot))
         self._lm.discard(slot)
         self._forget(slot)
 
@@ -129,7 +166,7 @@ class HeadedModel:
         self._successors[target] = self._successors[source] if self._fed[target] == self._fed[source] else -1
         self._held[target] = self._held[source]
         self._cut(target, length)
-        self._runner.copy(source, target, self._fed[target])
+        self._head.copy(source, target, self._fed[target])
 
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
@@ -153,7 +190,7 @@ class HeadedModel:
         start, held = self._fed[feed.slot], self._held[feed.slot]
         tokens = [*held.since(start).tokens[1:], feed.tokens[0]]
         reads = Feed(feed.slot, start, tokens, 1)
-        self._runner.run([reads], held.since(start).features, fuse=True)
+        self._head.read([reads], held.since(start).features)
         self._settle(reads)
 
     @torch.inference_mode()
@@ -168,22 +205,23 @@ class HeadedModel:
             return drafted
         feeds = [self._feed(requests[at]) for at in live]
         features = [self._held[feed.slot].since(feed.start).features[: len(feed.tokens)] for feed in feeds]
-        step = self._runner.run(feeds, torch.cat(features), fuse=True)
+        step = self._head.read(feeds, torch.cat(features))
         for feed in feeds:
             self._settle(feed)
-        while True:
+        for depth in count(1):
             if not bool(torch.isfinite(step.logits).all()):
                 raise HeadFailed("its logits are not finite")
             rows = [_row(requests[at], len(drafted[at])) for at in live]
-            for at, token in zip(live, draw_among(self._runner.target_ids, step.logits, rows), strict=True):
+            for at, token in zip(live, draw_among(self._head.target_ids, step.logits, rows), strict=True):
                 drafted[at].append(token)
             going = [row for row, at in enumerate(live) if self._goes_on(requests[at], len(drafted[at]))]
             if not going:
-                return drafted
+                break
             states = step.states if len(going) == len(live) else step.states[going]
             live = [live[row] for row in going]
             feeds = [_next(requests[at], drafted[at]) for at in live]
-            step = self._runner.run(feeds, states, fuse=False)
+            step = self._head.follow(feeds, states, depth)
+        return drafted
 
     def _feed(self, request: HeadRequest) -> Feed:
         """The rows that the head lacks; the last one again if it has them all."""

@@ -18,8 +18,7 @@ from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
 from specwire.lm.heads import slots
 from specwire.lm.heads.eagle3 import Eagle3, save
-from specwire.lm.heads.runner import Step
-from specwire.lm.heads.slots import HeadedModel, HeadFailed
+from specwire.lm.heads.slots import HeadedModel, HeadFailed, Step
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, ByHand, head_of
 
@@ -169,13 +168,13 @@ def test_a_head_that_is_not_asked_reads_a_long_text_in_parts(tmp_path: Path, mon
     monkeypatch.setattr(slots, "MOST_HELD", 4)
     lm, text = headed(where, beside), [3 + (7 * index) % 40 for index in range(30)]
     reads = list[int]()
-    run = lm._runner.run
+    read = lm._head.read
 
-    def watched(feeds: Sequence[Feed], states: torch.Tensor, fuse: bool) -> Step:
+    def watched(feeds: Sequence[Feed], features: torch.Tensor) -> Step:
         reads.append(len(feeds[0].tokens))
-        return run(feeds, states, fuse)
+        return read(feeds, features)
 
-    monkeypatch.setattr(lm._runner, "run", watched)
+    monkeypatch.setattr(lm._head, "read", watched)
     for start in range(0, 28, 4):
         lm.forward([Feed(0, start, text[start : start + 4], 1)])
     assert reads == [8, 4, 4, 4, 4]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from specwire.core.model import Feed
 from specwire.lm.heads.eagle3 import Eagle3
+from specwire.lm.heads.slots import Step
 from specwire.lm.runners.decoder import (
     AttentionBatch,
     DecoderLayers,
@@ -80,22 +81,12 @@ class HeadLayer(DecoderLayers):
         return normed if self.normed_output else last, self._multiply(4, normed)
 
 
-class Step(NamedTuple):
-    """What a head's forward leads to, a row for each feed; see `HeadLayer.forward`."""
-
-    states: torch.Tensor
-    logits: torch.Tensor
-
-
-class HeadRunner:
-    """An EAGLE-3 head over `slots` texts. Row t of a slot is of the target's state at position t, and of token t + 1.
-
-    As a `Runner` it keeps no valid lengths.
-    """
+class Eagle3Runner:
+    """A `Head`: EAGLE-3 over `slots` texts."""
 
     def __init__(self, head: Eagle3, slots: int, context: int, dtype: torch.dtype) -> None:
         config = head.config
-        self.config = config
+        self.width = config.fused
         head = head.to(dtype).eval()
         self._cache = torch.zeros(1, slots, 2 * config.key_heads, context, config.head_dim, dtype=dtype)
         shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
@@ -106,8 +97,13 @@ class HeadRunner:
         self._decode: Any = compiled(HeadLayer(head, shape, _model(head, context), self._cache))
         self.target_ids = torch.arange(config.draft_vocabulary) + head.d2t
 
-    def run(self, feeds: Sequence[Feed], states: torch.Tensor, fuse: bool) -> Step:
-        """states: of all tokens of the feeds, one behind the other; see `HeadLayer.forward`."""
+    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> Step:
+        return self._run(feeds, features, fuse=True)
+
+    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> Step:
+        return self._run(feeds, states, fuse=False)
+
+    def _run(self, feeds: Sequence[Feed], states: torch.Tensor, fuse: bool) -> Step:
         batch = batch_of(feeds, self._layout)
         return Step(
             *self._decode(
