@@ -8,19 +8,21 @@ from pathlib import Path
 from specwire.core.model import ModelError
 from specwire.rpc.process import say
 
-KINDS = ("eagle3",)
+EAGLE3 = "eagle3"
+KINDS = (EAGLE3, "medusa", "hydra")
 EPILOG = """\
 FILES are texts, or lines of JSON with a "text" (.jsonl); folders are searched for .txt, .md, .py and .jsonl. The target
 computes its features of them; the head learns what it would say. The closer the texts are to what it will be asked, the
 better: its own answers are best. Every hundred steps are kept in --out, and a training that was ended goes on there.
-What is written is in speculators' format, for --heads of `specwire up` and `specwire verify`."""
+Medusa and Hydra have a head for each guess (--depth). What is written is for --heads of `specwire up` and `specwire
+verify`: EAGLE-3 in speculators' format, the others with names as in their own code, in safetensors."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--target", required=True, metavar="MODEL", help="path or hub id of the target")
-    add("--kind", choices=KINDS, default="eagle3", help="(default: %(default)s)")
+    add("--kind", choices=KINDS, default=EAGLE3, help="(default: %(default)s)")
     add("--data", required=True, nargs="+", type=Path, metavar="FILE", help="texts to learn from")
     add("--out", required=True, type=Path, metavar="DIR", help="where the head goes, and what is kept meanwhile")
     add("--steps", type=int, default=2000, metavar="N", help="of the training (default: %(default)s)")
@@ -28,9 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--window", type=int, default=512, metavar="N", help="tokens of a window (default: %(default)s)")
     add("--depth", type=int, default=4, metavar="N", help="guesses in a row that it learns (default: %(default)s)")
     add("--rate", type=float, default=3e-3, metavar="X", help="highest learning rate (default: %(default)s)")
-    add("--draft-vocabulary", type=int, default=32_000, metavar="N", help="ids that it can say (default: %(default)s)")
-    add("--inner", type=int, default=0, metavar="N", help="width of its gated layer (default: twice the target's)")
-    add("--taps", type=int, nargs=3, metavar="LAYER", help="layers whose input it reads (default: early, middle, late)")
+    add("--draft-vocabulary", type=int, default=32_000, metavar="N", help="ids that eagle3 says (default: %(default)s)")
+    add("--inner", type=int, default=0, metavar="N", help="width of eagle3's gated layer (default: twice the target's)")
+    add("--taps", type=int, nargs=3, metavar="LAYER", help="layers whose input eagle3 reads (default: spread)")
+    add("--layers", type=int, default=1, metavar="N", help="layers of each head of the others (default: %(default)s)")
     add("--device", default="cpu", help="such as cpu or cuda:0 (default: %(default)s)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: as many as there are cores)")
 
@@ -48,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         target=args.target,
         data=tuple(args.data),
         out=args.out,
+        kind=args.kind,
         steps=args.steps,
         rows=args.rows,
         window=args.window,
@@ -56,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         draft_vocabulary=args.draft_vocabulary,
         inner=args.inner,
         taps=tuple(args.taps or ()),
+        layers=args.layers,
         device=args.device,
         threads=args.threads,
     )
@@ -74,11 +79,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _refused(args: argparse.Namespace) -> str:
     """What is wrong with the options; "" if nothing is."""
-    for name in ("steps", "rows", "depth", "draft_vocabulary"):
+    for name in ("steps", "rows", "depth", "draft_vocabulary", "layers"):
         if getattr(args, name) < 1:
             return f"{name.replace('_', '-')}: must be at least 1, not {getattr(args, name)}"
     if args.inner < 0 or (args.threads is not None and args.threads < 1):
         return f"inner, threads: must not be negative or 0, not {args.inner}, {args.threads}"
+    if args.kind != EAGLE3 and (args.taps or args.inner):
+        return f"taps, inner: are of eagle3, not of {args.kind}"
     if args.window < 2 * args.depth + 2:
         return f"window: must be at least {2 * args.depth + 2} for a depth of {args.depth}, not {args.window}"
     if not 0 < args.rate < 1:

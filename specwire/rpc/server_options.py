@@ -255,7 +255,7 @@ def add_heads_argument(parser: argparse._ActionsContainer) -> None:
         "--heads",
         default="",
         metavar="DIR",
-        help="an EAGLE-3 head that was trained for this target: it drafts beside it, where that pays (default: none)",
+        help="EAGLE-3, Medusa or Hydra, trained for this target: it drafts beside it, where that pays (default: none)",
     )
 
 

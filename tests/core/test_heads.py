@@ -45,6 +45,12 @@ def test_on_a_full_verifier_it_does_not_draft_but_is_tried_now_and_then() -> Non
     assert depth.choose(rates, 1, rising, 200.0 / EXPLORED_SHARE) == 2
 
 
+def test_no_more_is_asked_than_the_head_has() -> None:
+    assert HeadDepth({1: 1.0}, 3).choose([[0.9] * MOST_HEAD_DEPTH], 1, flat, 0.0) == 3
+    one = HeadDepth({1: 100.0}, 1)
+    assert one.choose([[0.1]], 1, rising, 100.0 / EXPLORED_SHARE) == 1, "tries, too"
+
+
 def test_what_its_forwards_take_is_refined() -> None:
     depth = HeadDepth({1: 100.0, 4: 200.0})
     rates = [[0.6] * MOST_HEAD_DEPTH]

@@ -37,16 +37,20 @@ def command(target: str, data: Path, out: Path, *more: str) -> list[str]:
     return ["train-heads", "--target", target, "--data", str(data), "--out", str(out), *SHORT, *more]
 
 
-def test_what_it_writes_is_served(target: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("kind", "most"), [("eagle3", 3), ("medusa", 2), ("hydra", 2)])
+def test_what_it_writes_is_served(
+    kind: str, most: int, target: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Medusa and Hydra have as many heads as guesses were learnt."""
     out = tmp_path / "head"
-    assert main(command(target, data, out, "--steps", "6")) == 0
-    assert "held-out acceptance by position 0." in capsys.readouterr().err
+    assert main(command(target, data, out, "--steps", "6", "--kind", kind)) == 0
+    assert "held-out acceptance by position " in capsys.readouterr().err
     assert len(json.loads((out / "training.json").read_text())["held_out_acceptance"][-1]["by_position"]) == 2
     lm = load_model(target, slots=1, heads=str(out))
     assert isinstance(lm, HeadedModel)
     lm.forward([Feed(0, 0, [3, 4, 5], 1)])
     (drafted,) = lm.draft([HeadRequest(0, [3, 4, 5, 6], Sampling(), 3)])
-    assert len(drafted) == 3
+    assert len(drafted) == most
     assert all(0 <= token < models.VOCABULARY for token in drafted)
 
 
@@ -78,6 +82,8 @@ def test_one_that_was_ended_goes_on_and_comes_to_the_same(
     [
         (["--steps", "0"], "steps: must be at least 1, not 0"),
         (["--window", "5"], "window: must be at least 6 for a depth of 2, not 5"),
+        (["--kind", "hydra", "--inner", "8"], "taps, inner: are of eagle3, not of hydra"),
+        (["--kind", "medusa", "--layers", "0"], "layers: must be at least 1, not 0"),
         (["--rate", "7"], "rate: must be above 0 and below 1, not 7"),
         (["--data", "/nowhere/texts.txt"], "data: there is no /nowhere/texts.txt"),
     ],

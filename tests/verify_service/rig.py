@@ -13,10 +13,13 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome, Proposal
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.policy.heads import HeadDepth
+from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.core.stop_conditions import Stopping
 from specwire.core.text import hash_of
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed, LanguageModel, load_model
+from specwire.lm.heads.slots import HeadedModel
 from verify_service.engine.engine import DETACH_GRACE_US, Engine, Rest
 from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import (
@@ -63,9 +66,14 @@ class Rig:
         patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
         growth: float | None = None,
         drafting: HeadDrafting | None = None,
+        heads: str | None = None,
     ) -> None:
-        """growth: share of a millisecond that a row more costs; forwards then take their time. drafting: of a head."""
-        self.lm = load_model(spec, slots=slots, context=context)
+        """growth: share of a millisecond that a row more costs; forwards then take their time. drafting: of a head, or
+        `heads`, the directory of one.
+        """
+        self.lm = load_model(spec, slots=slots, context=context, heads=heads)
+        if isinstance(self.lm, HeadedModel):
+            drafting = HeadDrafting(self.lm, HeadDepth({1: 20.0}, self.lm.most_depth or MOST_HEAD_DEPTH))
         self.now = 0.0
         self.growth = growth
         costs = StepCosts(ForwardTimes(FLAT if growth is None else {m: self._cost(m) for m in ROWS}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.heads import HeadDepth
 from specwire.lm import load_model
+from tests.lm import models
+from tests.lm.heads.medusa_by_hand import FORMATS, written
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
 from verify_service.engine.heads import HeadDrafting
 
@@ -78,6 +81,25 @@ def test_the_text_is_the_target_s_whatever_the_head_says(
         assert handle in rig.finished
     assert heads.asked
     assert kinds(rig) == (set() if tokens is none else {SourceKind.HEAD})
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_texts_are_the_same_beside_heads_of_files(form: str, sampling: Sampling, tmp_path: Path) -> None:
+    made = models.config("llama")
+    made.eos_token_id = None
+    where = models.save(models.build(made), tmp_path / "target")
+    config, tensors, name = FORMATS[form]()
+    written(tmp_path / "head", config, tensors, name)
+    texts: list[dict[int, list[int]]] = []
+    for heads in (None, str(tmp_path / "head")):
+        rig = Rig(where, context=models.CONTEXT, ngram=False, heads=heads)
+        for handle in range(3):
+            rig.open(handle, (*PROMPT, handle), sampling=sampling, max_tokens=30)
+        rig.run()
+        assert kinds(rig) == ({SourceKind.HEAD} if heads else set())
+        texts.append(rig.tokens)
+    assert texts[0] == texts[1]
 
 
 def test_what_is_right_is_decided_in_fewer_steps() -> None:

@@ -11,6 +11,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes, typical
 from specwire.core.policy.heads import HeadDepth
+from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.lm import Feed, LanguageModel
 from specwire.lm.heads.slots import HeadedModel
 
@@ -74,18 +75,20 @@ def calibrate_head(model: HeadedModel) -> HeadDepth:
     numbers = sorted({min(sessions, model.slots) for sessions in (1, *SESSIONS)})
     _fill(model, max(numbers))
     tokens = _tokens(model, 0, prefix)
+    most = MOST_HEAD_DEPTH if model.most_depth is None else min(MOST_HEAD_DEPTH, model.most_depth)
+    depth = min(HEAD_DEPTH, most)
     found = {}
     for sessions in numbers:
-        requests = [HeadRequest(slot, tokens, Sampling(), HEAD_DEPTH) for slot in range(sessions)]
+        requests = [HeadRequest(slot, tokens, Sampling(), depth) for slot in range(sessions)]
         times = []
         for _ in range(HEAD_ROUNDS):
             began = time.perf_counter_ns()
             model.draft(requests)
-            times.append((time.perf_counter_ns() - began) / 1000 / HEAD_DEPTH)
+            times.append((time.perf_counter_ns() - began) / 1000 / depth)
         found[sessions] = _faster_half(times)
     for slot in range(max(numbers)):
         model.discard(slot)
-    return HeadDepth(found)
+    return HeadDepth(found, most)
 
 
 def _prefix(lm: LanguageModel) -> int:

@@ -9,7 +9,6 @@ from typing import Protocol
 from specwire.core.draft import HeadRequest
 from specwire.core.policy.estimates import expected_tokens
 from specwire.core.policy.heads import HeadDepth
-from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.core.verify.session import VerifySession
 from specwire.core.verify.text_sources import promise
 from verify_service.engine.sessions import Held
@@ -37,11 +36,12 @@ class HeadDrafting:
         if self._heads is None:
             return
         alone, plain_us = len(decoding) == 1, V(len(decoding))
-        asked = [(slot, held.session) for slot, held in decoding.items() if _wants(held.session, alone, plain_us)]
+        most = self._depth.most
+        asked = [(slot, held.session) for slot, held in decoding.items() if _wants(held.session, alone, plain_us, most)]
         if not asked:
             return
         began_us = now_us()
-        rates = [session.head.acceptance.rates(MOST_HEAD_DEPTH) for _, session in asked if session.head is not None]
+        rates = [session.head.acceptance.rates(most) for _, session in asked if session.head is not None]
         depth = self._depth.choose(rates, len(decoding), V, began_us)
         if not depth:
             return
@@ -72,11 +72,11 @@ def _charge(held: Collection[Held], drafted_for: Sequence[VerifySession], took_u
         session.ledger.charge(took_us, 0, 0.0, took_us * len(held) / len(drafted_for))
 
 
-def _wants(session: VerifySession, alone: bool, plain_us: float) -> bool:
+def _wants(session: VerifySession, alone: bool, plain_us: float, most: int) -> bool:
     """Whether a head's tokens could be tested next, and are not there yet.
 
     A session whose ledger is used up could not bear a window, and drafting is charged to it as well. alone: what the
-    text itself proposes is looked up in any case, and may promise more than a head could.
+    text itself proposes is looked up in any case, and may promise more than a head could. most: tokens of the head.
     """
     if session.head is None or not session.trusting or session.room < 2 or session.head.proposed:
         return False
@@ -84,5 +84,4 @@ def _wants(session: VerifySession, alone: bool, plain_us: float) -> bool:
         return False
     if not alone or session.ngram is None:
         return True
-    most = expected_tokens(session.head.acceptance.rates(MOST_HEAD_DEPTH), MOST_HEAD_DEPTH)
-    return promise(session.ngram.look()) < most
+    return promise(session.ngram.look()) < expected_tokens(session.head.acceptance.rates(most), most)

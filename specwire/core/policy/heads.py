@@ -15,9 +15,11 @@ class HeadDepth:
 
     Args:
         forward_us: of a forward of the head for so many sessions, measured at start; refined here.
+        most: tokens that the head can draft in a row, or that are ever asked of one.
     """
 
-    def __init__(self, forward_us: Mapping[int, float]) -> None:
+    def __init__(self, forward_us: Mapping[int, float], most: int = MOST_HEAD_DEPTH) -> None:
+        self.most = most
         self._measured = dict(forward_us)
         self._scale = 1.0
         self._drafted_us = 0.0
@@ -39,14 +41,15 @@ class HeadDepth:
         """
         sessions = len(rates)
         forward_us = self._forward_us(sessions)
-        decided = [list(accumulate(each[:MOST_HEAD_DEPTH], mul)) for each in rates]
+        decided = [list(accumulate(each[: self.most], mul)) for each in rates]
         plain_us, tokens = V(decoding), float(decoding)
         best, best_rate = 0, LEAST_GUESS_GAIN * decoding / plain_us
-        for depth in range(1, MOST_HEAD_DEPTH + 1):
+        for depth in range(1, self.most + 1):
             tokens += sum(each[depth - 1] for each in decided)
             rate = tokens / (V(decoding + depth * sessions) + depth * forward_us)
             if rate > best_rate:
                 best, best_rate = depth, rate
-        if best == 0 and PROBE_WINDOW * forward_us <= EXPLORED_SHARE * (now_us - self._drafted_us):
-            return PROBE_WINDOW
+        probe = min(PROBE_WINDOW, self.most)
+        if best == 0 and probe * forward_us <= EXPLORED_SHARE * (now_us - self._drafted_us):
+            return probe
         return best

@@ -10,19 +10,20 @@ the layer under `midlayer.`). Written is speculators'.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import silu
 
 from specwire.core.model import ModelError
+from specwire.lm.heads.files import CONFIG, read_config, read_tensors
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+WEIGHTS = "model.safetensors"
 KIND = "eagle3"
 LAYER = "layers.0."
 ORIGINAL_LAYER = "midlayer."
@@ -62,11 +63,7 @@ class Eagle3Config:
     @classmethod
     def read(cls, folder: Path, target_layers: int) -> Eagle3Config:
         """Of either format. Raises ModelError that names file and key."""
-        path = folder / CONFIG
-        try:
-            whole = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: cannot be read: {error}") from error
+        path, whole = folder / CONFIG, read_config(folder)
         layer = whole.get("transformer_layer_config", whole)
 
         def needed(key: str) -> int:
@@ -217,6 +214,20 @@ class Eagle3(nn.Module):
         out: torch.Tensor = hidden + self.down_proj(silu(self.gate_proj(normed)) * self.up_proj(normed))
         return (self.norm(out) if self.config.norm_output else out), own
 
+    def unrolled(self, tokens: torch.Tensor, taps: torch.Tensor, depth: int) -> Iterator[torch.Tensor]:
+        """Logits of each step, (rows, places, draft vocabulary): place t reads taps at t and tokens from t + 1 on.
+
+        tokens: (rows, length). taps: (rows, length, 3 target_hidden). Places are those of which all steps are within.
+        """
+        places = tokens.shape[1] - depth - 1
+        features = self.fuse(taps[:, :places])
+        before: list[KeysValues] = []
+        for step in range(depth):
+            positions = torch.arange(step, step + places, device=tokens.device)
+            features, own = self.step(features, tokens[:, step + 1 : step + 1 + places], positions, before)
+            before.append(own)
+            yield self.logits(features)
+
     def logits(self, out: torch.Tensor) -> torch.Tensor:
         """(..., draft_vocabulary) of what a step returned."""
         found: torch.Tensor = self.lm_head(out if self.config.norm_output else self.norm(out))
@@ -285,11 +296,7 @@ def load(folder: Path, target_layers: int, embed: torch.Tensor) -> Eagle3:
     """
     config = Eagle3Config.read(folder, target_layers)
     path = folder / WEIGHTS
-    try:
-        stored = load_file(path)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}") from error
-    stored = {name.replace(ORIGINAL_LAYER, LAYER): tensor for name, tensor in stored.items()}
+    stored = {name.replace(ORIGINAL_LAYER, LAYER): tensor for name, tensor in read_tensors(path).items()}
     head = Eagle3(config, None if "embed_tokens.weight" in stored else embed)
     state = head.state_dict()
     for own, name in names(config).items():

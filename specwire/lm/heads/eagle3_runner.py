@@ -84,6 +84,8 @@ class HeadLayer(DecoderLayers):
 class Eagle3Runner:
     """A `Head`: EAGLE-3 over `slots` texts."""
 
+    most_depth: int | None = None
+
     def __init__(self, head: Eagle3, slots: int, context: int, dtype: torch.dtype) -> None:
         config = head.config
         self.width = config.fused

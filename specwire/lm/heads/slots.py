@@ -32,10 +32,12 @@ class Head(Protocol):
     may be. As a `Runner` it keeps no valid lengths: a feed says where its rows are, and rows behind them are void.
 
     width: of a position's features, those of all taps side by side. target_ids: of each of its own ids the target's.
+    most_depth: tokens that it can draft in a row; None for any number.
     """
 
     width: int
     target_ids: torch.Tensor
+    most_depth: int | None
 
     @property
     def kv_bytes(self) -> int: ...
@@ -128,6 +130,11 @@ class HeadedModel:
     def kv_bytes(self) -> int:
         return self._lm.kv_bytes + self._head.kv_bytes
 
+    @property
+    def most_depth(self) -> int | None:
+        """Tokens that are drafted behind a text at most, however many are asked for."""
+        return self._head.most_depth
+
     def cached(self, slot: int) -> int:
         return self._lm.cached(slot)
 
@@ -195,7 +202,7 @@ class HeadedModel:
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
-        """Behind each text as many tokens as are asked for, or as fit into the context.
+        """Behind each text as many tokens as are asked for, or as the head has, or as fit into the context.
 
         Everything before a text's last token must be cached. Of a text shorter than two tokens nothing is drafted.
         """
@@ -237,7 +244,8 @@ class HeadedModel:
         self._held[feed.slot] = self._held[feed.slot].since(feed.stop - 1)
 
     def _goes_on(self, request: HeadRequest, drafted: int) -> bool:
-        return drafted < request.depth and len(request.tokens) + drafted < self.info.context
+        most = request.depth if self.most_depth is None else min(request.depth, self.most_depth)
+        return drafted < most and len(request.tokens) + drafted < self.info.context
 
 
 def _row(request: HeadRequest, drafted: int) -> DraftRow:

@@ -12,8 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from specwire.core.model import ModelError
-from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config, save
-from specwire.lm.heads.training import Schedule, draft_ids, train
+from specwire.lm.heads import eagle3, medusa
+from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
+from specwire.lm.heads.medusa import HYDRA, Medusa, MedusaConfig
+from specwire.lm.heads.training import Schedule, Taught, draft_ids, train
 from specwire.lm.model_config import first_line
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
@@ -29,13 +31,15 @@ SEED = 20261123
 class Course:
     """What is to be learnt of which target, and how; see `specwire train-heads`.
 
-    window: tokens; rows: windows a step. depth: guesses in a row. rate: the highest learning rate. inner: width of the
-    gated layer, 0 for twice the target's. taps: none for early, middle and late ones. threads: None for PyTorch's own.
+    window: tokens; rows: windows a step. depth: guesses in a row. rate: the highest learning rate. threads: None for
+    PyTorch's own. Of EAGLE-3: draft_vocabulary; inner: width of the gated layer, 0 for twice the target's; taps: none
+    for early, middle and late ones. Of Medusa and Hydra: layers, of each head.
     """
 
     target: str
     data: tuple[Path, ...]
     out: Path
+    kind: str = eagle3.KIND
     steps: int = 2000
     rows: int = 8
     window: int = 512
@@ -44,6 +48,7 @@ class Course:
     draft_vocabulary: int = 32_000
     inner: int = 0
     taps: tuple[int, ...] = ()
+    layers: int = 1
     device: str = "cpu"
     threads: int | None = None
 
@@ -60,17 +65,15 @@ def teach(course: Course, tell: Callable[[str], None]) -> list[float]:
     stream = _stream(texts_of(course.data), tokenizer)
     training, held_out = _windows(stream, course)
     torch.manual_seed(SEED)
-    embed = target.get_input_embeddings().weight.detach().clone()
-    head = Eagle3(_config(course, target.config.get_text_config(), len(embed)), embed).to(course.device)
-    head.d2t.copy_(draft_ids(torch.bincount(stream, minlength=len(embed)), head.config.draft_vocabulary))
-    with torch.no_grad():  # begin from what the target says of a hidden state
-        own = torch.arange(head.config.draft_vocabulary, device=head.d2t.device)
-        head.lm_head.weight.copy_(target.get_output_embeddings().weight[head.target_ids(own)])
+    head: Taught = _eagle3(course, target, stream) if course.kind == eagle3.KIND else _medusa(course, target)
     course.out.mkdir(parents=True, exist_ok=True)
     schedule = Schedule(course.rate, min(WARM_UP, course.steps), course.steps, max(1, round(DECAYING * course.steps)))
     windows = _batches(training, course)
     curve = train(head, target, windows, held_out, schedule, course.out, depth=course.depth, tell=tell)
-    save(head.bfloat16(), course.out, course.target)
+    if isinstance(head, Eagle3):
+        eagle3.save(head.bfloat16(), course.out, course.target)
+    else:
+        medusa.save(head.bfloat16(), course.out, course.target)
     record = {"held_out_acceptance": [{"step": step, "by_position": shares} for step, shares in curve]}
     (course.out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
     return curve[-1][1] if curve else []
@@ -84,6 +87,37 @@ def _target(course: Course) -> tuple[Any, Any]:
         return target.to(course.device).eval(), tokenizer
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"target {course.target!r}: {first_line(error)}") from error
+
+
+def _eagle3(course: Course, target: Any, stream: torch.Tensor) -> Eagle3:
+    """It begins from what the target says of a hidden state."""
+    embed = target.get_input_embeddings().weight.detach().clone()
+    head = Eagle3(_config(course, target.config.get_text_config(), len(embed)), embed).to(course.device)
+    head.d2t.copy_(draft_ids(torch.bincount(stream, minlength=len(embed)), head.config.draft_vocabulary))
+    with torch.no_grad():
+        own = torch.arange(head.config.draft_vocabulary, device=head.d2t.device)
+        head.lm_head.weight.copy_(target.get_output_embeddings().weight[head.target_ids(own)])
+    return head
+
+
+def _medusa(course: Course, target: Any) -> Medusa:
+    """As many heads as guesses; they begin from what the target says of a hidden state."""
+    shape: Any = target.config.get_text_config()
+    embed = target.get_input_embeddings().weight.detach().clone()
+    config = MedusaConfig(
+        kind=course.kind,
+        heads=course.depth,
+        layers=course.layers,
+        hidden=shape.hidden_size,
+        vocabulary=len(embed),
+        draft_vocabulary=len(embed),
+        tap=shape.num_hidden_layers,
+        grounded=course.kind == HYDRA,
+        output_bias=course.kind == HYDRA,
+    )
+    head = Medusa(config, embed).to(course.device)
+    head.begin(target.get_output_embeddings().weight)
+    return head
 
 
 def _config(course: Course, config: PreTrainedConfig, vocabulary: int) -> Eagle3Config:

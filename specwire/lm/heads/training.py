@@ -1,8 +1,9 @@
-"""Teach a head to say what its target would, with training-time test (EAGLE-3, section 3.2).
+"""Teach a head to say what its target would.
 
 The target computes its hidden states and logits of a window; the head is run over it as many steps deep as it will be
-used, each step reading the one before, and learns the target's distribution over the ids that it can say. What follows
-is the window's own text: a later step is only of use where the guesses before were right.
+used, and learns the target's distribution over the ids that it can say. What follows is the window's own text: a later
+step is only of use where the guesses before were right. What a step reads is the head's own: its output of the step
+before (training-time test: EAGLE-3, section 3.2), or the state that all steps read (Medusa, Hydra).
 """
 
 from __future__ import annotations
@@ -16,8 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from specwire.lm.heads.eagle3 import Eagle3, KeysValues
+from specwire.core.model import ModelError
+from specwire.lm.heads.eagle3 import Eagle3
+from specwire.lm.heads.medusa import Medusa
 from specwire.progress import LAST_LINE, Bar
+
+# Kinds that can be taught.
+Taught = Eagle3 | Medusa
 
 CHECKPOINT = "training.checkpoint"
 # Steps.
@@ -75,7 +81,10 @@ class Optimiser:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What a target says of windows. taps: (rows, length, 3 hidden). logits: (rows, length, vocabulary), float32."""
+    """What a target says of windows. taps: (rows, length, taps x hidden). logits: (rows, length, vocabulary), float32.
+
+    The last tap is behind the target's last norm.
+    """
 
     tokens: torch.Tensor
     taps: torch.Tensor
@@ -91,23 +100,17 @@ def lesson(target: Any, tokens: torch.Tensor, taps: tuple[int, ...]) -> Lesson:
     return Lesson(tokens, features.float(), found.logits.float())
 
 
-def unrolled(head: Eagle3, given: Lesson, depth: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def unrolled(head: Taught, given: Lesson, depth: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Of each step its logits, (rows, places, draft vocabulary), and the target's there, over the same ids.
 
     Places are those of which all steps are within the window.
     """
-    places = given.tokens.shape[1] - depth - 1
-    features = head.fuse(given.taps[:, :places])
-    ids = torch.arange(head.config.draft_vocabulary, device=head.d2t.device) + head.d2t
-    before: list[KeysValues] = []
-    for step in range(depth):
-        positions = torch.arange(step, step + places, device=ids.device)
-        features, own = head.step(features, given.tokens[:, step + 1 : step + 1 + places], positions, before)
-        before.append(own)
-        yield head.logits(features), given.logits[:, step + 1 : step + 1 + places, ids]
+    ids = head.target_ids(torch.arange(head.config.draft_vocabulary, device=given.tokens.device))
+    for step, own in enumerate(head.unrolled(given.tokens, given.taps, depth)):
+        yield own, given.logits[:, step + 1 : step + 1 + own.shape[1], ids]
 
 
-def loss_of(head: Eagle3, given: Lesson, depth: int, decay: float) -> torch.Tensor:
+def loss_of(head: Taught, given: Lesson, depth: int, decay: float) -> torch.Tensor:
     """Cross-entropy to the target's distribution and half of that to its best id, in nats, over steps."""
     total = torch.zeros((), device=given.logits.device)
     for step, (own, target) in enumerate(unrolled(head, given, depth)):
@@ -118,7 +121,7 @@ def loss_of(head: Eagle3, given: Lesson, depth: int, decay: float) -> torch.Tens
 
 
 @torch.no_grad()
-def acceptance(head: Eagle3, lessons: Iterator[Lesson], depth: int) -> list[float]:
+def acceptance(head: Taught, lessons: Iterator[Lesson], depth: int) -> list[float]:
     """How often a step's best id is the target's where all steps before were right, greedily."""
     right, tested = [0] * depth, [0] * depth
     for given in lessons:
@@ -134,7 +137,7 @@ def acceptance(head: Eagle3, lessons: Iterator[Lesson], depth: int) -> list[floa
 
 
 def train(
-    head: Eagle3,
+    head: Taught,
     target: Any,
     windows: Iterator[torch.Tensor],
     held_out: torch.Tensor,
@@ -148,13 +151,19 @@ def train(
     """Train to the schedule's end, from a checkpoint in `work` if there is one; the held-out acceptance as it went.
 
     windows: (rows, length) ids, the same ones in the same order every time. held_out: (rows, length).
+
+    Raises:
+        ModelError: the checkpoint is of another head.
     """
     optimiser, first, curve = Optimiser(head, schedule), 0, []
     checkpoint = work / CHECKPOINT
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
-        head.load_state_dict(saved["head"])
-        optimiser.load(saved["optimiser"])
+        try:
+            head.load_state_dict(saved["head"])
+            optimiser.load(saved["optimiser"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ModelError(f"{checkpoint}: is of another head; train in another folder, or remove it") from error
         first, curve = saved["step"], saved["curve"]
     began = time.monotonic()
     with Bar("head", schedule.steps, done=first) as bar:

@@ -9,11 +9,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specwire.core.model import ModelError
 from specwire.lm.heads import training
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
-from specwire.lm.heads.training import Schedule, acceptance, draft_ids, lesson, train, unrolled
+from specwire.lm.heads.medusa import HYDRA, MEDUSA, Medusa, MedusaConfig
+from specwire.lm.heads.training import Lesson, Schedule, Taught, acceptance, draft_ids, lesson, loss_of, train, unrolled
 
-VOCABULARY, HIDDEN = 48, 32
+VOCABULARY, HIDDEN, LAYERS = 48, 32, 4
 CONFIG = Eagle3Config(HIDDEN, 48, 4, 2, 8, VOCABULARY, 40, (1, 2, 3))
 SCHEDULE = Schedule(5e-3, 5, 40, 20)
 
@@ -25,7 +27,7 @@ def target() -> LlamaForCausalLM:
         vocab_size=VOCABULARY,
         hidden_size=HIDDEN,
         intermediate_size=48,
-        num_hidden_layers=4,
+        num_hidden_layers=LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
@@ -43,10 +45,27 @@ def head_of(target: LlamaForCausalLM) -> Eagle3:
     return head
 
 
+def medusa_of(target: LlamaForCausalLM, kind: str) -> Medusa:
+    """Two heads."""
+    torch.manual_seed(5)
+    shape = MedusaConfig(kind, 2, 1, HIDDEN, VOCABULARY, VOCABULARY, LAYERS, grounded=kind == HYDRA)
+    head = Medusa(shape, target.get_parameter("model.embed_tokens.weight").detach().clone())
+    head.begin(target.get_parameter("lm_head.weight").detach())
+    return head
+
+
+def student(target: LlamaForCausalLM, kind: str) -> Taught:
+    return head_of(target) if kind == "eagle3" else medusa_of(target, kind)
+
+
 def windows(seed: int = 1) -> Iterator[torch.Tensor]:
+    """Each token follows from the one before, so that a state tells what comes after the next one, too."""
     generator = torch.Generator().manual_seed(seed)
     while True:
-        yield torch.randint(VOCABULARY, (4, 24), generator=generator)
+        tokens = [torch.randint(VOCABULARY, (4,), generator=generator)]
+        for _ in range(23):
+            tokens.append((5 * tokens[-1] + 7) % VOCABULARY)
+        yield torch.stack(tokens, dim=1)
 
 
 def test_a_place_learns_what_the_target_says_behind_what_it_has_read(target: LlamaForCausalLM) -> None:
@@ -59,27 +78,53 @@ def test_a_place_learns_what_the_target_says_behind_what_it_has_read(target: Lla
         assert torch.equal(wanted, given.logits[:, step + 1 : step + 21][..., ids])
 
 
+@pytest.mark.parametrize("kind", [MEDUSA, HYDRA])
+@torch.no_grad()
+def test_heads_begin_with_what_the_target_says_of_the_state_that_they_read(target: LlamaForCausalLM, kind: str) -> None:
+    """Each head's place t reads the state at t, of which the target says what follows at t + 1."""
+    head, tokens = medusa_of(target, kind), next(windows())
+    said = target(tokens).logits
+    given = Lesson(tokens, target.model(tokens).last_hidden_state, said)
+    for step, (own, wanted) in enumerate(unrolled(head, given, 2)):
+        assert own.shape == wanted.shape == (4, 21, VOCABULARY)
+        assert torch.allclose(own, said[:, :21], atol=1e-4)
+        assert torch.equal(wanted, said[:, step + 1 : step + 22])
+
+
 def test_the_ids_that_occur_most_are_said() -> None:
     offsets = draft_ids(torch.tensor([5, 0, 9, 1, 7, 7]), 3)
     assert (torch.arange(3) + offsets).tolist() == [2, 4, 5]
 
 
+@pytest.mark.parametrize("kind", ["eagle3", MEDUSA, HYDRA])
 def test_it_learns_and_goes_on_where_it_was_killed(
-    target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same curve of held-out acceptance, whole and in two parts."""
     monkeypatch.setattr(training, "EVALUATE_EVERY", 10)
     monkeypatch.setattr(training, "SAVE_EVERY", 10)
     held_out, said = next(windows(9)), list[str]()
 
-    def run(work: Path, stop: int | None = None) -> list[tuple[int, list[float]]]:
+    def run(work: Path, stop: int | None = None, head: Taught | None = None) -> list[tuple[int, list[float]]]:
         work.mkdir(exist_ok=True)
         some = (tokens for tokens, _ in zip(windows(), range(stop or 1 << 30), strict=False))
-        return train(head_of(target), target, some, held_out, SCHEDULE, work, depth=2, tell=said.append)
+        return train(head or student(target, kind), target, some, held_out, SCHEDULE, work, depth=2, tell=said.append)
 
-    whole = run(tmp_path / "whole")
+    taught, untaught = student(target, kind), student(target, kind)
+    whole = run(tmp_path / "whole", head=taught)
     assert run(tmp_path / "parts", stop=25) == whole[:2]
     assert run(tmp_path / "parts") == whole
-    untaught = acceptance(head_of(target), iter([lesson(target, held_out, CONFIG.taps)]), 2)
-    assert whole[-1][1][0] > untaught[0]
+    given = lesson(target, held_out, taught.config.taps)
+    assert all(new > old for new, old in zip(whole[-1][1], acceptance(untaught, iter([given]), 2), strict=True))
+    assert loss_of(taught, given, 2, 0.8) < loss_of(untaught, given, 2, 0.8) - 0.2
     assert any("held-out acceptance by position" in line for line in said)
+
+
+def test_a_checkpoint_of_another_head_is_refused_in_a_sentence(
+    target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "SAVE_EVERY", 2)
+    short, held_out = Schedule(5e-3, 1, 2, 1), next(windows(9))
+    train(medusa_of(target, MEDUSA), target, windows(), held_out, short, tmp_path, depth=2)
+    with pytest.raises(ModelError, match="training.checkpoint: is of another head"):
+        train(medusa_of(target, HYDRA), target, windows(), held_out, short, tmp_path, depth=2)

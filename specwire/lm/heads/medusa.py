@@ -1,0 +1,401 @@
+"""Medusa (Cai et al. 2024, arXiv 2401.10774) and Hydra (Ankner et al. 2024, arXiv 2402.05109): a head for each step.
+
+All heads read what the target says behind its last norm of text position t. Head k (from 1) says what stands at t+1+k:
+residual layers x + silu(W x), and an output layer. Medusa's heads read nothing else. Hydra's head k reads the
+embeddings of the k tokens at t+1 .. t+k too, side by side behind the state; its first layer is R x + silu(W x), which
+has a matrix in the residual's place.
+
+Blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115) is Medusa with an output layer that all heads share,
+whose guesses are compared with the target's best ids: greedy sampling here.
+
+Formats, each with a `config.json`:
+
+- Medusa as its own code has it (FasterDecoding/Medusa: medusa/model/medusa_model.py, medusa/train/train_legacy.py):
+  `medusa_num_heads`, `medusa_num_layers`; tensors `{head}.{layer}.linear.weight|bias` and `{head}.{layers}.weight`,
+  under `medusa_head.` or not, counted from 0.
+- Medusa as vLLM reads it (vllm/model_executor/models/medusa.py, vllm/transformers_utils/configs/medusa.py): also
+  `num_heads`, `num_hidden_layers`; `medusa_fc_bias`, `original_lm_head`, `logit_scale`, `truncated_vocab_size`; tensors
+  `blocks.{head}.layers.{layer}.weight|bias`, `lm_heads.{head}.weight` or one `lm_head.weight`, and `token_map`, the
+  target's ids of a truncated vocabulary.
+- Hydra as its own code has it (zankner/Hydra: hydra/model/hydra_model.py, hydra/model/hydra_heads/mlp_head.py):
+  `hydra_num_heads`, `hydra_num_layers`, `hydra_head_arch` (only `mlp`), `grounded_heads` (whether embeddings are read),
+  `hidden_state_offset` (so many layers earlier than the last, and then before any norm); tensors
+  `hydra_mlp.{head}.{layer}.linear.weight|bias`, `hydra_mlp.{head}.0.res_connection.weight|bias` and
+  `hydra_lm_head.{head}.weight|bias`.
+
+Both projects' own code pickles its tensors (`medusa_lm_head.pt`, `hydra_lm_head.pt`). Only safetensors are read, of
+the same names: `medusa_lm_head.safetensors` or `model.safetensors`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional
+
+from specwire.core.model import Feed, ModelError
+from specwire.lm.heads.files import CONFIG, read_tensors, tensor_of, whole_number
+from specwire.lm.heads.slots import Step
+from specwire.lm.runners.linear import LinearWeights, pack
+
+MEDUSA, HYDRA = "medusa", "hydra"
+FILES = {MEDUSA: "medusa_lm_head", HYDRA: "hydra_lm_head"}
+MODEL_FILE = "model.safetensors"
+
+
+def kind_of(config: Mapping[str, Any]) -> str | None:
+    """Which of the two a config.json is of; None for neither."""
+    if "hydra_num_heads" in config:
+        return HYDRA
+    return MEDUSA if "medusa_num_heads" in config or config.get("model_type") == MEDUSA else None
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaConfig:
+    """Shapes of heads of either kind.
+
+    heads: how many tokens they guess. layers: of each. tap: of the target, see `specwire.lm.runners.decoder.Decoder`;
+    normed: it is read behind the target's last norm. grounded: embeddings are read (Hydra's). bias, output_bias: of
+    residual and output layers. shared: all heads have one output layer. draft_vocabulary: ids that they can say. scale:
+    of logits.
+    """
+
+    kind: str
+    heads: int
+    layers: int
+    hidden: int
+    vocabulary: int
+    draft_vocabulary: int
+    tap: int
+    normed: bool = True
+    grounded: bool = False
+    bias: bool = True
+    output_bias: bool = False
+    shared: bool = False
+    scale: float = 1.0
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return (self.tap,)
+
+    def width(self, head: int) -> int:
+        """Of what 0-based `head` reads."""
+        return self.hidden * (head + 2 if self.grounded else 1)
+
+
+class ResidualLayer(nn.Module):
+    """x + silu(W x), or R x + silu(W x) where that is narrower than x."""
+
+    def __init__(self, width: int, hidden: int, bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, hidden, bias=bias)
+        self.residual = nn.Linear(width, hidden) if width != hidden else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept: torch.Tensor = x if self.residual is None else self.residual(x)
+        return kept + functional.silu(self.linear(x))
+
+
+class Medusa(nn.Module):
+    """Heads of either kind. embed: the target's embedding. ids: of each id that they can say the target's."""
+
+    embed: torch.Tensor
+    ids: torch.Tensor
+
+    def __init__(self, config: MedusaConfig, embed: torch.Tensor) -> None:
+        super().__init__()
+        self.config = config
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                *(
+                    ResidualLayer(config.hidden if layer else config.width(head), config.hidden, config.bias)
+                    for layer in range(config.layers)
+                )
+            )
+            for head in range(config.heads)
+        )
+        self.outputs = nn.ModuleList(
+            nn.Linear(config.hidden, config.draft_vocabulary, bias=config.output_bias)
+            for _ in range(1 if config.shared else config.heads)
+        )
+        self.register_buffer("embed", embed, persistent=False)
+        self.register_buffer("ids", torch.arange(config.draft_vocabulary, device=embed.device), persistent=False)
+
+    def reads(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """What the next head reads, (..., width); states: what the last one has read, or the target's. tokens: (...)"""
+        if not self.config.grounded:
+            return states
+        return torch.cat([states, functional.embedding(tokens, self.embed).to(states.dtype)], dim=-1)
+
+    def logits(self, head: int, read: torch.Tensor) -> torch.Tensor:
+        """(..., draft vocabulary) of what 0-based `head` reads."""
+        x = self.blocks[head](read)
+        found: torch.Tensor = self.outputs[0 if self.config.shared else head](x)
+        return found if self.config.scale == 1.0 else found * self.config.scale
+
+    def unrolled(self, tokens: torch.Tensor, features: torch.Tensor, depth: int) -> Iterator[torch.Tensor]:
+        """Logits of each head, (rows, places, draft vocabulary): place t reads features at t and tokens from t + 1 on.
+
+        tokens: (rows, length). features: (rows, length, hidden). Places are those of which all heads are within.
+        """
+        places = tokens.shape[1] - depth - 1
+        read = features[:, :places]
+        for head in range(depth):
+            read = self.reads(read, tokens[:, head + 1 : head + 1 + places])
+            yield self.logits(head, read)
+
+    def target_ids(self, own: torch.Tensor) -> torch.Tensor:
+        return self.ids[own]
+
+    @torch.no_grad()
+    def begin(self, output: torch.Tensor) -> None:
+        """Heads that say what the target says of a state. output: (draft vocabulary, hidden), of its output layer."""
+        for parameter in self.blocks.parameters():
+            parameter.zero_()
+        for block in self.blocks.modules():
+            if isinstance(block, ResidualLayer) and block.residual is not None:
+                block.residual.weight[:, : self.config.hidden] = torch.eye(self.config.hidden)
+        for layer in self.outputs.parameters():
+            layer.zero_() if layer.ndim == 1 else layer.copy_(output)
+
+
+# Over the slots of a target
+
+
+class PackedLayer(nn.Module):
+    """A linear layer in the form that is quick here."""
+
+    def __init__(self, product: nn.Module, layer: LinearWeights) -> None:
+        super().__init__()
+        self._product, self._layer = product, layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self._product(x, *self._layer)
+        return y
+
+
+class MedusaRunner:
+    """A `Head` of either kind. It keeps nothing of a text."""
+
+    kv_bytes = 0
+    most_depth: int | None
+
+    def __init__(self, head: Medusa, norm: nn.Module | None, dtype: torch.dtype) -> None:
+        """norm: the target's last one, if the head reads behind it. The head is this runner's from now on."""
+        self.width, self.most_depth = head.config.hidden, head.config.heads
+        self.target_ids = head.ids
+        self._norm, self._dtype = deepcopy(norm), dtype
+        self._head = head.to(head.embed.device).eval()
+        _pack(self._head, dtype)
+
+    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> Step:
+        ends = torch.tensor([len(feed.tokens) for feed in feeds], device=features.device).cumsum(0)
+        states = features[ends - 1]
+        if self._norm is not None:
+            states = self._norm(states.to(next(self._norm.parameters()).dtype))
+        return self._run(0, feeds, states.to(self._dtype))
+
+    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> Step:
+        return self._run(depth, feeds, states)
+
+    def _run(self, head: int, feeds: Sequence[Feed], states: torch.Tensor) -> Step:
+        tokens = torch.tensor([feed.tokens[-1] for feed in feeds], device=states.device)
+        states = self._head.reads(states, tokens)
+        return Step(states, self._head.logits(head, states))
+
+    def zero(self, slot: int, stop: int) -> None:
+        """There is nothing."""
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        """There is nothing."""
+
+
+def _pack(head: Medusa, dtype: torch.dtype) -> None:
+    found = [
+        (parent, name, child)
+        for parent in head.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Linear)
+    ]
+    cast = [child.to(dtype) for _, _, child in found]
+    product, layers = pack([_linear(child) for child in cast])
+    for (parent, name, _), layer in zip(found, layers, strict=True):
+        setattr(parent, name, PackedLayer(product, layer))
+
+
+def _linear(layer: nn.Linear) -> LinearWeights:
+    bias: torch.Tensor | None = layer.bias  # None where it has none, which its type does not tell
+    return LinearWeights(layer.weight.detach(), None if bias is None else bias.detach())
+
+
+# Files
+
+
+def load(folder: Path, config: Mapping[str, Any], layers: int, embed: torch.Tensor, served: int) -> Medusa:
+    """Read heads of either kind.
+
+    Args:
+        config: of config.json in `folder`.
+        layers, embed: the target's; what the file does not tell of its shapes is taken from there.
+        served: ids from this one on are no tokens, and are not said.
+
+    Raises:
+        ModelError: names file and key or tensor.
+    """
+    kind = kind_of(config) or MEDUSA
+    path = _weights(folder, kind)
+    stored = {name.removeprefix("medusa_head."): tensor for name, tensor in read_tensors(path).items()}
+    stored = {name.removeprefix("medusa_heads."): tensor for name, tensor in stored.items()}
+    if kind == HYDRA:
+        told = _hydra(folder / CONFIG, config, layers, embed)
+    else:
+        told = _medusa(folder / CONFIG, config, stored, layers, embed)
+    ids = _ids(path, stored, told)
+    said = ids < served
+    state: dict[str, torch.Tensor] = {}
+    for own, name, shape in _parts(told, stored):
+        if own.startswith("outputs."):
+            tensor = tensor_of(path, stored, name, (len(ids), *shape), (told.vocabulary, *shape))
+            state[own] = (tensor[ids] if len(tensor) > len(ids) else tensor)[said]
+        else:
+            state[own] = tensor_of(path, stored, name, shape)
+    head = Medusa(replace(told, draft_vocabulary=int(said.sum())), embed)
+    head.load_state_dict(state)
+    head.ids.copy_(ids[said])
+    return head
+
+
+def _weights(folder: Path, kind: str) -> Path:
+    named = folder / f"{FILES[kind]}.safetensors"
+    if named.exists():
+        return named
+    pickled = folder / f"{FILES[kind]}.pt"
+    if pickled.exists() and not (folder / MODEL_FILE).exists():
+        raise ModelError(f"{pickled}: is a pickle, which is not read; write its tensors to {named.name}")
+    return folder / MODEL_FILE
+
+
+def _medusa(
+    path: Path, config: Mapping[str, Any], stored: Mapping[str, torch.Tensor], layers: int, embed: torch.Tensor
+) -> MedusaConfig:
+    vocabulary = whole_number(path, config, "vocab_size", len(embed), 1)
+    own = config.get("truncated_vocab_size")
+    said = vocabulary if own is None else whole_number(path, config, "truncated_vocab_size", None, 1)
+    if said > vocabulary:
+        raise ModelError(f"{path}: truncated_vocab_size: must be at most vocab_size, {vocabulary}, not {said}")
+    scale = config.get("logit_scale", 1.0)
+    if not isinstance(scale, (int, float)) or not 0.0 < scale < float("inf"):
+        raise ModelError(f"{path}: logit_scale: must be a number above 0, not {scale!r}")
+    # vLLM's reader takes any key with "num" and "heads", or "layers".
+    heads, depth = (
+        whole_number(path, config, own if own in config else other, default, 1)
+        for own, other, default in (("medusa_num_heads", "num_heads", 5), ("medusa_num_layers", "num_hidden_layers", 1))
+    )
+    return MedusaConfig(
+        MEDUSA,
+        heads,
+        depth,
+        whole_number(path, config, "hidden_size", embed.shape[1], 1),
+        vocabulary,
+        said,
+        tap=layers,
+        bias=_original(stored) or bool(config.get("medusa_fc_bias")) or "blocks.0.layers.0.bias" in stored,
+        shared=bool(config.get("original_lm_head")) or "lm_head.weight" in stored,
+        scale=float(scale),
+    )
+
+
+def _hydra(path: Path, config: Mapping[str, Any], layers: int, embed: torch.Tensor) -> MedusaConfig:
+    made = config.get("hydra_head_arch", "mlp")
+    if made != "mlp":
+        raise ModelError(f"{path}: hydra_head_arch: only mlp is served, not {made!r}")
+    offset = whole_number(path, config, "hidden_state_offset", 0)
+    if offset > layers:
+        raise ModelError(f"{path}: hidden_state_offset: must be at most the target's {layers} layers, not {offset}")
+    vocabulary = whole_number(path, config, "vocab_size", len(embed), 1)
+    return MedusaConfig(
+        HYDRA,
+        whole_number(path, config, "hydra_num_heads", None, 1),
+        whole_number(path, config, "hydra_num_layers", 1, 1),
+        whole_number(path, config, "hidden_size", embed.shape[1], 1),
+        vocabulary,
+        vocabulary,
+        tap=layers - offset,
+        normed=offset == 0,
+        grounded=bool(config.get("grounded_heads", False)),
+        output_bias=True,
+    )
+
+
+def _original(stored: Mapping[str, torch.Tensor]) -> bool:
+    """Whether names of tensors are those of Medusa's own code."""
+    return "blocks.0.layers.0.weight" not in stored
+
+
+def _ids(path: Path, stored: Mapping[str, torch.Tensor], config: MedusaConfig) -> torch.Tensor:
+    """The target's id of each that the file's heads can say."""
+    if config.draft_vocabulary == config.vocabulary:
+        return torch.arange(config.vocabulary)
+    ids = tensor_of(path, stored, "token_map", (config.draft_vocabulary,)).long()
+    if int(ids.min()) < 0 or int(ids.max()) >= config.vocabulary:
+        raise ModelError(f"{path}: token_map: points beyond the vocabulary of {config.vocabulary}")
+    return ids
+
+
+def _parts(
+    config: MedusaConfig, stored: Mapping[str, torch.Tensor] | None = None
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Of each tensor its name here, its name in a file, and its shape there, without the ids of output layers.
+
+    stored: of the file; None for one that is written.
+    """
+    for head in range(config.heads):
+        for layer in range(config.layers):
+            width = config.hidden if layer else config.width(head)
+            if config.kind == HYDRA:
+                linear = f"hydra_mlp.{head}.{layer}.linear"
+            elif stored is None or _original(stored):
+                linear = f"{head}.{layer}.linear"
+            else:
+                linear = f"blocks.{head}.layers.{layer}"
+            yield f"blocks.{head}.{layer}.linear.weight", f"{linear}.weight", (config.hidden, width)
+            if config.bias:
+                yield f"blocks.{head}.{layer}.linear.bias", f"{linear}.bias", (config.hidden,)
+            if width > config.hidden:
+                residual = f"hydra_mlp.{head}.{layer}.res_connection"
+                yield f"blocks.{head}.{layer}.residual.weight", f"{residual}.weight", (config.hidden, width)
+                yield f"blocks.{head}.{layer}.residual.bias", f"{residual}.bias", (config.hidden,)
+        if head == 0 or not config.shared:
+            if config.kind == HYDRA:
+                output = f"hydra_lm_head.{head}"
+            elif stored is None or f"{head}.{config.layers}.weight" in stored:
+                output = f"{head}.{config.layers}"
+            else:
+                output = "lm_head" if config.shared and "lm_head.weight" in stored else f"lm_heads.{head}"
+            yield f"outputs.{head}.weight", f"{output}.weight", (config.hidden,)
+            if config.output_bias:
+                yield f"outputs.{head}.bias", f"{output}.bias", ()
+
+
+def save(head: Medusa, folder: Path, verifier: str) -> None:
+    """Write it as its kind's own code names it, in safetensors, in the dtype that it has. verifier: the target's name.
+
+    Heads are written that say all ids, have an output layer each, and read behind the target's last norm.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    state, config = head.state_dict(), head.config
+    stored = {name: state[own].contiguous().cpu() for own, name, _ in _parts(config)}
+    save_file(stored, folder / f"{FILES[config.kind]}.safetensors", metadata={"format": "pt"})
+    told: dict[str, Any] = {f"{config.kind}_num_heads": config.heads, f"{config.kind}_num_layers": config.layers}
+    if config.kind == HYDRA:
+        told |= {"hydra_head_arch": "mlp", "grounded_heads": config.grounded, "hidden_state_offset": 0}
+    sizes = {"hidden_size": config.hidden, "vocab_size": config.vocabulary, "base_model_name_or_path": verifier}
+    (folder / CONFIG).write_text(json.dumps({"model_type": config.kind, **told, **sizes}, indent=1) + "\n")

@@ -1,0 +1,227 @@
+"""Medusa and Hydra beside a target: files of all conventions draft what a plain loop over transformers' states does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from specwire.core.draft import HeadRequest
+from specwire.core.law.noise import gumbel
+from specwire.core.law.sampling import Sampling
+from specwire.core.model import Feed, ModelError
+from specwire.lm import load_model
+from specwire.lm.heads.slots import HeadedModel
+from tests.lm import models
+from tests.lm.heads.medusa_by_hand import FORMATS, HEADS, Tensors, expected, logits_of, state_of, written
+
+GREEDY = Sampling()
+TEXT = [3, 17, 8, 29, 11, 5, 23]
+
+
+def built(folder: Path, kind: str, form: str, seed: int = 0) -> tuple[PreTrainedModel, dict[str, Any], Tensors, str]:
+    """A target and heads beside it; what the files of these say, and where the target is."""
+    target = models.build(models.config(kind), seed)
+    where = models.save(target, folder / "target")
+    torch.manual_seed(seed + 7)
+    config, tensors, name = FORMATS[form]()
+    written(folder / "head", config, tensors, name)
+    return target, config, tensors, where
+
+
+def headed(target: str, head: Path, runtime: str = "torch") -> HeadedModel:
+    lm = load_model(target, slots=3, runtime=runtime, heads=str(head), threads=1)
+    assert isinstance(lm, HeadedModel)
+    return lm
+
+
+@pytest.mark.parametrize("runtime", ["torch", "openvino"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "llama-biased-tied"])
+@pytest.mark.parametrize("form", ["medusa", "hydra"])
+def test_it_drafts_what_a_plain_loop_does(form: str, kind: str, runtime: str, tmp_path: Path) -> None:
+    target, config, tensors, where = built(tmp_path, kind, form)
+    lm = headed(where, tmp_path / "head", runtime)
+    lm.forward([Feed(1, 0, TEXT[:4], 1), Feed(0, 0, TEXT[:2], 1)])
+    asked = [HeadRequest(1, TEXT[:5], GREEDY, 3), HeadRequest(0, TEXT[:3], GREEDY, 2)]
+    assert lm.draft(asked) == [
+        expected(target, config, tensors, TEXT[:5], 3),
+        expected(target, config, tensors, TEXT[:3], 2),
+    ]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_convention_of_files_is_read(form: str, tmp_path: Path) -> None:
+    """At each length of a text, so that heads that say the same everywhere would show."""
+    target, config, tensors, where = built(tmp_path, "llama", form, seed=3)
+    lm, found = headed(where, tmp_path / "head"), set()
+    for length in range(2, len(TEXT) + 1):
+        text = TEXT[:length]
+        lm.forward([Feed(0, lm.cached(0), text[lm.cached(0) : -1], 1)])
+        (drafted,) = lm.draft([HeadRequest(0, text, GREEDY, HEADS)])
+        assert drafted == expected(target, config, tensors, text, HEADS)
+        found.add(tuple(drafted))
+    assert len(found) > 2
+
+
+def test_names_may_be_under_the_whole_model_s(tmp_path: Path) -> None:
+    target, config, tensors, where = built(tmp_path, "llama", "medusa")
+    (tmp_path / "head" / "medusa_lm_head.safetensors").unlink()
+    named = {f"medusa_head.{name}": tensor for name, tensor in tensors.items()}
+    written(tmp_path / "head", config, named, "model.safetensors")
+    lm = headed(where, tmp_path / "head")
+    lm.forward([Feed(0, 0, TEXT[:-1], 1)])
+    assert lm.draft([HeadRequest(0, TEXT, GREEDY, 3)]) == [expected(target, config, tensors, TEXT, 3)]
+
+
+@pytest.mark.parametrize("form", ["medusa", "hydra"])
+def test_a_draft_ends_with_the_heads(form: str, tmp_path: Path) -> None:
+    target, config, tensors, where = built(tmp_path, "llama", form)
+    lm = headed(where, tmp_path / "head")
+    lm.forward([Feed(0, 0, TEXT[:-1], 1)])
+    assert lm.most_depth == HEADS
+    assert lm.draft([HeadRequest(0, TEXT, GREEDY, 8)]) == [expected(target, config, tensors, TEXT, HEADS)]
+    text = [3 + index % 40 for index in range(models.CONTEXT - 1)]
+    lm.forward([Feed(1, 0, text[:-1], 1)])
+    assert len(lm.draft([HeadRequest(1, text, GREEDY, 8)])[0]) == 1
+
+
+@pytest.mark.parametrize("form", ["medusa", "hydra"])
+def test_rollbacks_and_copies_leave_nothing_behind(form: str, tmp_path: Path) -> None:
+    target, config, tensors, where = built(tmp_path, "llama", form, seed=1)
+    lm = headed(where, tmp_path / "head")
+
+    def check(slot: int, text: list[int]) -> None:
+        if lm.cached(slot) < len(text) - 1:
+            lm.forward([Feed(slot, lm.cached(slot), text[lm.cached(slot) : -1], 1)])
+        asked = HeadRequest(slot, text, GREEDY, 3)
+        assert lm.draft([asked]) == [expected(target, config, tensors, text, 3)]
+
+    check(0, TEXT[:4])
+    lm.forward([Feed(0, 3, [*TEXT[3:5], 40, 41], 3)])
+    lm.rollback(0, 4)
+    check(0, [*TEXT[:4], 9])
+    lm.copy(0, 2, 3)
+    check(2, [*TEXT[:3], 30, 31])
+    lm.rollback(0, 2)
+    check(0, [*TEXT[:2], 7])
+    lm.discard(0)
+    check(0, TEXT[2:])
+    assert lm.kv_bytes == load_model(where, slots=3).kv_bytes, "heads keep nothing of a text"
+
+
+@pytest.mark.parametrize("form", ["medusa-vllm-truncated", "hydra"])
+def test_under_coupled_it_draws_with_the_target_s_noise(form: str, tmp_path: Path) -> None:
+    target, config, tensors, where = built(tmp_path, "llama", form)
+    lm, found = headed(where, tmp_path / "head"), set()
+    lm.forward([Feed(0, 0, TEXT[:-1], 1)])
+    state = state_of(target, config, TEXT)
+    for seed in range(12):
+        tokens = TEXT[-1:]
+        for head in range(HEADS):
+            logits, ids = logits_of(target, config, tensors, head, state, tokens)
+            noise = gumbel(seed, 0, len(TEXT) + head, ids.numpy())
+            tokens = [*tokens, int(ids[(logits.double().numpy() / 3.0 + noise).argmax()])]
+        (drafted,) = lm.draft([HeadRequest(0, TEXT, Sampling(temperature=3.0, seed=seed), HEADS)])
+        assert drafted == tokens[1:]
+        found.update(drafted)
+    assert len(found) > 3
+
+
+def test_ids_that_are_no_tokens_are_not_said(tmp_path: Path) -> None:
+    """Output layers are often longer than the vocabulary."""
+    target, config, tensors, _ = built(tmp_path, "llama", "hydra")
+    words = {f"w{index}": index for index in range(30)}
+    where = models.save(target, tmp_path / "short", words)
+    for head in range(HEADS):
+        tensors[f"hydra_lm_head.{head}.bias"][30:] = 100.0
+    written(tmp_path / "head", config, tensors, "hydra_lm_head.safetensors")
+    lm = headed(where, tmp_path / "head")
+    lm.forward([Feed(0, 0, TEXT[:-1], 1)])
+    (drafted,) = lm.draft([HeadRequest(0, TEXT, GREEDY, 3)])
+    assert len(drafted) == 3
+    assert all(token < 30 for token in drafted)
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "message"),
+    [
+        ("medusa", {"medusa_num_heads": "many"}, "config.json: medusa_num_heads: must be a whole number, not 'many'"),
+        ("medusa", {"medusa_num_heads": True}, "config.json: medusa_num_heads: must be a whole number, not True"),
+        ("medusa", {"medusa_num_heads": 0}, "config.json: medusa_num_heads: must be at least 1, not 0"),
+        ("medusa", {"medusa_num_heads": 1 << 40}, "medusa_lm_head.safetensors: 3.0.linear.weight: is not there"),
+        ("medusa", {"medusa_num_layers": 3}, r"medusa_lm_head.safetensors: 0.2.linear.weight: is not there"),
+        ("medusa", {"medusa_num_layers": -1}, "config.json: medusa_num_layers: must be at least 1, not -1"),
+        ("medusa", {"hidden_size": 64}, "hidden_size is 64, and target needs 32"),
+        ("medusa", {"vocab_size": [3]}, r"vocab_size is \[3\], and target needs 50"),
+        ("medusa-vllm", {"num_hidden_layers": 3}, r"model.safetensors: blocks.0.layers.2.weight: is not there"),
+        ("medusa-vllm", {"truncated_vocab_size": 20}, "model.safetensors: token_map: is not there"),
+        ("medusa-vllm", {"truncated_vocab_size": 60}, "truncated_vocab_size: must be at most vocab_size, 50, not 60"),
+        ("medusa-vllm", {"logit_scale": "1"}, "config.json: logit_scale: must be a number above 0, not '1'"),
+        ("medusa-vllm", {"medusa_fc_bias": True}, "model.safetensors: blocks.0.layers.0.bias: is not there"),
+        ("medusa-vllm-truncated", {"truncated_vocab_size": 10}, r"token_map: is \(20,\), not \(10,\)"),
+        (
+            "hydra",
+            {"hydra_head_arch": "prefix-mlp"},
+            "config.json: hydra_head_arch: only mlp is served, not 'prefix-mlp'",
+        ),
+        ("hydra", {"hidden_state_offset": 3}, "hidden_state_offset: must be at most the target's 2 layers, not 3"),
+        ("hydra", {"grounded_heads": False}, r"hydra_mlp.0.0.linear.weight: is \(32, 64\), not \(32, 32\)"),
+        ("hydra", {"hydra_num_heads": None}, "config.json: hydra_num_heads: must be a whole number, not None"),
+    ],
+)
+def test_what_does_not_fit_is_refused(form: str, change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    _, config, _, where = built(tmp_path, "llama", form)
+    (tmp_path / "head" / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelError, match=message):
+        headed(where, tmp_path / "head")
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "tensor", "message"),
+    [
+        ("medusa", "1.2.weight", torch.zeros(50, 31), r"1.2.weight: is \(50, 31\), not \(50, 32\)"),
+        ("medusa", "2.0.linear.bias", torch.zeros(1), r"2.0.linear.bias: is \(1,\), not \(32,\)"),
+        ("medusa-vllm-shared", "lm_head.weight", torch.zeros(49, 32), r"lm_head.weight: is \(49, 32\), not \(50, 32\)"),
+        ("medusa-vllm-truncated", "token_map", torch.arange(20) + 31, "token_map: points beyond the vocabulary of 50"),
+        ("hydra", "hydra_mlp.1.0.linear.weight", torch.zeros(32, 64), r"is \(32, 64\), not \(32, 96\)"),
+        ("hydra", "hydra_mlp.2.0.res_connection.bias", torch.zeros(2, 2), r"is \(2, 2\), not \(32,\)"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(
+    form: str, name: str, tensor: torch.Tensor, message: str, tmp_path: Path
+) -> None:
+    _, config, tensors, where = built(tmp_path, "llama", form)
+    written(tmp_path / "head", config, {**tensors, name: tensor}, FORMATS[form]()[2])
+    with pytest.raises(ModelError, match=message):
+        headed(where, tmp_path / "head")
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    _, _, _, where = built(tmp_path, "llama", "medusa")
+    head = tmp_path / "head"
+    (head / "medusa_lm_head.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ModelError, match="medusa_lm_head.safetensors: cannot be read"):
+        headed(where, head)
+    (head / "medusa_lm_head.safetensors").rename(head / "medusa_lm_head.pt")
+    with pytest.raises(
+        ModelError, match=r"medusa_lm_head.pt: is a pickle, .* its tensors to medusa_lm_head.safetensors"
+    ):
+        headed(where, head)
+    (head / "medusa_lm_head.pt").unlink()
+    with pytest.raises(ModelError, match="model.safetensors: cannot be read"):
+        headed(where, head)
+    for broken in ("[1]", "{", "[" * 100_000):
+        (head / "config.json").write_text(broken)
+        with pytest.raises(ModelError, match="config.json: cannot be read"):
+            headed(where, head)
+
+
+def test_targets_without_features_are_refused(tmp_path: Path) -> None:
+    built(tmp_path, "llama", "medusa")
+    models.save(models.build(models.config("gpt2")), tmp_path / "gpt2")
+    with pytest.raises(ModelError, match="heads"):
+        headed(str(tmp_path / "gpt2"), tmp_path / "head")
