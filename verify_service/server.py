@@ -189,7 +189,7 @@ def _loader(
     ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
         # these import torch, which a process that only parses its arguments does not need
         from specwire.lm import load_model
-        from specwire.lm.heads.slots import HeadedModel
+        from specwire.lm.heads.slots import DraftingModel
         from verify_service.engine.calibration import calibrate_head, step_costs
         from verify_service.engine.engine import Engine
         from verify_service.engine.heads import HeadDrafting
@@ -217,7 +217,7 @@ def _loader(
             ngram=options.ngram,
             detach_grace_us=grace_us,
             patience=patience,
-            drafting=HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, HeadedModel) else None,
+            drafting=HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, DraftingModel) else None,
         )
         registry.add(VERIFIER, lambda: families(engine))
         meter.read = lambda: load_of(engine)

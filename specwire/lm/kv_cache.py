@@ -80,21 +80,33 @@ class SlotTable:
         for feed in feeds:
             self._cached[feed.slot] = feed.stop
 
-    def check(self, feeds: Sequence[Feed]) -> None:
-        """ValueError, naming field and value, unless the feeds can be computed in one forward."""
+    def void(self, feeds: Sequence[Feed]) -> None:
+        """Record, before a forward that leaves nothing valid, that the feeds' ranges will be overwritten."""
+        for feed in feeds:
+            self._written[feed.slot] = max(feed.stop, self._written[feed.slot])
+
+    def check(self, feeds: Sequence[Feed], beyond: bool = False) -> None:
+        """ValueError, naming field and value, unless the feeds can be computed in one forward.
+
+        beyond: they touch nothing that is valid, and may begin behind rows that are not.
+        """
         if not feeds:
             raise ValueError("feeds: at least one is needed")
         for feed in feeds:
+            self._check_start(feed, beyond)
             self._check_feed(feed)
         if len({feed.slot for feed in feeds}) < len(feeds):
             raise ValueError(f"feeds: a slot occurs twice among {[feed.slot for feed in feeds]}")
 
-    def _check_feed(self, feed: Feed) -> None:
+    def _check_start(self, feed: Feed, beyond: bool) -> None:
         held = self.cached(feed.slot)
+        least, most = (held, max(held, self._written[feed.slot])) if beyond else (0, held)
+        if not least <= feed.start <= most:
+            raise ValueError(f"start: slot {feed.slot} holds {held} positions, cannot be fed from {feed.start}")
+
+    def _check_feed(self, feed: Feed) -> None:
         if not feed.tokens:
             raise ValueError(f"tokens: slot {feed.slot} was fed none")
-        if not 0 <= feed.start <= held:
-            raise ValueError(f"start: slot {feed.slot} holds {held} positions, cannot be fed from {feed.start}")
         if feed.stop > self.context:
             raise ValueError(
                 f"tokens: slot {feed.slot} would hold {feed.stop} positions, the context is {self.context}"
@@ -173,6 +185,20 @@ class TappedRunner(Runner, Protocol):
     tapped: torch.Tensor
 
 
+@runtime_checkable
+class SkimmingRunner(Runner, Protocol):
+    """One that can leave layers out."""
+
+    def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:
+        """`run` by the layers `kept` alone, which rise, and their keys and values."""
+        ...
+
+    def zero_rows(self, slot: int, start: int, stop: int) -> None: ...
+
+    @property
+    def layers(self) -> int: ...
+
+
 class LineRunner:
     """What a `Runner` has that takes lines of tokens only."""
 
@@ -190,6 +216,7 @@ class CachedLM:
         self.info = info
         self.failed: frozenset[int] = frozenset()
         self.runner = runner
+        self._skimming = runner if isinstance(runner, SkimmingRunner) else None
         self._table = SlotTable(slots, info.context, info.vocabulary, runner.branches)
         self._unassigned = torch.tensor(unassigned, dtype=torch.long, device=info.device) if unassigned else None
 
@@ -242,6 +269,36 @@ class CachedLM:
         self._table.commit(feeds)
         if not _all_finite(rows):
             self._contain(feeds, rows)
+        if self._unassigned is not None:
+            rows.index_fill_(1, self._unassigned, -torch.inf)
+        return _drop_unwanted(feeds, rows)
+
+    @torch.inference_mode()
+    def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:
+        """Logits as of `forward`, by some layers of a `SkimmingRunner`. What a slot holds stays as it is.
+
+        Feeds begin at the valid length, or behind what was skimmed there before. Their keys and values lie beyond it,
+        stale, until a forward writes there: it attends to its own rows only once it has written all layers of them.
+
+        Raises:
+            ValueError: a feed is invalid; nothing was written.
+            FloatingPointError: logits are not finite; the rows were zeroed, for a NaN poisons attention even where it
+                is masked.
+        """
+        if self._skimming is None:
+            raise TypeError(f"{type(self.runner).__name__} can leave no layers out")
+        self._table.check(feeds, beyond=True)
+        self._table.void(feeds)
+        sound = False
+        try:
+            rows = self._skimming.skim([_straight(feed) for feed in feeds], kept)[:, : self.info.vocabulary].float()
+            sound = _all_finite(rows)
+        finally:
+            if not sound:
+                for feed in feeds:
+                    self._skimming.zero_rows(feed.slot, feed.start, feed.stop)
+        if not sound:
+            raise FloatingPointError(f"logits by the layers {[*kept]} are not finite")
         if self._unassigned is not None:
             rows.index_fill_(1, self._unassigned, -torch.inf)
         return _drop_unwanted(feeds, rows)

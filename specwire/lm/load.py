@@ -26,8 +26,9 @@ from specwire.core.model import (
     out_of_memory,
 )
 from specwire.lm.heads.select import load_head
+from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
 from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.kv_cache import CachedLM, KvMemory, TappedRunner, position_bytes, readable, slots_of
+from specwire.lm.kv_cache import CachedLM, KvMemory, SkimmingRunner, TappedRunner, position_bytes, readable, slots_of
 from specwire.lm.model_config import (
     check_class,
     check_kind,
@@ -107,7 +108,10 @@ def load_pretrained(
     target = _device(device if ranks is None else rank_device(device, ranks))
     if how.deterministic and target.type != "cpu":
         raise ModelError(f"deterministic: is known to hold on cpu only, not on {device}")
+    if heads is not None and ranks is not None:
+        raise ModelError(f"heads: are not served with {FIELD}, over {ranks.size} ranks")
     known = outline(spec, context)
+    how = how._replace(skims=heads is not None and is_self(heads))
     config, positions = known.config, known.context
     cache = cache_dtype(_dtype(dtype), how) if target.type == "cpu" else _dtype(dtype)
     count = slots_of(slots, config, positions, cache)
@@ -118,7 +122,8 @@ def load_pretrained(
     with turn(rank):
         model = _weights(spec, _dtype(dtype), target if rank is None else CPU)
         info, unassigned = _describe(spec, model, known, dtype, how)
-        head = None if heads is None else load_head(heads, model, info)
+        kept = kept_layers(heads, config.get_text_config().num_hidden_layers, info) if heads and how.skims else ()
+        head = None if heads is None or kept else load_head(heads, model, info)
         if head is not None:
             how = how._replace(taps=head.taps)
         if rank is not None:
@@ -136,6 +141,10 @@ def load_pretrained(
     if ranks is not None and ranks.rank == 0:
         runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
+    if kept:
+        if not isinstance(runner, SkimmingRunner):
+            raise ModelError(f"heads: a {info.architecture} is not computed by a runner that can leave layers out")
+        return SkimmingModel(runner, info, count, unassigned, kept)
     lm = CachedLM(runner, info, count, unassigned)
     if head is None:
         return lm
@@ -283,8 +292,8 @@ def load_model(
         kv_memory: bytes for keys and values; `slots` is then as many as fit. A scripted model ignores it.
         ranks: the ranks that the model is split over (`runners.tensor_parallel`), each of which loads it with the same
             arguments; None for one process.
-        heads: directory of a head (EAGLE-3, Medusa, Hydra), which drafts beside the model
-            (`specwire.lm.heads`). None for none.
+        heads: directory of a head (EAGLE-3, Medusa, Hydra), which drafts beside the model (`specwire.lm.heads`); or
+            which of its own layers draft (`specwire.lm.heads.self_speculation`), then `auto` is torch. None for none.
 
     Raises:
         ModelError: with one sentence that names what is wrong.
@@ -293,7 +302,8 @@ def load_model(
     _set_threads(threads)
     if spec.startswith(PREFIX):
         if heads is not None:
-            raise ModelError("heads: a scripted model has no features for them")
+            lacking = "layers to skip" if is_self(heads) else "features for them"
+            raise ModelError(f"heads: a scripted model has no {lacking}")
         return _scripted(spec, slots, context, ranks)
     how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)

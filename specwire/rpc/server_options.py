@@ -120,7 +120,7 @@ class ModelServiceOptions:
         ngram: a verifier proposes from the text itself, too; nothing to a drafter.
         quantization: of the linear layers' weights, none or int8.
         compiled: run the model as compiled graphs of static shapes (`specwire.lm.load.load_model`).
-        heads: directory of a head that drafts beside a verifier's target; "" for none. Nothing to a drafter.
+        heads: what drafts beside a verifier's target (`specwire.lm.load_model`); "" for none. Nothing to a drafter.
         deterministic: a verifier's logits are a function of the text alone, bit for bit; nothing to a drafter.
         tensor_parallel_size: processes over which a verifier splits its model; nothing to a drafter.
     """
@@ -254,8 +254,9 @@ def add_heads_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--heads",
         default="",
-        metavar="DIR",
-        help="EAGLE-3, Medusa or Hydra, trained for this target: it drafts beside it, where that pays (default: none)",
+        metavar="HEAD",
+        help="what drafts beside this target, where that pays: the folder of an EAGLE-3, Medusa or Hydra head "
+        "trained for it; self:skip=LAYER,..., self:exit=LAYER or self:FILE, itself without some layers (default: none)",
     )
 
 

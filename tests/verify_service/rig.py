@@ -19,7 +19,7 @@ from specwire.core.stop_conditions import Stopping
 from specwire.core.text import hash_of
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed, LanguageModel, load_model
-from specwire.lm.heads.slots import HeadedModel
+from specwire.lm.heads.slots import DraftingModel
 from verify_service.engine.engine import DETACH_GRACE_US, Engine, Rest
 from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import (
@@ -69,10 +69,10 @@ class Rig:
         heads: str | None = None,
     ) -> None:
         """growth: share of a millisecond that a row more costs; forwards then take their time. drafting: of a head, or
-        `heads`, the directory of one.
+        `heads`, what drafts beside a model that is no script.
         """
         self.lm = load_model(spec, slots=slots, context=context, heads=heads)
-        if isinstance(self.lm, HeadedModel):
+        if isinstance(self.lm, DraftingModel):
             drafting = HeadDrafting(self.lm, HeadDepth({1: 20.0}, self.lm.most_depth or MOST_HEAD_DEPTH))
         self.now = 0.0
         self.growth = growth

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling, with_rule
@@ -182,3 +183,36 @@ def test_a_head_that_fails_is_switched_off_with_a_sentence_and_ends_nothing(capl
     assert [record.message for record in caplog.records if "head" in record.message] == [
         "the head failed, and is switched off: RuntimeError: a kernel is missing"
     ]
+
+
+# A target that drafts by some of its own layers
+
+
+def with_idle_layer(folder: Path, layer: int = 2) -> str:
+    """A target of which a layer adds next to nothing: without it drafts are right most of the time."""
+    made = models.config("llama")
+    made.num_hidden_layers, made.eos_token_id = 4, None
+    target = models.build(made, seed=3)
+    with torch.no_grad():
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            target.get_parameter(f"model.layers.{layer}.{name}.weight").mul_(0.05)
+    return models.save(target, folder)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize(("spec", "good"), [("self:skip=2", True), ("self:skip=0,1", False), ("self:exit=1", False)])
+def test_texts_are_the_target_s_whatever_layers_it_leaves_out(
+    spec: str, good: bool, sampling: Sampling, tmp_path: Path
+) -> None:
+    where, rigs = with_idle_layer(tmp_path), {}
+    for heads in (None, spec):
+        rig = rigs[heads] = Rig(where, slots=5, context=models.CONTEXT, ngram=False, heads=heads)
+        for handle in range(5):
+            rig.open(handle, (*PROMPT, *PROMPT, 6 + handle), sampling=sampling, max_tokens=24)
+        rig.run()
+        assert len(rig.finished) == 5
+    plain, drafting = rigs[None], rigs[spec]
+    assert drafting.tokens == plain.tokens
+    assert len({tuple(tokens) for tokens in plain.tokens.values()}) == 5
+    assert kinds(drafting) == {SourceKind.HEAD}
+    assert drafting.engine.steps < (0.6 if good else 1.01) * plain.engine.steps

@@ -13,7 +13,7 @@ from specwire.core.policy.estimates import ForwardTimes, typical
 from specwire.core.policy.heads import HeadDepth
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.lm import Feed, LanguageModel
-from specwire.lm.heads.slots import HeadedModel
+from specwire.lm.heads.slots import DraftingModel
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 # Shapes of forwards of several sessions: how many, and positions of each.
@@ -69,12 +69,12 @@ def calibrate_batches(
     return _times(lm, shapes, (LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS), budget_s, go_on)
 
 
-def calibrate_head(model: HeadedModel) -> HeadDepth:
-    """Measure the forwards of a head; leaves the slots empty."""
+def calibrate_head(model: DraftingModel) -> HeadDepth:
+    """Measure what a drafted token takes; leaves the slots empty."""
     prefix = _prefix(model)
     numbers = sorted({min(sessions, model.slots) for sessions in (1, *SESSIONS)})
     _fill(model, max(numbers))
-    tokens = _tokens(model, 0, prefix)
+    tokens = _tokens(model, 0, prefix + 1)  # the last one is fed when the next is wanted
     most = MOST_HEAD_DEPTH if model.most_depth is None else min(MOST_HEAD_DEPTH, model.most_depth)
     depth = min(HEAD_DEPTH, most)
     found = {}

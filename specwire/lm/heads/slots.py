@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from specwire.core.draft import HeadRequest
-from specwire.core.model import Feed, ModelInfo
+from specwire.core.model import Feed, ModelInfo, SlotModel
 from specwire.lm.draft_sampler import DraftRow, draw_among
 from specwire.lm.kv_cache import CachedLM, TappedRunner
+
+
+@runtime_checkable
+class DraftingModel(SlotModel, Protocol):
+    """A target that drafts behind its own texts: by a head beside it, or by some of its layers."""
+
+    @property
+    def most_depth(self) -> int | None:
+        """Tokens that are drafted behind a text at most, however many are asked for; None for any number."""
+        ...
+
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
+        """Behind each text up to as many tokens as are asked for; what the slots hold stays as it is."""
+        ...
 
 
 class HeadFailed(Exception):
@@ -132,7 +146,6 @@ class HeadedModel:
 
     @property
     def most_depth(self) -> int | None:
-        """Tokens that are drafted behind a text at most, however many are asked for."""
         return self._head.most_depth
 
     def cached(self, slot: int) -> int:

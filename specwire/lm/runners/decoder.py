@@ -225,6 +225,7 @@ class DecoderLayers(nn.Module):
         super().__init__()
         self.apart = apart
         self.layers, self.heads, self.kv_heads, self.head_dim, self.epsilon = shape
+        self.every = list(range(shape.layers))
         self.cache = cache
         self.embedding, self.rotations = model.embedding, model.rotations
         self.norms = [norm for layer in model.layers for norm in (layer.attention_norm, layer.mlp_norm)]
@@ -437,6 +438,7 @@ class Decoder(DecoderLayers):
         batch: AttentionBatch,
         trees: TreeRows,
         taps: list[int],
+        kept: list[int],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (sum of wanted, width) of the last `wanted` tokens of each feed, in the model's dtype.
 
@@ -445,13 +447,16 @@ class Decoder(DecoderLayers):
 
         And the residual streams that enter the layers `taps`, side by side (tokens, taps x hidden); the number of
         layers stands for what leaves the last one. Empty where nothing is tapped.
+
+        kept: the layers that are run, in their order, the others left out, of keys and values too; none for all. Then
+        nothing may be tapped.
         """
         device = self.embedding.device
         x = functional.embedding(torch.tensor(tokens, dtype=torch.long, device=device), self.embedding)
         rotation = self._rotation(starts, counts, trees).unsqueeze(1)
         masks = self._masks(starts, counts, batch, trees)
         streams: list[torch.Tensor] = []
-        for layer in range(self.layers):
+        for layer in kept if len(kept) > 0 else self.every:
             if len(taps) > 0:
                 streams.append(x)
             x = self._layer(layer, x, rotation, slots, starts, counts, masks, batch)

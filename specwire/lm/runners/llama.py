@@ -75,7 +75,10 @@ class LlamaRunner:
         return isinstance(self._decode, torch.jit.ScriptModule)
 
     def zero(self, slot: int, stop: int) -> None:
-        self._cache[:, slot, :, :stop].zero_()
+        self.zero_rows(slot, 0, stop)
+
+    def zero_rows(self, slot: int, start: int, stop: int) -> None:
+        self._cache[:, slot, :, start:stop].zero_()
 
     def copy(self, source: int, target: int, stop: int) -> None:
         self._cache[:, target, :, :stop].copy_(self._cache[:, source, :, :stop])
@@ -89,11 +92,22 @@ class LlamaRunner:
     def kv_bytes(self) -> int:
         return self._cache.nbytes
 
+    @property
+    def layers(self) -> int:
+        return self._cache.shape[0]
+
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        rows, self.tapped = self._run(feeds, self._taps, [])
+        return rows
+
+    def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:
+        rows, _ = self._run(feeds, [], list(kept))
+        return rows
+
+    def _run(self, feeds: Sequence[Feed], taps: list[int], kept: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         batch = nothing(self._layout) if self._apart else batch_of(feeds, self._layout)
         line = all(feed.tree is None for feed in feeds)
-        rows: torch.Tensor
-        rows, self.tapped = self._decode(
+        found: tuple[torch.Tensor, torch.Tensor] = self._decode(
             [token for feed in feeds for token in feed.tokens],
             [feed.slot for feed in feeds],
             [feed.start for feed in feeds],
@@ -101,9 +115,10 @@ class LlamaRunner:
             [max(feed.wanted, 1) for feed in feeds],
             batch,
             self._lines if line else tree_rows(feeds, batch.feeds, self._layout),
-            self._taps,
+            taps,
+            kept,
         )
-        return rows
+        return found
 
 
 def shape_of(model: PreTrainedModel) -> DecoderShape:

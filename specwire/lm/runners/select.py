@@ -46,7 +46,8 @@ class Sizes(NamedTuple):
 class How(NamedTuple):
     """How a model is to be computed; see `specwire.lm.load.load_model`.
 
-    rank: of a model that is split already. taps: see `specwire.lm.runners.decoder.Decoder`.
+    rank: of a model that is split already. taps: see `specwire.lm.runners.decoder.Decoder`. skims: by a runner that can
+    leave layers out.
     """
 
     runtime: str = TORCH
@@ -56,6 +57,7 @@ class How(NamedTuple):
     compiled: bool = False
     rank: Rank | None = None
     taps: tuple[int, ...] = ()
+    skims: bool = False
 
 
 def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
@@ -81,7 +83,7 @@ def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
 
 def cache_dtype(dtype: torch.dtype, how: How) -> torch.dtype:
     """What keys and values of a model in `dtype` may take: OpenVINO may keep wider ones than torch does."""
-    if how.runtime == TORCH or dtype not in OPENVINO_DTYPES:
+    if how.runtime == TORCH or how.skims or dtype not in OPENVINO_DTYPES:
         return dtype
     try:
         from specwire.lm.runners.openvino import computed_in
@@ -97,13 +99,15 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
     Under int8 the model's linear layers are rounded meanwhile.
     """
     for name, given in (("compile", how.compiled), ("deterministic", how.deterministic)):
-        if how.taps and given:
+        if (how.taps or how.skims) and given:
             raise ModelError(f"heads: are not served with {name}")
+    if how.skims and how.runtime == OPENVINO:
+        raise ModelError("heads: skipped layers need the runtime torch or auto: openvino's graph has all layers")
     if how.compiled:
         return _compiled_runner(model, sizes, how), TORCH
     if how.quantization == INT8:
         check_int8(model)
-    if how.runtime == TORCH:
+    if how.runtime == TORCH or how.skims:
         return _torch_runner(model, sizes, how), TORCH
     try:
         return _openvino_runner(model, sizes, how), OPENVINO

@@ -1,0 +1,152 @@
+"""Drafting with the target's own layers, some left out: Draft & Verify (Zhang et al. 2023, arXiv 2309.08168), SWIFT
+(Xia et al. 2024, arXiv 2410.06916), and early exit as in LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710).
+
+No weights are added, and no keys and values: those of the text, which the whole target wrote, are read as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specwire.core.draft import HeadRequest
+from specwire.core.model import Feed, ModelError, ModelInfo
+from specwire.lm.draft_sampler import DraftRow, draw
+from specwire.lm.kv_cache import CachedLM, SkimmingRunner
+
+PREFIX = "self:"
+SKIP, EXIT = "skip", "exit"
+WANTED = f"must be {SKIP}=LAYER,LAYER,..., {EXIT}=LAYER, or a file that choose-layers wrote"
+
+
+class SkimmingModel(CachedLM):
+    """A target that drafts by some of its layers.
+
+    A draft row is computed by the layers `kept`: the first is of the text's last token, the others are of what was
+    drafted before. Each reads the target's own keys and values of the text, and those of the draft rows before it,
+    which lie beyond the slot's valid length. The next forward writes all layers of each row of its window anew.
+    """
+
+    most_depth: int | None = None
+
+    def __init__(
+        self, runner: SkimmingRunner, info: ModelInfo, slots: int, unassigned: Sequence[int], kept: Sequence[int]
+    ) -> None:
+        super().__init__(runner, info, slots, unassigned)
+        self.kept = tuple(kept)
+
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
+        """Behind each text as many tokens as are asked for, or as fit into the context.
+
+        ValueError unless exactly what is before a text's last token is cached.
+        """
+        for request in requests:
+            if self.cached(request.slot) != len(request.tokens) - 1:
+                held = self.cached(request.slot)
+                raise ValueError(f"tokens: slot {request.slot} holds {held} positions of {len(request.tokens)}")
+        drafted: list[list[int]] = [[] for _ in requests]
+        while going := [at for at, request in enumerate(requests) if self._goes_on(request, len(drafted[at]))]:
+            logits = self.skim([_next(requests[at], drafted[at]) for at in going], self.kept)
+            rows = [_row(requests[at], len(drafted[at])) for at in going]
+            for at, (token, _) in zip(going, draw(logits, rows), strict=True):
+                drafted[at].append(token)
+        return drafted
+
+    def _goes_on(self, request: HeadRequest, drafted: int) -> bool:
+        """Whether another token is wanted, and may be part of the text: then the row that it follows is within, too."""
+        return drafted < request.depth and len(request.tokens) + drafted < self.info.context
+
+
+def _next(request: HeadRequest, drafted: Sequence[int]) -> Feed:
+    last = drafted[-1] if drafted else request.tokens[-1]
+    return Feed(request.slot, len(request.tokens) - 1 + len(drafted), [last], 1)
+
+
+def _row(request: HeadRequest, drafted: int) -> DraftRow:
+    return DraftRow(len(request.tokens) + drafted, request.sampling, rate=False)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which layers: named in `--heads`, or chosen by `specwire choose-layers` and written to a file.
+
+
+@dataclass(frozen=True, slots=True)
+class LayerChoice:
+    """Layers of a target to skip, and what is expected of that.
+
+    layers: how many the target has. weights_fingerprint: see `ModelInfo`. acceptance: of a draft token, on texts that
+    nothing was chosen by. gain: expected tokens for the time of one by plain decoding, at that depth.
+    """
+
+    target: str
+    weights_fingerprint: str
+    layers: int
+    skip: tuple[int, ...]
+    acceptance: float
+    depth: int
+    gain: float
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+def is_self(spec: str) -> bool:
+    """Whether what `--heads` names is the target itself."""
+    return spec.startswith(PREFIX)
+
+
+def kept_layers(spec: str, layers: int, info: ModelInfo) -> tuple[int, ...]:
+    """The layers that draft for a target that has so many. ModelError that names the value, or file and key."""
+    word, equals, value = spec.removeprefix(PREFIX).partition("=")
+    if equals and word == EXIT:
+        kept = range(_number(spec, value))
+        if not 0 < len(kept) < layers:
+            raise ModelError(f"heads: {spec}: {EXIT} must be from 1 to {layers - 1} of {layers} layers, not {value}")
+        return tuple(kept)
+    if equals and word == SKIP:
+        return _without(spec, [_number(spec, part) for part in value.split(",")], layers)
+    return _from_file(spec, layers, info)
+
+
+def _number(spec: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ModelError(f"heads: {spec}: {text!r} is no layer's number")
+    return int(text)
+
+
+def _without(where: str, skip: Sequence[int], layers: int) -> tuple[int, ...]:
+    """The other layers."""
+    for layer in skip:
+        if not 0 <= layer < layers:
+            raise ModelError(f"heads: {where}: {SKIP}: layer {layer} is none of the target's 0 to {layers - 1}")
+        if skip.count(layer) > 1:
+            raise ModelError(f"heads: {where}: {SKIP}: layer {layer} is named twice")
+    if not 0 < len(skip) < layers:
+        raise ModelError(f"heads: {where}: {SKIP}: must leave out some of {layers} layers, not {len(skip)}")
+    return tuple(layer for layer in range(layers) if layer not in skip)
+
+
+def _from_file(spec: str, layers: int, info: ModelInfo) -> tuple[int, ...]:
+    named = spec.removeprefix(PREFIX)
+    path = Path(named).expanduser()
+    if not named or not path.is_file():
+        raise ModelError(f"heads: {spec}: {WANTED}")
+    try:
+        whole: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"heads: {path}: cannot be read: {error}") from error
+    if not isinstance(whole, dict):
+        raise ModelError(f"heads: {path}: must hold an object")
+    for key, needed in (("layers", layers), ("weights_fingerprint", info.weights_fingerprint)):
+        if whole.get(key) != needed:
+            raise ModelError(
+                f"heads: {path}: {key} is {whole.get(key)!r:.80}, and {info.name} has {needed!r}: choose its layers "
+                f"anew, with the dtype and quantization that it is served with"
+            )
+    skip = whole.get("skip")
+    if not isinstance(skip, list) or not all(type(layer) is int for layer in skip):
+        raise ModelError(f"heads: {path}: skip: must be a list of layers, not {skip!r:.80}")
+    return _without(str(path), skip, layers)

@@ -1,0 +1,344 @@
+"""Drafting by some of the target's layers: as a loop over hidden states does it, and without a trace in the target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from torch.nn.functional import linear, silu
+from transformers import PreTrainedModel
+
+from specwire.core.draft import HeadRequest
+from specwire.core.law.noise import gumbel
+from specwire.core.law.sampling import Sampling
+from specwire.core.model import Feed, ModelError, TreeFeed
+from specwire.lm import LanguageModel, load_model
+from specwire.lm.heads.self_speculation import LayerChoice, SkimmingModel
+from specwire.lm.heads.slots import DraftingModel
+from tests.lm import models
+
+FAMILIES = ("llama", "qwen2", "qwen3", "llama-biased-tied")
+GREEDY = Sampling()
+LAYERS, SLOTS = 5, 3
+SPECS = {"self:skip=1,3": (0, 2, 4), "self:exit=2": (0, 1), "self:skip=0": (1, 2, 3, 4)}
+
+
+def built(folder: Path, kind: str = "llama", seed: int = 0) -> tuple[PreTrainedModel, str]:
+    """A target of several layers, and where it is."""
+    made = models.config(kind)
+    made.num_hidden_layers = LAYERS
+    if hasattr(made, "layer_types"):
+        made.layer_types = ["full_attention"] * LAYERS
+    target = models.build(made, seed)
+    return target, models.save(target, folder / "target")
+
+
+def skimming(where: str, spec: str = "self:skip=1,3", slots: int = SLOTS) -> SkimmingModel:
+    lm = load_model(where, slots=slots, heads=spec, threads=1)
+    assert isinstance(lm, SkimmingModel)
+    assert isinstance(lm, DraftingModel)
+    return lm
+
+
+class ByHand:
+    """A row at a time, from the model's weights: what its layers make of keys and values that are given."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.config = model, model.config
+        self.text: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Keep keys and values of the text, of each layer (position, ...), as transformers' own cache has them."""
+        if not tokens:
+            self.text = [[] for _ in range(LAYERS)]
+            return
+        cache = self.model(input_ids=torch.tensor([list(tokens)]), use_cache=True).past_key_values
+        self.text = [
+            list(zip(layer.keys[0].transpose(0, 1), layer.values[0].transpose(0, 1), strict=True))
+            for layer in cache.layers
+        ]
+
+    def row(self, token: int, position: int, kept: Sequence[int], drafted: dict[int, list]) -> torch.Tensor:  # type: ignore[type-arg]
+        """Logits; what the row adds to `drafted`, by layer, the next one sees."""
+        body = self.model.get_submodule("model")
+        x = body.get_parameter("embed_tokens.weight")[token]
+        cos, sin = (part[0, 0] for part in body.get_submodule("rotary_emb")(x[None, None], torch.tensor([[position]])))
+        for layer in kept:
+            module = body.get_submodule(f"layers.{layer}")
+            attention, mlp = module.get_submodule("self_attn"), module.get_submodule("mlp")
+            inside = module.get_submodule("input_layernorm")(x)
+            q, k, v = (attention.get_submodule(f"{n}_proj")(inside).view(-1, attention.head_dim) for n in "qkv")
+            if self.config.model_type == "qwen3":
+                q, k = attention.get_submodule("q_norm")(q), attention.get_submodule("k_norm")(k)
+            drafted.setdefault(layer, []).append((turned(k, cos, sin), v))
+            seen = [*self.text[layer], *drafted[layer]]
+            keys, values = (torch.stack(part, 1) for part in zip(*seen, strict=True))
+            share = len(q) // len(keys)
+            found = []
+            for index, query in enumerate(turned(q, cos, sin)):
+                weights = (keys[index // share] @ query / len(query) ** 0.5).softmax(0)
+                found.append(weights @ values[index // share])
+            x = x + attention.get_submodule("o_proj")(torch.cat(found))
+            inside = module.get_submodule("post_attention_layernorm")(x)
+            gated = silu(mlp.get_submodule("gate_proj")(inside)) * mlp.get_submodule("up_proj")(inside)
+            x = x + mlp.get_submodule("down_proj")(gated)
+        return linear(body.get_submodule("norm")(x), self.model.get_parameter("lm_head.weight"))
+
+    @torch.no_grad()
+    def draft(self, text: Sequence[int], depth: int, kept: Sequence[int]) -> list[int]:
+        """The best ids behind a text, one after the other."""
+        self.read(text[:-1])
+        drafted: dict[int, list] = {}  # type: ignore[type-arg]
+        found = [text[-1]]
+        for position in range(len(text) - 1, len(text) - 1 + depth):
+            found.append(int(self.row(found[-1], position, kept, drafted).argmax()))
+        return found[1:]
+
+
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+def some(random: Random, count: int) -> list[int]:
+    return [random.randrange(3, models.VOCABULARY) for _ in range(count)]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_it_drafts_what_a_loop_over_hidden_states_does(kind: str, spec: str, tmp_path: Path) -> None:
+    target, where = built(tmp_path, kind)
+    lm, text = skimming(where, spec), [3, 17, 8, 29, 11, 5, 23]
+    lm.forward([Feed(1, 0, text[:4], 1), Feed(0, 0, text[:2], 1)])
+    asked = [HeadRequest(1, text[:5], GREEDY, 4), HeadRequest(0, text[:3], GREEDY, 2), HeadRequest(2, [9], GREEDY, 3)]
+    plain, kept = ByHand(target), SPECS[spec]
+    assert lm.draft(asked) == [plain.draft(each.tokens, each.depth, kept) for each in asked]
+
+
+def test_the_loop_is_the_target_where_nothing_is_left_out(tmp_path: Path) -> None:
+    """Which the loop over hidden states is held against, for each family."""
+    for kind in FAMILIES:
+        target, _ = built(tmp_path / kind, kind)
+        plain, text = ByHand(target), [3, 17, 8, 29, 11]
+        with torch.no_grad():
+            plain.read(text[:-1])
+            got = plain.row(text[-1], len(text) - 1, range(LAYERS), {})
+        assert torch.allclose(got, models.plain(target, text)[-1], atol=models.TOLERANCE)
+
+
+def test_logits_are_those_of_a_model_that_never_drafted_to_the_bit(tmp_path: Path) -> None:
+    """Whatever windows, trees, rollbacks, copies and discards come between, in whatever slots."""
+    target, where = built(tmp_path, seed=2)
+    lm, other, random = skimming(where), load_model(where, slots=SLOTS, threads=1), Random(7)
+    texts: dict[int, list[int]] = {}
+    drafted: set[tuple[int, ...]] = set()
+    for _ in range(250):
+        for slot in range(SLOTS):
+            if slot not in texts or len(texts[slot]) > 30 or random.random() < 0.05:
+                for each in (lm, other):
+                    each.discard(slot)
+                texts[slot] = some(random, random.randint(1, 9))
+        if random.random() < 0.15:
+            source, into = random.sample(range(SLOTS), 2)
+            shared = random.randint(0, lm.cached(source))
+            for each in (lm, other):
+                each.copy(source, into, shared)
+            texts[into] = [*texts[source][:shared], *some(random, random.randint(1, 3))]
+        chosen = random.sample(range(SLOTS), random.randint(1, SLOTS))
+        window_of = {slot: some(random, random.randint(0, 4)) for slot in chosen}
+        feeds = [fed(lm, slot, texts[slot], window, random) for slot, window in window_of.items()]
+        assert torch.equal(lm.forward(feeds), other.forward(feeds))
+        for feed in feeds:
+            decide(lm, other, feed, texts[feed.slot], len(window_of[feed.slot]), random)
+        ready = [slot for slot in texts if lm.cached(slot) == len(texts[slot]) - 1 and random.random() < 0.7]
+        asked = [HeadRequest(slot, texts[slot], GREEDY, random.randint(1, 4)) for slot in ready]
+        held = [lm.cached(slot) for slot in range(SLOTS)]
+        found = lm.draft(asked)
+        assert held == [lm.cached(slot) for slot in range(SLOTS)]
+        plain = ByHand(target)
+        assert found == [plain.draft(each.tokens, each.depth, lm.kept) for each in asked]
+        drafted.update(map(tuple, found))
+    assert len(drafted) > 50, "a draft that always says the same would show nothing"
+
+
+def fed(lm: LanguageModel, slot: int, text: list[int], window: list[int], random: Random) -> Feed:
+    """The text's rest, and behind it a window: a line, or two paths."""
+    start = lm.cached(slot)
+    rest = text[start:]
+    if len(rest) != 1 or len(window) < 2 or random.random() < 0.5:
+        return Feed(slot, start, [*rest, *window], 1 + len(window))
+    first = len(window) // 2
+    ancestors = [(), *((start, *range(start + 1, start + 1 + at)) for at in range(first))]
+    ancestors += [(start, *range(start + 1 + first, start + 1 + at)) for at in range(first, len(window))]
+    return Feed(slot, start, [*rest, *window], 1 + len(window), TreeFeed(start, tuple(ancestors)))
+
+
+def decide(lm: LanguageModel, other: LanguageModel, feed: Feed, text: list[int], window: int, random: Random) -> None:
+    """Keep some of a window, and let another token follow it."""
+    before = feed.stop - window
+    if feed.tree is None:
+        rows = [*range(before, before + random.randint(0, window))]
+    else:
+        leaf = random.randrange(len(feed.tokens))
+        rows = [row for row in (*feed.tree.ancestors[leaf], feed.start + leaf) if row >= before]
+    for each in (lm, other):
+        each.keep(feed.slot, before, rows)
+    text += [feed.tokens[row - feed.start] for row in rows] + some(random, 1)
+
+
+def test_a_discarded_slot_is_zero_also_where_only_drafts_were(tmp_path: Path) -> None:
+    _, where = built(tmp_path)
+    lm = skimming(where)
+    lm.forward([Feed(1, 0, [3, 17, 8], 1)])
+    lm.draft([HeadRequest(1, [3, 17, 8, 29], GREEDY, 5)])
+    assert lm.written(1) == 8
+    assert lm.runner._cache[:, 1, :, 3:8].abs().amax(dim=(1, 2, 3)).gt(0).tolist() == [  # type: ignore[attr-defined]
+        layer in lm.kept for layer in range(LAYERS)
+    ]
+    lm.discard(1)
+    assert not lm.runner._cache.any()  # type: ignore[attr-defined]
+
+
+def test_nothing_is_written_beyond_the_context_and_a_text_may_be_one_token(tmp_path: Path) -> None:
+    target, where = built(tmp_path)
+    lm, text = skimming(where), [3 + index % 40 for index in range(models.CONTEXT)]
+    lm.forward([Feed(0, 0, text[:-3], 1)])
+    assert lm.draft([HeadRequest(0, text[:-2], GREEDY, 8)]) == [ByHand(target).draft(text[:-2], 2, lm.kept)]
+    lm.forward([Feed(0, models.CONTEXT - 3, text[-3:-1], 1)])
+    assert lm.draft([HeadRequest(0, text, GREEDY, 8), HeadRequest(1, [5], GREEDY, 0)]) == [[], []]
+    assert lm.written(0) == models.CONTEXT - 1
+    assert len(lm.draft([HeadRequest(1, [5], GREEDY, 99)])[0]) == models.CONTEXT - 1
+    assert not lm.runner._cache[:, 2].any()  # type: ignore[attr-defined]
+
+
+def test_a_text_whose_last_token_is_cached_is_no_one_s_to_draft_for(tmp_path: Path) -> None:
+    """Its rows would be written over."""
+    _, where = built(tmp_path)
+    lm = skimming(where)
+    lm.forward([Feed(0, 0, [3, 17, 8], 1)])
+    for text in ([3, 17, 8], [3, 17, 8, 29, 5]):
+        with pytest.raises(ValueError, match=f"slot 0 holds 3 positions of {len(text)}"):
+            lm.draft([HeadRequest(0, text, GREEDY, 2)])
+    for feed in (Feed(0, 2, [5], 1), Feed(0, 4, [5], 1), Feed(0, 3, [3] * models.CONTEXT, 1), Feed(0, 3, [99], 1)):
+        with pytest.raises(ValueError, match=r"start: slot 0 holds 3|context is 48|outside the vocabulary"):
+            lm.skim([feed], lm.kept)
+    assert lm.written(0) == 3
+
+
+def test_under_coupled_it_draws_with_the_target_s_noise(tmp_path: Path) -> None:
+    target, where = built(tmp_path)
+    lm, text = skimming(where), [3, 17, 8, 29]
+    lm.forward([Feed(0, 0, text[:3], 1)])
+    plain, ids = ByHand(target), torch.arange(models.VOCABULARY).numpy()
+    with torch.no_grad():
+        plain.read(text[:-1])
+        logits = plain.row(text[-1], 3, lm.kept, {}).double().numpy()
+    found = set()
+    for seed in range(12):
+        (drafted,) = lm.draft([HeadRequest(0, text, Sampling(temperature=6.0, seed=seed), 1)])
+        assert drafted == [int((logits / 6.0 + gumbel(seed, 0, len(text), ids)).argmax())]
+        found.update(drafted)
+    assert len(found) > 3
+
+
+def test_what_is_not_finite_is_a_failure_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A NaN would poison attention even where it is masked, of neighbours too."""
+    target, where = built(tmp_path)
+    models.poison(target, 29, torch.nan)
+    target.save_pretrained(where)
+    lm, other = skimming(where), load_model(where, slots=SLOTS, threads=1)
+    feeds = [Feed(slot, 0, [3, 17, 8 + slot], 1) for slot in range(2)]
+    assert torch.equal(lm.forward(feeds), other.forward(feeds))
+    with pytest.raises(FloatingPointError, match=r"logits by the layers \[0, 2, 4\] are not finite"):
+        lm.draft([HeadRequest(0, [3, 17, 8, 29], GREEDY, 3), HeadRequest(1, [3, 17, 9, 5], GREEDY, 3)])
+    feeds = [Feed(0, 3, [5], 1), Feed(1, 3, [5, 6, 7], 3)]
+    got = lm.forward(feeds)
+    assert bool(got.isfinite().all())
+    assert torch.equal(got, other.forward(feeds))
+
+
+# Which layers
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("self:skip=1,5", r"self:skip=1,5: skip: layer 5 is none of the target's 0 to 4"),
+        ("self:skip=1,1", r"skip: layer 1 is named twice"),
+        ("self:skip=", r"self:skip=: '' is no layer's number"),
+        ("self:skip=1,,2", r"'' is no layer's number"),
+        ("self:skip=1,x", r"'x' is no layer's number"),
+        ("self:skip=-1", r"'-1' is no layer's number"),
+        ("self:skip=²", r"'²' is no layer's number"),
+        ("self:skip=0,1,2,3,4", r"must leave out some of 5 layers, not 5"),
+        ("self:exit=0", r"self:exit=0: exit must be from 1 to 4 of 5 layers, not 0"),
+        ("self:exit=5", r"exit must be from 1 to 4 of 5 layers, not 5"),
+        ("self:exit=a", r"'a' is no layer's number"),
+        ("self:leave=2", r"self:leave=2: must be skip=LAYER,LAYER,..., exit=LAYER, or a file"),
+        ("self:/nowhere.json", r"self:/nowhere.json: must be skip="),
+        ("self:", r"self:: must be skip="),
+    ],
+)
+def test_layers_that_cannot_be_left_out_are_refused_by_name(spec: str, message: str, tmp_path: Path) -> None:
+    _, where = built(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        skimming(where, spec)
+
+
+def test_a_choice_is_read_from_its_file(tmp_path: Path) -> None:
+    _, where = built(tmp_path)
+    fingerprint = load_model(where, slots=1).info.weights_fingerprint
+    choice, file = LayerChoice("target", fingerprint, LAYERS, (1, 2), 0.5, 2, 1.2), tmp_path / "layers.json"
+    choice.write(file)
+    assert skimming(where, f"self:{file}").kept == (0, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"layers": 4}, r"layers.json: layers is 4, and target has 5"),
+        ({"weights_fingerprint": "ab"}, r"layers.json: weights_fingerprint is 'ab', and target has '.*dtype"),
+        ({"weights_fingerprint": None}, r"layers.json: weights_fingerprint is None"),
+        ({"skip": None}, r"layers.json: skip: must be a list of layers, not None"),
+        ({"skip": [1, "2"]}, r"layers.json: skip: must be a list"),
+        ({"skip": [True]}, r"layers.json: skip: must be a list"),
+        ({"skip": []}, r"layers.json: skip: must leave out some of 5 layers, not 0"),
+        ({"skip": [7]}, r"layers.json: skip: layer 7 is none"),
+    ],
+)
+def test_a_choice_for_another_target_or_a_broken_one_is_refused_by_file_and_key(
+    changed: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    _, where = built(tmp_path)
+    fingerprint = load_model(where, slots=1).info.weights_fingerprint
+    whole = {"layers": LAYERS, "weights_fingerprint": fingerprint, "skip": [1], **changed}
+    (tmp_path / "layers.json").write_text(json.dumps(whole))
+    with pytest.raises(ModelError, match=message):
+        skimming(where, f"self:{tmp_path / 'layers.json'}")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{", b"[" * 100_000])
+def test_a_file_that_holds_something_else_is_refused(content: bytes, tmp_path: Path) -> None:
+    _, where = built(tmp_path)
+    (tmp_path / "layers.json").write_bytes(content)
+    with pytest.raises(ModelError, match=r"heads: .*layers.json: (cannot be read|must hold an object)"):
+        skimming(where, f"self:{tmp_path / 'layers.json'}")
+
+
+def test_where_it_is_not_served_it_is_said(tmp_path: Path) -> None:
+    _, where = built(tmp_path)
+    for option, message in (
+        ({"deterministic": True}, "heads: are not served with deterministic"),
+        ({"compiled": True}, "heads: are not served with compile"),
+        ({"runtime": "openvino"}, "heads: skipped layers need the runtime torch or auto"),
+        ({"lean": False}, "heads: a LlamaForCausalLM is not computed by a runner that can leave layers out"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            load_model(where, slots=1, heads="self:skip=1", **option)
+    with pytest.raises(ModelError, match="heads: a scripted model has no layers to skip"):
+        load_model("scripted:1", slots=1, heads="self:skip=1")
+    assert load_model(where, slots=1, heads="self:skip=1", runtime="auto").info.runtime == "torch"
