@@ -18,7 +18,7 @@ import torch
 from specwire.core.law.constraint import Mask
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling, Seen
-from specwire.lm.sampler import adjusted
+from specwire.lm.sampler import Key, adjusted, gumbel_of
 
 CANDIDATES = 64
 # Ids less likely than this, relative to the likeliest, are left out: a dominant id needs no noise.
@@ -72,14 +72,18 @@ def draw(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[tuple[int, floa
     return _draw_best(logits, rows)
 
 
-def draw_among(ids: torch.Tensor, logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[int]:
-    """The token of each row of `logits` (rows, len(ids)), which are of these ids alone. Penalties are left out."""
+def draw_among(ids: torch.Tensor, logits: torch.Tensor, rows: Sequence[DraftRow], vocabulary: int) -> list[int]:
+    """The token of each row of `logits` (rows, len(ids)), which are of these ids alone. Penalties are left out.
+
+    vocabulary: of the target that draws in this process, too.
+    """
     if all(row.plain for row in rows):
         chosen: list[int] = ids[logits.argmax(dim=1)].tolist()
         return chosen
     best, at = logits.float().topk(min(CANDIDATES, logits.shape[1]), dim=1)
     scores, tokens = best.cpu().numpy(), ids[at].cpu().numpy()
-    return [_draw_one(scores[index], tokens[index], row)[0] for index, row in enumerate(rows)]
+    shared = vocabulary if logits.device.type == "cpu" else None
+    return [_draw_one(scores[index], tokens[index], row, shared)[0] for index, row in enumerate(rows)]
 
 
 def _draw_best(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[tuple[int, float]]:
@@ -121,22 +125,26 @@ def _ranked(scores: Scores, ids: Ids, row: DraftRow, most: int) -> Ranked:
     return tuple(tokens), tuple((kept - kept[0]).tolist())
 
 
-def _draw_one(scores: Scores, ids: Ids | None, row: DraftRow) -> tuple[int, float]:
-    """From one row's logits; `ids` names the tokens that they are of, None stands for 0, 1, 2, ..."""
+def _draw_one(scores: Scores, ids: Ids | None, row: DraftRow, shared: int | None = None) -> tuple[int, float]:
+    """From one row's logits; `ids` names the tokens that they are of, None stands for 0, 1, 2, ...
+
+    shared: the vocabulary, where the target draws in this process; see `specwire.lm.sampler.gumbel_of`.
+    """
     sampling = row.sampling
     best = int(scores.argmax())
     confidence = 1.0 / _relative_mass(scores, best, sampling.temperature or 1.0) if row.rate else 1.0
     if sampling.temperature > 0.0:
         candidates = _candidates(scores, best, sampling)
         if len(candidates) > 1:
-            best = int(candidates[_loudest(scores[candidates], candidates if ids is None else ids[candidates], row)])
+            named = candidates if ids is None else ids[candidates]
+            best = int(candidates[_loudest(scores[candidates], named, row, shared)])
     return best if ids is None else int(ids[best]), confidence
 
 
-def _loudest(scores: Scores, ids: Ids, row: DraftRow) -> int:
+def _loudest(scores: Scores, ids: Ids, row: DraftRow, shared: int | None) -> int:
     """Index of argmax(log q + G); the normaliser of q is the same for all."""
-    sampling = row.sampling
-    noise = gumbel(sampling.seed, sampling.choice, row.position, ids)
+    sampling, key = row.sampling, Key(row.sampling.seed, row.sampling.choice, row.position)
+    noise = gumbel(*key, ids) if shared is None else gumbel_of(key, ids, shared)
     return int((scores.astype(np.float64) / sampling.temperature + noise).argmax())
 
 

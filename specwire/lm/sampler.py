@@ -80,6 +80,13 @@ def gumbel_rows(keys: Sequence[Key], vocabulary: int, device: torch.device) -> t
     return gumbel(keys, torch.arange(vocabulary, device=device).unsqueeze(0))
 
 
+def gumbel_of(key: Key, ids: reference.Ids, vocabulary: int) -> reference.Floats:
+    """Noise of some ids on a CPU: of a row that is kept for the target, which draws at the same positions."""
+    if vocabulary <= KEPT_VOCABULARY:
+        return _kept_row(key, vocabulary)[ids]
+    return reference.gumbel(*key, ids)
+
+
 @lru_cache(maxsize=KEPT_ROWS)
 def _kept_row(key: Key, vocabulary: int) -> reference.Floats:
     return reference.gumbel(*key, np.arange(vocabulary))

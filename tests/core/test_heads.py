@@ -7,7 +7,8 @@ from itertools import product
 import pytest
 
 from specwire.core.messages import SourceKind
-from specwire.core.policy.heads import HeadDepth
+from specwire.core.policy.estimates import AcceptanceByPosition
+from specwire.core.policy.heads import HeadAcceptance, HeadDepth
 from specwire.core.policy.tunables import EXPLORED_SHARE, MOST_HEAD_DEPTH
 from specwire.core.verify.text_sources import HeadSource
 
@@ -21,8 +22,8 @@ def rising(rows: int) -> float:
 
 
 def depth_of(rate: float, forward_us: float, sessions: int = 1, others: int = 0) -> int:
-    """Where V is flat, and a try is not due."""
-    return HeadDepth({1: forward_us}).choose([[rate] * MOST_HEAD_DEPTH] * sessions, sessions + others, flat, 0.0)
+    """Where V is flat."""
+    return HeadDepth({1: forward_us}).choose([[rate] * MOST_HEAD_DEPTH] * sessions, sessions + others, flat)
 
 
 def test_it_is_the_depth_of_the_best_rate() -> None:
@@ -41,8 +42,12 @@ def test_on_a_full_verifier_it_does_not_draft_but_is_tried_now_and_then() -> Non
     depth = HeadDepth({1: 100.0})
     rates = [[0.9] * MOST_HEAD_DEPTH]
     depth.observe(1, 2, 200.0, 0.0)
-    assert depth.choose(rates, 1, rising, 200.0 / EXPLORED_SHARE - 1) == 0
-    assert depth.choose(rates, 1, rising, 200.0 / EXPLORED_SHARE) == 2
+    assert depth.choose(rates, 1, rising) == 0
+    assert not depth.due(200.0 / EXPLORED_SHARE - 1)
+    assert depth.due(200.0 / EXPLORED_SHARE)
+    depth.tried(5000.0)  # a long text had to be read
+    assert not depth.due(200.0 / EXPLORED_SHARE)
+    assert depth.due(5000.0 / EXPLORED_SHARE)
 
 
 def test_no_more_is_asked_than_the_head_has() -> None:
@@ -54,16 +59,16 @@ def test_no_more_is_asked_than_the_head_has() -> None:
 def test_what_its_forwards_take_is_refined() -> None:
     depth = HeadDepth({1: 100.0, 4: 200.0})
     rates = [[0.6] * MOST_HEAD_DEPTH]
-    before = depth.choose(rates, 1, flat, 0.0)
+    before = depth.choose(rates, 1, flat)
     for _ in range(200):
         depth.observe(1, 4, 4 * 300.0, 0.0)
-    assert 0 <= depth.choose(rates, 1, flat, 0.0) < before
+    assert 0 <= depth.choose(rates, 1, flat) < before
 
 
 @pytest.mark.parametrize(("decided", "right"), [([5, 6, 7, 8], 3), ([5, 9], 1), ([5, 6], 2), ([9], 0)])
 def test_acceptance_is_learnt_from_the_text(decided: list[int], right: int) -> None:
     text = [1, 2, 3]
-    source = HeadSource(text)
+    source = HeadSource(text, AcceptanceByPosition())
     source.propose([5, 6, 7])
     guess = source.look()
     assert guess is not None
@@ -79,7 +84,20 @@ def test_acceptance_is_learnt_from_the_text(decided: list[int], right: int) -> N
 
 
 def test_nothing_is_proposed_where_nothing_was_drafted() -> None:
-    source = HeadSource([1])
+    source = HeadSource([1], AcceptanceByPosition())
     source.propose([])
     assert not source.proposed
     source.text_grew()
+
+
+def test_a_session_begins_with_what_others_learnt_under_the_same_kind_of_rule() -> None:
+    known = HeadAcceptance()
+    for _ in range(40):
+        text = [1]
+        source = HeadSource(text, known.of(0.0))
+        source.propose([5, 6])
+        text += [5, 6, 7]
+        source.text_grew()
+    fresh, drawn = HeadSource([1], known.of(0.0)), HeadSource([1], known.of(0.8))
+    assert fresh.acceptance.rates(2)[0] > 0.9
+    assert drawn.acceptance.rates(2) == AcceptanceByPosition().rates(2)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.runners.linear import FEW, Int8Linear, rounded
+from specwire.lm.runners import linear
+from specwire.lm.runners.linear import FEW, Int8Linear, LinearWeights, pack, pack_rounded, rounded
 from tests.lm.families import SERVED
 from tests.lm.models import VOCABULARY, build, config, save
 
@@ -77,3 +78,25 @@ def test_weights_outside_of_linear_layers_are_refused(name: str, tmp_path: Path)
 def test_an_unknown_quantization_is_named() -> None:
     with pytest.raises(ModelError, match="quantization: must be one of none, int8, not 'int4'"):
         load_model("scripted:1", slots=1, quantization="int4")
+
+
+@pytest.mark.parametrize("rows", [1, FEW, FEW + 1])
+def test_what_need_not_be_exact_is_rounded_where_it_is_large(rows: int) -> None:
+    torch.manual_seed(0)
+    large, biased, small = (
+        LinearWeights(torch.randn(out, 256), None if out != 320 else torch.randn(out)) for out in (384, 320, 16)
+    )
+    multiply, packed = pack_rounded([large, biased, small])
+    assert [layer.weight.dtype for layer in packed] == [torch.int8, torch.int8, torch.float32]
+    x = torch.randn(rows, 256)
+    for own, layer in zip(packed, (large, biased, small), strict=True):
+        exact = x @ layer.weight.T + (0.0 if layer.bias is None else layer.bias)
+        got = multiply(x, *own)
+        assert got.dtype == torch.float32
+        assert float((got - exact).norm() / exact.norm()) < 0.02
+
+
+def test_where_products_with_integers_are_wrong_or_missing_nothing_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [LinearWeights(torch.randn(384, 256), None)]
+    monkeypatch.setattr(linear, "_rounding_works", lambda: False)
+    assert type(pack_rounded(layers)[0]) is type(pack(layers)[0])

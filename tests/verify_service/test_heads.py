@@ -29,12 +29,20 @@ class ScriptedHeads:
     def __init__(self, tokens: Callable[[list[int]], list[int]]) -> None:
         self.asked: list[HeadRequest] = []
         self.lengths: list[int] = []
+        self.caught_up: list[int] = []
+        self.together: list[int] = []
+        self.reading: Callable[[], None] = lambda: None
         self.slowed: Callable[[], None] = lambda: None
         self._tokens = tokens
         self._lm = load_model(MODEL, slots=1)
 
+    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
+        self.caught_up += [request.slot for request in requests]
+        self.reading()
+
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         self.asked += requests
+        self.together.append(len(requests))
         self.slowed()
         self.lengths += [len(request.tokens) for request in requests]
         return [self._tokens(oracle(self._lm, request.tokens, request.depth, request.sampling)) for request in requests]
@@ -183,6 +191,28 @@ def test_a_head_that_fails_is_switched_off_with_a_sentence_and_ends_nothing(capl
     assert [record.message for record in caplog.records if "head" in record.message] == [
         "the head failed, and is switched off: RuntimeError: a kernel is missing"
     ]
+
+
+def test_a_prompt_is_read_once_and_charged_to_nobody() -> None:
+    """It takes as long as twenty forwards: with that in its ledger no session could bear a window for long."""
+    heads = ScriptedHeads(right)
+    rig = Rig(MODEL, ngram=False, context=1024, growth=0.0, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
+    heads.reading = lambda: setattr(rig, "now", rig.now + 20_000.0)
+    for handle in range(2):
+        rig.open(handle, (*PROMPT, handle), max_tokens=200)
+    rig.run()
+    assert sorted(heads.caught_up) == [0, 1]
+    assert rig.engine.steps < 80
+
+
+def test_where_it_does_not_pay_one_session_is_tried_at_a_time() -> None:
+    heads = ScriptedHeads(wrong)
+    rig = Rig(MODEL, ngram=False, context=1024, growth=1.0, drafting=HeadDrafting(heads, HeadDepth({1: 2000.0})))
+    for handle in range(4):
+        rig.open(handle, (*PROMPT, handle), max_tokens=900)
+    rig.run()
+    assert set(heads.together) == {1}
+    assert len({request.slot for request in heads.asked}) > 1
 
 
 # A target that drafts by some of its own layers

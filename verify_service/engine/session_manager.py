@@ -12,6 +12,7 @@ from collections.abc import Callable
 from specwire.core.invalid import Code
 from specwire.core.messages import FinishReason, Verdict
 from specwire.core.model import SlotModel
+from specwire.core.policy.heads import HeadAcceptance
 from specwire.core.stop_conditions import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
@@ -55,7 +56,7 @@ class SessionManager:
         self.counts: Counter[str] = Counter()
         self._offers: Counter[Offer] = Counter() if offers is None else offers
         self._lm = lm
-        self._ngram, self._head = ngram, head
+        self._ngram, self._head = ngram, HeadAcceptance() if head else None
         self._now_us = now_us
         self._grace_us = detach_grace_us
         self._patience = patience
@@ -248,7 +249,7 @@ class SessionManager:
             ngram=self._ngram and opening.ngram,
             epoch=opening.epoch,
             prediction=opening.prediction,
-            head=self._head and opening.head,
+            head=self._head.of(opening.sampling.temperature) if self._head is not None and opening.head else None,
         )
         session.ledger.balance_us = float(opening.ledger_us)
         return session

@@ -22,6 +22,7 @@ from specwire.core.messages import (
 )
 from specwire.core.policy.arrival import DueAnswer, Expectations
 from specwire.core.policy.costs import Ledger
+from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.scheduler import Awaited, Guess, StepCandidate
 from specwire.core.stop_conditions import Ending
 from specwire.core.text import Text, extend_hash
@@ -114,13 +115,13 @@ class VerifySession:
         ngram: bool = False,
         epoch: int = 0,
         prediction: Sequence[int] = (),
-        head: bool = False,
+        head: AcceptanceByPosition | None = None,
     ) -> VerifySession:
         """Take over the text `tokens`; it may already hold its end (the owner died between append and finish).
 
         ngram: also guess from the text itself, under rules that look at no proposal. Other rules need the distribution
             that a draft token was drawn from, and a guess from the text has none.
-        head: likewise take what a head proposes.
+        head: likewise take what a head proposes, of which this is known; None: take nothing.
         epoch: see `specwire.core.law.noise`.
         prediction: what the client expects of the output; a source of guesses, like the text.
         """
@@ -128,8 +129,8 @@ class VerifySession:
         session = cls(Text(tokens), sampling, ending, allowance, chains)
         if ngram and sampling.guessed:
             session.ngram = _own_source(session.text.tokens, prompt_length, prediction)
-        if head and sampling.guessed:
-            session.head = HeadSource(session.text.tokens)
+        if head is not None and sampling.guessed:
+            session.head = HeadSource(session.text.tokens, head)
         if sampling.penalised:
             session.history = History(tokens[:prompt_length], tokens[prompt_length:])
         if len(tokens) > prompt_length:

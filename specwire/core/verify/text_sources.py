@@ -10,6 +10,7 @@ from specwire.core.messages import MOST_WINDOW, SourceKind
 from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens
 from specwire.core.policy.scheduler import Guess
 from specwire.core.policy.tunables import (
+    INHERITED_TESTS,
     LEAST_NGRAM,
     MATCH_LENGTHS,
     MOST_NGRAM,
@@ -344,11 +345,15 @@ class HeadSource:
 
     Args:
         tokens: the session's text, which grows at its end.
+        learnt: of all sessions, where this one begins, and to which it adds.
     """
 
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self.acceptance = AcceptanceByPosition()
+    def __init__(self, tokens: Sequence[int], learnt: AcceptanceByPosition) -> None:
+        self.acceptance = learnt.faded(INHERITED_TESTS)
         self.tested_us = 0.0
+        # Whether the head has read the text before what it was first asked for.
+        self.read = False
+        self._learnt = learnt
         self._tokens = tokens
         self._guess: Guess | None = None
 
@@ -377,3 +382,4 @@ class HeadSource:
         while right < len(decided) and decided[right] == guess.tokens[right]:
             right += 1
         guess.acceptance.observe(len(decided), right)
+        self._learnt.observe(len(decided), right)

@@ -23,7 +23,7 @@ from specwire.lm.runners.decoder import (
     compiled,
     no_trees,
 )
-from specwire.lm.runners.linear import LinearWeights, pack
+from specwire.lm.runners.linear import LinearWeights, pack_rounded
 from specwire.lm.runners.llama import pairwise
 
 
@@ -34,13 +34,13 @@ class HeadLayer(DecoderLayers):
     """
 
     def __init__(self, head: Eagle3, shape: DecoderShape, model: Model, cache: torch.Tensor) -> None:
-        super().__init__(shape, model, cache)
+        super().__init__(shape, model, cache, packing=pack_rounded)
         config = head.config
         self.normed_residual, self.normed_output = config.norm_before_residual, config.norm_output
         state_norm = head.hidden_norm.weight.detach()
         self.norms.append(float(config.hidden) ** 0.5 * state_norm.float() if self.spelt_out else state_norm)
         self.fused_norm = head.fc_norm.weight.detach() if head.fc_norm is not None else state_norm.new_empty(0)
-        self.fusing, (fused,) = pack([_linear(head.fc)])
+        self.fusing, (fused,) = pack_rounded([_linear(head.fc)])
         self.fuse_weight, self.fuse_bias = fused
 
     def forward(

@@ -38,6 +38,9 @@ class SkimmingModel(CachedLM):
         super().__init__(runner, info, slots, unassigned)
         self.kept = tuple(kept)
 
+    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
+        """It reads the text as the target wrote it."""
+
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         """Behind each text as many tokens as are asked for, or as fit into the context.
 

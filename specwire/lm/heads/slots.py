@@ -23,6 +23,10 @@ class DraftingModel(SlotModel, Protocol):
         """Tokens that are drafted behind a text at most, however many are asked for; None for any number."""
         ...
 
+    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
+        """Read what `draft` would have to read before it drafts."""
+        ...
+
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         """Behind each text up to as many tokens as are asked for; what the slots hold stays as it is."""
         ...
@@ -214,6 +218,17 @@ class HeadedModel:
         self._settle(reads)
 
     @torch.inference_mode()
+    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
+        """Let the head read the texts up to what a draft begins with, all in one forward."""
+        feeds = [self._feed(request) for request in requests if len(request.tokens) > 2]
+        feeds = [feed._replace(tokens=feed.tokens[:-1]) for feed in feeds if len(feed.tokens) > 1]
+        if feeds:
+            rows = [self._held[feed.slot].since(feed.start).features[: len(feed.tokens)] for feed in feeds]
+            self._head.read(feeds, torch.cat(rows))
+            for feed in feeds:
+                self._settle(feed)
+
+    @torch.inference_mode()
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         """Behind each text as many tokens as are asked for, or as the head has, or as fit into the context.
 
@@ -232,7 +247,8 @@ class HeadedModel:
             if not bool(torch.isfinite(step.logits).all()):
                 raise HeadFailed("its logits are not finite")
             rows = [_row(requests[at], len(drafted[at])) for at in live]
-            for at, token in zip(live, draw_among(self._head.target_ids, step.logits, rows), strict=True):
+            chosen = draw_among(self._head.target_ids, step.logits, rows, self.info.vocabulary)
+            for at, token in zip(live, chosen, strict=True):
                 drafted[at].append(token)
             going = [row for row, at in enumerate(live) if self._goes_on(requests[at], len(drafted[at]))]
             if not going:

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -216,11 +216,17 @@ class DecoderLayers(nn.Module):
     biases: list[torch.Tensor | None]
 
     def __init__(
-        self, shape: DecoderShape, model: Model, cache: torch.Tensor, apart: bool = False, rank: Rank | None = None
+        self,
+        shape: DecoderShape,
+        model: Model,
+        cache: torch.Tensor,
+        apart: bool = False,
+        rank: Rank | None = None,
+        packing: Callable[[Sequence[LinearWeights]], tuple[nn.Module, list[LinearWeights]]] = pack,
     ) -> None:
         """apart: nothing but matrix products is computed for several rows at once (`runners.deterministic`).
 
-        rank: of which shape, model and cache are the share; logits are whole.
+        rank: of which shape, model and cache are the share; logits are whole. packing: see `runners.linear`.
         """
         super().__init__()
         self.apart = apart
@@ -237,7 +243,7 @@ class DecoderLayers(nn.Module):
             self.norms = [root * norm.float() for norm in self.norms]
         self.head_norms = [layer.head_norm for layer in model.layers if layer.head_norm is not None]
         linears = [part for layer in model.layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        self.linear, packed = pack([*linears, model.head])
+        self.linear, packed = packing([*linears, model.head])
         self.weights = [part.weight for part in packed]
         self.biases = [part.bias for part in packed]
         self.adding, self.joining = adding(rank), joining(rank)

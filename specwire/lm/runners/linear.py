@@ -1,6 +1,7 @@
 """Linear layers: packed where that is faster, and with weights in 8 bits."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -102,6 +103,8 @@ LARGEST = 127
 LEAST_SCALE = 1e-12
 # Rows up to which PyTorch's product of bfloat16 with integers is quicker than one with the weights widened.
 FEW = 16
+# Weights of a layer that `pack_rounded` rounds, at least: smaller ones stay in a processor's cache as they are.
+LEAST_ROUNDED = 1 << 16
 
 
 def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,6 +112,47 @@ def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     exact = weight.float()
     scale = exact.abs().amax(dim=1, keepdim=True).div(LARGEST).clamp(min=LEAST_SCALE)
     return exact.div(scale).round_().to(torch.int8), scale
+
+
+class RoundedLinear(nn.Module):
+    """Layers in 8 bits beside ones that are not. The former's `bias` is (1, out), scales, or (2, out), bias behind."""
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if weight.dtype != torch.int8 or bias is None:
+            return functional.linear(x, weight, bias)
+        if x.size(0) <= 16:  # FEW, which TorchScript does not find
+            y = torch._weight_int8pack_mm(x.to(torch.bfloat16), weight, bias[0].to(torch.bfloat16)).to(x.dtype)
+        else:
+            y = functional.linear(x, weight.to(x.dtype)) * bias[0]
+        return y if bias.size(0) == 1 else y + bias[1]
+
+
+def pack_rounded(layers: Sequence[LinearWeights]) -> tuple[nn.Module, list[LinearWeights]]:
+    """As `pack`, for what need not be exact: large layers in 8 bits, of which a forward of few rows reads less."""
+    if layers[0].weight.device.type != "cpu" or not _rounding_works():
+        return pack(layers)
+    return RoundedLinear(), [layer if layer.weight.numel() < LEAST_ROUNDED else _rounded(layer) for layer in layers]
+
+
+def _rounded(layer: LinearWeights) -> LinearWeights:
+    integers, scale = rounded(layer.weight)
+    beside = scale.T.to(layer.weight.dtype)
+    return LinearWeights(integers, beside if layer.bias is None else torch.cat((beside, layer.bias[None])))
+
+
+@lru_cache(maxsize=1)
+def _rounding_works() -> bool:
+    """Whether PyTorch's product with integers is right here."""
+    x = torch.linspace(-1, 1, PROBE_ROWS * 64).view(PROBE_ROWS, 64).bfloat16()
+    weight = (torch.arange(64 * 64) % 251 - 125).view(64, 64).to(torch.int8)
+    scale = torch.full((64,), 2.0**-7, dtype=torch.bfloat16)
+    try:
+        got = torch.ops.aten._weight_int8pack_mm(x, weight, scale).float()
+    except (AttributeError, RuntimeError):
+        return False
+    expected = x.float() @ weight.float().T * 2.0**-7
+    tolerance = PROBE_TOLERANCE[torch.bfloat16] * float(expected.abs().max())
+    return float((got - expected).abs().max()) <= tolerance
 
 
 class Int8Linear(nn.Module):
