@@ -100,7 +100,8 @@ def test_wrong_options_are_refused(
     [
         (["--target", "/nowhere/model"], "target '/nowhere/model'"),
         (["--window", "300"], "tokens are less than the 3 windows of 301 of a step"),
-        (["--taps", "0", "1", "9"], "taps: must be of layers 0 to 2, not 0, 1, 9"),
+        (["--taps", "0", "1", "9"], "taps: must be of layers 0 to 1, not 0, 1, 9"),
+        (["--taps", "0", "1", "2"], "taps: must be of layers 0 to 1, not 0, 1, 2"),
     ],
 )
 def test_what_does_not_fit_is_said_in_a_sentence(

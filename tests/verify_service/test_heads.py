@@ -13,9 +13,11 @@ from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.heads import HeadDepth
 from specwire.lm import load_model
+from specwire.lm.heads.slots import HeadedModel
 from tests.lm import models
 from tests.lm.heads.medusa_by_hand import FORMATS, written
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
+from verify_service.engine.calibration import calibrate_head
 from verify_service.engine.heads import HeadDrafting
 
 MODEL, LOOPING = "scripted:5", "scripted:5:memory=2"
@@ -109,6 +111,18 @@ def test_texts_are_the_same_beside_heads_of_files(form: str, sampling: Sampling,
         assert kinds(rig) == ({SourceKind.HEAD} if heads else set())
         texts.append(rig.tokens)
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("form", ["medusa", "hydra"])
+def test_what_is_measured_of_a_head_is_no_deeper_than_it_drafts(form: str, tmp_path: Path) -> None:
+    where = models.save(models.build(models.config("llama")), tmp_path / "target")
+    config, tensors, name = FORMATS[form]()
+    config = {key: 1 if key.endswith("_num_heads") else value for key, value in config.items()}
+    written(tmp_path / "head", config, tensors, name)
+    lm = load_model(where, slots=4, heads=str(tmp_path / "head"))
+    assert isinstance(lm, HeadedModel)
+    assert calibrate_head(lm).most == 1
+    assert [lm.cached(slot) for slot in range(4)] == [0] * 4
 
 
 def test_what_is_right_is_decided_in_fewer_steps() -> None:

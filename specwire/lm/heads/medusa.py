@@ -49,6 +49,8 @@ from specwire.lm.runners.linear import LinearWeights, pack
 MEDUSA, HYDRA = "medusa", "hydra"
 FILES = {MEDUSA: "medusa_lm_head", HYDRA: "hydra_lm_head"}
 MODEL_FILE = "model.safetensors"
+# Names of output layers begin so.
+OUTPUTS = "outputs."
 
 
 def kind_of(config: Mapping[str, Any]) -> str | None:
@@ -262,7 +264,7 @@ def load(folder: Path, config: Mapping[str, Any], layers: int, embed: torch.Tens
     said = ids < served
     state: dict[str, torch.Tensor] = {}
     for own, name, shape in _parts(told, stored):
-        if own.startswith("outputs."):
+        if own.startswith(OUTPUTS):
             tensor = tensor_of(path, stored, name, (len(ids), *shape), (told.vocabulary, *shape))
             state[own] = (tensor[ids] if len(tensor) > len(ids) else tensor)[said]
         else:
@@ -380,9 +382,9 @@ def _parts(
                 output = f"{head}.{config.layers}"
             else:
                 output = "lm_head" if config.shared and "lm_head.weight" in stored else f"lm_heads.{head}"
-            yield f"outputs.{head}.weight", f"{output}.weight", (config.hidden,)
+            yield f"{OUTPUTS}{head}.weight", f"{output}.weight", (config.hidden,)
             if config.output_bias:
-                yield f"outputs.{head}.bias", f"{output}.bias", ()
+                yield f"{OUTPUTS}{head}.bias", f"{output}.bias", ()
 
 
 def save(head: Medusa, folder: Path, verifier: str) -> None:

@@ -124,9 +124,10 @@ def _config(course: Course, config: PreTrainedConfig, vocabulary: int) -> Eagle3
     """A layer like the target's own."""
     shape: Any = config
     layers, heads = shape.num_hidden_layers, shape.num_attention_heads
-    early, middle, late = course.taps or (min(1, layers), layers // 2, max(0, layers - 1))
-    if not all(0 <= tap <= layers for tap in (early, middle, late)):
-        raise ModelError(f"taps: must be of layers 0 to {layers}, not {early}, {middle}, {late}")
+    early, middle, late = course.taps or (min(1, layers - 1), layers // 2, layers - 1)
+    # Behind the last layer transformers tells a stream that is normed, and a verifier one that is not.
+    if not all(0 <= tap < layers for tap in (early, middle, late)):
+        raise ModelError(f"taps: must be of layers 0 to {layers - 1}, not {early}, {middle}, {late}")
     return Eagle3Config(
         hidden=shape.hidden_size,
         inner=course.inner or 2 * shape.hidden_size,

@@ -19,7 +19,7 @@ from torch import nn
 
 from specwire.core.model import ModelError
 from specwire.lm.heads.eagle3 import Eagle3
-from specwire.lm.heads.medusa import Medusa
+from specwire.lm.heads.medusa import OUTPUTS, Medusa
 from specwire.progress import LAST_LINE, Bar
 
 # Kinds that can be taught.
@@ -47,7 +47,10 @@ class Schedule:
 
 
 class Optimiser:
-    """Muon (Jordan et al. 2024) for the layers' matrices, AdamW for embeddings and norms, one learning rate.
+    """Muon (Jordan et al. 2024) for the layers' matrices, AdamW for the rest, one learning rate.
+
+    The rest: embeddings, norms, biases, and Medusa's output layers, of which there are so many, and so large, that most
+    of a step's time would be theirs.
 
     Invariant: every trainable parameter belongs to exactly one of the two.
     """
@@ -55,8 +58,9 @@ class Optimiser:
     def __init__(self, model: nn.Module, schedule: Schedule) -> None:
         self.schedule = schedule
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
-        others = [p for name, p in named if p.ndim != 2 or "embed" in name]
+        rest = {name for name, p in named if p.ndim != 2 or "embed" in name or name.startswith(OUTPUTS)}
+        matrices = [p for name, p in named if name not in rest]
+        others = [p for name, p in named if name in rest]
         self.parameters = matrices + others
         self.optimisers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(matrices, lr=schedule.peak, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),

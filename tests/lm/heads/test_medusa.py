@@ -89,6 +89,20 @@ def test_a_draft_ends_with_the_heads(form: str, tmp_path: Path) -> None:
     assert len(lm.draft([HeadRequest(1, text, GREEDY, 8)])[0]) == 1
 
 
+@pytest.mark.parametrize("form", ["medusa", "medusa-vllm-shared", "hydra"])
+def test_in_bfloat16_it_drafts_what_float32_does_up_to_rounding(form: str, tmp_path: Path) -> None:
+    target, config, tensors, where = built(tmp_path, "llama", form)
+    lm = load_model(where, slots=1, dtype="bfloat16", heads=str(tmp_path / "head"), threads=1)
+    assert isinstance(lm, HeadedModel)
+    lm.forward([Feed(0, 0, TEXT[:-1], 1)])
+    (drafted,) = lm.draft([HeadRequest(0, TEXT, GREEDY, HEADS)])
+    state, tokens = state_of(target, config, TEXT), TEXT[-1:]
+    for head, token in enumerate(drafted):
+        logits, ids = logits_of(target, config, tensors, head, state, tokens)
+        assert logits[ids == token] > logits.max() - 0.1 * logits.abs().max()
+        tokens = [*tokens, token]
+
+
 @pytest.mark.parametrize("form", ["medusa", "hydra"])
 def test_rollbacks_and_copies_leave_nothing_behind(form: str, tmp_path: Path) -> None:
     target, config, tensors, where = built(tmp_path, "llama", form, seed=1)
