@@ -38,6 +38,14 @@ def whole_number(path: Path, config: Mapping[str, Any], key: str, default: int |
     return given
 
 
+def flag(path: Path, config: Mapping[str, Any], key: str) -> bool:
+    """config[key] of the file `path`; False if it is not there. Raises ModelError."""
+    given = config.get(key)
+    if given not in (None, False, True):
+        raise ModelError(f"{path}: {key}: must be true or false, not {given!r}")
+    return bool(given)
+
+
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Raises ModelError."""
     try:

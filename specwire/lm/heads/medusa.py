@@ -42,7 +42,7 @@ from torch import nn
 from torch.nn import functional
 
 from specwire.core.model import Feed, ModelError
-from specwire.lm.heads.files import CONFIG, read_tensors, tensor_of, whole_number
+from specwire.lm.heads.files import CONFIG, flag, read_tensors, tensor_of, whole_number
 from specwire.lm.heads.slots import Step
 from specwire.lm.runners.linear import LinearWeights, pack
 
@@ -309,8 +309,8 @@ def _medusa(
         vocabulary,
         said,
         tap=layers,
-        bias=_original(stored) or bool(config.get("medusa_fc_bias")) or "blocks.0.layers.0.bias" in stored,
-        shared=bool(config.get("original_lm_head")) or "lm_head.weight" in stored,
+        bias=_original(stored) or flag(path, config, "medusa_fc_bias") or "blocks.0.layers.0.bias" in stored,
+        shared=flag(path, config, "original_lm_head") or "lm_head.weight" in stored,
         scale=float(scale),
     )
 
@@ -332,7 +332,7 @@ def _hydra(path: Path, config: Mapping[str, Any], layers: int, embed: torch.Tens
         vocabulary,
         tap=layers - offset,
         normed=offset == 0,
-        grounded=bool(config.get("grounded_heads", False)),
+        grounded=flag(path, config, "grounded_heads"),
         output_bias=True,
     )
 

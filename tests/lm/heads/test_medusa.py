@@ -182,6 +182,8 @@ def test_ids_that_are_no_tokens_are_not_said(tmp_path: Path) -> None:
             {"hydra_head_arch": "prefix-mlp"},
             "config.json: hydra_head_arch: only mlp is served, not 'prefix-mlp'",
         ),
+        ("hydra", {"grounded_heads": "yes"}, "config.json: grounded_heads: must be true or false, not 'yes'"),
+        ("medusa-vllm", {"medusa_fc_bias": []}, r"config.json: medusa_fc_bias: must be true or false, not \[\]"),
         ("hydra", {"hidden_state_offset": 3}, "hidden_state_offset: must be at most the target's 2 layers, not 3"),
         ("hydra", {"grounded_heads": False}, r"hydra_mlp.0.0.linear.weight: is \(32, 64\), not \(32, 32\)"),
         ("hydra", {"hydra_num_heads": None}, "config.json: hydra_num_heads: must be a whole number, not None"),
