@@ -44,7 +44,7 @@ from torch.nn import functional
 from specwire.core.model import Feed, ModelError
 from specwire.lm.heads.files import CONFIG, flag, read_tensors, tensor_of, whole_number
 from specwire.lm.heads.slots import Step
-from specwire.lm.runners.linear import LinearWeights, pack
+from specwire.lm.runners.linear import LinearWeights, pack_rounded
 
 MEDUSA, HYDRA = "medusa", "hydra"
 FILES = {MEDUSA: "medusa_lm_head", HYDRA: "hydra_lm_head"}
@@ -228,7 +228,7 @@ def _pack(head: Medusa, dtype: torch.dtype) -> None:
         if isinstance(child, nn.Linear)
     ]
     cast = [child.to(dtype) for _, _, child in found]
-    product, layers = pack([_linear(child) for child in cast])
+    product, layers = pack_rounded([_linear(child) for child in cast])
     for (parent, name, _), layer in zip(found, layers, strict=True):
         setattr(parent, name, PackedLayer(product, layer))
 
