@@ -42,10 +42,11 @@ class HeadDrafting:
         if self._heads is None:
             return
         alone, plain_us = len(decoding) == 1, V(len(decoding))
+        most = self._depth.most
         asked = [
-            _Asked(slot, held.session, source, self._depth.most)
+            _Asked(slot, held.session, source, most)
             for slot, held in decoding.items()
-            if (source := held.session.head) is not None and _wants(held.session, source, alone, plain_us, self._depth.most)
+            if (source := held.session.head) is not None and _wants(held.session, source, alone, plain_us, most)
         ]
         if not asked:
             return
