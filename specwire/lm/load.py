@@ -292,8 +292,9 @@ def load_model(
         kv_memory: bytes for keys and values; `slots` is then as many as fit. A scripted model ignores it.
         ranks: the ranks that the model is split over (`runners.tensor_parallel`), each of which loads it with the same
             arguments; None for one process.
-        heads: directory of a head (EAGLE-3, Medusa, Hydra), which drafts beside the model (`specwire.lm.heads`); or
-            which of its own layers draft (`specwire.lm.heads.self_speculation`), then `auto` is torch. None for none.
+        heads: directory of a head (EAGLE-3, Medusa, Hydra, MTP layers), which drafts beside the model
+            (`specwire.lm.heads`); or which of its own layers draft (`specwire.lm.heads.self_speculation`), then `auto`
+            is torch. None for none.
 
     Raises:
         ModelError: with one sentence that names what is wrong.

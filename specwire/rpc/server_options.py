@@ -256,7 +256,8 @@ def add_heads_argument(parser: argparse._ActionsContainer) -> None:
         default="",
         metavar="HEAD",
         help="what drafts beside this target, where that pays: the folder of an EAGLE-3, Medusa or Hydra head "
-        "trained for it; self:skip=LAYER,..., self:exit=LAYER or self:FILE, itself without some layers (default: none)",
+        "trained for it, or of MTP layers, mostly its own; self:skip=LAYER,..., self:exit=LAYER or self:FILE, itself "
+        "without some layers (default: none)",
     )
 
 

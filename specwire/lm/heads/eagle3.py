@@ -27,6 +27,7 @@ WEIGHTS = "model.safetensors"
 KIND = "eagle3"
 LAYER = "layers.0."
 ORIGINAL_LAYER = "midlayer."
+FUSED = "fc.weight"
 TAPS = 3
 
 
@@ -276,6 +277,11 @@ def attended(queries: torch.Tensor, steps: Sequence[KeysValues]) -> torch.Tensor
 
 
 # Files
+
+
+def described(whole: Mapping[str, Any]) -> bool:
+    """Whether a config.json says that it is of such a head."""
+    return whole.get("speculators_model_type") == KIND or "draft_vocab_size" in whole
 
 
 def names(config: Eagle3Config) -> dict[str, str]:

@@ -10,38 +10,28 @@ from torch.nn import functional
 
 from specwire.core.model import Feed
 from specwire.lm.heads.eagle3 import Eagle3
+from specwire.lm.heads.layer import HeadCache, HeadLayers, rotations
 from specwire.lm.heads.slots import Step
-from specwire.lm.runners.decoder import (
-    AttentionBatch,
-    DecoderLayers,
-    DecoderShape,
-    Layer,
-    Layout,
-    Model,
-    TreeRows,
-    batch_of,
-    compiled,
-    no_trees,
-)
+from specwire.lm.runners.decoder import AttentionBatch, DecoderShape, Layer, Model, TreeRows, compiled
 from specwire.lm.runners.linear import LinearWeights, pack_rounded
-from specwire.lm.runners.llama import pairwise
+from specwire.lm.runners.llama import fused, pairwise
 
 
-class HeadLayer(DecoderLayers):
+class Eagle3Layer(HeadLayers):
     """One layer, which reads an embedding and a state beside it.
 
     norms: of the embedding, behind attention, before the output layer, of the state.
     """
 
     def __init__(self, head: Eagle3, shape: DecoderShape, model: Model, cache: torch.Tensor) -> None:
-        super().__init__(shape, model, cache, packing=pack_rounded)
+        super().__init__(shape, model, cache)
         config = head.config
         self.normed_residual, self.normed_output = config.norm_before_residual, config.norm_output
         state_norm = head.hidden_norm.weight.detach()
-        self.norms.append(float(config.hidden) ** 0.5 * state_norm.float() if self.spelt_out else state_norm)
+        self.norms.append(self._scaled(state_norm))
         self.fused_norm = head.fc_norm.weight.detach() if head.fc_norm is not None else state_norm.new_empty(0)
-        self.fusing, (fused,) = pack_rounded([_linear(head.fc)])
-        self.fuse_weight, self.fuse_bias = fused
+        self.fusing, (packed,) = pack_rounded([_linear(head.fc)])
+        self.fuse_weight, self.fuse_bias = packed
 
     def forward(
         self,
@@ -70,33 +60,21 @@ class HeadLayer(DecoderLayers):
         masks = self._masks(starts, counts, batch, trees)
         x = normed if self.normed_residual else states
         x = x + self._attention(0, both, rotation, slots, starts, counts, masks, batch)
-        x = x + self._fed_forward(0, x)
-        rows: list[torch.Tensor] = []
-        end = 0
-        for feed in range(len(slots)):
-            end += counts[feed]
-            rows.append(x.narrow(0, end - 1, 1))
-        last = torch.cat(rows)
+        last = self._last(x + self._fed_forward(0, x), counts)
         normed = self._normed(2, last)
         return normed if self.normed_output else last, self._multiply(4, normed)
 
 
-class Eagle3Runner:
+class Eagle3Runner(HeadCache):
     """A `Head`: EAGLE-3 over `slots` texts."""
-
-    most_depth: int | None = None
 
     def __init__(self, head: Eagle3, slots: int, context: int, dtype: torch.dtype) -> None:
         config = head.config
         self.width = config.fused
         head = head.to(dtype).eval()
-        self._cache = torch.zeros(1, slots, 2 * config.key_heads, context, config.head_dim, dtype=dtype)
         shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
-        self._layout = Layout(
-            2 * config.key_heads, context, config.heads // config.key_heads, dtype, self._cache.device
-        )
-        self._lines = no_trees(self._layout)
-        self._decode: Any = compiled(HeadLayer(head, shape, _model(head, context), self._cache))
+        super().__init__(shape, slots, context, dtype)
+        self._decode: Any = compiled(Eagle3Layer(head, shape, _model(head, context), self.cache))
         self.target_ids = torch.arange(config.draft_vocabulary) + head.d2t
 
     def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> Step:
@@ -106,29 +84,7 @@ class Eagle3Runner:
         return self._run(feeds, states, fuse=False)
 
     def _run(self, feeds: Sequence[Feed], states: torch.Tensor, fuse: bool) -> Step:
-        batch = batch_of(feeds, self._layout)
-        return Step(
-            *self._decode(
-                states.to(self._cache.dtype),
-                [token for feed in feeds for token in feed.tokens],
-                [feed.slot for feed in feeds],
-                [feed.start for feed in feeds],
-                [len(feed.tokens) for feed in feeds],
-                batch,
-                self._lines,
-                fuse,
-            )
-        )
-
-    def zero(self, slot: int, stop: int) -> None:
-        self._cache[:, slot, :, :stop].zero_()
-
-    def copy(self, source: int, target: int, stop: int) -> None:
-        self._cache[:, target, :, :stop].copy_(self._cache[:, source, :, :stop])
-
-    @property
-    def kv_bytes(self) -> int:
-        return self._cache.nbytes
+        return Step(*self._decode(states.to(self.cache.dtype), *self.rows(feeds), fuse))
 
 
 def _model(head: Eagle3, context: int) -> Model:
@@ -136,23 +92,17 @@ def _model(head: Eagle3, context: int) -> Model:
     q, k = (pairwise(_linear(part), config.head_dim) for part in (head.q_proj, head.k_proj))
     layer = Layer(
         head.input_layernorm.weight.detach(),
-        _beside(q, k, _linear(head.v_proj)),
+        fused(q, k, _linear(head.v_proj)),
         None,
         _linear(head.o_proj),
         head.post_attention_layernorm.weight.detach(),
-        _beside(_linear(head.gate_proj), _linear(head.up_proj)),
+        fused(_linear(head.gate_proj), _linear(head.up_proj)),
         _linear(head.down_proj),
     )
-    half = config.head_dim // 2
-    angles = torch.arange(context)[:, None] * config.theta ** (-torch.arange(half, dtype=torch.float32) / half)
-    rotations = torch.complex(angles.cos(), angles.sin())
+    turns = rotations(context, config.head_dim, config.head_dim, config.theta)
     embedding = head.embed_tokens.weight.detach()
-    return Model(embedding, [layer], head.norm.weight.detach(), _linear(head.lm_head), rotations)
+    return Model(embedding, [layer], head.norm.weight.detach(), _linear(head.lm_head), turns)
 
 
 def _linear(layer: torch.nn.Linear) -> LinearWeights:
     return LinearWeights(layer.weight.detach(), None)
-
-
-def _beside(*parts: LinearWeights) -> LinearWeights:
-    return LinearWeights(torch.cat([part.weight for part in parts]), None)

@@ -11,11 +11,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specwire.core.model import ModelError, ModelInfo
-from specwire.lm.heads import eagle3, medusa
+from specwire.lm.heads import eagle3, medusa, mtp
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.files import CONFIG, read_config
+from specwire.lm.heads.layer import rotations
 from specwire.lm.heads.medusa import MedusaRunner
+from specwire.lm.heads.mtp_runner import MtpRunner, Shared
 from specwire.lm.heads.slots import Head
+from specwire.lm.runners.linear import LinearWeights
+from specwire.lm.runners.llama import MODEL_TYPES, Unsuited, rotations_of
 
 
 class LoadedHead(NamedTuple):
@@ -28,29 +32,32 @@ class LoadedHead(NamedTuple):
 
 
 def load_head(spec: str, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
-    """The head in the directory `spec`, whose kind its config.json tells. ModelError, which names file and key, for one
-    that cannot be served, and for one of another target.
+    """The head in the directory `spec`, whose kind its config.json or its tensors tell. ModelError, which names file
+    and key or tensor, for one that cannot be served, and for one of another target.
     """
     folder = Path(spec).expanduser()
     whole = read_config(folder)
-    config: Any = target.config.get_text_config()
-    embedding: torch.Tensor = target.get_input_embeddings().get_parameter("weight").detach()
     if medusa.kind_of(whole) is not None:
-        _check(spec, info, config, whole.get("vocab_size"), ("hidden_size", whole.get("hidden_size")))
-        heads = medusa.load(folder, whole, config.num_hidden_layers, embedding, info.vocabulary)
-        norm = _last_norm(target, folder / CONFIG) if heads.config.normed else None
-        return LoadedHead(heads.config.taps, lambda _slots, _context, dtype: MedusaRunner(heads, norm, dtype))
-    head = eagle3.load(folder, config.num_hidden_layers, embedding)
-    width = head.config.target_hidden or head.config.hidden
-    _check(spec, info, config, head.config.vocabulary, ("target_hidden_size", width))
-    return LoadedHead(head.config.taps, lambda slots, context, dtype: Eagle3Runner(head, slots, context, dtype))
+        return _medusa(folder, whole, target, info)
+    if eagle3.described(whole):
+        return _eagle3(folder, target, info)
+    names = mtp.tensor_files(folder)
+    style = mtp.style_of(names)
+    if style is not None:
+        return _mtp(folder, whole, style, target, info)
+    if names and eagle3.FUSED not in names:
+        raise ModelError(f"heads: {folder}: holds neither an EAGLE-3, Medusa or Hydra head nor MTP layers")
+    return _eagle3(folder, target, info)
 
 
-def _check(spec: str, info: ModelInfo, config: Any, vocabulary: int | None, width: tuple[str, int | None]) -> None:
-    """A head is of this target, by what its file tells."""
-    for name, given, needed in (("vocab_size", vocabulary, config.vocab_size), (*width, config.hidden_size)):
-        if given not in (None, needed):
-            raise ModelError(f"heads: {spec}: {name} is {given}, and {info.name} needs {needed}")
+def _medusa(folder: Path, whole: dict[str, Any], target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
+    config: Any = target.config.get_text_config()
+    _check(folder, info, "vocab_size", whole.get("vocab_size"), config.vocab_size)
+    _check(folder, info, "hidden_size", whole.get("hidden_size"), config.hidden_size)
+    embedding: torch.Tensor = target.get_input_embeddings().get_parameter("weight").detach()
+    heads = medusa.load(folder, whole, config.num_hidden_layers, embedding, info.vocabulary)
+    norm = _last_norm(target, folder / CONFIG) if heads.config.normed else None
+    return LoadedHead(heads.config.taps, lambda _slots, _context, dtype: MedusaRunner(heads, norm, dtype))
 
 
 def _last_norm(target: PreTrainedModel, path: Path) -> nn.Module:
@@ -58,3 +65,63 @@ def _last_norm(target: PreTrainedModel, path: Path) -> nn.Module:
     if not isinstance(norm, nn.Module):
         raise ModelError(f"heads: {path}: is of a target with a last norm, which a {type(target).__name__} lacks")
     return norm
+
+
+def _eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
+    config: Any = target.config.get_text_config()
+    embedding: torch.Tensor = target.get_input_embeddings().get_parameter("weight").detach()
+    head = eagle3.load(folder, config.num_hidden_layers, embedding)
+    _check(folder, info, "vocab_size", head.config.vocabulary, config.vocab_size)
+    _check(folder, info, "target_hidden_size", head.config.target_hidden or head.config.hidden, config.hidden_size)
+    return LoadedHead(head.config.taps, lambda slots, context, dtype: Eagle3Runner(head, slots, context, dtype))
+
+
+def _mtp(folder: Path, whole: dict[str, Any], style: mtp.Style, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
+    config: Any = target.config.get_text_config()
+    if config.model_type not in MODEL_TYPES:
+        raise ModelError(f"heads: a {info.architecture} is not computed by a runner that tells its features")
+    own = mtp.MtpConfig.read(folder, whole)
+    _check(folder, info, "vocab_size", own.vocabulary, config.vocab_size)
+    _check(folder, info, "hidden_size", own.hidden, config.hidden_size)
+    _check(folder, info, "num_hidden_layers", own.layers, config.num_hidden_layers)
+    layers = mtp.load(folder, style, own)
+    embedding, last = target.get_parameter("model.embed_tokens.weight").detach(), target.get_output_embeddings()
+    bias = getattr(last, "bias", None)
+    output = LinearWeights(
+        _repeated(layers.output, last.get_parameter("weight").detach())[: info.vocabulary],
+        None if bias is None else bias.detach()[: info.vocabulary],
+    )
+    embedding, norm = _repeated(layers.embedding, embedding), target.get_parameter("model.norm.weight").detach()
+
+    def over(slots: int, context: int, dtype: torch.dtype) -> Head:
+        shared = Shared(embedding, norm, output, _rotations(folder, own, target, context))
+        return MtpRunner(layers, shared, slots, context, dtype)
+
+    return LoadedHead((config.num_hidden_layers,), over)
+
+
+def _repeated(own: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor:
+    """The target's, where a head has none or the same; one copy of the two is enough."""
+    if own is None:
+        return target
+    own = own.to(target.device, target.dtype)
+    return target if torch.equal(own, target) else own
+
+
+def _rotations(folder: Path, own: mtp.MtpConfig, target: PreTrainedModel, context: int) -> torch.Tensor:
+    """The head's, or the target's where it is of another kind than the default one."""
+    if own.rope == mtp.DEFAULT_ROPE:
+        return rotations(context, own.head_dim, own.turned, own.theta)
+    rope: dict[str, Any] = getattr(target.config, "rope_parameters", None) or {}
+    try:
+        if rope.get("rope_type") != own.rope:
+            raise Unsuited(f"the target's is {rope.get('rope_type')}")
+        return rotations_of(target, context, own.head_dim)
+    except Unsuited as reason:
+        raise ModelError(f"{folder / CONFIG}: rope_type: {own.rope} is not served in MTP layers: {reason}") from None
+
+
+def _check(folder: Path, info: ModelInfo, name: str, given: int | None, needed: int) -> None:
+    """A head is of this target, by what its file tells."""
+    if given not in (None, needed):
+        raise ModelError(f"heads: {folder}: {name} is {given}, and {info.name} needs {needed}")

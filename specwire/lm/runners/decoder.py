@@ -310,6 +310,20 @@ class DecoderLayers(nn.Module):
         batch: AttentionBatch,
     ) -> torch.Tensor:
         """What attention adds to the residual stream (rows, hidden), from normed x (rows, any)."""
+        return self._summed(4 * layer + 1, self._gathered(layer, x, rotation, slots, starts, counts, masks, batch))
+
+    def _gathered(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        rotation: torch.Tensor,
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        masks: list[torch.Tensor],
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """What the heads found (rows, heads x head_dim)."""
         heads = self._multiply(4 * layer, x).view(x.size(0), -1, self.head_dim)
         heads = self._turned(layer, heads, rotation)
         queries = heads.narrow(1, 0, self.heads).to(x.dtype)
@@ -326,7 +340,7 @@ class DecoderLayers(nn.Module):
             seen = cache.narrow(1, 0, start + count)
             parts.append(self._attended(queries.narrow(0, begin, count), seen, masks[feed - batch.feeds]))
             begin += count
-        return self._summed(4 * layer + 1, torch.cat(parts))
+        return torch.cat(parts)
 
     def _fed_forward(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         """What the gated layers add to the residual stream x (rows, hidden)."""

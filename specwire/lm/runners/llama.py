@@ -135,7 +135,7 @@ def shape_of(model: PreTrainedModel) -> DecoderShape:
     )
 
 
-def _rotations(model: PreTrainedModel, context: int, head_dim: int) -> torch.Tensor:
+def rotations_of(model: PreTrainedModel, context: int, head_dim: int) -> torch.Tensor:
     """Rotation cos + i sin of every position, complex64 (context, head_dim / 2), as the model's own module gives it."""
     rotary: Any = model.get_submodule("model.rotary_emb")
     if rotary.rope_type not in ROPE_TYPES:
@@ -164,7 +164,7 @@ def model_of(model: PreTrainedModel, shape: DecoderShape, context: int, vocabula
         [_layer(layer, shape) for layer in body.get_submodule("layers").children()],
         _parameter(body, "norm.weight"),
         head,
-        _rotations(model, context, shape.head_dim),
+        rotations_of(model, context, shape.head_dim),
     )
 
 
@@ -176,11 +176,11 @@ def _layer(layer: nn.Module, shape: DecoderShape) -> Layer:
     turned = [pairwise(part, shape.head_dim) for part in (q, k)]
     return Layer(
         _parameter(layer, "input_layernorm.weight"),
-        _fused(*turned, v),
+        fused(*turned, v),
         _head_norm(attention, shape),
         o,
         _parameter(layer, "post_attention_layernorm.weight"),
-        _fused(gate, up),
+        fused(gate, up),
         down,
     )
 
@@ -192,23 +192,25 @@ def _weights(module: nn.Module, name: str) -> LinearWeights:
     return LinearWeights(_parameter(layer, "weight"), _optional(layer, "bias"))
 
 
-def pairwise(part: LinearWeights, head_dim: int) -> LinearWeights:
+def pairwise(part: LinearWeights, head_dim: int, turned: int | None = None) -> LinearWeights:
     """Reorder each head's rows so that the two dimensions that are rotated together lie side by side.
 
-    Hugging Face rotates dimension i with i + head_dim / 2. Scores do not depend on the order, as long as queries and
-    keys share it.
+    Hugging Face rotates dimension i with i + turned / 2; turned: how many are, None for all. Scores do not depend on
+    the order, as long as queries and keys share it.
     """
-    order = _pair_order(head_dim).to(part.weight.device)
+    order = pair_order(head_dim, turned).to(part.weight.device)
     heads = part.weight.view(-1, head_dim, part.weight.shape[1])
     weight = heads[:, order].reshape(part.weight.shape)
     return LinearWeights(weight, None if part.bias is None else part.bias.view(-1, head_dim)[:, order].reshape(-1))
 
 
-def _pair_order(head_dim: int) -> torch.Tensor:
-    return torch.arange(head_dim).view(2, -1).t().reshape(-1)
+def pair_order(head_dim: int, turned: int | None = None) -> torch.Tensor:
+    """Of the dimensions of a head, for `pairwise`."""
+    first = head_dim if turned is None else turned
+    return torch.cat((torch.arange(first).view(2, -1).t().reshape(-1), torch.arange(first, head_dim)))
 
 
-def _fused(*parts: LinearWeights) -> LinearWeights:
+def fused(*parts: LinearWeights) -> LinearWeights:
     """One layer whose output is the parts' outputs side by side."""
     weight = torch.cat([part.weight for part in parts])
     if all(part.bias is None for part in parts):
@@ -224,7 +226,7 @@ def _head_norm(attention: nn.Module, shape: DecoderShape) -> torch.Tensor | None
     q, k = (_optional(attention, name) for name in names)
     if q is None or k is None:
         return None
-    order = _pair_order(shape.head_dim).to(q.device)
+    order = pair_order(shape.head_dim).to(q.device)
     return torch.cat((q[order].expand(shape.heads, -1), k[order].expand(shape.kv_heads, -1)))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from specwire.lm.heads.eagle3 import Eagle3, save
 from specwire.lm.heads.slots import HeadedModel, HeadFailed, Step
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, ByHand, head_of
+from tests.lm.heads.walk import walk
 
 FAMILIES = ("llama", "qwen2", "qwen3", "llama-biased-tied")
 HEAD = replace(CONFIG, hidden=32, heads=2, key_heads=1, head_dim=16, vocabulary=models.VOCABULARY, taps=(0, 1, 2))
@@ -69,38 +69,9 @@ def test_it_drafts_what_a_plain_loop_does(kind: str, runtime: str, tmp_path: Pat
 
 
 def test_it_does_so_after_any_windows_rollbacks_copies_and_other_texts(tmp_path: Path) -> None:
-    """Every text and every draft comes from a random walk; what is stale by a row is told where it may be."""
+    """What is stale by a row is told where it may be."""
     target, head, where, beside = built(tmp_path, seed=2)
-    lm, random = headed(where, beside), Random(5)
-    texts: dict[int, list[int]] = {}
-    drafted: list[tuple[int, ...]] = []
-    for _ in range(120):
-        slot = random.randrange(SLOTS)
-        text = texts.get(slot)
-        if text is None or len(text) > 24 or random.random() < 0.1:
-            lm.discard(slot)
-            texts[slot] = text = [random.randrange(3, models.VOCABULARY) for _ in range(random.randint(2, 7))]
-        if random.random() < 0.15 and (others := [other for other in texts if other != slot]):
-            source = random.choice(others)
-            shared = random.randint(1, lm.cached(source)) if lm.cached(source) else 0
-            if shared:
-                lm.copy(source, slot, shared)
-                more = [random.randrange(3, models.VOCABULARY) for _ in range(random.randint(1, 3))]
-                texts[slot] = text = [*texts[source][:shared], *more]
-        window = [random.randrange(3, models.VOCABULARY) for _ in range(random.randint(0, 3))]
-        start = lm.cached(slot)
-        lm.forward([Feed(slot, start, [*text[start:], *window], 1 + len(window))])
-        accepted = random.randint(0, len(window))
-        text += [*window[:accepted], random.randrange(3, models.VOCABULARY)]
-        lm.rollback(slot, len(text) - 1)
-        assert lm.cached(slot) == len(text) - 1, "what was decided is computed again"
-        if random.random() < 0.7:
-            depth = random.randint(1, 3)
-            (found,) = lm.draft([HeadRequest(slot, text, GREEDY, depth)])
-            assert found == expected(target, head, text, depth)
-            drafted.append(tuple(found))
-    assert len(drafted) > 60
-    assert len(set(drafted)) > 20, "a head that always says the same would show nothing"
+    walk(headed(where, beside), lambda text, depth: expected(target, head, text, depth), steps=120)
 
 
 def test_asked_again_it_drafts_the_same_and_for_another_successor_something_else(tmp_path: Path) -> None:

@@ -1,0 +1,372 @@
+"""Layers for multi-token prediction (MTP) in a checkpoint: DeepSeek-V3 (arXiv 2412.19437), section 2.2.
+
+Layer k at position t reads a state of t, the target's for layer 0 and layer k - 1's for a later one, and the embedding
+of the token at t + k + 1, both normalised, side by side and fused. One decoder layer follows, and the target's output
+layer says what stands at t + k + 2. Guesses beyond the number of layers are the last layer's, from its own output.
+
+The report leaves open what exactly a state is. Here it is what transformers' `MtpModel`, vLLM and SGLang agree on:
+
+- the target's state is behind its final norm, but for MiMo, where it is before it (vLLM's `mimo.py`);
+- what the next layer or step reads is behind the layer's own last norm (`shared_head.norm`, `mtp.norm`,
+  `final_layernorm`), as what the output layer reads. vLLM carried the output before it for DeepSeek until 2026.
+
+vLLM and SGLang take zeros for the embedding of the row at position 0, transformers and the report do not; nor is it
+done here. Rotation is by the row's position t; that differs from transformers' t + k + 1 by the same for every row.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+
+from specwire.core.model import ModelError
+from specwire.lm.heads.files import CONFIG, whole_number
+from specwire.lm.model_files import INDEX, WEIGHTS
+from specwire.lm.runners.linear import LinearWeights
+
+DEFAULT_ROPE = "default"
+# Model types whose norms multiply by 1 + weight.
+ZERO_CENTRED = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
+
+
+class Style(NamedTuple):
+    """A format: where its tensors are, {} standing for the layer's number.
+
+    layer: prefix of the decoder layer's own. own: prefix of everything that is a layer's, as a pattern.
+    state_first: what is fused begins with the state. normed: it reads the target's state behind the final norm.
+    """
+
+    name: str
+    own: str
+    layer: str
+    embedding_norm: str
+    state_norm: str
+    fuse: str
+    norm: str
+    state_first: bool = False
+    normed: bool = True
+
+
+STYLES = (
+    # Qwen3-Next and Qwen3.5 (vLLM's qwen3_next_mtp.py); Mellum has the same names.
+    Style(
+        "Qwen3-Next",
+        r"mtp\.(?:layers\.(\d+)\.)?",
+        "mtp.layers.{}.",
+        "mtp.pre_fc_norm_embedding",
+        "mtp.pre_fc_norm_hidden",
+        "mtp.fc",
+        "mtp.norm",
+    ),
+    # DeepSeek-V3 and GLM-4-MoE (vLLM's deepseek_mtp.py, glm4_moe_mtp.py): layers behind the target's last one.
+    Style(
+        "DeepSeek-V3",
+        r"model\.layers\.(\d+)\.",
+        "model.layers.{}.",
+        "model.layers.{}.enorm",
+        "model.layers.{}.hnorm",
+        "model.layers.{}.eh_proj",
+        "model.layers.{}.shared_head.norm",
+    ),
+    # MiMo (vLLM's mimo_mtp.py).
+    Style(
+        "MiMo",
+        r"model\.mtp_layers\.(\d+)\.",
+        "model.mtp_layers.{}.",
+        "model.mtp_layers.{}.token_layernorm",
+        "model.mtp_layers.{}.hidden_layernorm",
+        "model.mtp_layers.{}.input_proj",
+        "model.mtp_layers.{}.final_layernorm",
+        state_first=True,
+        normed=False,
+    ),
+)
+# What tells DeepSeek's layers from the target's own.
+MARK = re.compile(r"model\.layers\.(\d+)\.(?:enorm|hnorm|eh_proj|shared_head)\.")
+EMBEDDING, OUTPUT = "embed_tokens.weight", "shared_head.head.weight"
+LINEARS = tuple(f"self_attn.{part}_proj" for part in "qkvo") + tuple(
+    f"mlp.{part}_proj" for part in ("gate", "up", "down")
+)
+NORMS = ("input_layernorm", "post_attention_layernorm")
+HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+# Parts of names of layers that are not served, and what they are of.
+FOREIGN = (
+    ("experts", "a mixture of experts"),
+    ("mlp.gate.", "a mixture of experts"),
+    ("kv_a_proj", "latent attention (MLA)"),
+    ("q_a_proj", "latent attention (MLA)"),
+    ("linear_attn", "a recurrent layer"),
+    ("_scale", "quantized weights"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MtpConfig:
+    """Shapes of the target whose layers they are. turned: dimensions of a head that are rotated.
+
+    rope: rotation of a kind other than the default one, which must be the target's.
+    zero_centred: norms multiply by 1 + weight.
+    """
+
+    hidden: int
+    inner: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    vocabulary: int
+    layers: int
+    eps: float
+    theta: float
+    turned: int
+    rope: str
+    zero_centred: bool
+
+    @classmethod
+    def read(cls, folder: Path, whole: Mapping[str, Any]) -> MtpConfig:
+        """whole: its config.json. Raises ModelError that names file and key."""
+        path = folder / CONFIG
+        text = _object(path, whole, "text_config") or whole
+        rope = _object(path, text, "rope_parameters") or _object(path, text, "rope_scaling")
+        activation, told = text.get("hidden_act", "silu"), {key: each for key, each in text.items() if each is not None}
+
+        def number(key: str, default: int | None = None) -> int:
+            return whole_number(path, told, key, default, 1)
+
+        def real(key: str, value: Any) -> float:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ModelError(f"{path}: {key}: must be a number above 0, not {value!r}")
+            return float(value)
+
+        if activation not in ("silu", "swish"):
+            raise ModelError(f"{path}: hidden_act: only silu is served in MTP layers, not {activation!r}")
+        hidden, heads = number("hidden_size"), number("num_attention_heads")
+        head_dim = number("head_dim", hidden // heads)
+        key_heads = number("num_key_value_heads", heads)
+        if heads % key_heads:
+            raise ModelError(f"{path}: num_key_value_heads: {heads} heads cannot share {key_heads}")
+        partial = rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0
+        turned = int(head_dim * real("partial_rotary_factor", partial))
+        if turned % 2 or not 0 < turned <= head_dim or head_dim % 2:
+            raise ModelError(f"{path}: partial_rotary_factor: {turned} of {head_dim} dimensions cannot be rotated")
+        return cls(
+            hidden=hidden,
+            inner=number("intermediate_size"),
+            heads=heads,
+            key_heads=key_heads,
+            head_dim=head_dim,
+            vocabulary=number("vocab_size"),
+            layers=number("num_hidden_layers"),
+            eps=real("rms_norm_eps", text.get("rms_norm_eps", 1e-6)),
+            theta=real("rope_theta", rope.get("rope_theta") or text.get("rope_theta") or 10_000.0),
+            turned=turned,
+            rope=str(rope.get("rope_type") or rope.get("type") or DEFAULT_ROPE),
+            zero_centred=text.get("model_type") in ZERO_CENTRED,
+        )
+
+
+def _object(path: Path, whole: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = whole.get(key) or {}
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: {key}: must be an object, not {found!r}")
+    return found
+
+
+class MtpLayer(NamedTuple):
+    """Weights as they are stored, but for norms, which multiply as they are.
+
+    gate: of attention's result, for Qwen3-Next. head_norms: of queries and of keys.
+    """
+
+    embedding_norm: torch.Tensor
+    state_norm: torch.Tensor
+    fuse: LinearWeights
+    attention_norm: torch.Tensor
+    q: LinearWeights
+    k: LinearWeights
+    v: LinearWeights
+    gate: LinearWeights | None
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None
+    output: LinearWeights
+    mlp_norm: torch.Tensor
+    mlp_gate: LinearWeights
+    up: LinearWeights
+    down: LinearWeights
+    norm: torch.Tensor
+
+
+class Mtp(NamedTuple):
+    """The layers of a checkpoint. embedding, output: the checkpoint's own where it repeats them, else None."""
+
+    config: MtpConfig
+    style: Style
+    layers: list[MtpLayer]
+    embedding: torch.Tensor | None
+    output: torch.Tensor | None
+
+
+def style_of(names: Iterable[str]) -> Style | None:
+    """The format of the MTP layers among these tensors; None if there are none."""
+    return next((style for style in STYLES if _numbers(style, names)), None)
+
+
+def load(folder: Path, style: Style, config: MtpConfig) -> Mtp:
+    """Read the layers. Raises ModelError, which names file and tensor."""
+    files = _Tensors(folder, tensor_files(folder))
+    numbers = _numbers(style, files.paths)
+    _check_names(style, numbers, files)
+    layers = [_layer(style, number, config, files) for number in numbers]
+    for name, given in (("q_proj", "gate"), ("q_norm", "head_norms")):
+        if len({getattr(layer, given) is None for layer in layers}) > 1:
+            raise ModelError(f"{folder}: {name}: some of the MTP layers have it in another form than others")
+    size = (config.vocabulary, config.hidden)
+    embedding = output = None
+    if style.fuse == "model.layers.{}.eh_proj":
+        embedding, output = (_repeated(style, numbers, files, name, size) for name in (EMBEDDING, OUTPUT))
+    return Mtp(config, style, layers, embedding, output)
+
+
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """The file of each tensor of a checkpoint's directory; empty if it has none. ModelError names a file."""
+    path = folder / INDEX
+    try:
+        if path.is_file():
+            found: dict[str, str] = json.loads(path.read_text())["weight_map"]
+            return {name: folder / file for name, file in found.items()}
+        path = folder / WEIGHTS
+        if not path.is_file():
+            return {}
+        with safe_open(path, "pt") as stored:
+            return dict.fromkeys(stored.keys(), path)
+    except Exception as error:  # what a broken file can raise is many things
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+
+
+class _Tensors:
+    """Tensors of a checkpoint, by name. `ModelError`s name file and tensor."""
+
+    def __init__(self, folder: Path, paths: Mapping[str, Path]) -> None:
+        self._folder, self.paths = folder, paths
+
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        path = self.paths.get(name)
+        if path is None:
+            raise ModelError(f"{self._folder}: {name}: is not there")
+        try:
+            with safe_open(path, "pt") as stored:
+                tensor: torch.Tensor = stored.get_tensor(name)
+        except Exception as error:  # as above
+            raise ModelError(f"{path}: {name}: cannot be read: {error}") from error
+        if tensor.shape != shape:
+            raise ModelError(f"{path}: {name}: is {tuple(tensor.shape)}, not {shape}")
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ModelError(f"{path}: {name}: is in {str(tensor.dtype)[6:]}, which is not served in MTP layers")
+        return tensor
+
+    def linear(self, name: str, out: int, into: int) -> LinearWeights:
+        bias = f"{name}.bias"
+        weight = self.tensor(f"{name}.weight", out, into)
+        return LinearWeights(weight, self.tensor(bias, out) if bias in self.paths else None)
+
+    def refuse(self, name: str, why: str) -> ModelError:
+        return ModelError(f"{self.paths[name]}: {name}: {why}")
+
+
+def _numbers(style: Style, names: Iterable[str]) -> list[int]:
+    """Of the layers in this format, rising."""
+    pattern = MARK if style.name == "DeepSeek-V3" else re.compile(style.own)
+    found = (pattern.match(name) for name in names)
+    return sorted({int(match[1] or 0) for match in found if match})
+
+
+def _check_names(style: Style, numbers: list[int], files: _Tensors) -> None:
+    """ModelError for tensors that a layer of the Llama family does not have."""
+    parts = {*LINEARS, *NORMS, *HEAD_NORMS}
+    known = {f"{style.layer}{part}" for part in parts}
+    known |= {style.embedding_norm, style.state_norm, style.fuse, style.norm}
+    names = {f"{name.format(number)}{end}" for number in numbers for name in known for end in (".weight", ".bias")}
+    names |= {f"model.layers.{number}.{name}" for number in numbers for name in (EMBEDDING, OUTPUT)}
+    for name in sorted(files.paths):
+        match = re.match(style.own, name)
+        if match and int(match[1] or 0) in numbers and name not in names and not name.endswith("rotary_emb.inv_freq"):
+            of = next((what for part, what in FOREIGN if part in name), "something other than a Llama's layer")
+            raise files.refuse(name, f"is of {of}, which is not served in an MTP layer")
+
+
+def _repeated(
+    style: Style, numbers: list[int], files: _Tensors, name: str, size: tuple[int, int]
+) -> torch.Tensor | None:
+    """What every layer may repeat of the target: the first one, which the others must equal."""
+    names = [style.layer.format(number) + name for number in numbers]
+    there = [each for each in names if each in files.paths]
+    if not there:
+        return None
+    first = files.tensor(there[0], *size)
+    other = next((each for each in there[1:] if not torch.equal(files.tensor(each, *size), first)), None)
+    if other is not None:
+        raise files.refuse(other, f"differs from {there[0]}, and layers that share none are not served")
+    return first
+
+
+def _layer(style: Style, number: int, config: MtpConfig, files: _Tensors) -> MtpLayer:
+    layer = style.layer.format(number)
+    hidden, size = config.hidden, config.head_dim
+    queries, keys = config.heads * size, config.key_heads * size
+
+    def norm(name: str, width: int = hidden) -> torch.Tensor:
+        weight = files.tensor(f"{name}.weight", width)
+        return 1 + weight.float() if config.zero_centred else weight
+
+    gate = None
+    name = f"{layer}self_attn.q_proj"
+    if _rows(files, f"{name}.weight") == 2 * queries:
+        # Each head's query and its gate, one behind the other.
+        both = files.linear(name, 2 * queries, hidden)
+        q, gate = (_half(both, config.heads, half) for half in (0, 1))
+    else:
+        q = files.linear(name, queries, hidden)
+    names = [f"{layer}{part}" for part in HEAD_NORMS]
+    head_norms = None
+    if any(f"{part}.weight" in files.paths for part in names):
+        head_norms = norm(names[0], size), norm(names[1], size)
+    return MtpLayer(
+        embedding_norm=norm(style.embedding_norm.format(number)),
+        state_norm=norm(style.state_norm.format(number)),
+        fuse=files.linear(style.fuse.format(number), hidden, 2 * hidden),
+        attention_norm=norm(f"{layer}input_layernorm"),
+        q=q,
+        k=files.linear(f"{layer}self_attn.k_proj", keys, hidden),
+        v=files.linear(f"{layer}self_attn.v_proj", keys, hidden),
+        gate=gate,
+        head_norms=head_norms,
+        output=files.linear(f"{layer}self_attn.o_proj", hidden, queries),
+        mlp_norm=norm(f"{layer}post_attention_layernorm"),
+        mlp_gate=files.linear(f"{layer}mlp.gate_proj", config.inner, hidden),
+        up=files.linear(f"{layer}mlp.up_proj", config.inner, hidden),
+        down=files.linear(f"{layer}mlp.down_proj", hidden, config.inner),
+        norm=norm(style.norm.format(number)),
+    )
+
+
+def _rows(files: _Tensors, name: str) -> int:
+    """Of a matrix, 0 if it is not there."""
+    path = files.paths.get(name)
+    if path is None:
+        return 0
+    try:
+        with safe_open(path, "pt") as stored:
+            return int((stored.get_slice(name).get_shape() or [0])[0])
+    except Exception as error:  # as above
+        raise files.refuse(name, f"cannot be read: {error}") from error
+
+
+def _half(both: LinearWeights, heads: int, half: int) -> LinearWeights:
+    weight = both.weight.unflatten(0, (heads, 2, -1))[:, half].flatten(0, 1)
+    bias = None if both.bias is None else both.bias.unflatten(0, (heads, 2, -1))[:, half].flatten()
+    return LinearWeights(weight, bias)

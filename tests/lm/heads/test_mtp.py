@@ -1,0 +1,464 @@
+"""MTP layers in each format: what they draft against a plain loop and against transformers' own modules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.functional import silu
+from transformers import PreTrainedModel, Qwen3NextConfig
+from transformers.modeling_layers import MtpLayer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    Qwen3NextDecoderLayer,
+    Qwen3NextRMSNorm,
+    Qwen3NextRotaryEmbedding,
+)
+
+from specwire.core.draft import HeadRequest
+from specwire.core.law.sampling import Sampling
+from specwire.core.model import Feed, ModelError
+from specwire.lm import load_model
+from specwire.lm.heads.slots import HeadedModel
+from tests.lm import models
+from tests.lm.heads.walk import walk
+
+GREEDY = Sampling()
+SLOTS = 3
+
+
+@dataclass(frozen=True)
+class Format:
+    """{} is the layer's number in the files."""
+
+    kind: str
+    layer: str
+    enorm: str
+    hnorm: str
+    fuse: str
+    norm: str
+    first: int = 0
+    state_first: bool = False
+    normed: bool = True
+    gated: bool = False
+
+
+LLAMA_LAYERS = models.config("llama").num_hidden_layers
+DEEPSEEK = Format(
+    "llama",
+    "model.layers.{}.",
+    "model.layers.{}.enorm",
+    "model.layers.{}.hnorm",
+    "model.layers.{}.eh_proj",
+    "model.layers.{}.shared_head.norm",
+    first=LLAMA_LAYERS,
+)
+QWEN = Format("qwen3", "mtp.layers.{}.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
+MIMO = Format(
+    "qwen2",
+    "model.mtp_layers.{}.",
+    "model.mtp_layers.{}.token_layernorm",
+    "model.mtp_layers.{}.hidden_layernorm",
+    "model.mtp_layers.{}.input_proj",
+    "model.mtp_layers.{}.final_layernorm",
+    state_first=True,
+    normed=False,
+)
+FORMATS = {
+    "deepseek": DEEPSEEK,
+    "deepseek-qwen3": replace(DEEPSEEK, kind="qwen3"),
+    "mimo": MIMO,
+    "qwen3": QWEN,
+    "qwen3-next": replace(QWEN, gated=True),
+}
+LAYERS: dict[str, type[nn.Module]] = {
+    "llama": LlamaDecoderLayer,
+    "qwen2": Qwen2DecoderLayer,
+    "qwen3": Qwen3DecoderLayer,
+}
+PARTIAL = 0.5
+
+
+def modules(made: Format, target: PreTrainedModel, count: int) -> list[MtpLayer]:
+    """Transformers' modules, with random weights."""
+    torch.manual_seed(7)
+    config: Any = next_config(target.config) if made.gated else target.config
+    layer = Qwen3NextDecoderLayer if made.gated else LAYERS[made.kind]
+    norm = Qwen3NextRMSNorm if made.gated else LlamaRMSNorm
+    config.mtp_hidden_states_first = made.state_first
+    layers = [MtpLayer(config, layer, norm, 0).eval() for _ in range(count)]
+    for each in layers:
+        for parameter in each.parameters():
+            if parameter.dim() == 1:
+                nn.init.normal_(parameter, 0.5, 0.3)
+            else:
+                nn.init.normal_(parameter, 0.0, 0.3)
+        if "{}" not in made.fuse:  # shared by all layers
+            each.enorm, each.hnorm = layers[0].enorm, layers[0].hnorm
+            each.eh_proj, each.post_norm = layers[0].eh_proj, layers[0].post_norm
+    return layers
+
+
+def next_config(config: Any) -> Qwen3NextConfig:
+    """Of a Qwen3-Next model with the target's widths and dense layers, which attend."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": PARTIAL}
+    made = Qwen3NextConfig(
+        **{name: getattr(config, name) for name in ("vocab_size", "hidden_size", "intermediate_size", "head_dim")},
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        max_position_embeddings=config.max_position_embeddings,
+        rope_parameters=rope,
+        layer_types=["full_attention"] * config.num_hidden_layers,
+        num_experts=0,
+    )
+    made._attn_implementation = "eager"
+    return made
+
+
+def stored(made: Format, layers: Sequence[MtpLayer]) -> dict[str, torch.Tensor]:
+    """Under the format's names."""
+    tensors = dict[str, torch.Tensor]()
+    for number, layer in enumerate(layers, made.first):
+        parts = {"enorm": made.enorm, "hnorm": made.hnorm, "eh_proj": made.fuse, "post_norm": made.norm}
+        for name, tensor in layer.state_dict().items():
+            part, _, rest = name.partition(".")
+            where = f"{made.layer}{rest}" if part == "mtp_block" else f"{parts[part]}.{rest}"
+            tensors[where.format(number)] = tensor.clone()
+    return tensors
+
+
+def built(made: Format, folder: Path, count: int = 1, kind: str = "") -> tuple[PreTrainedModel, list[MtpLayer], str]:
+    """A target whose checkpoint has MTP layers beside its own; where it is."""
+    target = models.build(models.config(kind or made.kind))
+    layers = modules(made, target, count)
+    where = models.save(target, folder / "target")
+    path = folder / "target" / "model.safetensors"
+    save_file({**load_file(path), **stored(made, layers)}, path, metadata={"format": "pt"})
+    return target, layers, where
+
+
+def headed(target: str, heads: str, runtime: str = "torch") -> HeadedModel:
+    lm = load_model(target, slots=SLOTS, runtime=runtime, heads=heads, threads=1)
+    assert isinstance(lm, HeadedModel)
+    return lm
+
+
+def beside(made: Format, where: str, folder: Path, target: PreTrainedModel) -> str:
+    """What --heads names: the target's own folder, or one with the configuration that the layers were made with."""
+    if not made.gated:
+        return where
+    head = folder / "head"
+    head.mkdir()
+    tensors = load_file(Path(where) / "model.safetensors")
+    save_file({name: each for name, each in tensors.items() if name.startswith("mtp.")}, head / "model.safetensors")
+    next_config(target.config).save_pretrained(head)
+    return str(head)
+
+
+# As the report has it: layer k over the whole text, from the states of layer k - 1, without a cache.
+
+
+@torch.no_grad()
+def state_of(made: Format, target: PreTrainedModel, text: list[int]) -> torch.Tensor:
+    """(positions, hidden) of all tokens, as the first layer reads it."""
+    held: list[torch.Tensor] = []
+    norm = target.get_submodule("model.norm")
+    hooks = [
+        norm.register_forward_pre_hook(lambda _, inputs: held.append(inputs[0][0])),
+        norm.register_forward_hook(lambda _, inputs, out: held.append(out[0])),
+    ]
+    target(input_ids=torch.tensor([text]), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return held[1] if made.normed else held[0]
+
+
+Row = Callable[[MtpLayer, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@torch.no_grad()
+def expected(
+    made: Format, target: PreTrainedModel, layers: Sequence[MtpLayer], text: list[int], depth: int, run: Row
+) -> list[int]:
+    """Row t of layer k: from the state of t and the token at t + k + 1. The last layer then reads its own last rows."""
+    embedding, output = target.get_input_embeddings(), target.get_output_embeddings()
+    states, found = state_of(made, target, text[:-1]), list[int]()
+    read, tokens = torch.empty(0), list[int]()
+    for step in range(depth):
+        if step < len(layers):
+            read, tokens = states, [*text, *found][step + 1 :]
+        else:
+            read, tokens = torch.cat((read, states[-1:])), [*tokens, found[-1]]
+        states = run(layers[min(step, len(layers) - 1)], embedding(torch.tensor(tokens)), read)
+        found.append(int(output(states[-1]).argmax()))
+    return found
+
+
+def by_transformers(target: PreTrainedModel, gated: bool) -> Row:
+    config: Any = next_config(target.config) if gated else target.config
+    rotary = Qwen3NextRotaryEmbedding(config) if gated else LlamaRotaryEmbedding(config)
+
+    def run(layer: MtpLayer, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        count = len(embedded)
+        positions = torch.arange(count)[None]
+        mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
+        found: torch.Tensor = layer(
+            embedded[None], states[None], rotary(embedded[None], positions), mask, positions, None
+        )
+        return found[0]
+
+    return run
+
+
+def by_hand(target: PreTrainedModel, gated: bool) -> Row:
+    """Row by row, in sums."""
+    c: Any = next_config(target.config) if gated else target.config
+    size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    turned, theta = int(size * PARTIAL) if gated else size, 10_000.0
+    added = 1.0 if gated else 0.0
+
+    def normed(x: torch.Tensor, norm: Any) -> torch.Tensor:
+        found: torch.Tensor = x / (x.pow(2).mean(-1, keepdim=True) + c.rms_norm_eps).sqrt() * (norm.weight + added)
+        return found
+
+    def turn(x: torch.Tensor, position: int) -> torch.Tensor:
+        half, out = turned // 2, x.clone()
+        for i in range(half):
+            angle = torch.tensor(position * theta ** (-i / half))
+            out[i] = x[i] * angle.cos() - x[i + half] * angle.sin()
+            out[i + half] = x[i + half] * angle.cos() + x[i] * angle.sin()
+        return out
+
+    def run(layer: Any, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        attention, mlp, rows = layer.mtp_block.self_attn, layer.mtp_block.mlp, []
+        cache: list[tuple[torch.Tensor, torch.Tensor]] = []
+        first = getattr(layer.config, "mtp_hidden_states_first", False)
+        for position, (token, state) in enumerate(zip(embedded, states, strict=True)):
+            parts = [normed(token, layer.enorm), normed(state, layer.hnorm)]
+            x = layer.eh_proj.weight @ torch.cat(parts[::-1] if first else parts)
+            inside = normed(x, layer.mtp_block.input_layernorm)
+            queries = attention.q_proj(inside).view(c.num_attention_heads, -1)
+            queries, gates = queries[:, :size], queries[:, size:]
+            keys, values = (part(inside).view(-1, size) for part in (attention.k_proj, attention.v_proj))
+            if hasattr(attention, "q_norm"):
+                queries, keys = normed(queries, attention.q_norm), normed(keys, attention.k_norm)
+            cache.append((torch.stack([turn(key, position) for key in keys]), values))
+            found = []
+            for index, query in enumerate(queries):
+                own = index * c.num_key_value_heads // c.num_attention_heads
+                scores = torch.stack([turn(query, position) @ key[own] for key, _ in cache]) / size**0.5
+                mixed = sum(w * value[own] for w, (_, value) in zip(scores.softmax(0), cache, strict=True))
+                found.append(mixed * gates[index].sigmoid() if gated else mixed)
+            x = x + attention.o_proj(torch.cat(found))
+            inside = normed(x, layer.mtp_block.post_attention_layernorm)
+            x = x + mlp.down_proj(silu(mlp.gate_proj(inside)) * mlp.up_proj(inside))
+            rows.append(normed(x, layer.post_norm))
+        return torch.stack(rows)
+
+    return run
+
+
+@pytest.mark.parametrize("runtime", ["torch", "openvino"])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", FORMATS)
+def test_they_draft_what_the_report_says(name: str, count: int, runtime: str, tmp_path: Path) -> None:
+    made = FORMATS[name]
+    target, layers, where = built(made, tmp_path, count)
+    lm, text = headed(where, beside(made, where, tmp_path, target), runtime), [3, 17, 8, 29, 11, 5, 23]
+    lm.forward([Feed(1, 0, text[:6], 1), Feed(0, 0, text[:1], 1)])
+    drafted = lm.draft([HeadRequest(1, text[:7], GREEDY, 5), HeadRequest(0, text[:2], GREEDY, 4)])
+    for run in (by_transformers(target, made.gated), by_hand(target, made.gated)):
+        wanted = [expected(made, target, layers, text[:7], 5, run), expected(made, target, layers, text[:2], 4, run)]
+        assert drafted == wanted
+
+
+@pytest.mark.parametrize(("name", "count"), [("qwen3", 1), ("deepseek", 2), ("mimo", 3), ("qwen3-next", 2)])
+def test_they_do_so_after_any_windows_rollbacks_copies_and_other_texts(name: str, count: int, tmp_path: Path) -> None:
+    made = FORMATS[name]
+    target, layers, where = built(made, tmp_path, count)
+    run = by_transformers(target, made.gated)
+    walk(
+        headed(where, beside(made, where, tmp_path, target)),
+        lambda text, depth: expected(made, target, layers, text, depth, run),
+        steps=80,
+    )
+
+
+def test_the_target_says_what_it_says_without_them(tmp_path: Path) -> None:
+    target, _, where = built(DEEPSEEK, tmp_path)
+    text = [3, 17, 8, 29, 11]
+    for lm in (load_model(where, slots=1), headed(where, where)):
+        rows = lm.forward([Feed(0, 0, text, len(text))])
+        assert torch.allclose(rows, models.plain(target, text), atol=models.TOLERANCE)
+
+
+def test_a_checkpoint_of_several_files_is_read(tmp_path: Path) -> None:
+    target, layers, where = built(MIMO, tmp_path)
+    folder, tensors = Path(where), load_file(Path(where) / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {name: f"part-{index % 3}.safetensors" for index, name in enumerate(tensors)}
+    for file in set(files.values()):
+        part = {name: tensor for name, tensor in tensors.items() if files[name] == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    lm, text = headed(where, where), [3, 17, 8, 29]
+    lm.forward([Feed(0, 0, text[:3], 1)])
+    wanted = expected(MIMO, target, layers, text, 3, by_transformers(target, gated=False))
+    assert lm.draft([HeadRequest(0, text, GREEDY, 3)]) == [wanted]
+
+
+def test_an_embedding_and_output_layer_of_their_own_are_used(tmp_path: Path) -> None:
+    """DeepSeek's files repeat the target's. Where they do not, theirs count."""
+    target, layers, where = built(DEEPSEEK, tmp_path)
+    own = models.build(models.config("llama"), seed=9)
+    embedding, output = own.get_parameter(models.EMBEDDING).detach(), own.get_parameter("lm_head.weight").detach()
+    change(where, {f"{LAYER}embed_tokens.weight": embedding, f"{LAYER}shared_head.head.weight": output})
+    lm, text = headed(where, where), [3, 17, 8, 29]
+    lm.forward([Feed(0, 0, text[:3], 1)])
+    run = by_transformers(target, gated=False)
+    found = lm.draft([HeadRequest(0, text, GREEDY, 3)])
+    assert found != [expected(DEEPSEEK, target, layers, text, 3, run)]
+    states = state_of(DEEPSEEK, target, text[:-1])
+    with torch.no_grad():
+        first = run(layers[0], embedding[text[1:]], states)
+    assert found[0][0] == int((output @ first[-1]).argmax())
+
+
+def test_other_rotations_are_the_target_s(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0}
+    config: Any = models.config("llama")
+    config.rope_parameters = {**rope, "original_max_position_embeddings": 16}
+    target = models.build(config)
+    layers = modules(DEEPSEEK, target, 1)
+    where = models.save(target, tmp_path / "target")
+    change(where, stored(DEEPSEEK, layers))
+    lm, text = headed(where, where), [3 + 7 * index % 40 for index in range(30)]
+    lm.forward([Feed(0, 0, text[:-1], 1)])
+    wanted = expected(DEEPSEEK, target, layers, text, 3, by_transformers(target, gated=False))
+    assert lm.draft([HeadRequest(0, text, GREEDY, 3)]) == [wanted]
+
+
+LAYER = f"model.layers.{LLAMA_LAYERS}."
+
+
+def change(where: str, tensors: Mapping[str, torch.Tensor | None]) -> None:
+    """Replace tensors of a checkpoint; None: take it away."""
+    path = Path(where) / "model.safetensors"
+    changed = {name: each for name, each in {**load_file(path), **tensors}.items() if each is not None}
+    save_file(changed, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({f"{LAYER}eh_proj.weight": None}, rf"target: {LAYER}eh_proj.weight: is not there"),
+        ({f"{LAYER}mlp.up_proj.weight": None}, rf"target: {LAYER}mlp.up_proj.weight: is not there"),
+        ({f"{LAYER}enorm.weight": torch.ones(9)}, rf"{LAYER}enorm.weight: is \(9,\), not \(32,\)"),
+        ({f"{LAYER}self_attn.v_proj.weight": torch.ones(8, 32)}, r"v_proj.weight: is \(8, 32\), not \(16, 32\)"),
+        ({f"{LAYER}mlp.down_proj.weight": torch.ones(32, 48).to(torch.float8_e4m3fn)}, "is in float8_e4m3fn"),
+        ({f"{LAYER}mlp.experts.0.up_proj.weight": torch.ones(2, 2)}, r"up_proj.weight: is of a mixture of experts"),
+        ({f"{LAYER}mlp.gate.weight": torch.ones(2, 2)}, "gate.weight: is of a mixture of experts"),
+        ({f"{LAYER}self_attn.kv_a_proj_with_mqa.weight": torch.ones(2, 2)}, r"is of latent attention \(MLA\)"),
+        ({f"{LAYER}self_attn.sinks": torch.ones(2)}, "sinks: is of something other than a Llama's layer"),
+        ({f"{LAYER}self_attn.q_norm.weight": torch.ones(8)}, r"k_norm.weight: is not there"),
+    ],
+)
+def test_layers_that_are_not_served_are_refused_by_name(
+    tensors: dict[str, torch.Tensor | None], message: str, tmp_path: Path
+) -> None:
+    _, _, where = built(DEEPSEEK, tmp_path)
+    change(where, tensors)
+    with pytest.raises(ModelError, match=message):
+        headed(where, where)
+
+
+def test_layers_that_share_no_output_layer_are_refused(tmp_path: Path) -> None:
+    _, _, where = built(DEEPSEEK, tmp_path, count=2)
+    names = [f"model.layers.{LLAMA_LAYERS + number}.shared_head.head.weight" for number in (0, 1)]
+    change(where, {name: torch.randn(models.VOCABULARY, 32) for name in names})
+    with pytest.raises(ModelError, match=f"{names[1]}: differs from {names[0]}"):
+        headed(where, where)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hidden_act": "gelu"}, "config.json: hidden_act: only silu"),
+        ({"num_attention_heads": "four"}, "config.json: num_attention_heads: must be a whole number"),
+        ({"num_key_value_heads": 3}, "config.json: num_key_value_heads: 4 heads cannot share 3"),
+        ({"rms_norm_eps": "small"}, "config.json: rms_norm_eps: must be a number above 0"),
+        (
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "rope_type: yarn is not served in MTP layers: the target's is def",
+        ),
+        ({"rope_parameters": {"partial_rotary_factor": 7}}, "partial_rotary_factor: 56 of 8 dimensions"),
+        ({"vocab_size": 60}, "vocab_size is 60, and target needs 50"),
+        ({"num_hidden_layers": 7}, "num_hidden_layers is 7, and target needs 2"),
+        ({"hidden_size": 64, "head_dim": 8}, "hidden_size is 64, and target needs 32"),
+        ({"intermediate_size": 64}, r"gate_proj.weight: is \(48, 32\), not \(64, 32\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    _, _, where = built(DEEPSEEK, tmp_path)
+    head = tmp_path / "head"
+    head.mkdir()
+    (head / "model.safetensors").write_bytes((Path(where) / "model.safetensors").read_bytes())
+    whole = json.loads((Path(where) / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps({**whole, **config}))
+    with pytest.raises(ModelError, match=message) as refused:
+        headed(where, str(head))
+    assert str(head) in str(refused.value)
+
+
+WITHOUT_FILE = b'{"weight_map": {"mtp.layers.0.self_attn.q_proj.weight": "a"}}'
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    _, _, where = built(DEEPSEEK, tmp_path)
+    head = tmp_path / "head"
+    head.mkdir()
+    for name, content, message in (
+        ("config.json", b"{}", "head/config.json: num_hidden_layers: must be a whole number, not None"),
+        ("model.safetensors", b"cut", "head/model.safetensors: cannot be read"),
+        ("model.safetensors.index.json", b"[]", "head/model.safetensors.index.json: cannot be read"),
+        ("model.safetensors.index.json", b'{"weight_map": {"mtp.fc.weight": 7}}', "index.json: cannot be read"),
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": {"mtp.fc.weight": "a"}}',
+            "head/config.json: hidden_size: must",
+        ),
+        (
+            "config.json",
+            (Path(where) / "config.json").read_bytes(),
+            "head: mtp.layers.0.self_attn.q_proj.weight: is not",
+        ),
+        ("model.safetensors.index.json", WITHOUT_FILE, r"head/a: mtp.layers.0.self_attn.q_proj.weight: cannot be read"),
+    ):
+        (head / name).write_bytes(content)
+        with pytest.raises(ModelError, match=message):
+            headed(where, str(head))
+
+
+def test_a_directory_without_any_head_says_so(tmp_path: Path) -> None:
+    where = models.save(models.build(models.config("llama")), tmp_path / "target")
+    with pytest.raises(ModelError, match="target: holds neither an EAGLE-3, Medusa or Hydra head nor MTP layers"):
+        headed(where, where)
+
+
+def test_a_target_that_tells_no_features_is_refused(tmp_path: Path) -> None:
+    _, _, where = built(DEEPSEEK, tmp_path)
+    models.save(models.build(models.config("gpt2")), tmp_path / "gpt2")
+    with pytest.raises(
+        ModelError, match="heads: a GPT2LMHeadModel is not computed by a runner that tells its features"
+    ):
+        headed(str(tmp_path / "gpt2"), where)
