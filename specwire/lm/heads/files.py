@@ -59,6 +59,6 @@ def tensor_of(path: Path, stored: Mapping[str, torch.Tensor], name: str, *shapes
     if name not in stored:
         raise ModelError(f"{path}: {name}: is not there")
     if tuple(stored[name].shape) not in shapes:
-        wanted = " or ".join(str(shape) for shape in shapes)
+        wanted = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
         raise ModelError(f"{path}: {name}: is {tuple(stored[name].shape)}, not {wanted}")
     return stored[name]

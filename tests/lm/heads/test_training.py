@@ -9,11 +9,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specwire.core.model import ModelError
-from specwire.lm.heads import training
+from specwire.core.draft import HeadRequest
+from specwire.core.law.sampling import Sampling
+from specwire.core.model import Feed, ModelError
+from specwire.lm import load_model
+from specwire.lm.heads import eagle3, medusa, training
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.heads.medusa import HYDRA, MEDUSA, Medusa, MedusaConfig
+from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.heads.training import Lesson, Schedule, Taught, acceptance, draft_ids, lesson, loss_of, train, unrolled
+from tests.lm import models
 
 VOCABULARY, HIDDEN, LAYERS = 48, 32, 4
 CONFIG = Eagle3Config(HIDDEN, 48, 4, 2, 8, VOCABULARY, 40, (1, 2, 3))
@@ -48,7 +53,9 @@ def head_of(target: LlamaForCausalLM) -> Eagle3:
 def medusa_of(target: LlamaForCausalLM, kind: str) -> Medusa:
     """Two heads."""
     torch.manual_seed(5)
-    shape = MedusaConfig(kind, 2, 1, HIDDEN, VOCABULARY, VOCABULARY, LAYERS, grounded=kind == HYDRA)
+    shape = MedusaConfig(
+        kind, 2, 1, HIDDEN, VOCABULARY, VOCABULARY, LAYERS, grounded=kind == HYDRA, output_bias=kind == HYDRA
+    )
     head = Medusa(shape, target.get_parameter("model.embed_tokens.weight").detach().clone())
     head.begin(target.get_parameter("lm_head.weight").detach())
     return head
@@ -128,3 +135,39 @@ def test_a_checkpoint_of_another_head_is_refused_in_a_sentence(
     train(medusa_of(target, MEDUSA), target, windows(), held_out, short, tmp_path, depth=2)
     with pytest.raises(ModelError, match="training.checkpoint: is of another head"):
         train(medusa_of(target, HYDRA), target, windows(), held_out, short, tmp_path, depth=2)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", MEDUSA, HYDRA])
+@torch.no_grad()
+def test_what_was_taught_is_accepted_as_often_when_it_is_served(
+    kind: str, target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    """Over the target's own greedy text, where a guess that is right is what follows."""
+    head, depth = student(target, kind), 2
+    with torch.enable_grad():
+        train(head, target, windows(), next(windows(9)), SCHEDULE, tmp_path, depth=depth)
+    where = models.save(target, tmp_path / "target")
+    if isinstance(head, Eagle3):
+        eagle3.save(head, tmp_path / "head", where)
+    else:
+        medusa.save(head, tmp_path / "head", where)
+    text = next(windows(4))[0, :2].tolist()
+    while len(text) < 60:
+        text.append(int(target(torch.tensor([text])).logits[0, -1].argmax()))
+    tokens = torch.tensor([text])
+    told = target(tokens, output_hidden_states=True)
+    given = Lesson(tokens, torch.cat([told.hidden_states[tap] for tap in head.config.taps], -1), told.logits)
+    lm = load_model(where, slots=1, heads=str(tmp_path / "head"), threads=1)
+    assert isinstance(lm, HeadedModel)
+    best, right, tested = told.logits[0].argmax(-1).tolist(), [0] * depth, [0] * depth
+    for place in range(tokens.shape[1] - depth - 1):
+        seen = tokens[0, : place + 2].tolist()
+        lm.forward([Feed(0, lm.cached(0), seen[lm.cached(0) : -1], 1)])
+        (drafted,) = lm.draft([HeadRequest(0, seen, Sampling(), depth)])
+        for step, guess in enumerate(drafted):
+            tested[step] += 1
+            if guess != best[place + 1 + step]:
+                break
+            right[step] += 1
+    assert [one / max(1, of) for one, of in zip(right, tested, strict=True)] == acceptance(head, iter([given]), depth)
+    assert right[0] > 0
