@@ -9,13 +9,15 @@ from specwire.core.model import ModelError
 from specwire.rpc.process import say
 
 EAGLE3 = "eagle3"
-KINDS = (EAGLE3, "medusa", "hydra")
+MTP = "mtp"
+KINDS = (EAGLE3, "medusa", "hydra", MTP)
 EPILOG = """\
 FILES are texts, or lines of JSON with a "text" (.jsonl); folders are searched for .txt, .md, .py and .jsonl. The target
 computes its features of them; the head learns what it would say. The closer the texts are to what it will be asked, the
 better: its own answers are best. Every hundred steps are kept in --out, and a training that was ended goes on there.
 Medusa and Hydra have a head for each guess (--depth). What is written is for --heads of `specwire up` and `specwire
-verify`: EAGLE-3 in speculators' format, the others with names as in their own code, in safetensors."""
+verify`, in safetensors: EAGLE-3 in speculators' format, a layer for multi-token prediction (mtp) in Qwen3-Next's, the
+others with names as in their own code."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--depth", type=int, default=4, metavar="N", help="guesses in a row that it learns (default: %(default)s)")
     add("--rate", type=float, default=3e-3, metavar="X", help="highest learning rate (default: %(default)s)")
     add("--draft-vocabulary", type=int, default=32_000, metavar="N", help="ids that eagle3 says (default: %(default)s)")
-    add("--inner", type=int, default=0, metavar="N", help="width of eagle3's gated layer (default: twice the target's)")
+    add(
+        "--inner",
+        type=int,
+        default=0,
+        metavar="N",
+        help="width of the gated layer of eagle3 and mtp (default: 2 x hidden, the target's)",
+    )
     add("--taps", type=int, nargs=3, metavar="LAYER", help="layers whose input eagle3 reads (default: spread)")
-    add("--layers", type=int, default=1, metavar="N", help="layers of each head of the others (default: %(default)s)")
+    add(
+        "--layers", type=int, default=1, metavar="N", help="layers of each head of medusa, hydra (default: %(default)s)"
+    )
     add("--device", default="cpu", help="such as cpu or cuda:0 (default: %(default)s)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: as many as there are cores)")
 
@@ -84,8 +94,10 @@ def _refused(args: argparse.Namespace) -> str:
             return f"{name.replace('_', '-')}: must be at least 1, not {getattr(args, name)}"
     if args.inner < 0 or (args.threads is not None and args.threads < 1):
         return f"inner, threads: must not be negative or 0, not {args.inner}, {args.threads}"
-    if args.kind != EAGLE3 and (args.taps or args.inner):
-        return f"taps, inner: are of eagle3, not of {args.kind}"
+    if args.taps and args.kind != EAGLE3:
+        return f"taps: are of eagle3, not of {args.kind}"
+    if args.inner and args.kind not in (EAGLE3, MTP):
+        return f"inner: is of eagle3 and mtp, not of {args.kind}"
     if args.window < 2 * args.depth + 2:
         return f"window: must be at least {2 * args.depth + 2} for a depth of {args.depth}, not {args.window}"
     if not 0 < args.rate < 1:

@@ -12,11 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from specwire.core.model import ModelError
-from specwire.lm.heads import eagle3, medusa
+from specwire.lm.heads import eagle3, medusa, mtp
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.heads.medusa import HYDRA, Medusa, MedusaConfig
+from specwire.lm.heads.mtp import MtpConfig, MtpHead
 from specwire.lm.heads.training import Schedule, Taught, draft_ids, train
 from specwire.lm.model_config import first_line
+from specwire.lm.runners.llama import MODEL_TYPES
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 # Every so many-th window is held out, so many at most.
@@ -32,8 +34,9 @@ class Course:
     """What is to be learnt of which target, and how; see `specwire train-heads`.
 
     window: tokens; rows: windows a step. depth: guesses in a row. rate: the highest learning rate. threads: None for
-    PyTorch's own. Of EAGLE-3: draft_vocabulary; inner: width of the gated layer, 0 for twice the target's; taps: none
-    for early, middle and late ones. Of Medusa and Hydra: layers, of each head.
+    PyTorch's own. Of EAGLE-3: draft_vocabulary; taps: none for early, middle and late ones. Of EAGLE-3 and MTP: inner,
+    width of the gated layer, 0 for twice the target's width, or for the target's own. Of Medusa and Hydra: layers, of
+    each head.
     """
 
     target: str
@@ -65,13 +68,15 @@ def teach(course: Course, tell: Callable[[str], None]) -> list[float]:
     stream = _stream(texts_of(course.data), tokenizer)
     training, held_out = _windows(stream, course)
     torch.manual_seed(SEED)
-    head: Taught = _eagle3(course, target, stream) if course.kind == eagle3.KIND else _medusa(course, target)
+    head = _begun(course, target, stream)
     course.out.mkdir(parents=True, exist_ok=True)
     schedule = Schedule(course.rate, min(WARM_UP, course.steps), course.steps, max(1, round(DECAYING * course.steps)))
     windows = _batches(training, course)
     curve = train(head, target, windows, held_out, schedule, course.out, depth=course.depth, tell=tell)
     if isinstance(head, Eagle3):
         eagle3.save(head.bfloat16(), course.out, course.target)
+    elif isinstance(head, MtpHead):
+        mtp.save(head.bfloat16(), course.out, course.target)
     else:
         medusa.save(head.bfloat16(), course.out, course.target)
     record = {"held_out_acceptance": [{"step": step, "by_position": shares} for step, shares in curve]}
@@ -87,6 +92,12 @@ def _target(course: Course) -> tuple[Any, Any]:
         return target.to(course.device).eval(), tokenizer
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"target {course.target!r}: {first_line(error)}") from error
+
+
+def _begun(course: Course, target: Any, stream: torch.Tensor) -> Taught:
+    if course.kind == eagle3.KIND:
+        return _eagle3(course, target, stream)
+    return _mtp(course, target) if course.kind == mtp.KIND else _medusa(course, target)
 
 
 def _eagle3(course: Course, target: Any, stream: torch.Tensor) -> Eagle3:
@@ -117,6 +128,33 @@ def _medusa(course: Course, target: Any) -> Medusa:
     )
     head = Medusa(config, embed).to(course.device)
     head.begin(target.get_output_embeddings().weight)
+    return head
+
+
+def _mtp(course: Course, target: Any) -> MtpHead:
+    """A layer as wide as the target's own; it begins from what the target says of a hidden state."""
+    shape: Any = target.config.get_text_config()
+    if shape.model_type not in MODEL_TYPES:
+        raise ModelError(f"target {course.target!r}: MTP layers are for the Llama family, not for {shape.model_type}")
+    heads, rope = shape.num_attention_heads, getattr(shape, "rope_parameters", None) or {}
+    size = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+    embed, output = (part.weight.detach() for part in (target.get_input_embeddings(), target.get_output_embeddings()))
+    config = MtpConfig(
+        hidden=shape.hidden_size,
+        inner=course.inner or shape.intermediate_size,
+        heads=heads,
+        key_heads=getattr(shape, "num_key_value_heads", None) or heads,
+        head_dim=size,
+        vocabulary=len(embed),
+        layers=shape.num_hidden_layers,
+        eps=shape.rms_norm_eps,
+        theta=float(rope.get("rope_theta") or 10_000.0),
+        turned=size,
+        rope=mtp.DEFAULT_ROPE,
+        zero_centred=False,
+    )
+    head = MtpHead(config, embed, output).to(course.device)
+    head.begin()
     return head
 
 

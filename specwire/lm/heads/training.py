@@ -20,10 +20,11 @@ from torch import nn
 from specwire.core.model import ModelError
 from specwire.lm.heads.eagle3 import Eagle3
 from specwire.lm.heads.medusa import OUTPUTS, Medusa
+from specwire.lm.heads.mtp import MtpHead
 from specwire.progress import LAST_LINE, Bar
 
 # Kinds that can be taught.
-Taught = Eagle3 | Medusa
+Taught = Eagle3 | Medusa | MtpHead
 
 CHECKPOINT = "training.checkpoint"
 # Steps.

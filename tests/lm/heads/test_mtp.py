@@ -28,6 +28,7 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
+from specwire.lm.heads.mtp import MtpConfig, MtpHead, save
 from specwire.lm.heads.slots import HeadedModel
 from tests.lm import models
 from tests.lm.heads.walk import walk
@@ -332,6 +333,37 @@ def test_an_embedding_and_output_layer_of_their_own_are_used(tmp_path: Path) -> 
     with torch.no_grad():
         first = run(layers[0], embedding[text[1:]], states)
     assert found[0][0] == int((output @ first[-1]).argmax())
+
+
+@torch.no_grad()
+def test_one_that_was_trained_is_read_as_it_was_written(tmp_path: Path) -> None:
+    target = models.build(models.config("llama"))
+    c: Any = target.config
+    shape = MtpConfig(32, 40, 4, 2, 8, models.VOCABULARY, 2, c.rms_norm_eps, 10_000.0, 8, "default", False)
+    parts = target.get_input_embeddings().get_parameter("weight"), target.get_output_embeddings().get_parameter("weight")
+    head = MtpHead(shape, *parts)
+    for parameter in head.parameters():
+        nn.init.normal_(parameter, 0.3, 0.3)
+    save(head, tmp_path / "head", "a target")
+    lm, text = headed(models.save(target, tmp_path / "target"), str(tmp_path / "head")), [3, 17, 8, 29, 11, 5, 23]
+    lm.forward([Feed(0, 0, text[:-1], 1)])
+    c.intermediate_size = 40
+    layer = MtpLayer(c, LlamaDecoderLayer, LlamaRMSNorm, 0)
+    layer.load_state_dict(renamed(load_file(tmp_path / "head" / "model.safetensors")))
+    run = by_transformers(target, gated=False)
+    assert lm.draft([HeadRequest(0, text, GREEDY, 4)]) == [expected(QWEN, target, [layer], text, 4, run)]
+    # What is learnt is what is served: the first step at the text's last place, and a second behind its guess.
+    states, tokens = state_of(QWEN, target, text[:-1]), torch.tensor([text])
+    steps = list(head.unrolled(tokens, states[None], 1))
+    plain = run(layer, parts[0][text[1:-1]], states[:-1]) @ parts[1].T
+    assert torch.allclose(steps[0][0], plain, atol=1e-4)
+
+
+def renamed(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Under the names of transformers' module."""
+    other = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "post_norm"}
+    whole = {f"mtp.{name}.weight": f"{own}.weight" for name, own in other.items()}
+    return {whole.get(name, name.replace("mtp.layers.0", "mtp_block")): tensor for name, tensor in tensors.items()}
 
 
 def test_other_rotations_are_the_target_s(tmp_path: Path) -> None:
