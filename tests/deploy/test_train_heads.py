@@ -37,7 +37,7 @@ def command(target: str, data: Path, out: Path, *more: str) -> list[str]:
     return ["train-heads", "--target", target, "--data", str(data), "--out", str(out), *SHORT, *more]
 
 
-@pytest.mark.parametrize(("kind", "most"), [("eagle3", 3), ("medusa", 2), ("hydra", 2)])
+@pytest.mark.parametrize(("kind", "most"), [("eagle3", 3), ("medusa", 2), ("hydra", 2), ("mtp", 3)])
 def test_what_it_writes_is_served(
     kind: str, most: int, target: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,7 +82,7 @@ def test_one_that_was_ended_goes_on_and_comes_to_the_same(
     [
         (["--steps", "0"], "steps: must be at least 1, not 0"),
         (["--window", "5"], "window: must be at least 6 for a depth of 2, not 5"),
-        (["--kind", "hydra", "--inner", "8"], "taps, inner: are of eagle3, not of hydra"),
+        (["--kind", "hydra", "--inner", "8"], "inner: is of eagle3 and mtp, not of hydra"),
         (["--kind", "medusa", "--layers", "0"], "layers: must be at least 1, not 0"),
         (["--rate", "7"], "rate: must be above 0 and below 1, not 7"),
         (["--data", "/nowhere/texts.txt"], "data: there is no /nowhere/texts.txt"),

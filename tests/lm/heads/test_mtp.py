@@ -340,7 +340,10 @@ def test_one_that_was_trained_is_read_as_it_was_written(tmp_path: Path) -> None:
     target = models.build(models.config("llama"))
     c: Any = target.config
     shape = MtpConfig(32, 40, 4, 2, 8, models.VOCABULARY, 2, c.rms_norm_eps, 10_000.0, 8, "default", False)
-    parts = target.get_input_embeddings().get_parameter("weight"), target.get_output_embeddings().get_parameter("weight")
+    parts = (
+        target.get_input_embeddings().get_parameter("weight"),
+        target.get_output_embeddings().get_parameter("weight"),
+    )
     head = MtpHead(shape, *parts)
     for parameter in head.parameters():
         nn.init.normal_(parameter, 0.3, 0.3)

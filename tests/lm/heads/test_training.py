@@ -13,7 +13,7 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
-from specwire.lm.heads import eagle3, medusa, training
+from specwire.lm.heads import eagle3, medusa, mtp, training
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.heads.medusa import HYDRA, MEDUSA, Medusa, MedusaConfig
 from specwire.lm.heads.slots import HeadedModel
@@ -61,7 +61,19 @@ def medusa_of(target: LlamaForCausalLM, kind: str) -> Medusa:
     return head
 
 
+def mtp_of(target: LlamaForCausalLM) -> mtp.MtpHead:
+    torch.manual_seed(5)
+    eps = target.config.rms_norm_eps
+    shape = mtp.MtpConfig(HIDDEN, 48, 4, 2, 8, VOCABULARY, LAYERS, eps, 10_000.0, 8, mtp.DEFAULT_ROPE, False)
+    parts = (target.get_parameter(name).detach() for name in ("model.embed_tokens.weight", "lm_head.weight"))
+    head = mtp.MtpHead(shape, *parts)
+    head.begin()
+    return head
+
+
 def student(target: LlamaForCausalLM, kind: str) -> Taught:
+    if kind == mtp.KIND:
+        return mtp_of(target)
     return head_of(target) if kind == "eagle3" else medusa_of(target, kind)
 
 
@@ -103,7 +115,7 @@ def test_the_ids_that_occur_most_are_said() -> None:
     assert (torch.arange(3) + offsets).tolist() == [2, 4, 5]
 
 
-@pytest.mark.parametrize("kind", ["eagle3", MEDUSA, HYDRA])
+@pytest.mark.parametrize("kind", ["eagle3", MEDUSA, HYDRA, mtp.KIND])
 def test_it_learns_and_goes_on_where_it_was_killed(
     kind: str, target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +149,7 @@ def test_a_checkpoint_of_another_head_is_refused_in_a_sentence(
         train(medusa_of(target, HYDRA), target, windows(), held_out, short, tmp_path, depth=2)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", MEDUSA, HYDRA])
+@pytest.mark.parametrize("kind", ["eagle3", MEDUSA, HYDRA, mtp.KIND])
 @torch.no_grad()
 def test_what_was_taught_is_accepted_as_often_when_it_is_served(
     kind: str, target: LlamaForCausalLM, tmp_path: Path
@@ -149,6 +161,8 @@ def test_what_was_taught_is_accepted_as_often_when_it_is_served(
     where = models.save(target, tmp_path / "target")
     if isinstance(head, Eagle3):
         eagle3.save(head, tmp_path / "head", where)
+    elif isinstance(head, mtp.MtpHead):
+        mtp.save(head, tmp_path / "head", where)
     else:
         medusa.save(head, tmp_path / "head", where)
     text = next(windows(4))[0, :2].tolist()
