@@ -81,7 +81,8 @@ def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoRes
         _scope(message.cache_scope),
         check_priority(message.priority),
         check_prediction(message.prediction, info.vocabulary, info.context),
-        not message.no_head,
+        # An older orchestrator knows of n-grams only, and who turns these off means any guess of the verifier's.
+        not (message.no_head or message.no_ngram),
     )
 
 

@@ -53,6 +53,7 @@ def test_on_a_full_verifier_it_does_not_draft_but_is_tried_now_and_then() -> Non
 def test_no_more_is_asked_than_the_head_has() -> None:
     assert HeadDepth({1: 1.0}, 3).choose([[0.9] * MOST_HEAD_DEPTH], 1, flat) == 3
     assert HeadDepth({1: 1.0}, 1).choose([[0.9]], 1, flat) == 1
+    assert HeadDepth({1: 100.0}, 1).due(100.0 / EXPLORED_SHARE)
 
 
 def test_what_its_forwards_take_is_refined() -> None:

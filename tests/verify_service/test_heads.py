@@ -33,21 +33,31 @@ class ScriptedHeads:
         self.lengths: list[int] = []
         self.caught_up: list[int] = []
         self.together: list[int] = []
+        self.stopped = False
         self.reading: Callable[[], None] = lambda: None
         self.slowed: Callable[[], None] = lambda: None
-        self._tokens = tokens
+        self.tokens_at: Callable[[int], Callable[[list[int]], list[int]]] = lambda _length: tokens
         self._lm = load_model(MODEL, slots=1)
+
+    def unread(self, slot: int) -> int | None:
+        return 1 if slot in self.caught_up else 40
 
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         self.caught_up += [request.slot for request in requests]
         self.reading()
+
+    def stop(self) -> None:
+        self.stopped = True
 
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         self.asked += requests
         self.together.append(len(requests))
         self.slowed()
         self.lengths += [len(request.tokens) for request in requests]
-        return [self._tokens(oracle(self._lm, request.tokens, request.depth, request.sampling)) for request in requests]
+        return [
+            self.tokens_at(len(request.tokens))(oracle(self._lm, request.tokens, request.depth, request.sampling))
+            for request in requests
+        ]
 
 
 def right(tokens: list[int]) -> list[int]:
@@ -202,6 +212,7 @@ def test_a_head_that_fails_is_switched_off_with_a_sentence_and_ends_nothing(capl
         assert rig.tokens[handle] == oracle(rig.lm, (*PROMPT, handle), LENGTH)[: len(rig.tokens[handle])]
         assert handle in rig.finished
     assert len(heads.asked) == 2, "it is asked once"
+    assert heads.stopped
     assert [record.message for record in caplog.records if "head" in record.message] == [
         "the head failed, and is switched off: RuntimeError: a kernel is missing"
     ]
@@ -260,3 +271,13 @@ def test_texts_are_the_target_s_whatever_layers_it_leaves_out(
     assert len({tuple(tokens) for tokens in plain.tokens.values()}) == 5
     assert kinds(drafting) == {SourceKind.HEAD}
     assert drafting.engine.steps < (0.6 if good else 1.01) * plain.engine.steps
+
+
+def test_a_session_in_debt_is_drafted_for_as_soon_as_it_can_bear_the_window_as_well() -> None:
+    """A call is a quarter of a step. Begun with less in hand, it used up what its own window needs, again and again."""
+    heads = ScriptedHeads(right)
+    rig = Rig(MODEL, ngram=False, context=2048, growth=0.02, drafting=HeadDrafting(heads, HeadDepth({1: 250.0})))
+    heads.slowed = lambda: setattr(rig, "now", rig.now + 250.0)
+    rig.open(1, PROMPT, max_tokens=800, ledger_us=2000)
+    rig.run()
+    assert rig.engine.steps < 200

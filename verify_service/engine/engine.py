@@ -23,7 +23,7 @@ from specwire.core.policy.scheduler import Share, schedule
 from specwire.core.verify.session import RunningSession
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
 from verify_service.engine.batch import Part, RowChoice, RowSampler
-from verify_service.engine.heads import HeadDrafting
+from verify_service.engine.heads import DraftedStep, HeadDrafting
 from verify_service.engine.messages import (
     Begun,
     Command,
@@ -173,12 +173,12 @@ class Engine:
         late = len(runnable) < len(ready)
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
         alone = len(runnable) == 1
+        for held in runnable.values():
+            held.looks(alone)
         if self._drafting is not None:
-            self.tell()  # a verdict does not wait for what is drafted behind it
-            self._draft(self._drafting, runnable)
+            self._draft(self._drafting, runnable, plain_us)
         shown = [
-            held.running.candidate(slot, self.lm.cached(slot), plain_us, held.looks(alone))
-            for slot, held in runnable.items()
+            held.running.candidate(slot, self.lm.cached(slot), plain_us, held.looked) for slot, held in runnable.items()
         ]
         candidates = self._turns.ordered(shown, runnable)
         decoding = sum(each.uncached == 1 for each in candidates)
@@ -206,11 +206,14 @@ class Engine:
         """
         return min(self.sessions.next_deadline_us, self._now_us() + LOOK_AGAIN_US if late else math.inf)
 
-    def _draft(self, drafting: HeadDrafting, runnable: Mapping[int, Held]) -> None:
+    def _draft(self, drafting: HeadDrafting, runnable: Mapping[int, Held], plain_us: float) -> None:
+        """A verdict does not wait for what is drafted behind it."""
         decoding = {slot: held for slot, held in runnable.items() if held.session.position - self.lm.cached(slot) == 1}
-        if decoding:
+        prompts = {slot: held for slot, held in runnable.items() if slot not in decoding}
+        if runnable and drafting.works:
             began_us = self._now_us()
-            drafting.draft(decoding, self.costs.of(len(decoding)), self._now_us)
+            step = DraftedStep(decoding, prompts, self.costs.of(len(decoding)), plain_us)
+            drafting.draft(step, self._now_us, self.tell)
             self._pauses.drafted_us += self._now_us() - began_us
 
     # Commands and reports

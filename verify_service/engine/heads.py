@@ -3,127 +3,182 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from specwire.core.draft import HeadRequest
 from specwire.core.policy.estimates import expected_tokens
 from specwire.core.policy.heads import HeadDepth
-from specwire.core.policy.tunables import PROBE_WINDOW
+from specwire.core.policy.tunables import PREFILL_ROWS, PROBE_WINDOW
 from specwire.core.verify.session import VerifySession
 from specwire.core.verify.text_sources import HeadSource, promise
 from verify_service.engine.sessions import Held
 
 logger = logging.getLogger(__name__)
 
+# Positions that a head reads along with what it drafts: more than that it reads before, for all texts together.
+FEW_UNREAD = 16
+# While a prompt is being fed the head reads this many of its positions at a time.
+READ_AT = 256
+
 
 class Heads(Protocol):
-    """A head beside the target, over the target's slots."""
+    """A head beside the target, over the target's slots; see `specwire.lm.heads.slots.DraftingModel`."""
 
-    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
-        """Read what `draft` would have to read before it drafts."""
-        ...
-
-    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
-        """Behind each text up to as many tokens as are asked for."""
-        ...
-
-
-class HeadDrafting:
-    """Lets a head draft where that is expected to pay. A head that fails is switched off, and ends nothing."""
-
-    def __init__(self, heads: Heads, depth: HeadDepth) -> None:
-        self._heads: Heads | None = heads
-        self._depth = depth
-
-    def draft(self, decoding: Mapping[int, Held], V: Callable[[int], float], now_us: Callable[[], float]) -> None:
-        """Draft for those of the sessions, by slot, of which a token is decided next. V(m): their step of m rows."""
-        if self._heads is None:
-            return
-        alone, plain_us = len(decoding) == 1, V(len(decoding))
-        most = self._depth.most
-        asked = [
-            _Asked(slot, held.session, source, most)
-            for slot, held in decoding.items()
-            if (source := held.session.head) is not None and _wants(held.session, source, alone, plain_us, most)
-        ]
-        if not asked:
-            return
-        began_us = now_us()
-        depth = self._depth.choose([each.rates for each in asked], len(decoding), V)
-        trying = depth == 0
-        if trying:
-            if not self._depth.due(began_us):
-                return
-            asked, depth = [max(asked, key=_untested_us)], min(PROBE_WINDOW, self._depth.most)
-        try:
-            self._propose(self._heads, asked, depth, decoding.values(), now_us)
-        except Exception as error:
-            logger.warning("the head failed, and is switched off: %s: %s", type(error).__name__, error)
-            logger.debug("where it failed", exc_info=True)
-            self._heads = None
-        if trying:
-            self._depth.tried(now_us() - began_us)
-
-    def _propose(
-        self, heads: Heads, asked: Sequence[_Asked], depth: int, held: Collection[Held], now_us: Callable[[], float]
-    ) -> None:
-        """All of a step's sessions wait for the head, and those that it drafts for pay, whatever comes of it.
-
-        What it reads before it first drafts behind a text is like the rest of that prompt's prefill: nobody pays.
-        """
-        requests = [each.request(depth) for each in asked]
-        unread = [request for each, request in zip(asked, requests, strict=True) if not each.source.read]
-        began_us = read_us = now_us()
-        if unread:
-            heads.catch_up(unread)
-            read_us = now_us()
-        drafted = heads.draft(requests)
-        for each, tokens in zip(asked, drafted, strict=True):
-            each.source.read = True
-            each.source.propose(tokens)
-        ended_us = now_us()
-        took_us = ended_us - read_us
-        self._depth.observe(len(asked), depth, took_us, ended_us)
-        for one in held:
-            one.running.since_us += ended_us - began_us
-        for each in asked:
-            each.session.ledger.charge(took_us, 0, 0.0, took_us * len(held) / len(asked))
+    def unread(self, slot: int) -> int | None: ...
+    def catch_up(self, requests: Sequence[HeadRequest]) -> None: ...
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]: ...
+    def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
+class DraftedStep:
+    """The next step: sessions by slot of which a token is decided, others whose prompts are fed, and V(m) of the step.
+
+    plain_us: of a session alone.
+    """
+
+    decoding: Mapping[int, Held]
+    prompts: Mapping[int, Held]
+    V: Callable[[int], float]
+    plain_us: float
+
+
+@dataclass(slots=True)
 class _Asked:
     """A session that a head may draft for."""
 
     slot: int
     session: VerifySession
     source: HeadSource
-    most: int
+    unread: int
+    spare_us: float
+    depth: int = 0
 
     @property
-    def rates(self) -> list[float]:
-        return self.source.acceptance.rates(self.most)
-
-    def request(self, depth: int) -> HeadRequest:
+    def request(self) -> HeadRequest:
         session = self.session
-        return HeadRequest(self.slot, session.text.tokens, session.sampling, min(depth, session.room - 1))
+        return HeadRequest(self.slot, session.text.tokens, session.sampling, min(self.depth, session.room - 1))
+
+    @property
+    def untested_us(self) -> float:
+        return self.session.ledger.elapsed_us - self.source.tested_us
 
 
-def _untested_us(asked: _Asked) -> float:
-    return asked.session.ledger.elapsed_us - asked.source.tested_us
+class HeadDrafting:
+    """Lets a head draft where that is expected to pay. A head that fails is switched off, and ends nothing.
 
-
-def _wants(session: VerifySession, source: HeadSource, alone: bool, plain_us: float, most: int) -> bool:
-    """Whether a head's tokens could be tested next, and are not there yet.
-
-    A session whose ledger is used up could not bear a window, and drafting is charged to it as well. alone: what the
-    text itself proposes is looked up in any case, and may promise more than a head could. most: tokens of the head.
+    All of a step's sessions wait for it, and those that it drafts for pay, whatever comes of it. What it reads of a
+    text before it first drafts behind it is like the prefill of a prompt, of which nobody is charged either.
     """
-    if not session.trusting or session.room < 2 or source.proposed:
-        return False
-    if session.ledger.spare_us(plain_us) <= 0.0:
-        return False
-    if not alone or session.ngram is None:
-        return True
-    return promise(session.ngram.look()) < expected_tokens(source.acceptance.rates(most), most)
+
+    def __init__(self, heads: Heads, depth: HeadDepth) -> None:
+        self._heads: Heads | None = heads
+        self._depth = depth
+
+    @property
+    def works(self) -> bool:
+        return self._heads is not None
+
+    def draft(self, step: DraftedStep, now_us: Callable[[], float], tell: Callable[[], None]) -> None:
+        """Draft for those of the sessions that want it. tell: what is to be said, before anything is computed."""
+        if self._heads is None:
+            return
+        began_us = now_us()
+        try:
+            self._draft(self._heads, step, now_us, tell)
+        except Exception as error:
+            logger.warning("the head failed, and is switched off: %s: %s", type(error).__name__, error)
+            logger.debug("where it failed", exc_info=True)
+            self._heads.stop()
+            self._heads = None
+        took_us = now_us() - began_us
+        for held in (*step.decoding.values(), *step.prompts.values()):
+            held.running.since_us += took_us
+
+    def _draft(self, heads: Heads, step: DraftedStep, now_us: Callable[[], float], tell: Callable[[], None]) -> None:
+        budget = PREFILL_ROWS
+        if self._depth.pays and (long := [each for each in _asked(heads, step.prompts, step) if each.unread > READ_AT]):
+            tell()
+            budget -= self._read(heads, _within(long, budget), now_us)
+        asked = [each for each in _asked(heads, step.decoding, step) if self._wants(each, step)]
+        began_us = now_us()
+        if not asked or not (asked := self._chosen(asked, step, began_us)):
+            return
+        tell()
+        tried = not self._depth.pays
+        ready = [each for each in asked if each.unread <= FEW_UNREAD]
+        behind = _within([each for each in asked if each.unread > FEW_UNREAD], budget)
+        if behind:
+            self._read(heads, behind, now_us)
+        self._propose(heads, [*ready, *behind], len(step.decoding), now_us)
+        if tried:
+            self._depth.tried(now_us() - began_us)
+
+    def _wants(self, asked: _Asked, step: DraftedStep) -> bool:
+        """Whether a head's tokens could be tested next, are not there yet, and promise more than the text itself."""
+        session, most = asked.session, self._depth.most
+        if not session.trusting or session.room < 2 or asked.source.proposed:
+            return False
+        if session.ngram is None or not step.decoding[asked.slot].looked:
+            return True
+        return promise(session.ngram.look()) < expected_tokens(asked.source.acceptance.rates(most), most)
+
+    def _chosen(self, asked: Sequence[_Asked], step: DraftedStep, now_us: float) -> list[_Asked]:
+        """Those that are drafted for, and how deep. Where it does not pay one is tried now and then."""
+        most, decoding = self._depth.most, len(step.decoding)
+        depth = self._depth.choose([each.source.acceptance.rates(most) for each in asked], decoding, step.V)
+        if depth == 0:
+            if not self._depth.due(now_us):
+                return []
+            asked, depth = [max(asked, key=lambda each: each.untested_us)], min(PROBE_WINDOW, most)
+        for each in asked:
+            charged_us = self._depth.reading_us(each.unread) if each.source.read else 0.0
+            each.depth = self._depth.borne(depth, len(asked), decoding, step.V, each.spare_us - charged_us)
+        return [each for each in asked if each.depth]
+
+    def _read(self, heads: Heads, behind: Sequence[_Asked], now_us: Callable[[], float]) -> int:
+        """Returns how many positions."""
+        began_us, rows = now_us(), sum(each.unread for each in behind)
+        heads.catch_up([each.request for each in behind])
+        took_us = now_us() - began_us
+        self._depth.read(rows, took_us)
+        for each in behind:
+            if each.source.read:
+                each.session.ledger.charge(took_us, 0, 0.0, took_us * each.unread / rows)
+        return rows
+
+    def _propose(self, heads: Heads, asked: Sequence[_Asked], decoding: int, now_us: Callable[[], float]) -> None:
+        if not asked:
+            return
+        began_us = now_us()
+        drafted = heads.draft([each.request for each in asked])
+        for each, tokens in zip(asked, drafted, strict=True):
+            each.source.read = True
+            each.source.propose(tokens)
+        ended_us = now_us()
+        took_us = ended_us - began_us
+        self._depth.observe(len(asked), max(map(len, drafted)), took_us, ended_us)
+        for each in asked:
+            each.session.ledger.charge(took_us, 0, 0.0, took_us * decoding / len(asked))
+
+
+def _asked(heads: Heads, sessions: Mapping[int, Held], step: DraftedStep) -> list[_Asked]:
+    """The sessions that take part, and of which the head can draft."""
+    return [
+        _Asked(slot, held.session, source, unread, held.session.ledger.spare_us(step.plain_us) - held.running.waited_us)
+        for slot, held in sessions.items()
+        if (source := held.session.head) is not None and (unread := heads.unread(slot)) is not None
+    ]
+
+
+def _within(asked: Sequence[_Asked], budget: int) -> list[_Asked]:
+    """The first ones, as many as may be read in one step; one in any case."""
+    chosen: list[_Asked] = []
+    for each in asked:
+        if chosen and each.unread > budget:
+            break
+        chosen.append(each)
+        budget -= each.unread
+    return chosen

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 
-from specwire.core.policy.estimates import AcceptanceByPosition, interpolated, smoothed
+from specwire.core.policy.estimates import AcceptanceByPosition, ForwardTimes, smoothed
 from specwire.core.policy.tunables import EXPLORED_SHARE, LEAST_GUESS_GAIN, MOST_HEAD_DEPTH, PROBE_WINDOW, STEP_WEIGHT
 
 
@@ -26,26 +26,39 @@ class HeadDepth:
     Args:
         forward_us: of a forward of the head for so many sessions, measured at start; refined here.
         most: tokens that the head can draft in a row, or that are ever asked of one.
+
+    pays: whether it did when it was last asked, or nobody asked yet.
     """
 
     def __init__(self, forward_us: Mapping[int, float], most: int = MOST_HEAD_DEPTH) -> None:
         self.most = most
-        self._measured = dict(forward_us)
+        self.pays = True
+        self._forward = ForwardTimes(forward_us)
         self._scale = 1.0
+        self._row_us: float | None = None
         self._drafted_us = self._tried_us = 0.0
 
-    def _forward_us(self, sessions: int) -> float:
-        return self._scale * interpolated(self._measured, sessions)
+    def drafting_us(self, sessions: int, depth: int) -> float:
+        """What so many forwards are expected to take."""
+        return depth * self._scale * self._forward.at(sessions)
 
-    def observe(self, sessions: int, depth: int, took_us: float, now_us: float) -> None:
-        """The head has drafted so many tokens for each of `sessions`."""
-        expected_us = depth * interpolated(self._measured, sessions)
-        self._scale = smoothed(self._scale, took_us / expected_us, STEP_WEIGHT)
+    def reading_us(self, rows: int) -> float:
+        """What it is expected to take until so many positions of texts are read."""
+        return rows * (self._row_us or 0.0)
+
+    def observe(self, sessions: int, forwards: int, took_us: float, now_us: float) -> None:
+        """The head has drafted for so many sessions, as deep as it ran forwards."""
+        if forwards:
+            self._scale = smoothed(self._scale, took_us / (forwards * self._forward.at(sessions)), STEP_WEIGHT)
         self._drafted_us = now_us
+
+    def read(self, rows: int, took_us: float) -> None:
+        """It has read so many positions of texts."""
+        self._row_us = smoothed(self._row_us, took_us / rows)
 
     def due(self, now_us: float) -> bool:
         """Whether one session may be drafted for although it does not pay: for EXPLORED_SHARE of the time."""
-        cost_us = max(PROBE_WINDOW * self._forward_us(1), self._tried_us)
+        cost_us = max(self.drafting_us(1, min(PROBE_WINDOW, self.most)), self._tried_us)
         return cost_us <= EXPLORED_SHARE * (now_us - self._drafted_us)
 
     def tried(self, took_us: float) -> None:
@@ -58,13 +71,24 @@ class HeadDepth:
         rates: of each of these, P(accept | tested) by position.
         """
         sessions = len(rates)
-        forward_us = self._forward_us(sessions)
         decided = [list(accumulate(each[: self.most], mul)) for each in rates]
-        plain_us, tokens = V(decoding), float(decoding)
-        best, best_rate = 0, LEAST_GUESS_GAIN * decoding / plain_us
+        tokens = float(decoding)
+        best, best_rate = 0, LEAST_GUESS_GAIN * decoding / V(decoding)
         for depth in range(1, self.most + 1):
             tokens += sum(each[depth - 1] for each in decided)
-            rate = tokens / (V(decoding + depth * sessions) + depth * forward_us)
+            rate = tokens / (V(decoding + depth * sessions) + self.drafting_us(sessions, depth))
             if rate > best_rate:
                 best, best_rate = depth, rate
+        self.pays = best > 0
         return best
+
+    def borne(self, depth: int, sessions: int, decoding: int, V: Callable[[int], float], spare_us: float) -> int:
+        """The greatest depth up to `depth` that a session's ledger can bear if all of it is wrong, the window as well.
+
+        The session is one of `sessions` that are drafted for, for which all that decode wait.
+        """
+        for borne in range(depth, 0, -1):
+            window_us = V(decoding + borne * sessions) - V(decoding)
+            if (self.drafting_us(sessions, borne) + window_us) * decoding / sessions <= spare_us:
+                return borne
+        return 0

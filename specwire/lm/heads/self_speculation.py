@@ -38,8 +38,15 @@ class SkimmingModel(CachedLM):
         super().__init__(runner, info, slots, unassigned)
         self.kept = tuple(kept)
 
+    def unread(self, slot: int) -> int | None:
+        """None of any text: it is read as the target wrote it."""
+        return 0
+
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
-        """It reads the text as the target wrote it."""
+        """There is nothing to read."""
+
+    def stop(self) -> None:
+        """Nothing is kept for drafts."""
 
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         """Behind each text as many tokens as are asked for, or as fit into the context.

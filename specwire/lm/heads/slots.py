@@ -23,8 +23,16 @@ class DraftingModel(SlotModel, Protocol):
         """Tokens that are drafted behind a text at most, however many are asked for; None for any number."""
         ...
 
+    def unread(self, slot: int) -> int | None:
+        """Positions of a text that a head has still to read before it drafts; None where it cannot draft."""
+        ...
+
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
-        """Read what `draft` would have to read before it drafts."""
+        """Read what `draft` would have to read before it drafts, as far as it is there."""
+        ...
+
+    def stop(self) -> None:
+        """Nothing will be asked any more."""
         ...
 
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
@@ -75,55 +83,116 @@ class Head(Protocol):
         ...
 
 
-# Positions whose features wait: a head that nobody asks reads them before there are more.
-MOST_HELD = 512
+# Positions whose features wait to be read, at most: what a text has beyond is not kept, and the head is lost for it.
+MOST_UNREAD = 512
+# Rows of a slot's buffer at first; it grows to what a chunk of a prompt needs beside those.
+FEW_ROWS = 32
 
 
-class _Held(NamedTuple):
-    """What the target's taps said of positions `first` and on: (positions, taps x hidden), and the text's ids there."""
+class _Features:
+    """What the target's taps said of a slot's latest positions, from `first` up to `stop`.
 
-    first: int
-    features: torch.Tensor
-    tokens: tuple[int, ...]
+    They lie in a buffer with room behind them, so that a step's rows are written and nothing else is moved.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._buffer = torch.empty(0, width)
+        self._begin = 0
+        self.first = self.stop = 0
+
+    def between(self, first: int, stop: int) -> torch.Tensor:
+        begin = self._begin + first - self.first
+        return self._buffer[begin : begin + stop - first]
+
+    def add(self, rows: torch.Tensor) -> None:
+        held = self.stop - self.first
+        if self._begin + held + len(rows) > len(self._buffer) or self._buffer.dtype != rows.dtype:
+            self._move(held, len(rows), rows)
+        end = self._begin + held
+        self._buffer[end : end + len(rows)] = rows
+        self.stop += len(rows)
+
+    def _move(self, held: int, more: int, like: torch.Tensor) -> None:
+        """To the beginning of a buffer with room for more than that."""
+        kept = self.between(self.first, self.stop).to(like.dtype).clone()
+        needed = held + more + max(FEW_ROWS, held // 2)
+        if len(self._buffer) < needed or self._buffer.dtype != like.dtype:
+            self._buffer = like.new_empty(needed, like.shape[1])
+        self._buffer[:held] = kept
+        self._begin = 0
+
+    def cut(self, stop: int) -> None:
+        """Forget what is not before `stop`."""
+        if stop <= self.first:
+            self.first, self._begin = stop, 0
+        self.stop = min(self.stop, stop)
+
+    def forget_before(self, first: int) -> None:
+        self._begin += first - self.first
+        self.first = first
+
+    def copied(self, other: _Features, stop: int) -> None:
+        """Become what `other` has before `stop`."""
+        self.first = self.stop = min(other.first, stop)
+        self._begin = 0
+        if stop > other.first:
+            self.add(other.between(other.first, stop))
+
+
+class _Slot:
+    """What the head knows of one slot.
+
+    fed: rows that it has read. successor: the token that the last of them was computed with, its position's next.
+    written: rows that may differ from zero. lost: it lacks rows of this text for good, and drafts nothing behind it.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.features = _Features(width)
+        self.written = 0
+        self.forget()
+
+    def forget(self) -> None:
+        self.fed, self.successor, self.lost = 0, -1, False
+        self.features.cut(0)
+
+    def lose(self) -> None:
+        self.forget()
+        self.lost = True
 
     @property
-    def stop(self) -> int:
-        return self.first + len(self.features)
+    def unread(self) -> int:
+        return self.features.stop - self.fed
 
-    def until(self, stop: int) -> _Held:
-        count = max(0, stop - self.first)
-        return _Held(self.first, self.features[:count], self.tokens[:count])
+    def kept(self, length: int) -> int:
+        """See `HeadedModel`."""
+        if self.lost or length > self.fed or (length == self.fed and self.features.first < self.fed):
+            return length
+        return max(0, length - 1)
 
-    def since(self, first: int) -> _Held:
-        return _Held(first, self.features[first - self.first :], self.tokens[first - self.first :])
-
-    def and_then(self, features: torch.Tensor, tokens: Sequence[int]) -> _Held:
-        whole = torch.cat((self.features, features)) if len(self.features) else features
-        return _Held(self.first, whole, (*self.tokens, *tokens))
+    def cut(self, length: int) -> None:
+        self.fed = min(self.fed, length)
+        self.features.cut(length)
 
 
 class HeadedModel:
     """A `SlotModel` that is the target, whose features a head reads.
 
     Row t of the head is of the target's features at position t and the text's token t + 1. Features wait here until
-    that token is decided. Draft rows of the head are never kept: what is decided of them is computed anew from the
-    target's features.
+    that token is decided, and the head is asked. Draft rows of the head are never kept: what is decided of them is
+    computed anew from the target's features.
 
     A text that goes on otherwise, in this slot or in one that it was copied to, has another token t + 1. So where the
     features of its last position are gone, that position is not kept either: the target computes it again.
 
-    Invariants, of each slot: rows before `fed` are the head's, of the text; features are held from `fed` - 1 on, or
-    from `fed`, up to what the target has cached.
+    Invariants, of each slot that is not lost: rows before `fed` are the head's, of the text; features are held from
+    `fed` - 1 on, or from `fed`, up to what the target has cached.
     """
 
     def __init__(self, lm: CachedLM, target: TappedRunner, head: Head) -> None:
         """target: which computes what is `lm`."""
         self._lm, self._target, self._head = lm, target, head
-        nothing = torch.empty(0, head.width)
-        self._fed = [0] * lm.slots
-        self._successors = [-1] * lm.slots
-        self._held = [_Held(0, nothing, ())] * lm.slots
-        self._nothing = nothing
+        self._slots = [_Slot(head.width) for _ in range(lm.slots)]
+        self._proven = self._stopped = False
 
     # The target's
 
@@ -148,49 +217,43 @@ class HeadedModel:
     def kv_bytes(self) -> int:
         return self._lm.kv_bytes + self._head.kv_bytes
 
-    @property
-    def most_depth(self) -> int | None:
-        return self._head.most_depth
-
     def cached(self, slot: int) -> int:
         return self._lm.cached(slot)
 
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
         self._lm.keep(slot, start, rows)
-        self._cut(slot, start + len(rows))
+        self._slots[slot].cut(start + len(rows))
 
     def rollback(self, slot: int, length: int) -> None:
         """To one position less where the head has read more."""
-        kept = self._kept(slot, length)
+        own = self._slots[slot]
+        kept = own.kept(length)
         self._lm.rollback(slot, kept)
-        self._cut(slot, kept)
-
-    def _kept(self, slot: int, length: int) -> int:
-        return length if length >= self._fed[slot] else max(0, length - 1)
-
-    def _cut(self, slot: int, length: int) -> None:
-        self._fed[slot] = min(self._fed[slot], length)
-        held = self._held[slot]
-        self._held[slot] = held.until(length) if held.first < length else _Held(length, self._nothing, ())
+        own.cut(kept)
 
     def discard(self, slot: int) -> None:
-        self._head.zero(slot, self._lm.written(slot))
+        self._void(slot)
         self._lm.discard(slot)
-        self._forget(slot)
 
-    def _forget(self, slot: int) -> None:
-        self._fed[slot], self._held[slot] = 0, _Held(0, self._nothing, ())
+    def _void(self, slot: int) -> None:
+        """Forget its text, and leave nothing of it in the head."""
+        own = self._slots[slot]
+        self._head.zero(slot, own.written)
+        own.written = 0
+        own.forget()
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
         """Of one position less where the head has read more."""
-        length = self._kept(source, length)
+        own, other = self._slots[target], self._slots[source]
+        length = other.kept(length)
         self._lm.copy(source, target, length)
-        self._fed[target] = min(self._fed[source], length)
-        self._successors[target] = self._successors[source] if self._fed[target] == self._fed[source] else -1
-        self._held[target] = self._held[source]
-        self._cut(target, length)
-        self._head.copy(source, target, self._fed[target])
+        own.lost, own.fed = other.lost, min(other.fed, length)
+        own.successor = other.successor if own.fed == other.fed else -1
+        own.features.copied(other.features, min(length, other.features.stop))
+        own.cut(length)
+        self._head.copy(source, target, own.fed)
+        own.written = max(own.written, own.fed)
 
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
@@ -199,53 +262,66 @@ class HeadedModel:
         for feed in feeds:
             fresh = self._target.tapped[end : end + len(feed.tokens)]
             end += len(feed.tokens)
-            self._cut(feed.slot, feed.start)
-            if len(self._held[feed.slot].tokens) > MOST_HELD:
-                self._read(feed)
-            self._held[feed.slot] = self._held[feed.slot].and_then(fresh, feed.tokens)
+            self._hold(self._slots[feed.slot], feed.start, fresh)
         for slot in self.failed:
-            self._forget(slot)
+            self._void(slot)
         return rows
+
+    def _hold(self, own: _Slot, start: int, fresh: torch.Tensor) -> None:
+        if start == 0:
+            own.forget()
+        if self._stopped or (start < own.features.stop and own.kept(start) < start):
+            own.lose()
+        if own.lost:
+            return
+        own.cut(start)
+        if own.unread > MOST_UNREAD:
+            own.lose()
+        else:
+            own.features.add(fresh)
 
     # The head's
 
-    def _read(self, feed: Feed) -> None:
-        """Let the head read what is held: the text, behind which the target was fed `feed`."""
-        start, held = self._fed[feed.slot], self._held[feed.slot]
-        tokens = [*held.since(start).tokens[1:], feed.tokens[0]]
-        reads = Feed(feed.slot, start, tokens, 1)
-        self._head.read([reads], held.since(start).features)
-        self._settle(reads)
+    @property
+    def most_depth(self) -> int | None:
+        return self._head.most_depth
+
+    def stop(self) -> None:
+        """It will not be asked any more: keep nothing for it."""
+        self._stopped = True
+
+    def unread(self, slot: int) -> int | None:
+        return None if self._slots[slot].lost else self._slots[slot].unread
 
     @torch.inference_mode()
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
-        """Let the head read the texts up to what a draft begins with, all in one forward."""
-        feeds = [self._feed(request) for request in requests if len(request.tokens) > 2]
-        feeds = [feed._replace(tokens=feed.tokens[:-1]) for feed in feeds if len(feed.tokens) > 1]
+        """Let the head read what is held of the texts, up to what a draft begins with, all in one forward."""
+        feeds = []
+        for request in requests:
+            feed, own = self._feed(request), self._slots[request.slot]
+            count = min(own.features.stop, len(request.tokens) - 2) - feed.start
+            if count > 0:
+                feeds.append(feed._replace(tokens=feed.tokens[:count]))
         if feeds:
-            rows = [self._held[feed.slot].since(feed.start).features[: len(feed.tokens)] for feed in feeds]
-            self._head.read(feeds, torch.cat(rows))
-            for feed in feeds:
-                self._settle(feed)
+            self._read(feeds)
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
-        """Behind each text as many tokens as are asked for, or as the head has, or as fit into the context.
+        """Behind each text as many tokens as are asked for, as the head has, or as fit into the context.
 
-        Everything before a text's last token must be cached. Of a text shorter than two tokens nothing is drafted.
+        Everything before a text's last token must be cached. Of a text shorter than two tokens nothing is drafted, nor
+        of one that the head has lost.
+
+        Raises:
+            HeadFailed: nothing that it said was ever finite. Where something was, the text is lost.
         """
         drafted: list[list[int]] = [[] for _ in requests]
-        live = [at for at, request in enumerate(requests) if request.depth > 0 and len(request.tokens) > 1]
+        live = [at for at, request in enumerate(requests) if self._begins(request)]
         if not live:
             return drafted
-        feeds = [self._feed(requests[at]) for at in live]
-        features = [self._held[feed.slot].since(feed.start).features[: len(feed.tokens)] for feed in feeds]
-        step = self._head.read(feeds, torch.cat(features))
-        for feed in feeds:
-            self._settle(feed)
+        step = self._read([self._feed(requests[at]) for at in live])
         for depth in count(1):
-            if not bool(torch.isfinite(step.logits).all()):
-                raise HeadFailed("its logits are not finite")
+            live, step = self._finite(requests, live, step)
             rows = [_row(requests[at], len(drafted[at])) for at in live]
             chosen = draw_among(self._head.target_ids, step.logits, rows, self.info.vocabulary)
             for at, token in zip(live, chosen, strict=True):
@@ -256,24 +332,55 @@ class HeadedModel:
             states = step.states if len(going) == len(live) else step.states[going]
             live = [live[row] for row in going]
             feeds = [_next(requests[at], drafted[at]) for at in live]
+            self._note(feeds)
             step = self._head.follow(feeds, states, depth)
         return drafted
 
+    def _begins(self, request: HeadRequest) -> bool:
+        own = self._slots[request.slot]
+        return request.depth > 0 and len(request.tokens) > 1 and not own.lost
+
     def _feed(self, request: HeadRequest) -> Feed:
         """The rows that the head lacks; the last one again if it has them all."""
-        slot, tokens, held = request.slot, request.tokens, self._held[request.slot]
-        start = self._fed[slot]
-        if start > held.first and (start == len(tokens) - 1 or self._successors[slot] != tokens[start]):
+        own, tokens = self._slots[request.slot], request.tokens
+        start = own.fed
+        if start > own.features.first and (start == len(tokens) - 1 or own.successor != tokens[start]):
             start -= 1
-        return Feed(slot, start, tokens[start + 1 :], 1)
+        return Feed(request.slot, start, tokens[start + 1 :], 1)
 
-    def _settle(self, feed: Feed) -> None:
-        """Note what was fed; the last row's features stay, for another successor."""
-        self._fed[feed.slot], self._successors[feed.slot] = feed.stop, feed.tokens[-1]
-        self._held[feed.slot] = self._held[feed.slot].since(feed.stop - 1)
+    def _read(self, feeds: Sequence[Feed]) -> Step:
+        """Rows of texts. The last one's features stay, for another successor."""
+        held = [self._slots[feed.slot].features.between(feed.start, feed.stop) for feed in feeds]
+        self._note(feeds)
+        step = self._head.read(feeds, torch.cat(held))
+        for feed in feeds:
+            own = self._slots[feed.slot]
+            own.fed, own.successor = feed.stop, feed.tokens[-1]
+            own.features.forget_before(feed.stop - 1)
+        return step
+
+    def _note(self, feeds: Sequence[Feed]) -> None:
+        for feed in feeds:
+            own = self._slots[feed.slot]
+            own.written = max(own.written, feed.stop)
+
+    def _finite(self, requests: Sequence[HeadRequest], live: list[int], step: Step) -> tuple[list[int], Step]:
+        """What is left where a text's values are not finite: it is lost."""
+        finite = torch.isfinite(step.logits).all(dim=1).tolist()
+        if all(finite):
+            self._proven = True
+            return live, step
+        if not self._proven:
+            raise HeadFailed("its logits are not finite")
+        for at, fine in zip(live, finite, strict=True):
+            if not fine:
+                self._void(requests[at].slot)
+                self._slots[requests[at].slot].lose()
+        rows = [row for row, fine in enumerate(finite) if fine]
+        return [live[row] for row in rows], Step(step.states[rows], step.logits[rows])
 
     def _goes_on(self, request: HeadRequest, drafted: int) -> bool:
-        most = request.depth if self.most_depth is None else min(request.depth, self.most_depth)
+        most = request.depth if self._head.most_depth is None else min(request.depth, self._head.most_depth)
         return drafted < most and len(request.tokens) + drafted < self.info.context
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
 from specwire.lm.heads import slots
 from specwire.lm.heads.eagle3 import Eagle3, save
+from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.slots import HeadedModel, HeadFailed, Step
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, ByHand, head_of
@@ -134,9 +136,9 @@ def test_where_heads_are_not_served_it_is_said(tmp_path: Path) -> None:
         load_model(str(tmp_path / "gpt2"), slots=1, heads=beside)
 
 
-def test_a_head_that_is_not_asked_reads_a_long_text_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_is_read_in_parts_while_it_is_fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, head, where, beside = built(tmp_path, seed=3)
-    monkeypatch.setattr(slots, "MOST_HELD", 4)
+    monkeypatch.setattr(slots, "MOST_UNREAD", 4)
     lm, text = headed(where, beside), [3 + (7 * index) % 40 for index in range(30)]
     reads = list[int]()
     read = lm._head.read
@@ -148,8 +150,119 @@ def test_a_head_that_is_not_asked_reads_a_long_text_in_parts(tmp_path: Path, mon
     monkeypatch.setattr(lm._head, "read", watched)
     for start in range(0, 28, 4):
         lm.forward([Feed(0, start, text[start : start + 4], 1)])
-    assert reads == [8, 4, 4, 4, 4]
+        assert lm.unread(0) == 4
+        lm.catch_up([HeadRequest(0, text[:29], GREEDY, 0)])
+    assert reads == [4, 4, 4, 4, 4, 4, 3], "of the last position the draft's first row is"
     assert lm.draft([HeadRequest(0, text[:29], GREEDY, 2)]) == [expected(target, head, text[:29], 2)]
+    assert reads[7:] == [1]
+
+
+def test_what_nobody_reads_is_not_kept_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text is lost to the head, and so are those that take it over; a new one in the slot is not."""
+    target, head, where, beside = built(tmp_path, seed=3)
+    monkeypatch.setattr(slots, "MOST_UNREAD", 8)
+    lm, text = headed(where, beside), [3 + (7 * index) % 40 for index in range(30)]
+    for start in range(0, 28, 4):
+        lm.forward([Feed(0, start, text[start : start + 4], 1)])
+    assert lm.unread(0) is None
+    assert lm.draft([HeadRequest(0, text[:29], GREEDY, 2)]) == [[]]
+    lm.copy(0, 1, 12)
+    assert lm.unread(1) is None
+    lm.discard(0)
+    lm.forward([Feed(0, 0, text[:4], 1)])
+    assert lm.draft([HeadRequest(0, text[:5], GREEDY, 2)]) == [expected(target, head, text[:5], 2)]
+
+
+def test_once_it_is_stopped_nothing_is_kept(tmp_path: Path) -> None:
+    _, _, where, beside = built(tmp_path)
+    lm = headed(where, beside)
+    lm.stop()
+    lm.forward([Feed(0, 0, [3, 17, 8], 1)])
+    assert lm.unread(0) is None
+
+
+def test_the_head_s_rows_are_those_of_the_text_whatever_was_rolled_back_and_copied(tmp_path: Path) -> None:
+    """As above, with rollbacks into what the head has read and copies one after the other; its very rows are compared.
+
+    Two rollbacks to the same place left a row of the old successor.
+    """
+    target, head, where, beside = built(tmp_path, seed=2)
+    lm, fresh, random = headed(where, beside), headed(where, beside), Random(7)
+
+    def some(least: int, most: int) -> list[int]:
+        return [random.randrange(3, models.VOCABULARY) for _ in range(random.randint(least, most))]
+
+    texts: dict[int, list[int]] = {}
+    compared = 0
+    for _ in range(400):
+        slot = random.randrange(SLOTS)
+        if slot not in texts or len(texts[slot]) > 24:
+            lm.discard(slot)
+            texts[slot] = some(2, 7)
+        held = {other: lm.cached(other) for other in texts if lm.cached(other)}
+        if slot in held and random.random() < 0.25:
+            length = random.randint(0, held[slot])
+            lm.rollback(slot, length)
+            texts[slot] = [*texts[slot][:length], *some(1, 3)]
+        elif (others := sorted(held.keys() - {slot})) and random.random() < 0.25:
+            source = random.choice(others)
+            length = random.randint(1, held[source])
+            lm.copy(source, slot, length)
+            texts[slot] = [*texts[source][:length], *some(1, 3)]
+        text, start, window = texts[slot], lm.cached(slot), some(0, 3)
+        if random.random() < 0.4:
+            continue
+        lm.forward([Feed(slot, start, [*text[start:], *window], 1 + len(window))])
+        text += [*window[: random.randint(0, len(window))], *some(1, 1)]
+        lm.rollback(slot, len(text) - 1)
+        if random.random() < 0.5:
+            assert lm.draft([HeadRequest(slot, text, GREEDY, 3)]) == [expected(target, head, text, 3)]
+            fresh.discard(0)
+            fresh.forward([Feed(0, 0, text[:-1], 1)])
+            fresh.draft([HeadRequest(0, text, GREEDY, 1)])
+            torch.testing.assert_close(rows_of(lm, slot, len(text) - 1), rows_of(fresh, 0, len(text) - 1))
+            compared += 1
+    assert compared > 60
+
+
+def rows_of(lm: HeadedModel, slot: int, stop: int) -> torch.Tensor:
+    """The head's keys and values."""
+    assert isinstance(lm._head, Eagle3Runner)
+    return lm._head.cache[0, slot, :, :stop]
+
+
+def test_nothing_of_a_text_stays_in_the_head(tmp_path: Path) -> None:
+    """Draft rows lie behind the text."""
+    _, _, where, beside = built(tmp_path)
+    lm = headed(where, beside)
+    lm.forward([Feed(0, 0, [3, 17, 8], 1)])
+    lm.draft([HeadRequest(0, [3, 17, 8, 29], GREEDY, 6)])
+    assert bool(rows_of(lm, 0, 9).any())
+    lm.discard(0)
+    assert not bool(rows_of(lm, 0, models.CONTEXT).any())
+
+
+def test_a_text_whose_values_are_not_finite_is_lost_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, head, where, beside = built(tmp_path, seed=4)
+    lm, text = headed(where, beside), [3, 17, 8, 29, 11]
+    lm.forward([Feed(slot, 0, text[:4], 1) for slot in range(2)])
+    asked = [HeadRequest(slot, text, GREEDY, 3) for slot in range(2)]
+    own = expected(target, head, text, 3)
+    assert lm.draft(asked) == [own, own]
+    follow = lm._head.follow
+
+    def broken(feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> Step:
+        step = follow(feeds, states, depth)
+        for row, feed in enumerate(feeds):
+            if feed.slot == 0:
+                step.logits[row, 3] = torch.nan
+        return step
+
+    monkeypatch.setattr(lm._head, "follow", broken)
+    assert lm.draft(asked) == [own[:1], own]
+    assert (lm.unread(0), lm.unread(1)) == (None, 0)
+    assert not bool(rows_of(lm, 0, models.CONTEXT).any())
+    assert lm.draft(asked) == [[], own]
 
 
 def test_logits_that_are_not_finite_are_a_failure(tmp_path: Path) -> None:
