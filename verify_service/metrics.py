@@ -39,8 +39,9 @@ def _of_steps(tally: EngineTally) -> Families:
     yield histogram("choose_seconds", "Choosing the tokens of a step.", tally.choose_s)
     yield histogram("batch_rows", "Rows of a forward.", tally.rows)
     yield histogram("batch_sessions", "Sessions in a forward.", tally.sessions)
-    yield counter("step_gap_seconds_total", "Between forwards, neither waiting nor idle.", tally.gap_us / 1e6)
+    yield counter("step_gap_seconds_total", "Between forwards, neither waiting, drafting nor idle.", tally.gap_us / 1e6)
     yield counter("step_waited_seconds_total", "Waiting for proposals that were due.", tally.waited_us / 1e6)
+    yield counter("step_drafted_seconds_total", "A head reading and drafting between forwards.", tally.drafted_us / 1e6)
 
 
 def _of_sessions(engine: Engine) -> Families:

@@ -156,4 +156,5 @@ def _timings(timings: StepTimings) -> verify_pb2.StepTimings:
         forward_ended_ns=timings.forward_ended_ns,
         plain_us=timings.plain_us,
         drafts_us=timings.drafts_us,
+        drafted_us=timings.drafted_us,
     )

@@ -273,7 +273,7 @@ class TracedVerdict:
 
     Attributes:
         tested: draft tokens in its window; kind ("DRAFTER", "NGRAM", ...) and source: whose they were.
-        forward_us, waited_us, sessions, rows: of the verifier's step.
+        forward_us, waited_us, drafted_us, sessions, rows: of the verifier's step.
         ended_us: when its forward ended, by the verifier's clock: such instants say how far apart forwards were.
         round_trip_us: to the verifier and back, as last measured.
         plan: how the drafters draft by now, and why.
@@ -288,6 +288,7 @@ class TracedVerdict:
     forward_us: int
     ended_us: int
     waited_us: int
+    drafted_us: int
     sessions: int
     rows: int
     round_trip_us: int
@@ -306,6 +307,7 @@ class TracedVerdict:
             forward_us=step.forward_us,
             ended_us=step.forward_ended_ns // 1000,
             waited_us=step.waited_us,
+            drafted_us=step.drafted_us,
             sessions=step.sessions,
             rows=step.rows,
             round_trip_us=round(round_trip_us),

@@ -64,6 +64,7 @@ class Step:
     choose_us: int
     gap_us: int
     waited_us: int
+    drafted_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

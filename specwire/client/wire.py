@@ -114,6 +114,7 @@ def _step(message: verify_pb2.StepTimings) -> Step:
         choose_us=message.choose_us,
         gap_us=message.gap_us,
         waited_us=message.waited_us,
+        drafted_us=message.drafted_us,
     )
 
 

@@ -139,7 +139,7 @@ class Verdict(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., attach: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., tested: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., proposal_delay_us: _Optional[int] = ..., ledger_us: _Optional[int] = ..., kind: _Optional[_Union[_common_pb2.SourceKind, str]] = ..., source: _Optional[int] = ..., answered: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., met: _Optional[int] = ...) -> None: ...
 
 class StepTimings(_message.Message):
-    __slots__ = ("step", "sessions", "rows", "forward_us", "choose_us", "gap_us", "waited_us", "forward_ended_ns", "plain_us", "drafts_us")
+    __slots__ = ("step", "sessions", "rows", "forward_us", "choose_us", "gap_us", "waited_us", "forward_ended_ns", "plain_us", "drafts_us", "drafted_us")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,7 @@ class StepTimings(_message.Message):
     FORWARD_ENDED_NS_FIELD_NUMBER: _ClassVar[int]
     PLAIN_US_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_US_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_US_FIELD_NUMBER: _ClassVar[int]
     step: int
     sessions: int
     rows: int
@@ -160,7 +161,8 @@ class StepTimings(_message.Message):
     forward_ended_ns: int
     plain_us: int
     drafts_us: int
-    def __init__(self, step: _Optional[int] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., choose_us: _Optional[int] = ..., gap_us: _Optional[int] = ..., waited_us: _Optional[int] = ..., forward_ended_ns: _Optional[int] = ..., plain_us: _Optional[int] = ..., drafts_us: _Optional[int] = ...) -> None: ...
+    drafted_us: int
+    def __init__(self, step: _Optional[int] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., choose_us: _Optional[int] = ..., gap_us: _Optional[int] = ..., waited_us: _Optional[int] = ..., forward_ended_ns: _Optional[int] = ..., plain_us: _Optional[int] = ..., drafts_us: _Optional[int] = ..., drafted_us: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("tokens", "from_position")

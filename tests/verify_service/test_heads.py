@@ -19,6 +19,8 @@ from tests.lm.heads.medusa_by_hand import FORMATS, written
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
 from verify_service.engine.calibration import calibrate_head
 from verify_service.engine.heads import HeadDrafting
+from verify_service.metrics import families
+from verify_service.wire import report_to_wire
 
 MODEL, LOOPING = "scripted:5", "scripted:5:memory=2"
 PROMPT = (3, 1, 4, 1, 5)
@@ -172,6 +174,22 @@ def test_a_session_may_be_without() -> None:
     rig.open(1, PROMPT, head=False)
     rig.run()
     assert not heads.asked
+
+
+def test_what_a_head_takes_is_told_apart_from_the_gap() -> None:
+    heads = ScriptedHeads(right)
+    rig = rig_with(heads)
+    heads.slowed = lambda: setattr(rig, "now", rig.now + 700.0)
+    for handle in range(2):
+        rig.open(handle, (*PROMPT, handle))
+    rig.run()
+    told = [report_to_wire(report).timings for report in rig.reports if report.timings is not None]
+    assert {step.drafted_us // 700 for step in told} == {0, 1}
+    assert all(step.gap_us < 700 for step in told)
+    drafted_us = sum({step.step: step.drafted_us for step in told}.values())
+    assert 700 * len(heads.together) <= drafted_us < 700 * (len(heads.together) + 1)
+    counted = {each.name: each.samples[0].value for each in families(rig.engine) if each.samples}
+    assert counted["step_drafted_seconds"] == pytest.approx(drafted_us / 1e6)
 
 
 def test_where_the_text_repeats_itself_nobody_waits_for_a_head() -> None:

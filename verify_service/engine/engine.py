@@ -346,6 +346,7 @@ class Engine:
             forward_ended_ns=round(ended_us * 1000),
             plain_us=round(plain_us),
             drafts_us=round(drafts_us),
+            drafted_us=round(pauses.drafted_us),
         )
         self.steps += 1
         self.tally.step(timings)

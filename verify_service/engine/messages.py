@@ -182,6 +182,7 @@ class StepTimings:
     forward_ended_ns: int
     plain_us: int = 0
     drafts_us: int = 0
+    drafted_us: int = 0
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ class EngineTally:
         self.sessions = Histogram(SIZES)
         self.gap_us = 0
         self.waited_us = 0
+        self.drafted_us = 0
         self.outcomes: Counter[Outcome] = Counter()
         self.offers: Counter[Offer] = Counter()
         self.windows = 0
@@ -41,6 +42,7 @@ class EngineTally:
         self.sessions.observe(timings.sessions)
         self.gap_us += timings.gap_us
         self.waited_us += timings.waited_us
+        self.drafted_us += timings.drafted_us
 
     def verdict(self, verdict: Verdict) -> None:
         """A session's part of a step was decided."""

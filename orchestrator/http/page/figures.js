@@ -24,7 +24,7 @@ export function figures(of, session, shown, plain) {
   batch(of, judged, last);
   of("per_forward").textContent = session.judged.length ? session.tokensPerForward.toFixed(2) : "–";
   of("saved").textContent = session.judged.length ? `${session.saved}` : "–";
-  for (const kind of ["DRAFTER", "NGRAM"]) {
+  for (const kind of ["DRAFTER", "NGRAM", "HEAD"]) {
     const { tested, accepted } = session.sources[kind];
     of(`by_${kind.toLowerCase()}`).textContent = tested ? `${accepted} of ${tested}` : session.judged.length ? "none tested" : "–";
   }

@@ -83,7 +83,8 @@ function verdict(one, x, room, isCurrent) {
     block.append(element("rect", { class: `decided ${outcome}`, x: end - wide, y: DECIDED + i * CELL, width: wide, height: CELL - 1, rx: 1 }));
   });
   const tokens = one.texts.map((text, i) => `${JSON.stringify(text)} ${one.outcomes[i]}`).join("\n");
-  block.append(element("title", {}, `forward of ${(one.forward_us / 1000).toFixed(1)} ms, window of ${one.tested}${one.tested ? ` from ${KINDS[one.kind] ?? one.kind}` : ""}\n${tokens}`));
+  const before = one.drafted_us ? `, behind ${(one.drafted_us / 1000).toFixed(1)} ms of a head` : "";
+  block.append(element("title", {}, `forward of ${(one.forward_us / 1000).toFixed(1)} ms${before}, window of ${one.tested}${one.tested ? ` from ${KINDS[one.kind] ?? one.kind}` : ""}\n${tokens}`));
   const made = [block, element("line", { class: "down", x1: end, y1: OWN, x2: x(one.at_us), y2: DRAFTER + LANE })];
   if (one.tested && one.kind !== "DRAFTER") made.push(own(one, begin, Math.max(2, end - begin)));
   if (one.outcomes.includes("recovered")) {
