@@ -66,16 +66,18 @@ class Eagle3Layer(HeadLayers):
 
 
 class Eagle3Runner(HeadCache):
-    """A `Head`: EAGLE-3 over `slots` texts."""
+    """A `Head`: EAGLE-3 over `slots` texts. served: ids from this one on are no tokens, and are not said."""
 
-    def __init__(self, head: Eagle3, slots: int, context: int, dtype: torch.dtype) -> None:
+    def __init__(self, head: Eagle3, served: int, slots: int, context: int, dtype: torch.dtype) -> None:
         config = head.config
+        ids = head.target_ids(torch.arange(config.draft_vocabulary))
+        said = ids < served
         self.width = config.fused
         head = head.to(dtype).eval()
         shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
         super().__init__(shape, slots, context, dtype)
-        self._decode: Any = compiled(Eagle3Layer(head, shape, _model(head, context), self.cache))
-        self.target_ids = torch.arange(config.draft_vocabulary) + head.d2t
+        self._decode: Any = compiled(Eagle3Layer(head, shape, _model(head, said, context), self.cache))
+        self.target_ids = ids[said]
 
     def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> Step:
         return self._run(feeds, features, fuse=True)
@@ -87,7 +89,8 @@ class Eagle3Runner(HeadCache):
         return Step(*self._decode(states.to(self.cache.dtype), *self.rows(feeds), fuse))
 
 
-def _model(head: Eagle3, context: int) -> Model:
+def _model(head: Eagle3, said: torch.Tensor, context: int) -> Model:
+    """said: which of its ids it may say."""
     config = head.config
     q, k = (pairwise(_linear(part), config.head_dim) for part in (head.q_proj, head.k_proj))
     layer = Layer(
@@ -100,8 +103,8 @@ def _model(head: Eagle3, context: int) -> Model:
         _linear(head.down_proj),
     )
     turns = rotations(context, config.head_dim, config.head_dim, config.theta)
-    embedding = head.embed_tokens.weight.detach()
-    return Model(embedding, [layer], head.norm.weight.detach(), _linear(head.lm_head), turns)
+    embedding, output = head.embed_tokens.weight.detach(), LinearWeights(head.lm_head.weight.detach()[said], None)
+    return Model(embedding, [layer], head.norm.weight.detach(), output, turns)
 
 
 def _linear(layer: torch.nn.Linear) -> LinearWeights:

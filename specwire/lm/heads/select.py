@@ -56,6 +56,7 @@ def _medusa(folder: Path, whole: dict[str, Any], target: PreTrainedModel, info: 
     _check(folder, info, "hidden_size", whole.get("hidden_size"), config.hidden_size)
     embedding: torch.Tensor = target.get_input_embeddings().get_parameter("weight").detach()
     heads = medusa.load(folder, whole, config.num_hidden_layers, embedding, info.vocabulary)
+    _check_ids(folder, info, heads.ids)
     norm = _last_norm(target, folder / CONFIG) if heads.config.normed else None
     return LoadedHead(heads.config.taps, lambda _slots, _context, dtype: MedusaRunner(heads, norm, dtype))
 
@@ -73,7 +74,8 @@ def _eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> LoadedHea
     head = eagle3.load(folder, config.num_hidden_layers, embedding)
     _check(folder, info, "vocab_size", head.config.vocabulary, config.vocab_size)
     _check(folder, info, "target_hidden_size", head.config.target_hidden or head.config.hidden, config.hidden_size)
-    return LoadedHead(head.config.taps, lambda slots, context, dtype: Eagle3Runner(head, slots, context, dtype))
+    _check_ids(folder, info, head.target_ids(torch.arange(head.config.draft_vocabulary)))
+    return LoadedHead(head.config.taps, lambda *sizes: Eagle3Runner(head, info.vocabulary, *sizes))
 
 
 def _mtp(folder: Path, whole: dict[str, Any], style: mtp.Style, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
@@ -125,3 +127,9 @@ def _check(folder: Path, info: ModelInfo, name: str, given: int | None, needed: 
     """A head is of this target, by what its file tells."""
     if given not in (None, needed):
         raise ModelError(f"heads: {folder}: {name} is {given}, and {info.name} needs {needed}")
+
+
+def _check_ids(folder: Path, info: ModelInfo, ids: torch.Tensor) -> None:
+    """Output layers are often longer than the vocabulary, but some of what a head says must be tokens."""
+    if not bool((ids < info.vocabulary).any()):
+        raise ModelError(f"heads: {folder}: says none of the {info.vocabulary} tokens of {info.name}")

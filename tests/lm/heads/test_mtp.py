@@ -335,6 +335,29 @@ def test_an_embedding_and_output_layer_of_their_own_are_used(tmp_path: Path) -> 
     assert found[0][0] == int((output @ first[-1]).argmax())
 
 
+def test_ids_that_are_no_tokens_are_not_said(tmp_path: Path) -> None:
+    """An output layer of its own, which would rather say what stands behind the words of the tokenizer."""
+    target, layers, where = built(DEEPSEEK, tmp_path)
+    models.save(target, tmp_path / "words", {f"w{index}": index for index in range(31)})
+    (tmp_path / "words" / "tokenizer.json").rename(Path(where) / "tokenizer.json")
+    output = target.get_parameter("lm_head.weight").detach().clone()
+    text = [3, 17, 8, 29, 11]
+    with torch.no_grad():
+        first = by_transformers(target, gated=False)(
+            layers[0], target.get_input_embeddings()(torch.tensor(text[1:])), state_of(DEEPSEEK, target, text[:-1])
+        )[-1]
+    said = output @ first
+    output[31:] = first
+    change(where, {f"{LAYER}shared_head.head.weight": output})
+    assert int((output @ first).argmax()) >= 31
+    lm = headed(where, where)
+    lm.forward([Feed(0, 0, text[:-1], 1)])
+    (drafted,) = lm.draft([HeadRequest(0, text, GREEDY, 5)])
+    assert drafted[0] == int(said[:31].argmax())
+    assert len(drafted) == 5
+    assert all(token < 31 for token in drafted)
+
+
 @torch.no_grad()
 def test_one_that_was_trained_is_read_as_it_was_written(tmp_path: Path) -> None:
     target = models.build(models.config("llama"))

@@ -111,6 +111,37 @@ def test_nothing_is_drafted_beyond_the_context_or_behind_one_token(tmp_path: Pat
     assert lm.draft([HeadRequest(1, [5], GREEDY, 8)]) == [[]]
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=3.0, seed=1)], ids=["greedy", "coupled"])
+def test_ids_that_are_no_tokens_are_not_said(sampling: Sampling, tmp_path: Path) -> None:
+    """Behind the words of the tokenizer the output layer goes on, and the head would rather say what is there."""
+    target, head = models.build(models.config("llama")), head_of(HEAD)
+    where = models.save(target, tmp_path / "target", {f"w{index}": index for index in range(31)})
+    ids = head.target_ids(torch.arange(HEAD.draft_vocabulary))
+    save(head, tmp_path / "unspoilt", where, with_embedding=True)
+    with torch.no_grad():
+        head.lm_head.weight[ids >= 31] *= 100.0
+    save(head, tmp_path / "head", where, with_embedding=True)
+    text, drafted = [3, 17, 8, 29, 11], []
+    for folder in ("unspoilt", "head"):
+        lm = headed(where, str(tmp_path / folder))
+        assert lm.info.vocabulary == 31
+        lm.forward([Feed(0, 0, text[:-1], 1)])
+        drafted += lm.draft([HeadRequest(0, text, sampling, 6)])
+    assert drafted[0] == drafted[1]
+    assert len(drafted[0]) == 6
+    assert all(token in ids and token < 31 for token in drafted[0])
+
+
+def test_a_head_that_says_no_tokens_is_refused(tmp_path: Path) -> None:
+    words = {f"w{index}": index for index in range(31)}
+    where = models.save(models.build(models.config("llama")), tmp_path / "target", words)
+    head, own = head_of(HEAD), torch.arange(HEAD.draft_vocabulary)
+    head.d2t.copy_(31 + own % 19 - own)
+    save(head, tmp_path / "head", where, with_embedding=True)
+    with pytest.raises(ModelError, match="head: says none of the 31 tokens of target"):
+        headed(where, str(tmp_path / "head"))
+
+
 def test_a_head_of_another_target_is_refused_in_a_sentence(tmp_path: Path) -> None:
     _, _, where, _ = built(tmp_path)
     for name, changed, message in (
