@@ -358,17 +358,21 @@ def position_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     return int(2 * text.num_hidden_layers * kv_heads * size * dtype.itemsize)
 
 
-def slots_of(asked: int | KvMemory, config: PreTrainedConfig, context: int, dtype: torch.dtype) -> int:
-    return slots_within(asked.size, config, context, dtype) if isinstance(asked, KvMemory) else asked
+def slots_of(asked: int | KvMemory, config: PreTrainedConfig, context: int, dtype: torch.dtype, beside: int = 0) -> int:
+    return slots_within(asked.size, config, context, dtype, beside) if isinstance(asked, KvMemory) else asked
 
 
-def slots_within(memory: int, config: PreTrainedConfig, context: int, dtype: torch.dtype) -> int:
-    """Slots of `context` positions that fit into `memory` bytes; ModelError if not one does."""
-    slot = context * position_bytes(config, dtype)
+def slots_within(memory: int, config: PreTrainedConfig, context: int, dtype: torch.dtype, beside: int = 0) -> int:
+    """Slots of `context` positions that fit into `memory` bytes; ModelError if not one does.
+
+    beside: bytes that a head needs for each.
+    """
+    slot = context * position_bytes(config, dtype) + beside
     if slot > memory:
+        of_head = f", {readable(beside)} of them for its head" if beside else ""
         raise ModelError(
             f"kv_memory: {readable(memory)} are less than the {readable(slot)} that one text of {context} positions "
-            f"takes; give more, or a shorter context"
+            f"takes{of_head}; give more, or a shorter context"
         )
     return min(memory // slot, MOST_SLOTS)
 

@@ -114,7 +114,7 @@ def load_pretrained(
     how = how._replace(skims=heads is not None and is_self(heads))
     config, positions = known.config, known.context
     cache = cache_dtype(_dtype(dtype), how) if target.type == "cpu" else _dtype(dtype)
-    count = slots_of(slots, config, positions, cache)
+    count, beside = slots_of(slots, config, positions, cache), 0
     rank = None
     if ranks is not None:
         how = split_way(config, how, ranks.size)
@@ -126,16 +126,19 @@ def load_pretrained(
         head = None if heads is None or kept else load_head(heads, model, info)
         if head is not None:
             how = how._replace(taps=head.taps)
+            beside = head.slot_bytes(positions, cache)
+            count = slots_of(slots, config, positions, cache, beside)
         if rank is not None:
             split(model, rank)
             how = how._replace(rank=rank)
             nn.Module.to(model, target)
     try:
         runner, used = runner_for(model, Sizes(count, positions, info.vocabulary), how)
+        drafting = None if head is None else head.over(count, positions, cache)
     except Exception as error:
         if not out_of_memory(error):
             raise
-        size = readable(count * positions * position_bytes(config, cache))
+        size = readable(count * (positions * position_bytes(config, cache) + beside))
         message = f"slots: no memory for {count} of {positions} positions ({size}); give fewer, or a shorter context"
         raise ModelError(message) from error
     if ranks is not None and ranks.rank == 0:
@@ -146,11 +149,11 @@ def load_pretrained(
             raise ModelError(f"heads: a {info.architecture} is not computed by a runner that can leave layers out")
         return SkimmingModel(runner, info, count, unassigned, kept)
     lm = CachedLM(runner, info, count, unassigned)
-    if head is None:
+    if drafting is None:
         return lm
     if not isinstance(runner, TappedRunner):
         raise ModelError(f"heads: a {info.architecture} is not computed by a runner that tells its features")
-    return HeadedModel(lm, runner, head.over(count, positions, cache))
+    return HeadedModel(lm, runner, drafting)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -289,7 +292,8 @@ def load_model(
             A scripted model ignores it.
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
             (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer. A scripted model ignores it.
-        kv_memory: bytes for keys and values; `slots` is then as many as fit. A scripted model ignores it.
+        kv_memory: bytes for keys and values, and for what a head beside the model keeps of each text; `slots` is then
+            as many as fit. A scripted model ignores it.
         ranks: the ranks that the model is split over (`runners.tensor_parallel`), each of which loads it with the same
             arguments; None for one process.
         heads: directory of a head (EAGLE-3, Medusa, Hydra, MTP layers), which drafts beside the model

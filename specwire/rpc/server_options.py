@@ -111,7 +111,7 @@ class ModelServiceOptions:
         listen: HOST:PORT; port 0 takes a free one.
         runtime: what computes the forwards; auto: openvino where it is installed and agrees with the model, else torch.
         threads: CPU threads of the model's forwards.
-        slots: sessions held at once. kv_memory: bytes for their keys and values; the slots are then as many as fit.
+        slots: sessions held at once. kv_memory: bytes for their keys and values, a head's too; as many slots as fit.
         context: positions per slot; None takes the model's own.
         insecure: listen on an address other than loopback without encryption.
         tls: encrypt what is listened on, for figures too.
@@ -220,7 +220,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> No
     parser.add_argument(
         "--kv-memory",
         metavar="SIZE",
-        help="of keys and values, such as 8G: as many slots as fit, whatever --slots says",
+        help="of keys and values, a head's too, such as 8G: as many slots as fit, whatever --slots says",
     )
     parser.add_argument("--context", type=int, metavar="N", help="positions per session (default: the model's)")
     add_compile_argument(parser)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from specwire.lm import ModelError, load_model
+from specwire.core.draft import HeadRequest
+from specwire.core.law.sampling import Sampling
+from specwire.core.policy.tunables import PREFILL_ROWS
+from specwire.lm import Feed, ModelError, load_model
+from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.kv_cache import MOST_SLOTS, position_bytes, readable, slots_within
+from tests.lm.heads import test_mtp, test_slots
+from tests.lm.heads.medusa_by_hand import FORMATS, written
 from tests.lm.models import CONTEXT, build, config, save
 
 
@@ -32,6 +40,78 @@ def test_too_little_for_one_text_is_an_error_that_says_how_much_it_takes(tmp_pat
         ModelError, match=r"kv_memory: 1000 bytes are less than the 12 KiB that one text of 48 positions"
     ):
         load_model(save(build(config("llama")), tmp_path), slots=1, kv_memory=1000)
+
+
+# What stands beside a target, by kind: its folder or name, and how wide its features are.
+
+
+def _eagle3(folder: Path) -> tuple[str, str, int]:
+    _, _, where, beside = test_slots.built(folder)
+    return where, beside, 3 * 32
+
+
+def _mtp(layers: int, folder: Path) -> tuple[str, str, int]:
+    _, _, where = test_mtp.built(test_mtp.DEEPSEEK, folder, layers)
+    return where, where, 32
+
+
+def _medusa(form: str, folder: Path) -> tuple[str, str, int]:
+    written(folder / "head", *FORMATS[form]())
+    return save(build(config("llama")), folder / "target"), str(folder / "head"), 32
+
+
+def _self(folder: Path) -> tuple[str, str, int]:
+    return save(build(config("llama")), folder), "self:skip=1", 0
+
+
+KINDS: dict[str, Callable[[Path], tuple[str, str, int]]] = {
+    "eagle3": _eagle3,
+    "mtp": partial(_mtp, 1),
+    "mtp of three layers": partial(_mtp, 3),
+    "medusa": partial(_medusa, "medusa"),
+    "hydra": partial(_medusa, "hydra"),
+    "self": _self,
+}
+# Positions whose features may wait, as docs/MODELS.md has it.
+WAITING = 1281
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_head_keeps_is_counted_as_well(kind: str, tmp_path: Path) -> None:
+    where, heads, width = KINDS[kind](tmp_path)
+    own = load_model(where, slots=3, heads=heads).kv_bytes - load_model(where, slots=3).kv_bytes
+    assert (own > 0) == (kind in ("eagle3", "mtp", "mtp of three layers"))
+    slot = CONTEXT * position_bytes(config("llama"), torch.float32) + own // 3 + WAITING * width * 4
+    for memory, slots in ((3 * slot - 1, 2), (3 * slot, 3)):
+        lm = load_model(where, slots=16, kv_memory=memory, heads=heads)
+        assert lm.slots == slots
+        assert lm.kv_bytes + slots * WAITING * width * 4 <= memory
+
+
+def test_too_little_for_one_text_and_its_head_is_an_error_that_says_so(tmp_path: Path) -> None:
+    where, heads, _ = _eagle3(tmp_path)
+    with pytest.raises(
+        ModelError,
+        match=r"kv_memory: 20 KiB are less than the 498\.4 KiB .* takes, 486\.4 KiB of them for its head; give",
+    ):
+        load_model(where, slots=1, kv_memory=20 << 10, heads=heads)
+
+
+def test_features_take_no_more_than_is_counted_for_them(tmp_path: Path) -> None:
+    """However much of a prompt waits: what is beyond that is not kept."""
+    made = config("llama")
+    made.max_position_embeddings = 2500
+    where, (_, beside, width) = save(build(made), tmp_path / "long"), _eagle3(tmp_path)
+    lm = load_model(where, slots=1, heads=beside)
+    assert isinstance(lm, HeadedModel)
+    text, most = [3 + index % 40 for index in range(2400)], 0
+    for start in range(0, 2400 - PREFILL_ROWS, PREFILL_ROWS):
+        lm.forward([Feed(0, start, text[start : start + PREFILL_ROWS], 1)])
+        if start == 0:
+            lm.catch_up([HeadRequest(0, text, Sampling(), 1)])
+        most = max(most, lm._slots[0].features._buffer.nbytes)
+    assert lm.unread(0) is None
+    assert 0.9 * WAITING * width * 4 < most <= WAITING * width * 4
 
 
 @pytest.mark.parametrize(

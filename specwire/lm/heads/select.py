@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,18 +18,24 @@ from specwire.lm.heads.files import CONFIG, read_config
 from specwire.lm.heads.layer import rotations
 from specwire.lm.heads.medusa import MedusaRunner
 from specwire.lm.heads.mtp_runner import MtpRunner, Shared
-from specwire.lm.heads.slots import Head
+from specwire.lm.heads.slots import Head, waiting_bytes
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import MODEL_TYPES, Unsuited, rotations_of
 
 
 class LoadedHead(NamedTuple):
     """taps: of the target, see `specwire.lm.runners.decoder.Decoder`. over: the head over slots of so many positions,
-    whose keys and values have a dtype.
+    whose keys and values have a dtype. width: of features. kept: numbers that it keeps of each position that it read.
     """
 
     taps: tuple[int, ...]
     over: Callable[[int, int, torch.dtype], Head]
+    width: int
+    kept: int = 0
+
+    def slot_bytes(self, context: int, dtype: torch.dtype) -> int:
+        """What it needs of memory for one text, with features that wait to be read."""
+        return context * self.kept * dtype.itemsize + waiting_bytes(self.width)
 
 
 def load_head(spec: str, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
@@ -58,7 +65,9 @@ def _medusa(folder: Path, whole: dict[str, Any], target: PreTrainedModel, info: 
     heads = medusa.load(folder, whole, config.num_hidden_layers, embedding, info.vocabulary)
     _check_ids(folder, info, heads.ids)
     norm = _last_norm(target, folder / CONFIG) if heads.config.normed else None
-    return LoadedHead(heads.config.taps, lambda _slots, _context, dtype: MedusaRunner(heads, norm, dtype))
+    return LoadedHead(
+        heads.config.taps, lambda _slots, _context, dtype: MedusaRunner(heads, norm, dtype), config.hidden_size
+    )
 
 
 def _last_norm(target: PreTrainedModel, path: Path) -> nn.Module:
@@ -75,7 +84,9 @@ def _eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> LoadedHea
     _check(folder, info, "vocab_size", head.config.vocabulary, config.vocab_size)
     _check(folder, info, "target_hidden_size", head.config.target_hidden or head.config.hidden, config.hidden_size)
     _check_ids(folder, info, head.target_ids(torch.arange(head.config.draft_vocabulary)))
-    return LoadedHead(head.config.taps, lambda *sizes: Eagle3Runner(head, info.vocabulary, *sizes))
+    own = head.config
+    over = partial(Eagle3Runner, head, info.vocabulary)
+    return LoadedHead(own.taps, over, own.fused, 2 * own.key_heads * own.head_dim)
 
 
 def _mtp(folder: Path, whole: dict[str, Any], style: mtp.Style, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
@@ -99,7 +110,9 @@ def _mtp(folder: Path, whole: dict[str, Any], style: mtp.Style, target: PreTrain
         shared = Shared(embedding, norm, output, _rotations(folder, own, target, context))
         return MtpRunner(layers, shared, slots, context, dtype)
 
-    return LoadedHead((config.num_hidden_layers,), over)
+    count = len(layers.layers)
+    kept = 2 * count * own.key_heads * own.head_dim + (count - 1) * own.hidden
+    return LoadedHead((config.num_hidden_layers,), over, own.hidden, kept)
 
 
 def _repeated(own: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from specwire.core.draft import HeadRequest
 from specwire.core.model import Feed, ModelInfo, SlotModel
+from specwire.core.policy.tunables import PREFILL_ROWS
 from specwire.lm.draft_sampler import DraftRow, draw_among
 from specwire.lm.kv_cache import CachedLM, TappedRunner
 
@@ -87,6 +88,12 @@ class Head(Protocol):
 MOST_UNREAD = 512
 # Rows of a slot's buffer at first; it grows to what a chunk of a prompt needs beside those.
 FEW_ROWS = 32
+
+
+def waiting_bytes(width: int) -> int:
+    """What a slot's buffer takes at most, in float32, where a prompt is fed in chunks of PREFILL_ROWS."""
+    held = MOST_UNREAD + 1
+    return 4 * width * (held + PREFILL_ROWS + held // 2)
 
 
 class _Features:
