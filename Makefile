@@ -28,7 +28,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
+.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
 .SILENT:
 
 help: ## show this list
@@ -84,10 +84,10 @@ test: $(STAMP) ## all tests: unit, real processes, a short fault run; every stag
 	cat build/test/summary; test ! -e build/test/failed
 
 # Instruction sets of an ordinary machine, as far as OpenVINO, oneDNN, PyTorch and MKL let themselves be held to them.
-test-ordinary: export OV_CPU_MAX_ISA := AVX2
-test-ordinary: export ONEDNN_MAX_CPU_ISA := AVX2
-test-ordinary: export ATEN_CPU_CAPABILITY := avx2
-test-ordinary: export MKL_ENABLE_INSTRUCTIONS := AVX2
+test-ordinary bench-heads-ordinary: export OV_CPU_MAX_ISA := AVX2
+test-ordinary bench-heads-ordinary: export ONEDNN_MAX_CPU_ISA := AVX2
+test-ordinary bench-heads-ordinary: export ATEN_CPU_CAPABILITY := avx2
+test-ordinary bench-heads-ordinary: export MKL_ENABLE_INSTRUCTIONS := AVX2
 test-ordinary: $(STAMP) ## all tests as an ordinary, busy machine runs them: without AVX-512, beside two busy loops
 	trap 'kill $$loops 2>/dev/null' EXIT; trap 'exit 130' INT TERM; loops=; \
 	for each in 1 2; do timeout 14400 sh -c 'while :; do :; done' & loops="$$loops $$!"; done; \
@@ -222,6 +222,12 @@ bench-deterministic: $(STAMP) ## measure what --deterministic keeps equal, and w
 
 bench-batch: $(STAMP) ## measure 1 to 32 sessions at once, greedy and at temperature 0.8, beside transformers' static and continuous batching (half an hour)
 	$(BIN)/python -m bench.batch.run
+
+bench-heads: $(STAMP) ## measure heads beside the demo target with 1 to 32 sessions, greedy and at temperature 0.8 (a quarter of an hour)
+	$(BIN)/python -m bench.heads
+
+bench-heads-ordinary: $(STAMP) ## the same without AVX-512
+	$(BIN)/python -m bench.heads --out bench/results/heads_ordinary.json
 
 bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, against what its memory allows
 	$(BIN)/python -m bench.gpu.run --compile

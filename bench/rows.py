@@ -132,6 +132,7 @@ def run_of(events: Sequence[Event], began_ns: int, ended_ns: int, tokens: int, l
         accepted=sum(stats.accepted_at) if drafting else None,
         arrivals=tuple(Arrival(len(chunk.tokens), chunk.received_ns, chunk.timings) for chunk in chunks),
         plan=stats.plan,
+        stats=stats,
     )
 
 
@@ -166,9 +167,10 @@ def start_stack(target: str, draft: str, dtype: str, ray: bool) -> tuple[Child, 
     return stack, str(ready["address"])
 
 
-def up(target: str, draft: str, dtype: str, ray: bool, *options: str) -> tuple[Child, Message]:
-    """`specwire up` with further options, and its ready line."""
-    command = ["up", "--target", target, "--draft", draft, "--dtype", dtype, "--listen", "127.0.0.1:0", "--json"]
+def up(target: str, draft: str | None, dtype: str, ray: bool, *options: str) -> tuple[Child, Message]:
+    """`specwire up` with further options, and its ready line. draft: None for no drafter."""
+    drafting = ["--no-draft"] if draft is None else ["--draft", draft]
+    command = ["up", "--target", target, *drafting, "--dtype", dtype, "--listen", "127.0.0.1:0", "--json"]
     words = [*command, *(() if ray else ("--no-ray",)), *options]
     stack = Child("specwire up", [sys.executable, "-m", "deploy", *words])
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specwire.client import Timings
+from specwire.client.events import Stats
 
 
 class BenchError(RuntimeError):
@@ -32,6 +33,7 @@ class Run:
         forwards: of the target.
         tested, accepted: draft tokens; tested means that all before it in the window were accepted. None if unknown.
         plan: how its end was drafted, and why; empty if unknown.
+        stats: the stack's own account; None for others.
     """
 
     tokens: tuple[int, ...]
@@ -42,6 +44,7 @@ class Run:
     accepted: int | None = None
     arrivals: tuple[Arrival, ...] = ()
     plan: str = ""
+    stats: Stats | None = None
 
 
 @dataclass(frozen=True, slots=True)

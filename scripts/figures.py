@@ -130,6 +130,23 @@ def batch_table(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def heads_table(results: dict[str, Any]) -> str:
+    """Render `make bench-heads`: rows by sessions and temperature, bars."""
+    rows = [["at once", "temperature", "row", "tokens/s", "x off", "tokens per forward", "accepted by position"]]
+    rows[0] += ["accepted of tested", "the head's share of the step"]
+    for row in results["rows"]:
+        accepted = " ".join(f"{share:.2f}" for share in row["accepted_at"])
+        of_tested = ", ".join(f"{name} {hits}/{tests}" for name, (tests, hits) in row["sources"].items())
+        share = "" if row["head_share"] is None else f"{row['head_share']:.0%}"
+        place = [str(row["level"]), f"{row['temperature']:g}", row["label"]]
+        speed = [f"{row['tokens_per_second']['value']:.0f}", interval(row["to_off"])]
+        rows.append([*place, *speed, f"{row['tokens_per_forward']:.2f}", accepted, of_tested, share])
+    machine, arguments = results["machine"], results["arguments"]
+    how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, interleaved; {arguments['dtype']}"
+    said = f"Measured on {machine['cpu']}, {machine['cores']} cores: {how}. {' '.join(results['notes'])}"
+    return "\n\n".join([grid(rows), bars_table(results), said])
+
+
 def step_table(results: dict[str, Any]) -> str:
     """Render `make bench-step`: each step, as a multiple of its runtime's V(1) and of the peer's time per token."""
     rows = [["runtime", "sessions", "positions of each", "ms", "x its V(1)", "x OpenVINO GenAI's token"]]
@@ -194,6 +211,8 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "bars": ("main.json", "make bench", bars_table),
     "step": ("step.json", "make bench-step", step_table),
     "batch": ("batch.json", "make bench-batch", batch_table),
+    "heads": ("heads.json", "make bench-heads", heads_table),
+    "heads-ordinary": ("heads_ordinary.json", "make bench-heads-ordinary", heads_table),
     "copy": ("copy.json", "make bench-copy", copy_table),
     "wan": ("wan.json", "make bench-wan", wan_table),
     "pairs": ("wan.json", "make bench-wan", pairs_table),

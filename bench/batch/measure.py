@@ -123,7 +123,7 @@ def _start(settings: BatchSettings, cleanup: ExitStack, peer: Child, prompts: Pr
     fixed, address = _start_fixed(settings.plan, ready["services"], ready["redis"])
     cleanup.enter_context(fixed)
     runner = cleanup.enter_context(asyncio.Runner())
-    clients = {where: _client(runner, cleanup, where) for where in (ready["address"], address)}
+    clients = {where: client_of(runner, cleanup, where) for where in (ready["address"], address)}
     asked = {
         key: Asked(clients[address if key == ON else ready["address"]], LABELS[key], drafting=key != OFF)
         for key in OURS
@@ -139,13 +139,14 @@ def _start(settings: BatchSettings, cleanup: ExitStack, peer: Child, prompts: Pr
         "specwire": stack.cpu_seconds,
         "specwire, fixed plan": fixed.cpu_seconds,
     }
+    runtime = runtime_of(runner, clients[ready["address"]])
     note = f"({ON}): the plan {settings.plan} for every session; the verifier still bounds what its windows may cost."
-    return Field(peer, rows, asked, runner, clocks, [note, _runtime(runner, clients[ready["address"]])])
+    return Field(peer, rows, asked, runner, clocks, [note, f"specwire's forwards are computed by {runtime}."])
 
 
-def _runtime(runner: asyncio.Runner, client: AsyncClient) -> str:
-    """The runtime of the target's forwards, for the record."""
-    return f"specwire's forwards are computed by {runner.run(client.server_info()).target.runtime}."
+def runtime_of(runner: asyncio.Runner, client: AsyncClient) -> str:
+    """The runtime of the target's forwards."""
+    return runner.run(client.server_info()).target.runtime
 
 
 def _start_fixed(plan: str, services: Mapping[str, str], redis_url: str) -> tuple[Child, str]:
@@ -159,7 +160,7 @@ def _start_fixed(plan: str, services: Mapping[str, str], redis_url: str) -> tupl
         raise
 
 
-def _client(runner: asyncio.Runner, cleanup: ExitStack, address: str) -> AsyncClient:
+def client_of(runner: asyncio.Runner, cleanup: ExitStack, address: str) -> AsyncClient:
     async def made() -> AsyncClient:
         return AsyncClient(address)
 

@@ -14,13 +14,17 @@ from specwire.client import AsyncClient, Started
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How sessions are asked for: the address, what may propose, and how tokens are drawn."""
+    """How sessions are asked for: the address, what may propose, and how tokens are drawn.
+
+    ngram: None goes by `drafting`, as in `specwire.client.requests.generate_request`.
+    """
 
     client: AsyncClient
     label: str
     drafting: bool
     temperature: float = 0.0
     seed: int | None = None
+    ngram: bool | None = None
 
 
 async def generate(asked: Asked, prompt: Sequence[int], tokens: int) -> tuple[str, Run]:
@@ -35,6 +39,7 @@ async def generate(asked: Asked, prompt: Sequence[int], tokens: int) -> tuple[st
         max_tokens=tokens,
         ignore_eos=True,
         drafting=asked.drafting,
+        ngram=asked.ngram,
         temperature=asked.temperature,
         seed=asked.seed,
         timeout=RUN_LIMIT,

@@ -123,7 +123,7 @@ def settings_of(args: argparse.Namespace) -> BatchSettings:
     asked = BatchSettings(
         located(args.target),
         located(args.draft),
-        levels if args.levels is None else _levels(args.levels),
+        levels if args.levels is None else levels_of(args.levels, "levels"),
         tokens if args.tokens is None else args.tokens,
         repeats if args.repeats is None else args.repeats,
         args.dtype,
@@ -137,8 +137,9 @@ def settings_of(args: argparse.Namespace) -> BatchSettings:
     return replace(asked, dtype=dtype_of(asked.dtype))
 
 
-def _levels(text: str) -> tuple[int, ...]:
+def levels_of(text: str, name: str) -> tuple[int, ...]:
+    """Numbers with commas between them. InvalidParameter names the option."""
     try:
         return tuple(sorted({int(each) for each in text.split(",")}))
     except ValueError:
-        raise InvalidParameter("levels", f"must be numbers with commas between them, not {text!r}") from None
+        raise InvalidParameter(name, f"must be numbers with commas between them, not {text!r}") from None
