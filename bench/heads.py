@@ -358,7 +358,7 @@ def measure(settings: HeadsSettings) -> HeadsResults:
         samples = [one for level in settings.sessions for one in _level(field.rows, settings, level, prompts, use)]
         texts = {level: _texts(field.peer, settings, prompts, samples, level) for level in settings.sessions}
     found = lines_of(samples, field.runtimes)
-    bars = [*_speed_bars(samples, found), *_text_bars(texts)]
+    bars = [*speed_bars(samples, found), *text_bars(texts)]
     return HeadsResults(settings.shown(), found, bars, texts, use.by_row(), samples, field.notes)
 
 
@@ -463,13 +463,12 @@ def head_share(samples: Sequence[BatchSample]) -> float | None:
     for sample in samples:
         timed = [arrival.timings for run in sample.together.runs for arrival in run.arrivals]
         for step in {each.step.number: each.step for each in timed if each is not None}.values():
-            drafted_us = getattr(step, "drafted_us", 0)
-            head += drafted_us
-            whole += step.forward_us + step.gap_us + step.waited_us + drafted_us
+            head += step.drafted_us
+            whole += step.forward_us + step.gap_us + step.waited_us + step.drafted_us
     return head / whole if head else None
 
 
-def _speed_bars(samples: Sequence[BatchSample], lines: Sequence[Line]) -> Iterator[Bar]:
+def speed_bars(samples: Sequence[BatchSample], lines: Sequence[Line]) -> Iterator[Bar]:
     by_place = {(line.level, line.temperature, line.row): line for line in lines}
     for level, temperature in dict.fromkeys((line.level, line.temperature) for line in lines):
         at = {row: by_place[level, temperature, row] for row in LABELS if (level, temperature, row) in by_place}
@@ -487,7 +486,7 @@ def _speed_bars(samples: Sequence[BatchSample], lines: Sequence[Line]) -> Iterat
             yield at_least(f"{name}, {AUTOMATIC} / the best single source ({best})", ratio, NEVER_SLOWER)
 
 
-def _text_bars(texts: Mapping[int, Sequence[Judged]]) -> Iterator[Bar]:
+def text_bars(texts: Mapping[int, Sequence[Judged]]) -> Iterator[Bar]:
     for level, judged in texts.items():
         wrong = sum(not one.near_tie for one in judged)
         name = f"texts, {level} at once, that differ from those of {OFF} but for near-ties"

@@ -10,7 +10,7 @@ from demo_pair import held_out_prompts
 
 
 def sample(row: str, tokens: tuple[int, ...] = (1, 2), prompt: int = 0, **counts: int) -> Sample:
-    return Sample(0, prompt, row, CopyRun(tokens, 1.0, 0.1, 2, None, None, (), "", **counts))
+    return Sample(0, prompt, row, CopyRun(tokens, 1.0, 0.1, 2, None, None, (), "", None, **counts))
 
 
 def test_a_prompt_holds_whole_lines_and_begins_them_again() -> None:

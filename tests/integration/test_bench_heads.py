@@ -1,0 +1,54 @@
+"""`make bench-heads` on tiny random models and heads: real processes, no word about their speed."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import heads
+from deploy.stack.processes import descendants
+from specwire.lm.heads.eagle3 import save
+from tests.bench.tiny import save_pair
+from tests.lm.heads.by_hand import CONFIG, head_of
+
+# As wide as the tiny target.
+SHAPE = replace(CONFIG, hidden=32, inner=24, vocabulary=257, draft_vocabulary=64, taps=(0, 1, 2))
+
+
+@pytest.mark.timeout(600)
+def test_a_short_measurement_has_the_rows_that_can_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, draft = save_pair(tmp_path)
+    save(head_of(SHAPE), tmp_path / "head", str(target), with_embedding=True)
+    (tmp_path / "heads" / "medusa").mkdir(parents=True)
+    (tmp_path / "heads" / "medusa" / "config.json").write_text("{}")
+    out = tmp_path / "results" / "heads.json"
+    words = ["--prompts", "2", "--tokens", "16", "--sessions", "1,2", "--rounds", "1", "--dtype", "float32"]
+    words += ["--runtime", "torch", "--only", "far,ngram,eagle3,medusa,mtp,automatic,transformers"]
+    words += ["--head", str(tmp_path / "head"), "--trained", str(tmp_path / "heads"), "--out", str(out)]
+    before = set(descendants(os.getpid()))
+
+    code = heads.main([*words, "--target", str(target), "--draft", str(draft)])
+
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    assert set(descendants(os.getpid())) <= before
+    found = json.loads(out.read_text())
+    rows = {(row["level"], row["temperature"], row["row"]): row for row in found["rows"]}
+    ours = ("off", "far", "ngram", "eagle3", "automatic")
+    places = [(level, temperature) for level in (1, 2) for temperature in (0.0, 0.8)]
+    assert rows.keys() == {(*place, row) for place in places for row in ours} | {(1, 0.0, "transformers")}
+    assert all(row["runtime"] == "torch" for row in rows.values() if row["row"] in ours)
+    # Nobody drafts for off; a session for which a head drafts is told how that went.
+    assert {(row["tokens_per_forward"], len(row["sources"])) for row in rows.values() if row["row"] == "off"} == {
+        (1.0, 0)
+    }
+    assert all(set(row["sources"]) <= {"head"} for row in rows.values() if row["row"] == "eagle3")
+    assert any(row["sources"] and row["head_share"] for row in rows.values() if row["row"] == "eagle3")
+    assert "medusa was not measured: specwire up: ended without an answer; its last words are above." in found["notes"]
+    assert "mtp was not measured: there is no head in mtp." in found["notes"]
+    assert "1 at once, automatic / off" in {bar["name"] for bar in found["bars"]}
+    assert str(tmp_path) not in out.read_text()
