@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
-from deploy.cli.generate import as_object
+from deploy.cli.generate import as_object, by_source, summary
 from specwire.client import Completion, SamplingInForce, Stats
 from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 
@@ -39,3 +39,13 @@ def test_what_json_cannot_say_is_as_openai_says_it() -> None:
     told = (TokenLogprobs(-math.inf, ((3, -0.5),)),)
     done = Completion("s", 1, sampling, "x", (4,), (Outcome.ACCEPTED,), FinishReason.LENGTH, "", STATS, logprobs=told)
     assert as_object(done)["logprobs"] == [{"logprob": -9999.0, "top": [[3, -0.5]]}]
+
+
+def test_a_head_has_its_figures_in_the_summary() -> None:
+    own = Stats(proposed_head=9, tested_head=7, accepted_head=5, tested_ngram=3, accepted_ngram=2)
+    assert by_source(own) == " (head 5 of 7, n-grams 2 of 3)"
+    assert by_source(Stats(proposed_head=4)) == ""
+    stats = replace(STATS, proposed=12, tested=10, accepted=7, tested_head=7, accepted_head=5)
+    sampling = SamplingInForce(0.0, 0, 1.0, 0, "greedy")
+    done = Completion("s", 1, sampling, "text", (1,), (Outcome.ACCEPTED,), FinishReason.LENGTH, "", stats)
+    assert "7 of 10 tested draft tokens accepted (head 5 of 7), end: length" in summary(done)

@@ -116,11 +116,12 @@ async def stack(
     patient: bool = False,
     dtype: str = "float32",
     deterministic: bool = False,
+    heads: str = "",
 ) -> AsyncIterator[Stack]:
-    """patient, dtype, deterministic: of the verifier. What is stopped may be started again at its address."""
+    """patient, dtype, deterministic, heads: of the verifier. What is stopped may be started again at its address."""
     async with AsyncExitStack() as parts:
         served = ModelServiceOptions(
-            target, free_address(), slots=slots, context=context, dtype=dtype, deterministic=deterministic
+            target, free_address(), slots=slots, context=context, dtype=dtype, deterministic=deterministic, heads=heads
         )
         verifier = await verify_service.server.start(served, patient=patient, patience=patience)
         parts.push_async_callback(verifier.stop, 0.0)

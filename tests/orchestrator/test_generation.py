@@ -31,7 +31,8 @@ def check_sources(stats: Stats) -> None:
     ngram = stats.proposed_ngram, stats.tested_ngram, stats.accepted_ngram
     prediction = stats.proposed_prediction, stats.tested_prediction, stats.accepted_prediction
     whole = stats.proposed, stats.tested, stats.accepted
-    sources = [*drafters, ngram, prediction]
+    head = stats.proposed_head, stats.tested_head, stats.accepted_head
+    sources = [*drafters, ngram, prediction, head]
     assert all(proposed >= tested >= accepted >= 0 for proposed, tested, accepted in (whole, *sources))
     assert tuple(map(sum, zip(*sources, strict=True))) == whole
     assert stats.tested == stats.accepted + stats.recovered

@@ -66,6 +66,19 @@ def test_kinds_of_sources_are_counted_apart_and_what_came_late_is_the_drafters()
     assert stats.drafted == DraftCounts(9, 7, 6)
 
 
+def test_a_head_s_tokens_have_their_own_figures_in_a_reply() -> None:
+    stats = SessionStats(started=0.0)
+    stats.count_verdict(verdict(4, A, R, kind=SourceKind.HEAD))
+    stats.count_verdict(verdict(2, A, A, B, kind=SourceKind.HEAD))
+    stats.count_verdict(verdict(1, R, kind=SourceKind.NGRAM))
+    stats.outcomes.update((A, R, A, A, B, R))
+    told = replies.stats(stats, 3)
+    assert (told.proposed_head, told.tested_head, told.accepted_head) == (6, 4, 3)
+    assert (told.proposed_ngram, told.tested_ngram, told.accepted_ngram) == (1, 1, 0)
+    assert (told.proposed, told.tested, told.accepted) == (7, 5, 3)
+    assert not told.drafters
+
+
 def test_a_drafter_has_its_windows_and_its_tokens_that_came_late() -> None:
     stats = SessionStats(started=0.0)
     drafters = [stats.of_drafter(source, "a model") for source in (1, 2, 3)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.law.sampling import LogprobsOf, Rule, Sampling
-from specwire.core.messages import FinishReason, Outcome, Pace, Proposal, TokenLogprobs
+from specwire.core.messages import FinishReason, Outcome, Pace, Proposal, SourceKind, TokenLogprobs
 from specwire.core.stop_conditions import Stopping
 from specwire.core.text import Text, hash_of
 from specwire.core.verify.chains import Chains, Offer
@@ -223,3 +223,12 @@ def test_other_bad_values_name_their_field() -> None:
 def test_an_impossible_estimate_is_none(expected: float) -> None:
     """It would stay in the sums of whoever plans by it."""
     assert convert.proposal_from_wire(common_pb2.Proposal(tokens=(1, 2, 3), expected=expected)).expected == 0.0
+
+
+def test_kinds_of_sources_are_those_of_the_wire_and_one_that_is_not_known_is_a_drafter_s() -> None:
+    names = {value.number: value.name for value in common_pb2.SourceKind.DESCRIPTOR.values}
+    for kind in SourceKind:
+        assert names[convert.kind_to_wire(kind)] == f"SOURCE_KIND_{kind.name}"
+        assert convert.kind_from_wire(convert.kind_to_wire(kind)) is kind
+    assert convert.kind_from_wire(4) is SourceKind.HEAD
+    assert [convert.kind_from_wire(value) for value in (0, 5, -1)] == [SourceKind.DRAFTER] * 3
