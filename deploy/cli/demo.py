@@ -1,4 +1,8 @@
-"""`specwire demo`: real completions through the whole stack, with drafting and without, and what drafting gained."""
+"""`specwire demo`: real completions through the whole stack, with drafting and without, and who guessed what.
+
+Copied text is told apart from what a model guessed, and the default prompts are ones behind which there is little to
+copy (`demo_pair.train.demo_prompts`).
+"""
 
 from __future__ import annotations
 
@@ -12,31 +16,43 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 import demo_pair
-from deploy.cli.generate import by_source, forwards
+from deploy.cli.generate import tokens_per_second
 from deploy.cli.main import run_owned
 from deploy.cli.terminal import dim, legend, number, painter, shortened, table, wants_colour
 from deploy.stack.options import StackError, StackOptions, add_stack_arguments, stack_options
 from deploy.stack.stack import start_shown
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import PartialCompletion
+from specwire.client.requests import RequestOptions
 from specwire.core.invalid import InvalidParameter
+from specwire.core.law.noise import gumbel
+from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.core.messages import FinishReason
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
 
 TIMEOUT = 60.0
-SHOWN_LINES = 4
+# Texts that are shown at each temperature, and how much of the prompt before.
+SHOWN_TEXTS, SHOWN_LINES = 2, 3
 WARM_UP_TOKENS = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--count", type=int, default=5, metavar="N", help="how many prompts (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=8, metavar="N", help="how many prompts (default: %(default)s)")
     parser.add_argument(
-        "--max-tokens", type=int, default=120, metavar="N", help="of a completion (default: %(default)s)"
+        "--max-tokens",
+        type=int,
+        default=demo_pair.DEMO_TOKENS,
+        metavar="N",
+        help="of a completion (default: %(default)s)",
     )
     parser.add_argument(
-        "--prompts", metavar="F", help="JSON list of texts, or of {name, text} (default: held out from training)"
+        "--prompts",
+        metavar="F",
+        help="JSON list of texts, or of {name, text} (default: held out from training, with little to copy)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of texts and table")
     add_stack_arguments(parser)
@@ -48,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         prompts = prompts_of(args)
         if args.max_tokens < 1:
             raise InvalidParameter("max_tokens", f"must be at least 1, not {args.max_tokens}")
-        if options.draft is None:
-            raise InvalidParameter("draft", "there is nothing to compare without a drafter")
+        if options.draft is None and not options.heads and not options.ngram:
+            raise InvalidParameter("draft", "there is nothing to compare without anything that guesses")
     except InvalidParameter as error:
         say(f"specwire demo: error: {error}")
         return 2
@@ -61,7 +77,7 @@ def prompts_of(args: argparse.Namespace) -> list[demo_pair.Prompt]:
     if args.count < 1:
         raise InvalidParameter("count", f"must be at least 1, not {args.count}")
     if args.prompts is None:
-        return demo_pair.held_out_prompts()[: args.count]
+        return demo_pair.demo_prompts()[: args.count]
     try:
         rows = json.loads(Path(args.prompts).read_text(encoding="utf-8"))
         prompts = [_prompt_of(row) for row in rows]
@@ -96,7 +112,7 @@ async def _demo(
 
 
 class Demo:
-    """Completes prompts with drafting on (shown) and off, and compares. as_json: tells nothing until the end."""
+    """Completes prompts with drafting on and off, at each temperature, and compares. as_json: silent until the end."""
 
     def __init__(self, client: AsyncClient, options: StackOptions, max_tokens: int, as_json: bool) -> None:
         self._client = client
@@ -107,14 +123,14 @@ class Demo:
 
     async def run(self, prompts: Sequence[demo_pair.Prompt]) -> int:
         """Print completions and the comparison; 1 if a difference is no near-tie."""
-        models = {"target": self._options.target, "draft": self._options.draft}
-        self._tell("\n" + "".join(f"{name:6} {model}\n" for name, model in models.items()))
-        self._tell((legend() if self._colour else "not a terminal: outcomes are counted below each completion") + "\n")
+        models = {"target": self._options.target, "head": self._options.heads or None, "draft": self._options.draft}
+        self._tell("\n" + "".join(f"{name:6} {model}\n" for name, model in models.items() if model is not None))
+        self._tell(f"{legend()}\n" if self._colour else "")
         await self._warm_up(prompts[0])
-        pairs = [await self._pair(index, prompt) for index, prompt in enumerate(prompts)]
-        found = [await self._parting(pair) for pair in pairs]
-        partings = [parting for parting in found if parting is not None]
-        print(json.dumps({**models, **as_object(pairs, found)}) if self._as_json else "\n" + report(pairs, partings))
+        compared = [await self._compare(prompts, temperature) for temperature in demo_pair.DEMO_TEMPERATURES]
+        partings = [parting for each in compared for parting in each.partings if parting is not None]
+        told = {**models, "temperatures": [as_object(each) for each in compared]}
+        print(json.dumps(told) if self._as_json else "\n" + report(compared, headed=bool(self._options.heads)))
         return 0 if all(parting.near_tie for parting in partings) else 1
 
     def _tell(self, text: str) -> None:
@@ -125,39 +141,51 @@ class Demo:
         for drafting in (True, False):
             await self._client.complete(prompt.text, max_tokens=WARM_UP_TOKENS, drafting=drafting, timeout=TIMEOUT)
 
-    async def _pair(self, index: int, prompt: demo_pair.Prompt) -> Pair:
+    async def _compare(self, prompts: Sequence[demo_pair.Prompt], temperature: float) -> Comparison:
+        pairs = [await self._pair(index, prompt, temperature) for index, prompt in enumerate(prompts)]
+        return Comparison(temperature, pairs, [await self._parting(pair) for pair in pairs])
+
+    async def _pair(self, index: int, prompt: demo_pair.Prompt, temperature: float) -> Pair:
         """Complete with and without drafting, in alternating order, so that neither gains by its place.
 
         Both start from the prompt's keys and values, which a request for one token left at the verifier before.
         """
         await self._client.complete(prompt.text, max_tokens=1, drafting=False, timeout=TIMEOUT)
+        shown = index < SHOWN_TEXTS and not self._as_json
+        blank = "\n" if index <= SHOWN_TEXTS else ""
+        self._tell(f"{blank}--- temperature {temperature:g}, {painter().plain(prompt.name)}\n")
+        complete = self._show if shown else self._complete
         if index % 2:
-            off = await self._complete(prompt, drafting=False)
-            return Pair(prompt.name, off, await self._show(prompt))
-        on = await self._show(prompt)
-        return Pair(prompt.name, await self._complete(prompt, drafting=False), on)
+            off = await self._complete(prompt, temperature, drafting=False)
+            on = await complete(prompt, temperature)
+        else:
+            on = await complete(prompt, temperature)
+            off = await self._complete(prompt, temperature, drafting=False)
+        self._tell(f"[{counts(off, on, headed=bool(self._options.heads))}]\n")
+        return Pair(prompt.name, off, on)
 
-    async def _complete(self, prompt: demo_pair.Prompt, drafting: bool) -> Completion:
-        completion = await self._client.complete(
-            prompt.text, max_tokens=self._max_tokens, drafting=drafting, timeout=TIMEOUT
-        )
-        return _checked(completion)
+    def _asked(self, temperature: float, drafting: bool = True) -> RequestOptions:
+        seed = demo_pair.DEMO_SEED
+        return RequestOptions(max_tokens=self._max_tokens, temperature=temperature, seed=seed, drafting=drafting)
 
-    async def _show(self, prompt: demo_pair.Prompt) -> Completion:
+    async def _complete(self, prompt: demo_pair.Prompt, temperature: float, drafting: bool = True) -> Completion:
+        asked = self._asked(temperature, drafting)
+        return _checked(await self._client.complete(prompt.text, timeout=TIMEOUT, **asked))
+
+    async def _show(self, prompt: demo_pair.Prompt, temperature: float) -> Completion:
         """Complete with drafting, painting the text as it comes."""
         lines = prompt.text.splitlines(keepends=True)[-SHOWN_LINES:]
         paint, gathered = painter(), PartialCompletion()
-        self._tell(paint.plain(f"\n--- {prompt.name}\n") + dim(paint.plain("".join(lines)), self._colour))
-        async with aclosing(self._client.generate(prompt.text, max_tokens=self._max_tokens, timeout=TIMEOUT)) as events:
+        self._tell(dim(paint.plain("".join(lines)), self._colour))
+        asked = self._asked(temperature)
+        async with aclosing(self._client.generate(prompt.text, timeout=TIMEOUT, **asked)) as events:
             async for event in events:
                 gathered.add(event)
                 if isinstance(event, Chunk):
                     self._tell(paint.chunk(event))
                 elif isinstance(event, Finished):
                     self._tell(paint.text(event.text) + "\n")
-        completion = _checked(gathered.completion())
-        self._tell(f"[{counts(completion)}]\n")
-        return completion
+        return _checked(gathered.completion())
 
     async def _parting(self, pair: Pair) -> Divergence | None:
         """Examine where the two texts part, if they do."""
@@ -168,9 +196,9 @@ class Demo:
             raise StackError(f"{pair.name}: one text is a beginning of the other, which no tie of scores explains")
         state = await self._client.get_session(pair.off.session_id)
         text = state.tokens[: state.prompt_tokens + at]
-        options = self._options
         tokens = (pair.off.tokens[at], pair.on.tokens[at])
-        return await asyncio.to_thread(examine, options.target, options.dtype, text, tokens)
+        drawn = Sampling(temperature=pair.off.sampling.temperature, seed=pair.off.seed)
+        return await asyncio.to_thread(examine, self._options.target, self._options.dtype, text, tokens, drawn)
 
 
 def _checked(completion: Completion) -> Completion:
@@ -225,28 +253,30 @@ def tolerance(dtype: str, top_score: float) -> float:
     return float(BFLOAT16_ULPS * 2.0 ** (exponent - BFLOAT16_FRACTION_BITS))
 
 
-def examine(model: str, dtype: str, text: Sequence[int], tokens: tuple[int, int]) -> Divergence:
-    """Return how the target scores two tokens after `text`, by a forward of its own in this process."""
+def examine(model: str, dtype: str, text: Sequence[int], tokens: tuple[int, int], sampling: Sampling) -> Divergence:
+    """Return how the target scores two tokens after `text`, by a forward of its own in this process.
+
+    Above temperature 0 scores are log-probabilities with the noise of the position.
+    """
     # torch comes with it; needed only when texts differ
     from specwire.lm import Feed, load_model
 
-    scores = load_model(model, slots=1, dtype=dtype).forward([Feed(0, 0, list(text), 1)])[0]
+    scores = load_model(model, slots=1, dtype=dtype).forward([Feed(0, 0, list(text), 1)])[0].numpy()
+    allowed = tolerance(dtype, float(scores.max()))
+    if sampling.temperature > 0.0:
+        allowed /= sampling.temperature
+        noise = gumbel(sampling.seed, sampling.choice, len(text), np.arange(len(scores)))
+        scores = log_probabilities(scores, sampling) + noise
     top = float(scores.max())
     gaps = (top - float(scores[tokens[0]]), top - float(scores[tokens[1]]))
-    return Divergence(len(text), tokens, gaps, tolerance(dtype, top))
+    return Divergence(len(text), tokens, gaps, allowed)
 
 
-HEAD = (
-    "prompt",
-    "tokens",
-    "tokens/s off",
-    "on",
-    "ratio",
-    "tokens/forward",
-    "acceptance",
-    "first token ms off",
-    "on",
-    "identical",
+HEAD = ("temperature", "tokens/s off", "on", "ratio", "per forward", "text", "head", "drafter")
+EXPLAINED = (
+    "per forward: tokens that one forward of the target decided, drafting on\n"
+    "text, head, drafter: the part of all tokens that each guessed; text: copied from\n"
+    "what stood before\n"
 )
 NAME_WIDTH = 36
 
@@ -265,10 +295,29 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """All pairs of a temperature. partings: of each, None where its texts are one."""
+
+    temperature: float
+    pairs: Sequence[Pair]
+    partings: Sequence[Divergence | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Guessed:
+    """Tokens, or parts of all tokens, that were guessed: copied from the text, by a head, by drafters."""
+
+    text: float
+    head: float
+    drafter: float
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """Figures of some pairs, with drafting off and on.
 
-    acceptance: of the tokens that were tested; None if none was. first_token_ms: the median. identical: all texts are.
+    acceptance: of the tokens that were tested; None if none was. guessed: parts of all tokens. first_token_ms: the
+    median. identical: all texts are.
     """
 
     tokens: int
@@ -277,47 +326,65 @@ class Figures:
     ratio: float
     tokens_per_forward: float
     acceptance: float | None
+    guessed: Guessed
     first_token_ms_off: float
     first_token_ms_on: float
     identical: bool
 
 
-def report(pairs: Sequence[Pair], partings: Sequence[Divergence]) -> str:
-    """Return the table, a row a prompt and one for all, and a sentence on the texts."""
-    rows = [HEAD, *(_row(pair.name, [pair]) for pair in pairs), _row("all", pairs)]
-    same = sum(pair.identical for pair in pairs)
-    verdict = f"texts identical, token for token: {same} of {len(pairs)}"
-    return "\n".join([table(rows), "", verdict, *(f"  different from {parting}" for parting in partings)])
+def report(compared: Sequence[Comparison], headed: bool) -> str:
+    """Return the table, a row a temperature, what it means, and a sentence on the texts. headed: there is a head."""
+    rows = [HEAD, *(_row(each) for each in compared)]
+    explained = EXPLAINED
+    if not headed:
+        column = HEAD.index("head")
+        rows = [(*row[:column], *row[column + 1 :]) for row in rows]
+        explained = explained.replace(" head,", "")
+    pairs = [pair for each in compared for pair in each.pairs]
+    verdict = f"texts identical, token for token: {sum(pair.identical for pair in pairs)} of {len(pairs)}"
+    partings = [f"  different from {parting}" for each in compared for parting in each.partings if parting is not None]
+    return "\n".join([table(rows), "", explained, verdict, *partings])
 
 
-def counts(completion: Completion) -> str:
-    """Return how the tokens of a completion came to be decided."""
-    stats = completion.stats
+def counts(off: Completion, on: Completion, headed: bool) -> str:
+    """Return how fast a completion came without drafting and with it, and who guessed its tokens."""
+    guessed, stats = guessed_of([on]), on.stats
+    by = {"text": guessed.text, **({"head": guessed.head} if headed else {}), "drafter": guessed.drafter}
     return (
-        f"{number(stats.output_tokens, 'token')}: {stats.accepted} accepted{by_source(stats)}, "
-        f"{stats.recovered} recovered, {stats.bonus} bonus, {stats.direct} direct; {forwards(stats)}"
+        f"{number(stats.output_tokens, 'token')}, {number(stats.target_forwards, 'forward')}; "
+        f"guessed: {', '.join(f'{name} {count:.0f}' for name, count in by.items())}; "
+        f"tokens/s {tokens_per_second(off):.0f} off, {tokens_per_second(on):.0f} on"
     )
 
 
+def guessed_of(completions: Sequence[Completion]) -> Guessed:
+    """Return how many tokens of these each kind of source guessed."""
+    head = _sum(completions, "accepted_head")
+    text = _sum(completions, "accepted_ngram") + _sum(completions, "accepted_prediction")
+    return Guessed(text, head, _sum(completions, "accepted") - text - head)
+
+
 def figures(pairs: Sequence[Pair]) -> Figures:
-    """Return what a row of the table tells."""
+    """Return what a row of the table tells, and more."""
     off, on = [pair.off for pair in pairs], [pair.on for pair in pairs]
-    slow, fast = _speed(off), _speed(on)
+    slow, fast, tokens = _speed(off), _speed(on), _sum(on, "output_tokens")
+    guessed = guessed_of(on)
     return Figures(
-        tokens=_sum(on, "output_tokens"),
+        tokens=tokens,
         tokens_per_second_off=slow,
         tokens_per_second_on=fast,
         ratio=_ratio(fast, slow),
-        tokens_per_forward=_ratio(_sum(on, "output_tokens"), _sum(on, "target_forwards")),
+        tokens_per_forward=_ratio(tokens, _sum(on, "target_forwards")),
         acceptance=_acceptance(on),
+        guessed=Guessed(*(_ratio(count, tokens) for count in (guessed.text, guessed.head, guessed.drafter))),
         first_token_ms_off=_first_token_ms(off),
         first_token_ms_on=_first_token_ms(on),
         identical=all(pair.identical for pair in pairs),
     )
 
 
-def as_object(pairs: Sequence[Pair], partings: Sequence[Divergence | None]) -> dict[str, object]:
-    """Return the comparison for scripts. partings: of each pair, None where its texts are one."""
+def as_object(compared: Comparison) -> dict[str, object]:
+    """Return the comparison for scripts."""
     prompts = [
         {
             "name": pair.name,
@@ -325,24 +392,22 @@ def as_object(pairs: Sequence[Pair], partings: Sequence[Divergence | None]) -> d
             **asdict(figures([pair])),
             "parting": None if parting is None else {**asdict(parting), "near_tie": parting.near_tie},
         }
-        for pair, parting in zip(pairs, partings, strict=True)
+        for pair, parting in zip(compared.pairs, compared.partings, strict=True)
     ]
-    return {"prompts": prompts, "all": asdict(figures(pairs))}
+    return {"temperature": compared.temperature, "prompts": prompts, "all": asdict(figures(compared.pairs))}
 
 
-def _row(name: str, pairs: Sequence[Pair]) -> tuple[str, ...]:
-    found = figures(pairs)
+def _row(compared: Comparison) -> tuple[str, ...]:
+    found = figures(compared.pairs)
     return (
-        name[:NAME_WIDTH],
-        str(found.tokens),
+        f"{compared.temperature:g}",
         f"{found.tokens_per_second_off:.1f}",
         f"{found.tokens_per_second_on:.1f}",
         f"{found.ratio:.2f}",
         f"{found.tokens_per_forward:.2f}",
-        "-" if found.acceptance is None else f"{found.acceptance:.2f}",
-        f"{found.first_token_ms_off:.0f}",
-        f"{found.first_token_ms_on:.0f}",
-        "yes" if found.identical else "NO",
+        f"{found.guessed.text:.0%}",
+        f"{found.guessed.head:.0%}",
+        f"{found.guessed.drafter:.0%}",
     )
 
 

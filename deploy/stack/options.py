@@ -336,12 +336,16 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="path or hub id (default: the demo pair's, if the target is); may be repeated",
     )
-    draft.add_argument("--no-draft", action="store_true", help="no drafter; --no-ngram too leaves the target alone")
+    draft.add_argument(
+        "--no-draft", action="store_true", help="no drafter; with --no-ngram and --no-heads, the target alone"
+    )
     add_drafters_per_session(group)
     group.add_argument(
         "--no-ngram", action="store_true", help="the verifier proposes nothing from the text itself (default: it does)"
     )
-    add_heads_argument(group)
+    heads = group.add_mutually_exclusive_group()
+    add_heads_argument(heads, default=None, told="the demo pair's, if the target is")
+    heads.add_argument("--no-heads", action="store_true", help="nothing drafts beside the target, as with --heads ''")
     group.add_argument(
         "--speculative-config", metavar="JSON", help="how to propose, in other servers' words (docs/CLI.md)"
     )
@@ -393,10 +397,17 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         draft_threads=args.draft_threads,
         slots=args.slots,
         ngram=bool(speculative.ngram),
-        heads=args.heads,
+        heads=_default_heads(args) if args.heads is None else args.heads,
         ray=not args.no_ray,
         plan=speculative.plan,
     )
+
+
+def _default_heads(args: argparse.Namespace) -> str:
+    """The demo target's head, unless what proposes is said otherwise, or the target is served as no head can be."""
+    otherwise = args.no_heads or args.target is not None or args.speculative_config is not None
+    headless = args.compile or args.deterministic or args.tensor_parallel_size > 1 or args.device != "cpu"
+    return "" if otherwise or headless or not demo_pair.HEAD.is_dir() else str(demo_pair.HEAD)
 
 
 def _speculative(args: argparse.Namespace) -> Speculative:

@@ -249,15 +249,15 @@ def add_runtime_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_heads_argument(parser: argparse._ActionsContainer) -> None:
-    """`ModelServiceOptions.heads` of a verifier."""
+def add_heads_argument(parser: argparse._ActionsContainer, default: str | None = "", told: str = "none") -> None:
+    """`ModelServiceOptions.heads` of a verifier. told: what the default is, in words."""
     parser.add_argument(
         "--heads",
-        default="",
+        default=default,
         metavar="HEAD",
         help="what drafts beside this target, where that pays: the folder of an EAGLE-3, Medusa or Hydra head "
         "trained for it, or of MTP layers, mostly its own; self:skip=LAYER,..., self:exit=LAYER or self:FILE, itself "
-        "without some layers (default: none)",
+        f"without some layers (default: {told})",
     )
 
 

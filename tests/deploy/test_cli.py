@@ -135,7 +135,10 @@ def test_generate_refuses(arguments: tuple[str, ...], message: str, capsys: pyte
         (("up", "--runtime", "onnx"), "specwire up: error: argument --runtime: invalid choice"),
         (("demo", "--count", "0"), "specwire demo: error: count: must be at least 1, not 0"),
         (("demo", "--max-tokens", "0"), "specwire demo: error: max_tokens: must be at least 1, not 0"),
-        (("demo", "--no-draft"), "specwire demo: error: draft: there is nothing to compare without a drafter"),
+        (
+            ("demo", "--no-draft", "--no-ngram", "--no-heads"),
+            "specwire demo: error: draft: there is nothing to compare without anything that guesses",
+        ),
         (("demo", "--prompts", "no/such"), "specwire demo: error: prompts: no/such cannot be used: "),
         (("up", "--slotz=3"), "specwire up: error: unrecognized arguments: --slotz=3: --slots?"),
         (

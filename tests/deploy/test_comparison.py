@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
-from deploy.cli.demo import Divergence, Pair, as_object, counts, examine, first_difference, report, tolerance
+from deploy.cli.demo import (
+    Comparison,
+    Divergence,
+    Pair,
+    as_object,
+    counts,
+    examine,
+    first_difference,
+    report,
+    tolerance,
+)
 from specwire.client import Completion, SamplingInForce, Stats
-from specwire.client.events import DrafterStats
+from specwire.core.law.acceptance import choose
+from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome
 from specwire.lm import Feed, load_model
 
@@ -29,6 +41,7 @@ def pair(on: tuple[int, ...]) -> Pair:
         proposed=5,
         tested=3,
         accepted=2,
+        accepted_head=1,
         recovered=1,
         bonus=1,
         forwards_saved=2,
@@ -38,48 +51,64 @@ def pair(on: tuple[int, ...]) -> Pair:
     return Pair("name", completion((1, 2, 3, 4), slow), completion(on, fast))
 
 
+def compared(
+    pairs: list[Pair], partings: list[Divergence | None] | None = None, temperature: float = 0.0
+) -> Comparison:
+    return Comparison(temperature, pairs, partings or [None] * len(pairs))
+
+
 def test_report_adds_up() -> None:
-    lines = report([pair((1, 2, 3, 4)), pair((1, 2, 3, 4))], []).splitlines()
-    assert lines[-3].split() == ["all", "8", "1.0", "2.0", "2.00", "2.00", "0.67", "2", "3", "yes"]
-    assert lines[-1] == "texts identical, token for token: 2 of 2"
+    same = pair((1, 2, 3, 4))
+    lines = report([compared([same, same]), compared([same], temperature=0.8)], headed=True).splitlines()
+    head = ["temperature", "tokens/s", "off", "on", "ratio", "per", "forward", "text", "head", "drafter"]
+    assert lines[0].split() == head
+    assert lines[2].split() == ["0", "1.0", "2.0", "2.00", "2.00", "0%", "25%", "25%"]
+    assert lines[3].split() == ["0.8", "1.0", "2.0", "2.00", "2.00", "0%", "25%", "25%"]
+    assert lines[-1] == "texts identical, token for token: 3 of 3"
+    assert max(map(len, lines)) <= 80
+
+
+def test_report_says_nothing_of_heads_where_there_is_none() -> None:
+    told = report([compared([pair((1, 2, 3, 4))])], headed=False)
+    assert "head" not in told
+    assert told.splitlines()[2].split() == ["0", "1.0", "2.0", "2.00", "2.00", "0%", "25%"]
 
 
 def test_report_names_a_difference() -> None:
     parting = Divergence(7, (3, 9), (0.0, 2e-5), 1e-4)
-    text = report([pair((1, 2, 9, 4))], [parting])
+    text = report([compared([pair((1, 2, 9, 4))], [parting])], headed=True)
     assert "texts identical, token for token: 0 of 1" in text
     assert "position 7: tokens 3 and 9" in text
     assert text.endswith("a near-tie")
-    assert "NO" in text
 
 
 def test_the_same_for_scripts() -> None:
     parting = Divergence(7, (3, 9), (0.0, 2e-5), 1e-4)
-    told = json.loads(json.dumps(as_object([pair((1, 2, 3, 4)), pair((1, 2, 9, 4))], [None, parting])))
+    both = compared([pair((1, 2, 3, 4)), pair((1, 2, 9, 4))], [None, parting], 0.8)
+    told = json.loads(json.dumps(as_object(both)))
     same, other = told["prompts"]
+    assert told["temperature"] == 0.8
     assert (same["name"], same["identical"], same["parting"]) == ("name", True, None)
     assert (same["tokens"], same["ratio"], same["tokens_per_forward"]) == (4, 2.0, 2.0)
     assert (other["identical"], other["parting"]["tokens"], other["parting"]["near_tie"]) == (False, [3, 9], True)
     assert (told["all"]["tokens"], told["all"]["identical"]) == (8, False)
     assert told["all"]["acceptance"] == 2 / 3
+    assert told["all"]["guessed"] == {"text": 0.0, "head": 0.25, "drafter": 0.25}
 
 
-def test_counts() -> None:
-    expected = "4 tokens: 2 accepted, 1 recovered, 1 bonus, 0 direct; 2 target forwards (2 saved)"
-    assert counts(pair((1, 2, 3, 4)).on) == expected
-
-
-def test_counts_tell_of_each_source() -> None:
-    drafters = (DrafterStats(1, "one", 4, 1, "", 2), DrafterStats(2, "two", 3, 1, "", 1))
-    copied = Stats(output_tokens=1, target_forwards=1, tested_ngram=4, accepted_ngram=3, drafters=drafters)
-    told = counts(completion((1,), copied))
-    assert told.startswith("1 token: 0 accepted (drafters 2 of 3, n-grams 3 of 4), 0 recovered")
-    assert told.endswith("; 1 target forward (0 saved)")
+def test_counts_tell_who_guessed() -> None:
+    slow, fast = pair((1, 2, 3, 4)).off, pair((1, 2, 3, 4)).on
+    expected = "4 tokens, 2 forwards; guessed: text 0, head 1, drafter 1; tokens/s 1 off, 2 on"
+    assert counts(slow, fast, headed=True) == expected
+    assert counts(slow, fast, headed=False) == expected.replace(" head 1,", "")
+    copied = Stats(output_tokens=1, target_forwards=1, accepted=5, accepted_ngram=3, accepted_prediction=2)
+    told = counts(slow, completion((1,), copied), headed=False)
+    assert told.startswith("1 token, 1 forward; guessed: text 5, drafter 0;")
 
 
 def test_a_completion_without_tokens_divides_by_nothing() -> None:
     empty = completion((), Stats())
-    assert report([Pair("none", empty, empty)], []).count("0.0") >= 2
+    assert report([compared([Pair("none", empty, empty)])], headed=True).count("0.0") >= 2
 
 
 @pytest.mark.parametrize(
@@ -101,9 +130,24 @@ def test_examine_scores_both_tokens_by_the_target() -> None:
     text = [5, 6, 7]
     scores = load_model(TARGET, slots=1).forward([Feed(0, 0, text, 1)])[0]
     best, worst = int(scores.argmax()), int(scores[:64].argmin())
-    parting = examine(TARGET, "float32", text, (best, worst))
+    parting = examine(TARGET, "float32", text, (best, worst), Sampling())
     assert (parting.position, parting.tokens) == (3, (best, worst))
     assert parting.gaps[0] == 0.0
     assert not parting.near_tie
     assert str(parting).endswith("NO near-tie")
-    assert examine(TARGET, "float32", text, (best, best)).near_tie
+    assert examine(TARGET, "float32", text, (best, best), Sampling()).near_tie
+
+
+def test_examine_scores_as_tokens_are_drawn() -> None:
+    """Above temperature 0 the best score is that of the token that is drawn, and a gap is that of the noisy scores."""
+    text, drawn = [5, 6, 7], Sampling(temperature=0.8, seed=3)
+    logits = load_model(TARGET, slots=1).forward([Feed(0, 0, text, 1)])[0].numpy()
+    token = choose(logits, len(text), drawn)
+    assert token != int(logits.argmax())
+    parting = examine(TARGET, "float32", text, (token, int(logits.argmax())), drawn)
+    assert parting.gaps[0] == 0.0
+    assert parting.gaps[1] > 0.0
+    assert parting.tolerance == pytest.approx(1e-4 / 0.8)
+    closer = np.array(logits)
+    closer[token] -= 0.8 * (parting.gaps[1] + 1e-3)
+    assert choose(closer, len(text), drawn) != token

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 
+import demo_pair
 import verify_service.server
 from deploy.stack.options import DRAFTER, VERIFIER, StackOptions, add_stack_arguments, stack_options
 from deploy.stack.plain_host import PlainService
@@ -47,3 +49,28 @@ def test_they_reach_the_services(words: tuple[str, ...], target: str, draft: str
 def test_a_target_without_a_device_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="device: must not be empty"):
         asked("--device", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--no-heads",),
+        ("--heads", ""),
+        ("--target", "t"),
+        ("--compile",),
+        ("--deterministic",),
+        ("--tensor-parallel-size", "2"),
+        ("--device", "cuda:0"),
+        ("--speculative-config", "{}"),
+    ],
+)
+def test_the_included_head_comes_with_its_target(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the target is served as heads can be, and nothing else is said; and where the head is there."""
+    monkeypatch.setattr(demo_pair, "HEAD", tmp_path)
+    assert asked().heads == asked("--no-draft", "--no-ngram").heads == str(tmp_path)
+    assert asked(*words).heads == ""
+    assert asked("--target", "t", "--heads", "h").heads == asked("--heads", "h").heads == "h"
+    monkeypatch.setattr(demo_pair, "HEAD", tmp_path / "none")
+    assert asked().heads == ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from deploy.cli.demo import examine, first_difference
 from specwire.client import Client
+from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.text import encode, load_tokenizer
 from tests.integration.stack_process import running
@@ -34,7 +35,7 @@ def test_both_models_on_openvino_give_the_text_of_torch() -> None:
         at = first_difference(expected, completion.tokens)
         if at is not None:
             tokens = (expected[at], completion.tokens[at])
-            parting = examine(str(TARGET), "float32", [*prompt, *expected[:at]], tokens)
+            parting = examine(str(TARGET), "float32", [*prompt, *expected[:at]], tokens, Sampling())
             assert parting.near_tie, parting
 
 

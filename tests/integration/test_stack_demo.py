@@ -18,9 +18,11 @@ def test_demo_compares_texts_and_speeds(tmp_path: Path) -> None:
         output = command.process.stdout.read()
         assert command.wait() == 0, command.said()
         assert command.nothing_left(), command.family()
-    assert "--- one\n1 2 3" in output
-    assert output.count("[40 tokens: ") == 2
-    assert output.rstrip().endswith("texts identical, token for token: 2 of 2")
+    assert "--- temperature 0, one\n1 2 3" in output
+    assert "--- temperature 0.8, two\n5 6" in output
+    assert output.count("[40 tokens, ") == 4
+    assert "head" not in output
+    assert output.rstrip().endswith("texts identical, token for token: 4 of 4")
     assert "\x1b" not in output
 
 
@@ -32,9 +34,11 @@ def test_demo_for_scripts(tmp_path: Path) -> None:
         assert command.process.stdout is not None
         told = json.loads(command.process.stdout.read())
         assert command.wait() == 0, command.said()
-    assert (told["target"], told["draft"]) == (PAIR[1], PAIR[3])
-    assert [(each["name"], each["tokens"], each["identical"]) for each in told["prompts"]] == [("one", 20, True)]
-    assert told["all"]["ratio"] > 0
+    assert (told["target"], told["draft"], told["head"]) == (PAIR[1], PAIR[3], None)
+    assert [each["temperature"] for each in told["temperatures"]] == [0.0, 0.8]
+    for each in told["temperatures"]:
+        assert [(one["name"], one["tokens"], one["identical"]) for one in each["prompts"]] == [("one", 20, True)]
+        assert each["all"]["ratio"] > 0
 
 
 def test_generate_starts_a_stack_of_its_own_and_ends_it() -> None:
