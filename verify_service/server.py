@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from specwire.core.invalid import InvalidParameter
+from specwire.core.model import ModelError
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
 from specwire.registry.registrar import LoadReader, Registrar
@@ -189,7 +190,7 @@ def _loader(
     ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
         # these import torch, which a process that only parses its arguments does not need
         from specwire.lm import load_model
-        from specwire.lm.heads.slots import DraftingModel
+        from specwire.lm.heads.slots import DraftingModel, HeadFailed
         from verify_service.engine.calibration import calibrate_head, step_costs
         from verify_service.engine.engine import Engine
         from verify_service.engine.heads import HeadDrafting
@@ -207,6 +208,10 @@ def _loader(
         info = model_info_to_wire(lm.info, lm.slots, lm.kv_bytes)
         for rows, microseconds in costs.forward.points.items():
             info.forward_times.add(rows=rows, microseconds=round(microseconds))
+        try:
+            drafting = HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, DraftingModel) else None
+        except HeadFailed as error:
+            raise ModelError(f"heads: {options.heads}: {error}") from error
         grace_us = detach_grace * 1e6
         engine = Engine(
             lm,
@@ -217,7 +222,7 @@ def _loader(
             ngram=options.ngram,
             detach_grace_us=grace_us,
             patience=patience,
-            drafting=HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, DraftingModel) else None,
+            drafting=drafting,
         )
         registry.add(VERIFIER, lambda: families(engine))
         meter.read = lambda: load_of(engine)

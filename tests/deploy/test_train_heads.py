@@ -78,6 +78,40 @@ def test_one_that_was_ended_goes_on_and_comes_to_the_same(
 
 
 @pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        (["--rows", "3"], "rows"),
+        (["--inner", "48"], "inner"),
+        (["--taps", "0", "1", "1"], "taps"),
+        (["--rate", "0.01"], "rate"),
+        (["--depth", "3"], "depth"),
+        (["--kind", "mtp"], "kind"),
+        (["--data", "other"], "data"),
+        (["--target", "other"], "target"),
+    ],
+)
+def test_one_that_was_ended_does_not_go_on_as_another(
+    more: list[str],
+    key: str,
+    target: str,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(training, "SAVE_EVERY", 2)
+    out = tmp_path / "head"
+    assert main(command(target, data, out, "--steps", "2")) == 0
+    other = {"--data": str(tmp_path / "other.txt"), "--target": str(tmp_path / "other")}
+    (tmp_path / "other.txt").write_text(data.read_text()[::-1])
+    models.save(models.build(models.config("llama"), seed=5), tmp_path / "other", WORDS)
+    assert (
+        main(command(target, data, out, "--steps", "2", more[0], *(other.get(more[0], one) for one in more[1:]))) == 1
+    )
+    assert f"{out / training.CHECKPOINT}: {key}: is of " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--steps", "0"], "steps: must be at least 1, not 0"),

@@ -12,14 +12,16 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.heads import HeadDepth
-from specwire.lm import load_model
+from specwire.lm import ModelError, load_model
 from specwire.lm.heads.slots import HeadedModel
+from specwire.rpc.server_options import ModelServiceOptions
 from tests.lm import models
 from tests.lm.heads.medusa_by_hand import FORMATS, written
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
 from verify_service.engine.calibration import calibrate_head
 from verify_service.engine.heads import HeadDrafting
 from verify_service.metrics import families
+from verify_service.server import start
 from verify_service.wire import report_to_wire
 
 MODEL, LOOPING = "scripted:5", "scripted:5:memory=2"
@@ -135,6 +137,16 @@ def test_what_is_measured_of_a_head_is_no_deeper_than_it_drafts(form: str, tmp_p
     assert isinstance(lm, HeadedModel)
     assert calibrate_head(lm).most == 1
     assert [lm.cached(slot) for slot in range(4)] == [0] * 4
+
+
+async def test_a_verifier_does_not_start_beside_heads_that_cannot_work(tmp_path: Path) -> None:
+    """Each weight is finite; their products are not."""
+    where = models.save(models.build(models.config("llama")), tmp_path / "target")
+    config, tensors, name = FORMATS["medusa"]()
+    written(tmp_path / "head", config, {**tensors, "0.2.weight": torch.full((50, 32), 3e38)}, name)
+    options = ModelServiceOptions(where, heads=str(tmp_path / "head"), slots=1)
+    with pytest.raises(ModelError, match=f"heads: {tmp_path / 'head'}: its logits are not finite"):
+        await start(options)
 
 
 def test_what_is_right_is_decided_in_fewer_steps() -> None:

@@ -1,6 +1,9 @@
 """Heads: small models beside a target that read its hidden states and guess what it says next.
 
-`eagle3` and `medusa` (with Hydra) are models and their file formats; `training` teaches one. A head never decides: like
-every source it proposes, and the target draws its own tokens. `self_speculation` needs no head: the target drafts
-without some of its layers, which `layer_search` chooses.
+A head never decides: like every source it proposes, and the target draws its own tokens.
+
+Kinds and their files: `eagle3`, `medusa` (with Hydra), `mtp` (layers of the target's checkpoint); `eagle3_runner`,
+`mtp_runner` and `layer` compute those that have decoder layers. `files` reads configurations and tensors, `select`
+finds the kind. `slots` is a target with a head beside it. `self_speculation` needs no head: the target drafts without
+some of its layers, which `layer_search` chooses. `training` teaches a head, `teaching` does so from a user's texts.
 """

@@ -3,8 +3,11 @@
 At text position t the head reads what the target's taps said there (fused by `fc`) and the embedding of the token at
 t + 1, and says what stands at t + 2. Behind its own guess it reads, in place of features, its own output before.
 
-Two formats are read: speculators' (`speculators_model_type: eagle3`) and the original one (a flat Llama configuration,
-the layer under `midlayer.`). Written is speculators'.
+Two formats are read: speculators' (`speculators_model_type: eagle3`; the layer a Llama's or a Qwen3's) and the original
+one (a flat Llama configuration, the layer under `midlayer.`, `eagle_config` as NVIDIA and SpecForge write it). Readers
+count taps differently: `eagle_aux_hidden_state_layer_ids` are layers that a state enters at a file's top level (vLLM,
+speculators), and layers that it leaves within `eagle_config` (SGLang). What is not served is refused by name.
+Written is speculators' format.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, NamedTuple
 
 import torch
@@ -21,14 +25,20 @@ from torch import nn
 from torch.nn.functional import silu
 
 from specwire.core.model import ModelError
-from specwire.lm.heads.files import CONFIG, read_config, read_tensors
+from specwire.lm.heads.files import CONFIG, Keys, Tensors, read_config
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 KIND = "eagle3"
 LAYER = "layers.0."
 ORIGINAL_LAYER = "midlayer."
 FUSED = "fc.weight"
+EMBEDDING = "embed_tokens.weight"
 TAPS = 3
+TAP_IDS = "eagle_aux_hidden_state_layer_ids"
+LLAMA, QWEN3 = LAYERS = ("llama", "qwen3")
+DEFAULT_ROPE = "default"
+# Tensors that say nothing more: the target's own, what `d2t` tells, and frequencies of the rotation.
+NEEDLESS = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight", f"{LAYER}self_attn.rotary_emb.inv_freq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +47,10 @@ class Eagle3Config:
 
     taps: hidden states are those that enter these layers of the target, counted from 0.
     norm_before_residual: the residual stream begins with the normalised features. norm_before_fc: features are
-    normalised before they are fused. norm_output: the next step reads the output after its norm.
+    normalised before they are fused, all taps as one; fc_norm: each tap by itself. norm_output: the next step reads the
+    output after its norm. head_norms: queries and keys are normalised, as Qwen3's.
     draft_vocabulary: ids that the head can say. target_hidden: width of a tap; None: `hidden`.
+    rope: rotation of another kind than the default one, as transformers describes it; only the target's own is served.
     """
 
     hidden: int
@@ -55,6 +67,9 @@ class Eagle3Config:
     norm_before_fc: bool = False
     norm_output: bool = False
     target_hidden: int | None = None
+    fc_norm: bool = False
+    head_norms: bool = False
+    rope: Mapping[str, Any] | None = None
 
     @property
     def fused(self) -> int:
@@ -64,40 +79,53 @@ class Eagle3Config:
     @classmethod
     def read(cls, folder: Path, target_layers: int) -> Eagle3Config:
         """Of either format. Raises ModelError that names file and key."""
-        path, whole = folder / CONFIG, read_config(folder)
-        layer = whole.get("transformer_layer_config", whole)
-
-        def needed(key: str) -> int:
-            if not isinstance(layer.get(key), int):
-                raise ModelError(f"{path}: {key}: must be a whole number, not {layer.get(key)!r}")
-            return int(layer[key])
-
-        if needed("num_hidden_layers") != 1:
-            raise ModelError(
-                f"{path}: num_hidden_layers: only heads of 1 layer are served, not {needed('num_hidden_layers')}"
+        whole = Keys(folder / CONFIG, read_config(folder))
+        whole.only("speculators_model_type", KIND)
+        layer = whole.object("transformer_layer_config") if "transformer_layer_config" in whole else whole
+        nested = whole.object("eagle_config")
+        if layer.whole_number("num_hidden_layers") != 1:
+            raise layer.wrong(
+                "num_hidden_layers", f"only heads of 1 layer are served, not {layer.any('num_hidden_layers')}"
             )
-        heads = needed("num_attention_heads")
-        taps = whole.get("eagle_aux_hidden_state_layer_ids") or default_taps(target_layers)
-        if len(taps) != TAPS or not all(isinstance(tap, int) and 0 <= tap <= target_layers for tap in taps):
-            key = "eagle_aux_hidden_state_layer_ids"
-            raise ModelError(f"{path}: {key}: must be {TAPS} of the target's layers 0 to {target_layers}, not {taps!r}")
-        rope = layer.get("rope_parameters") or {}
-        return cls(
-            hidden=needed("hidden_size"),
-            inner=needed("intermediate_size"),
-            heads=heads,
-            key_heads=int(layer.get("num_key_value_heads") or heads),
-            head_dim=int(layer.get("head_dim") or needed("hidden_size") // heads),
-            vocabulary=needed("vocab_size"),
-            draft_vocabulary=int(whole.get("draft_vocab_size") or needed("vocab_size")),
-            taps=tuple(taps),
-            eps=float(layer.get("rms_norm_eps", 1e-6)),
-            theta=float(rope.get("rope_theta") or layer.get("rope_theta") or 10_000.0),
-            norm_before_residual=bool(whole.get("norm_before_residual", False)),
-            norm_before_fc=bool(whole.get("norm_before_fc") or whole.get("fc_norm") or False),
-            norm_output=bool(whole.get("norm_output", False)),
-            target_hidden=whole.get("target_hidden_size"),
+        _check_layer(layer)
+        _check_nested(nested)
+
+        def flag(key: str) -> bool:
+            return (nested if key in nested else whole).flag(key)
+
+        vocabulary, heads, rope = (
+            layer.whole_number("vocab_size"),
+            layer.whole_number("num_attention_heads"),
+            _rope(layer),
         )
+        config = cls(
+            hidden=layer.whole_number("hidden_size"),
+            inner=layer.whole_number("intermediate_size"),
+            heads=heads,
+            key_heads=layer.whole_number("num_key_value_heads", heads),
+            head_dim=layer.whole_number("head_dim", layer.whole_number("hidden_size") // heads),
+            vocabulary=vocabulary,
+            draft_vocabulary=whole.whole_number("draft_vocab_size", vocabulary),
+            taps=_taps(whole, nested, target_layers),
+            eps=layer.number("rms_norm_eps", 1e-6),
+            theta=rope.number("rope_theta", layer.number("rope_theta", 10_000.0)),
+            norm_before_residual=flag("norm_before_residual"),
+            norm_before_fc=flag("norm_before_fc"),
+            norm_output=flag("norm_output") or nested.flag("return_hidden_post_norm"),
+            target_hidden=whole.whole_number("target_hidden_size") if "target_hidden_size" in whole else None,
+            fc_norm=flag("fc_norm"),
+            head_norms=layer.text("model_type", LLAMA) == QWEN3,
+            rope=_other_rope(layer, rope),
+        )
+        if config.norm_before_fc and config.fc_norm:
+            raise whole.wrong("fc_norm", "cannot be beside norm_before_fc: only one of the two is served")
+        if config.draft_vocabulary > vocabulary:
+            raise whole.wrong("draft_vocab_size", f"must be at most vocab_size, {vocabulary}")
+        if heads % config.key_heads:
+            raise layer.wrong("num_key_value_heads", f"{heads} heads cannot share {config.key_heads}")
+        if config.head_dim % 2:
+            raise layer.wrong("head_dim", f"must be even, not {config.head_dim}")
+        return config
 
     def written(self, verifier: str) -> dict[str, Any]:
         """As speculators has it. verifier: the target's name."""
@@ -107,10 +135,12 @@ class Eagle3Config:
             "draft_vocab_size": self.draft_vocabulary,
             "norm_before_residual": self.norm_before_residual,
             "norm_before_fc": self.norm_before_fc,
+            "fc_norm": self.fc_norm,
+            "norm_output": self.norm_output,
             "target_hidden_size": self.target_hidden,
-            "eagle_aux_hidden_state_layer_ids": list(self.taps),
+            TAP_IDS: list(self.taps),
             "transformer_layer_config": {
-                "model_type": "llama",
+                "model_type": QWEN3 if self.head_norms else LLAMA,
                 "hidden_size": self.hidden,
                 "intermediate_size": self.inner,
                 "num_hidden_layers": 1,
@@ -119,7 +149,7 @@ class Eagle3Config:
                 "head_dim": self.head_dim,
                 "vocab_size": self.vocabulary,
                 "rms_norm_eps": self.eps,
-                "rope_parameters": {"rope_type": "default", "rope_theta": self.theta},
+                "rope_parameters": self.rope or {"rope_type": DEFAULT_ROPE, "rope_theta": self.theta},
             },
             "speculators_config": {
                 "algorithm": KIND,
@@ -130,9 +160,72 @@ class Eagle3Config:
         }
 
 
+def _taps(whole: Keys, nested: Keys, target_layers: int) -> tuple[int, int, int]:
+    given = nested if TAP_IDS in nested else whole
+    found = given.whole_numbers(TAP_IDS)
+    if found is None:
+        return default_taps(target_layers)
+    left = int(given is nested)  # the stream that leaves a layer enters the next one
+    if len(found) != TAPS or not all(0 <= tap + left <= target_layers for tap in found):
+        layers = f"{0 - left} to {target_layers - left}"
+        raise given.wrong(TAP_IDS, f"must be {TAPS} of the target's layers {layers}, not {short(found)}")
+    early, middle, late = (tap + left for tap in found)
+    return early, middle, late
+
+
 def default_taps(layers: int) -> tuple[int, int, int]:
-    """Those of EAGLE-3's own code for a target of so many layers."""
-    return 2, layers // 2, layers - 3
+    """Those of EAGLE-3's own code for a target of so many layers. Of fewer than 7 these would not be three: then they
+    are those behind the first layer, in the middle and before the last one.
+    """
+    return (2, layers // 2, layers - 3) if layers >= 7 else (min(1, layers), layers // 2, max(0, layers - 1))
+
+
+def _check_layer(layer: Keys) -> None:
+    """ModelError for a layer that is computed otherwise than a Llama's, or a Qwen3's."""
+    kind = layer.text("model_type", LLAMA)
+    if kind not in LAYERS:
+        raise layer.wrong("model_type", f"only layers of {' and '.join(LAYERS)} are served, not {short(kind)}")
+    layer.only("hidden_act", "silu")
+    for key in ("attention_bias", "mlp_bias", "use_sliding_window", "bias", "qkv_bias"):
+        layer.only(key, False)
+    layer.only("layer_types", ["full_attention"])
+
+
+def _check_nested(nested: Keys) -> None:
+    """ModelError for a head whose `eagle_config` says that it reads other things, or in another order."""
+    for key in ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"):
+        nested.only(key, True)
+    for key in ("eh_proj_before_attn", "use_mtp_layernorm"):
+        nested.only(key, False)
+    nested.only("parallel_draft_step", 1)
+
+
+def _rope(layer: Keys) -> Keys:
+    """As transformers 5 has it, or those before; they may not contradict each other."""
+    rope, before = layer.object("rope_parameters"), layer.object("rope_scaling")
+    if not any(rope):
+        return before
+    if any(before) and _rope_kind(before) != _rope_kind(rope):
+        raise layer.wrong("rope_scaling", f"is {_rope_kind(before)}, and rope_parameters are {_rope_kind(rope)}")
+    return rope
+
+
+def _rope_kind(rope: Keys) -> str:
+    return rope.text("rope_type", rope.text("type", DEFAULT_ROPE))
+
+
+def _other_rope(layer: Keys, rope: Keys) -> dict[str, Any] | None:
+    """See `Eagle3Config.rope`."""
+    rope.only("partial_rotary_factor", 1.0)
+    for key in rope:
+        if isinstance(rope.any(key), dict):
+            raise rope.wrong(key, "only one rotation is served")
+    kind = _rope_kind(rope)
+    if kind == DEFAULT_ROPE:
+        return None
+    theta = rope.number("rope_theta", layer.number("rope_theta", 10_000.0))
+    own = {key: rope.any(key) for key in rope if key not in ("type", "partial_rotary_factor")}
+    return {**own, "rope_type": kind, "rope_theta": theta}
 
 
 class RmsNorm(nn.Module):
@@ -172,7 +265,12 @@ class Eagle3(nn.Module):
         if embed is not None:
             self.embed_tokens.weight = nn.Parameter(embed, requires_grad=False)
         self.fc = nn.Linear(config.fused, config.hidden, bias=False)
-        self.fc_norm = RmsNorm(config.fused, config.eps) if config.norm_before_fc else None
+        self.input_norm = RmsNorm(config.fused, config.eps) if config.norm_before_fc else None
+        parts = [RmsNorm(config.fused // TAPS, config.eps) for _ in range(TAPS)] if config.fc_norm else []
+        self.fc_norm = nn.ModuleList(parts)
+        self.q_norm, self.k_norm = (
+            RmsNorm(config.head_dim, config.eps) if config.head_norms else None for _ in range(2)
+        )
         self.input_layernorm = RmsNorm(config.hidden, config.eps)
         self.hidden_norm = RmsNorm(config.hidden, config.eps)
         self.post_attention_layernorm = RmsNorm(config.hidden, config.eps)
@@ -189,7 +287,12 @@ class Eagle3(nn.Module):
 
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
         """(..., 3 target_hidden) features to (..., hidden)."""
-        fused: torch.Tensor = self.fc(taps if self.fc_norm is None else self.fc_norm(taps))
+        if self.input_norm is not None:
+            taps = self.input_norm(taps)
+        if self.config.fc_norm:
+            parts = taps.chunk(TAPS, dim=-1)
+            taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        fused: torch.Tensor = self.fc(taps)
         return fused
 
     def step(
@@ -206,10 +309,11 @@ class Eagle3(nn.Module):
         residual = normed if self.config.norm_before_residual else features
         both = torch.cat([self.input_layernorm(self.embed_tokens(tokens).to(features.dtype)), normed], dim=-1)
         own = KeysValues(
-            rotated(self._split(self.k_proj(both), self.config.key_heads), positions, self.config.theta),
+            rotated(self._split(self.k_proj(both), self.config.key_heads, self.k_norm), positions, self.config.theta),
             self._split(self.v_proj(both), self.config.key_heads),
         )
-        queries = rotated(self._split(self.q_proj(both), self.config.heads), positions, self.config.theta)
+        queries = self._split(self.q_proj(both), self.config.heads, self.q_norm)
+        queries = rotated(queries, positions, self.config.theta)
         hidden = residual + self.o_proj(self._joined(attended(queries, [*before, own])))
         normed = self.post_attention_layernorm(hidden)
         out: torch.Tensor = hidden + self.down_proj(silu(self.gate_proj(normed)) * self.up_proj(normed))
@@ -238,9 +342,9 @@ class Eagle3(nn.Module):
         ids: torch.Tensor = own + self.d2t[own]
         return ids
 
-    def _split(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+    def _split(self, x: torch.Tensor, heads: int, norm: nn.Module | None = None) -> torch.Tensor:
         parted: torch.Tensor = x.unflatten(-1, (heads, self.config.head_dim))
-        return parted.transpose(1, 2)
+        return (parted if norm is None else norm(parted)).transpose(1, 2)
 
     @staticmethod
     def _joined(x: torch.Tensor) -> torch.Tensor:
@@ -290,39 +394,86 @@ def names(config: Eagle3Config) -> dict[str, str]:
     mlp = {part: f"{LAYER}mlp.{part}" for part in ("gate_proj", "up_proj", "down_proj")}
     norms = {part: f"{LAYER}{part}" for part in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
     whole = {part: part for part in ("embed_tokens", "fc", "norm", "lm_head")}
-    fused = {"fc_norm": "input_norm"} if config.norm_before_fc else {}
-    return {f"{part}.weight": f"{name}.weight" for part, name in (attention | mlp | norms | whole | fused).items()}
+    fused = {"input_norm": "input_norm"} if config.norm_before_fc else {}
+    fused |= {f"fc_norm.{tap}": f"fc_norm.{tap}" for tap in range(TAPS if config.fc_norm else 0)}
+    heads = {part: f"{LAYER}self_attn.{part}" for part in ("q_norm", "k_norm")} if config.head_norms else {}
+    parts = attention | mlp | norms | whole | fused | heads
+    return {f"{part}.weight": f"{name}.weight" for part, name in parts.items()}
+
+
+def shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
+    """Of the module's tensors, by their names there."""
+    hidden, queries, keys = config.hidden, config.heads * config.head_dim, config.key_heads * config.head_dim
+    norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm", "norm")
+    found = {
+        "embed_tokens": (config.vocabulary, hidden),
+        "fc": (hidden, config.fused),
+        "q_proj": (queries, 2 * hidden),
+        "k_proj": (keys, 2 * hidden),
+        "v_proj": (keys, 2 * hidden),
+        "o_proj": (hidden, queries),
+        "gate_proj": (config.inner, hidden),
+        "up_proj": (config.inner, hidden),
+        "down_proj": (hidden, config.inner),
+        "lm_head": (config.draft_vocabulary, hidden),
+        "input_norm": (config.fused,),
+        **{f"fc_norm.{tap}": (config.fused // TAPS,) for tap in range(TAPS)},
+        **dict.fromkeys(norms, (hidden,)),
+        **dict.fromkeys(("q_norm", "k_norm"), (config.head_dim,)),
+    }
+    return {f"{name}.weight": shape for name, shape in found.items()}
 
 
 def load(folder: Path, target_layers: int, embed: torch.Tensor) -> Eagle3:
     """Read a head of either format. embed: the target's embedding, for a head without one.
 
     Raises:
-        ModelError: names file and tensor.
+        ModelError: names file and key or tensor.
     """
     config = Eagle3Config.read(folder, target_layers)
-    path = folder / WEIGHTS
-    stored = {name.replace(ORIGINAL_LAYER, LAYER): tensor for name, tensor in read_tensors(path).items()}
-    head = Eagle3(config, None if "embed_tokens.weight" in stored else embed)
-    state = head.state_dict()
-    for own, name in names(config).items():
-        if name in stored:
-            if stored[name].shape != state[own].shape:
-                raise ModelError(f"{path}: {name}: is {tuple(stored[name].shape)}, not {tuple(state[own].shape)}")
-            state[own] = stored[name]
-        elif own != "embed_tokens.weight":
-            raise ModelError(f"{path}: {name}: is not there")
-    if "d2t" in stored:
-        state["d2t"] = stored["d2t"].long()
-    elif config.draft_vocabulary != config.vocabulary:
-        raise ModelError(
-            f"{path}: d2t: is not there, and the head says {config.draft_vocabulary} of {config.vocabulary} ids"
-        )
-    ids = torch.arange(config.draft_vocabulary) + state["d2t"]
-    if int(ids.min()) < 0 or int(ids.max()) >= config.vocabulary:
-        raise ModelError(f"{path}: d2t: points beyond the vocabulary of {config.vocabulary}")
-    head.load_state_dict(state)
+    stored, needed, called = _stored(folder), shapes(config), names(config)
+    if EMBEDDING not in stored:
+        own = called.pop(EMBEDDING)
+        if embed.shape != needed[own]:
+            raise stored.wrong(own, f"is not there, and the target's is {tuple(embed.shape)}, not {needed[own]}")
+    _check_names(stored, {*called.values(), EMBEDDING, "d2t"})
+    for own, name in called.items():
+        stored.check(name, needed[own])
+    state = {own: stored.weights(name, needed[own]) for own, name in called.items()}
+    state.setdefault(EMBEDDING, embed)
+    state["d2t"] = _offsets(stored, config)
+    with torch.device("meta"):
+        head = Eagle3(config)
+    head.load_state_dict(state, assign=True)
     return head
+
+
+def _stored(folder: Path) -> Tensors:
+    path = folder / WEIGHTS
+    if not path.exists() and (folder / PICKLED).exists():
+        raise ModelError(f"{folder / PICKLED}: is a pickle, which is not read; docs/MODELS.md says how to convert it")
+    return Tensors.of_file(path, lambda name: name.replace(ORIGINAL_LAYER, LAYER))
+
+
+def _check_names(stored: Tensors, known: set[str]) -> None:
+    """ModelError for what would be left out silently: biases, more layers, scales of rounded weights."""
+    for name in stored:
+        if name not in known and name not in NEEDLESS:
+            raise stored.wrong(name, "is not part of an EAGLE-3 head as its config.json describes it")
+
+
+def _offsets(stored: Tensors, config: Eagle3Config) -> torch.Tensor:
+    """`d2t`."""
+    count, vocabulary = config.draft_vocabulary, config.vocabulary
+    if "d2t" not in stored and count == vocabulary:
+        return torch.zeros(count, dtype=torch.int64)
+    if "d2t" not in stored:
+        raise stored.wrong("d2t", f"is not there, and the head says {count} of {vocabulary} ids")
+    offsets, own = stored.ids("d2t", count), torch.arange(count)
+    # Compared like this, no sum can overflow.
+    if bool(((offsets < -own) | (offsets >= vocabulary - own)).any()):
+        raise stored.wrong("d2t", f"points beyond the vocabulary of {vocabulary}")
+    return offsets
 
 
 def save(head: Eagle3, folder: Path, verifier: str, *, with_embedding: bool = False) -> None:

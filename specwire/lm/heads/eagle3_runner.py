@@ -21,6 +21,7 @@ class Eagle3Layer(HeadLayers):
     """One layer, which reads an embedding and a state beside it.
 
     norms: of the embedding, behind attention, before the output layer, of the state.
+    fused_norms: (parts, width of each) of the taps before they are fused; no parts where they are not normalised.
     """
 
     def __init__(self, head: Eagle3, shape: DecoderShape, model: Model, cache: torch.Tensor) -> None:
@@ -29,7 +30,7 @@ class Eagle3Layer(HeadLayers):
         self.normed_residual, self.normed_output = config.norm_before_residual, config.norm_output
         state_norm = head.hidden_norm.weight.detach()
         self.norms.append(self._scaled(state_norm))
-        self.fused_norm = head.fc_norm.weight.detach() if head.fc_norm is not None else state_norm.new_empty(0)
+        self.fused_norms = _fused_norms(head)
         self.fusing, (packed,) = pack_rounded([_linear(head.fc)])
         self.fuse_weight, self.fuse_bias = packed
 
@@ -50,8 +51,10 @@ class Eagle3Layer(HeadLayers):
         at a row is of the position before its token's. The others are as in `Decoder.forward`.
         """
         if fuse:
-            if self.fused_norm.numel() > 0:
-                states = functional.rms_norm(states, [states.size(-1)], self.fused_norm, self.epsilon)
+            parts, width = self.fused_norms.size(0), self.fused_norms.size(1)
+            if parts > 0:
+                taps = functional.rms_norm(states.reshape(-1, parts, width), [width], None, self.epsilon)
+                states = taps.mul_(self.fused_norms).view(states.size(0), -1)
             states = self.fusing(states, self.fuse_weight, self.fuse_bias)
         ids = torch.tensor(tokens, dtype=torch.long, device=states.device)
         normed = self._normed(3, states)
@@ -68,7 +71,16 @@ class Eagle3Layer(HeadLayers):
 class Eagle3Runner(HeadCache):
     """A `Head`: EAGLE-3 over `slots` texts. served: ids from this one on are no tokens, and are not said."""
 
-    def __init__(self, head: Eagle3, served: int, slots: int, context: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        head: Eagle3,
+        served: int,
+        slots: int,
+        context: int,
+        dtype: torch.dtype,
+        turns: torch.Tensor | None = None,
+    ) -> None:
+        """turns: rotations of another kind than the default one, see `runners.decoder.Model`."""
         config = head.config
         ids = head.target_ids(torch.arange(config.draft_vocabulary))
         said = ids < served
@@ -76,7 +88,7 @@ class Eagle3Runner(HeadCache):
         head = head.to(dtype).eval()
         shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
         super().__init__(shape, slots, context, dtype)
-        self._decode: Any = compiled(Eagle3Layer(head, shape, _model(head, said, context), self.cache))
+        self._decode: Any = compiled(Eagle3Layer(head, shape, _model(head, said, context, turns), self.cache))
         self.target_ids = ids[said]
 
     def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> Step:
@@ -89,22 +101,41 @@ class Eagle3Runner(HeadCache):
         return Step(*self._decode(states.to(self.cache.dtype), *self.rows(feeds), fuse))
 
 
-def _model(head: Eagle3, said: torch.Tensor, context: int) -> Model:
+def _fused_norms(head: Eagle3) -> torch.Tensor:
+    norms = [*head.fc_norm] if head.input_norm is None else [head.input_norm]
+    weights = [norm.get_parameter("weight").detach() for norm in norms]
+    return torch.stack(weights) if weights else torch.empty(0, 0)
+
+
+def _model(head: Eagle3, said: torch.Tensor, context: int, turns: torch.Tensor | None) -> Model:
     """said: which of its ids it may say."""
     config = head.config
     q, k = (pairwise(_linear(part), config.head_dim) for part in (head.q_proj, head.k_proj))
     layer = Layer(
         head.input_layernorm.weight.detach(),
         fused(q, k, _linear(head.v_proj)),
-        None,
+        _head_norm(head),
         _linear(head.o_proj),
         head.post_attention_layernorm.weight.detach(),
         fused(_linear(head.gate_proj), _linear(head.up_proj)),
         _linear(head.down_proj),
     )
-    turns = rotations(context, config.head_dim, config.head_dim, config.theta)
+    if turns is None:
+        turns = rotations(context, config.head_dim, config.head_dim, config.theta)
     embedding, output = head.embed_tokens.weight.detach(), LinearWeights(head.lm_head.weight.detach()[said], None)
     return Model(embedding, [layer], head.norm.weight.detach(), output, turns)
+
+
+def _head_norm(head: Eagle3) -> torch.Tensor | None:
+    """See `Layer.head_norm`."""
+    if head.q_norm is None or head.k_norm is None:
+        return None
+    config = head.config
+    q, k = (
+        pairwise(LinearWeights(norm.weight.detach().view(-1, 1), None), config.head_dim).weight.view(-1)
+        for norm in (head.q_norm, head.k_norm)
+    )
+    return torch.cat((q.expand(config.heads, -1), k.expand(config.key_heads, -1)))
 
 
 def _linear(layer: torch.nn.Linear) -> LinearWeights:

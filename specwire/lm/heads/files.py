@@ -1,26 +1,108 @@
-"""What heads' folders have in common: a config.json, and tensors in safetensors. Errors name file and key or tensor."""
+"""What heads' folders have in common: a config.json, and tensors in safetensors.
+
+Each is read as what it must be, before anything of its size is allocated. Errors are `ModelError`s, one sentence that
+names the file and the key or the tensor.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from reprlib import repr as short
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import safe_open
 
 from specwire.core.model import ModelError
 
 CONFIG = "config.json"
+# Types of numbers that weights, and lists of ids, may be stored in.
+FLOATS = ("F64", "F32", "F16", "BF16")
+WHOLE = ("I64", "I32")
+
+
+class Keys:
+    """Keys of a JSON object in a file. A key that is null is as if it were not there.
+
+    within: the keys that lead to the object from the file's whole.
+    """
+
+    def __init__(self, path: Path, given: Mapping[str, Any], within: str = "") -> None:
+        self.path, self._given, self._within = path, given, within
+
+    def __contains__(self, key: str) -> bool:
+        return self._given.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key in self._given if key in self)
+
+    def wrong(self, key: str, why: str) -> ModelError:
+        return ModelError(f"{self.path}: {self._within}{key}: {why}")
+
+    def whole_number(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """default: None where the key is needed."""
+        found = self.any(key, default)
+        if not isinstance(found, int) or isinstance(found, bool):
+            raise self.wrong(key, f"must be a whole number, not {short(found)}")
+        if found < least:
+            raise self.wrong(key, f"must be at least {least}, not {short(found)}")
+        return found
+
+    def whole_numbers(self, key: str) -> list[int] | None:
+        if key not in self:
+            return None
+        found = self._given[key]
+        if not isinstance(found, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in found):
+            raise self.wrong(key, f"must be a list of whole numbers, not {short(found)}")
+        return found
+
+    def number(self, key: str, default: float) -> float:
+        """Above 0, and finite."""
+        found = self.any(key, default)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= sys.float_info.max:
+            raise self.wrong(key, f"must be a number above 0, not {short(found)}")
+        return float(found)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        found = self.any(key, default)
+        if not isinstance(found, bool):
+            raise self.wrong(key, f"must be true or false, not {short(found)}")
+        return found
+
+    def text(self, key: str, default: str) -> str:
+        found = self.any(key, default)
+        if not isinstance(found, str):
+            raise self.wrong(key, f"must be text, not {short(found)}")
+        return found
+
+    def object(self, key: str) -> Keys:
+        """One without keys where it is not there."""
+        found = self.any(key, {})
+        if not isinstance(found, dict):
+            raise self.wrong(key, f"must be an object, not {short(found)}")
+        return Keys(self.path, found, f"{self._within}{key}.")
+
+    def any(self, key: str, default: Any = None) -> Any:
+        """Unchecked."""
+        return self._given[key] if key in self else default
+
+    def only(self, key: str, served: Any) -> None:
+        """ModelError for any other value than the one that is served, which is the default."""
+        found = self.any(key, served)
+        if found != served or isinstance(found, bool) != isinstance(served, bool):
+            raise self.wrong(
+                key, f"only {served if isinstance(served, str) else json.dumps(served)} is served, not {short(found)}"
+            )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Raises ModelError."""
     path = folder / CONFIG
     try:
-        whole = json.loads(path.read_text())
+        whole = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from error
     if not isinstance(whole, dict):
@@ -28,37 +110,88 @@ def read_config(folder: Path) -> dict[str, Any]:
     return whole
 
 
-def whole_number(path: Path, config: Mapping[str, Any], key: str, default: int | None = None, least: int = 0) -> int:
-    """config[key] of the file `path`. Raises ModelError for what is no whole number, or less than `least`."""
-    given = config.get(key, default)
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise ModelError(f"{path}: {key}: must be a whole number, not {given!r}")
-    if given < least:
-        raise ModelError(f"{path}: {key}: must be at least {least}, not {given}")
-    return given
+class Stored(NamedTuple):
+    """Where a tensor is, and its name there."""
+
+    path: Path
+    name: str
 
 
-def flag(path: Path, config: Mapping[str, Any], key: str) -> bool:
-    """config[key] of the file `path`; False if it is not there. Raises ModelError."""
-    given = config.get(key)
-    if given not in (None, False, True):
-        raise ModelError(f"{path}: {key}: must be true or false, not {given!r}")
-    return bool(given)
+class Tensors:
+    """Tensors of safetensors files by name. A tensor is read when it is asked for, if its header says what it must."""
+
+    def __init__(self, where: Path, stored: Mapping[str, Stored]) -> None:
+        """where: file or folder that lacks what is not in `stored`."""
+        self.where, self._stored = where, stored
+
+    @classmethod
+    def of_file(cls, path: Path, called: Callable[[str], str] = str) -> Tensors:
+        """called: what a tensor of the file is called here, by its name there."""
+        stored: dict[str, Stored] = {}
+        for name in tensor_names(path):
+            other = stored.setdefault(called(name), Stored(path, name))
+            if other.name != name:
+                raise ModelError(f"{path}: {name}: is there twice, also as {other.name}")
+        return cls(path, stored)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def wrong(self, name: str, why: str) -> ModelError:
+        stored = self._stored.get(name, Stored(self.where, name))
+        return ModelError(f"{stored.path}: {stored.name}: {why}")
+
+    def weights(self, name: str, *shapes: tuple[int, ...]) -> torch.Tensor:
+        """Of one of these shapes, in the dtype that is stored, all finite."""
+        found = self._read(name, shapes, FLOATS, "weights")
+        if not bool(torch.isfinite(found).all()):
+            raise self.wrong(name, "has values that are not finite")
+        return found
+
+    def ids(self, name: str, count: int) -> torch.Tensor:
+        """So many whole numbers, int64."""
+        return self._read(name, ((count,),), WHOLE, "ids").long()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._header(name)[0]
+
+    def check(self, name: str, *shapes: tuple[int, ...]) -> None:
+        """That it is there, in one of these shapes."""
+        shape = self.shape(name)
+        if shape not in shapes:
+            raise self.wrong(name, f"is {shape}, not {' or '.join(str(each) for each in dict.fromkeys(shapes))}")
+
+    def _header(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Its shape and type of numbers."""
+        if name not in self._stored:
+            raise self.wrong(name, "is not there")
+        try:
+            with safe_open(self._stored[name].path, "pt") as file:
+                header = file.get_slice(self._stored[name].name)
+                return tuple(header.get_shape()), str(header.get_dtype())
+        except Exception as error:  # what a broken file can raise is many things
+            raise self.wrong(name, f"cannot be read: {error}") from error
+
+    def _read(self, name: str, shapes: tuple[tuple[int, ...], ...], kinds: tuple[str, ...], what: str) -> torch.Tensor:
+        self.check(name, *shapes)
+        kind = self._header(name)[1]
+        if kind not in kinds:
+            raise self.wrong(name, f"is stored as {kind}, and {what} only as {', '.join(kinds)}")
+        try:
+            with safe_open(self._stored[name].path, "pt") as file:
+                found: torch.Tensor = file.get_tensor(self._stored[name].name)
+        except Exception as error:  # as above
+            raise self.wrong(name, f"cannot be read: {error}") from error
+        return found
 
 
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Raises ModelError."""
+def tensor_names(path: Path) -> list[str]:
+    """Of a safetensors file. Raises ModelError."""
     try:
-        return load_file(path)
-    except (OSError, ValueError, SafetensorError) as error:
+        with safe_open(path, "pt") as file:
+            return list(file.keys())
+    except Exception as error:  # what a broken file can raise is many things
         raise ModelError(f"{path}: cannot be read: {error}") from error
-
-
-def tensor_of(path: Path, stored: Mapping[str, torch.Tensor], name: str, *shapes: tuple[int, ...]) -> torch.Tensor:
-    """stored[name] of the file `path`, if it has one of these shapes. Raises ModelError."""
-    if name not in stored:
-        raise ModelError(f"{path}: {name}: is not there")
-    if tuple(stored[name].shape) not in shapes:
-        wanted = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
-        raise ModelError(f"{path}: {name}: is {tuple(stored[name].shape)}, not {wanted}")
-    return stored[name]

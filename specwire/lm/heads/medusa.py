@@ -42,7 +42,7 @@ from torch import nn
 from torch.nn import functional
 
 from specwire.core.model import Feed, ModelError
-from specwire.lm.heads.files import CONFIG, flag, read_tensors, tensor_of, whole_number
+from specwire.lm.heads.files import CONFIG, Keys, Tensors
 from specwire.lm.heads.slots import Step
 from specwire.lm.runners.linear import LinearWeights, pack_rounded
 
@@ -253,22 +253,18 @@ def load(folder: Path, config: Mapping[str, Any], layers: int, embed: torch.Tens
         ModelError: names file and key or tensor.
     """
     kind = kind_of(config) or MEDUSA
-    path = _weights(folder, kind)
-    stored = {name.removeprefix("medusa_head."): tensor for name, tensor in read_tensors(path).items()}
-    stored = {name.removeprefix("medusa_heads."): tensor for name, tensor in stored.items()}
-    if kind == HYDRA:
-        told = _hydra(folder / CONFIG, config, layers, embed)
-    else:
-        told = _medusa(folder / CONFIG, config, stored, layers, embed)
-    ids = _ids(path, stored, told)
+    keys, path = Keys(folder / CONFIG, config), _weights(folder, kind)
+    stored = Tensors.of_file(path, lambda name: name.removeprefix("medusa_head.").removeprefix("medusa_heads."))
+    told = _hydra(keys, layers, embed) if kind == HYDRA else _medusa(keys, stored, layers, embed)
+    ids = _ids(stored, told)
     said = ids < served
     state: dict[str, torch.Tensor] = {}
     for own, name, shape in _parts(told, stored):
         if own.startswith(OUTPUTS):
-            tensor = tensor_of(path, stored, name, (len(ids), *shape), (told.vocabulary, *shape))
+            tensor = stored.weights(name, (len(ids), *shape), (told.vocabulary, *shape))
             state[own] = (tensor[ids] if len(tensor) > len(ids) else tensor)[said]
         else:
-            state[own] = tensor_of(path, stored, name, shape)
+            state[own] = stored.weights(name, shape)
     head = Medusa(replace(told, draft_vocabulary=int(said.sum())), embed)
     head.load_state_dict(state)
     head.ids.copy_(ids[said])
@@ -285,76 +281,66 @@ def _weights(folder: Path, kind: str) -> Path:
     return folder / MODEL_FILE
 
 
-def _medusa(
-    path: Path, config: Mapping[str, Any], stored: Mapping[str, torch.Tensor], layers: int, embed: torch.Tensor
-) -> MedusaConfig:
-    vocabulary = whole_number(path, config, "vocab_size", len(embed), 1)
-    own = config.get("truncated_vocab_size")
-    said = vocabulary if own is None else whole_number(path, config, "truncated_vocab_size", None, 1)
+def _medusa(keys: Keys, stored: Tensors, layers: int, embed: torch.Tensor) -> MedusaConfig:
+    vocabulary = keys.whole_number("vocab_size", len(embed))
+    said = keys.whole_number("truncated_vocab_size", vocabulary)
     if said > vocabulary:
-        raise ModelError(f"{path}: truncated_vocab_size: must be at most vocab_size, {vocabulary}, not {said}")
-    scale = config.get("logit_scale", 1.0)
-    if not isinstance(scale, (int, float)) or not 0.0 < scale < float("inf"):
-        raise ModelError(f"{path}: logit_scale: must be a number above 0, not {scale!r}")
+        raise keys.wrong("truncated_vocab_size", f"must be at most vocab_size, {vocabulary}, not {said}")
     # vLLM's reader takes any key with "num" and "heads", or "layers".
     heads, depth = (
-        whole_number(path, config, own if own in config else other, default, 1)
+        keys.whole_number(own if own in keys else other, default)
         for own, other, default in (("medusa_num_heads", "num_heads", 5), ("medusa_num_layers", "num_hidden_layers", 1))
     )
     return MedusaConfig(
         MEDUSA,
         heads,
         depth,
-        whole_number(path, config, "hidden_size", embed.shape[1], 1),
+        keys.whole_number("hidden_size", embed.shape[1]),
         vocabulary,
         said,
         tap=layers,
-        bias=_original(stored) or flag(path, config, "medusa_fc_bias") or "blocks.0.layers.0.bias" in stored,
-        shared=flag(path, config, "original_lm_head") or "lm_head.weight" in stored,
-        scale=float(scale),
+        bias=_original(stored) or keys.flag("medusa_fc_bias") or "blocks.0.layers.0.bias" in stored,
+        shared=keys.flag("original_lm_head") or "lm_head.weight" in stored,
+        scale=keys.number("logit_scale", 1.0),
     )
 
 
-def _hydra(path: Path, config: Mapping[str, Any], layers: int, embed: torch.Tensor) -> MedusaConfig:
-    made = config.get("hydra_head_arch", "mlp")
-    if made != "mlp":
-        raise ModelError(f"{path}: hydra_head_arch: only mlp is served, not {made!r}")
-    offset = whole_number(path, config, "hidden_state_offset", 0)
+def _hydra(keys: Keys, layers: int, embed: torch.Tensor) -> MedusaConfig:
+    keys.only("hydra_head_arch", "mlp")
+    offset = keys.whole_number("hidden_state_offset", 0, least=0)
     if offset > layers:
-        raise ModelError(f"{path}: hidden_state_offset: must be at most the target's {layers} layers, not {offset}")
-    vocabulary = whole_number(path, config, "vocab_size", len(embed), 1)
+        raise keys.wrong("hidden_state_offset", f"must be at most the target's {layers} layers, not {offset}")
+    vocabulary = keys.whole_number("vocab_size", len(embed))
     return MedusaConfig(
         HYDRA,
-        whole_number(path, config, "hydra_num_heads", None, 1),
-        whole_number(path, config, "hydra_num_layers", 1, 1),
-        whole_number(path, config, "hidden_size", embed.shape[1], 1),
+        keys.whole_number("hydra_num_heads"),
+        keys.whole_number("hydra_num_layers", 1),
+        keys.whole_number("hidden_size", embed.shape[1]),
         vocabulary,
         vocabulary,
         tap=layers - offset,
         normed=offset == 0,
-        grounded=flag(path, config, "grounded_heads"),
+        grounded=keys.flag("grounded_heads"),
         output_bias=True,
     )
 
 
-def _original(stored: Mapping[str, torch.Tensor]) -> bool:
+def _original(stored: Tensors) -> bool:
     """Whether names of tensors are those of Medusa's own code."""
     return "blocks.0.layers.0.weight" not in stored
 
 
-def _ids(path: Path, stored: Mapping[str, torch.Tensor], config: MedusaConfig) -> torch.Tensor:
+def _ids(stored: Tensors, config: MedusaConfig) -> torch.Tensor:
     """The target's id of each that the file's heads can say."""
     if config.draft_vocabulary == config.vocabulary:
         return torch.arange(config.vocabulary)
-    ids = tensor_of(path, stored, "token_map", (config.draft_vocabulary,)).long()
+    ids = stored.ids("token_map", config.draft_vocabulary)
     if int(ids.min()) < 0 or int(ids.max()) >= config.vocabulary:
-        raise ModelError(f"{path}: token_map: points beyond the vocabulary of {config.vocabulary}")
+        raise stored.wrong("token_map", f"points beyond the vocabulary of {config.vocabulary}")
     return ids
 
 
-def _parts(
-    config: MedusaConfig, stored: Mapping[str, torch.Tensor] | None = None
-) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+def _parts(config: MedusaConfig, stored: Tensors | None = None) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Of each tensor its name here, its name in a file, and its shape there, without the ids of output layers.
 
     stored: of the file; None for one that is written.

@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
 from specwire.core.model import ModelError
 from specwire.lm.heads.eagle3 import KeysValues, RmsNorm, attended, rotated
-from specwire.lm.heads.files import CONFIG, whole_number
+from specwire.lm.heads.files import CONFIG, Keys, Stored, Tensors, tensor_names
 from specwire.lm.model_files import INDEX, WEIGHTS
 from specwire.lm.runners.linear import LinearWeights
 
@@ -145,51 +144,35 @@ class MtpConfig:
     @classmethod
     def read(cls, folder: Path, whole: Mapping[str, Any]) -> MtpConfig:
         """whole: its config.json. Raises ModelError that names file and key."""
-        path = folder / CONFIG
-        text = _object(path, whole, "text_config") or whole
-        rope = _object(path, text, "rope_parameters") or _object(path, text, "rope_scaling")
-        activation, told = text.get("hidden_act", "silu"), {key: each for key, each in text.items() if each is not None}
-
-        def number(key: str, default: int | None = None) -> int:
-            return whole_number(path, told, key, default, 1)
-
-        def real(key: str, value: Any) -> float:
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ModelError(f"{path}: {key}: must be a number above 0, not {value!r}")
-            return float(value)
-
+        keys = Keys(folder / CONFIG, whole)
+        text = keys.object("text_config") if "text_config" in keys else keys
+        rope = text.object("rope_parameters" if "rope_parameters" in text else "rope_scaling")
+        activation = text.text("hidden_act", "silu")
         if activation not in ("silu", "swish"):
-            raise ModelError(f"{path}: hidden_act: only silu is served in MTP layers, not {activation!r}")
-        hidden, heads = number("hidden_size"), number("num_attention_heads")
-        head_dim = number("head_dim", hidden // heads)
-        key_heads = number("num_key_value_heads", heads)
+            raise text.wrong("hidden_act", f"only silu is served in MTP layers, not {activation!r}")
+        hidden, heads = text.whole_number("hidden_size"), text.whole_number("num_attention_heads")
+        head_dim = text.whole_number("head_dim", hidden // heads)
+        key_heads = text.whole_number("num_key_value_heads", heads)
         if heads % key_heads:
-            raise ModelError(f"{path}: num_key_value_heads: {heads} heads cannot share {key_heads}")
-        partial = rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0
-        turned = int(head_dim * real("partial_rotary_factor", partial))
+            raise text.wrong("num_key_value_heads", f"{heads} heads cannot share {key_heads}")
+        partial = rope.number("partial_rotary_factor", text.number("partial_rotary_factor", 1.0))
+        turned = int(head_dim * partial)
         if turned % 2 or not 0 < turned <= head_dim or head_dim % 2:
-            raise ModelError(f"{path}: partial_rotary_factor: {turned} of {head_dim} dimensions cannot be rotated")
+            raise text.wrong("partial_rotary_factor", f"{turned} of {head_dim} dimensions cannot be rotated")
         return cls(
             hidden=hidden,
-            inner=number("intermediate_size"),
+            inner=text.whole_number("intermediate_size"),
             heads=heads,
             key_heads=key_heads,
             head_dim=head_dim,
-            vocabulary=number("vocab_size"),
-            layers=number("num_hidden_layers"),
-            eps=real("rms_norm_eps", text.get("rms_norm_eps", 1e-6)),
-            theta=real("rope_theta", rope.get("rope_theta") or text.get("rope_theta") or 10_000.0),
+            vocabulary=text.whole_number("vocab_size"),
+            layers=text.whole_number("num_hidden_layers"),
+            eps=text.number("rms_norm_eps", 1e-6),
+            theta=rope.number("rope_theta", text.number("rope_theta", 10_000.0)),
             turned=turned,
-            rope=str(rope.get("rope_type") or rope.get("type") or DEFAULT_ROPE),
-            zero_centred=text.get("model_type") in ZERO_CENTRED,
+            rope=rope.text("rope_type", rope.text("type", DEFAULT_ROPE)),
+            zero_centred=text.any("model_type") in ZERO_CENTRED,
         )
-
-
-def _object(path: Path, whole: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = whole.get(key) or {}
-    if not isinstance(found, dict):
-        raise ModelError(f"{path}: {key}: must be an object, not {found!r}")
-    return found
 
 
 class MtpLayer(NamedTuple):
@@ -232,8 +215,8 @@ def style_of(names: Iterable[str]) -> Style | None:
 
 def load(folder: Path, style: Style, config: MtpConfig) -> Mtp:
     """Read the layers. Raises ModelError, which names file and tensor."""
-    files = _Tensors(folder, tensor_files(folder))
-    numbers = _numbers(style, files.paths)
+    files = Tensors(folder, {name: Stored(path, name) for name, path in tensor_files(folder).items()})
+    numbers = _numbers(style, files)
     _check_names(style, numbers, files)
     layers = [_layer(style, number, config, files) for number in numbers]
     for name, given in (("q_proj", "gate"), ("q_norm", "head_norms")):
@@ -256,40 +239,15 @@ def tensor_files(folder: Path) -> dict[str, Path]:
         path = folder / WEIGHTS
         if not path.is_file():
             return {}
-        with safe_open(path, "pt") as stored:
-            return dict.fromkeys(stored.keys(), path)
     except Exception as error:  # what a broken file can raise is many things
         raise ModelError(f"{path}: cannot be read: {error}") from error
+    return dict.fromkeys(tensor_names(path), path)
 
 
-class _Tensors:
-    """Tensors of a checkpoint, by name. `ModelError`s name file and tensor."""
-
-    def __init__(self, folder: Path, paths: Mapping[str, Path]) -> None:
-        self._folder, self.paths = folder, paths
-
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        path = self.paths.get(name)
-        if path is None:
-            raise ModelError(f"{self._folder}: {name}: is not there")
-        try:
-            with safe_open(path, "pt") as stored:
-                tensor: torch.Tensor = stored.get_tensor(name)
-        except Exception as error:  # as above
-            raise ModelError(f"{path}: {name}: cannot be read: {error}") from error
-        if tensor.shape != shape:
-            raise ModelError(f"{path}: {name}: is {tuple(tensor.shape)}, not {shape}")
-        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise ModelError(f"{path}: {name}: is in {str(tensor.dtype)[6:]}, which is not served in MTP layers")
-        return tensor
-
-    def linear(self, name: str, out: int, into: int) -> LinearWeights:
-        bias = f"{name}.bias"
-        weight = self.tensor(f"{name}.weight", out, into)
-        return LinearWeights(weight, self.tensor(bias, out) if bias in self.paths else None)
-
-    def refuse(self, name: str, why: str) -> ModelError:
-        return ModelError(f"{self.paths[name]}: {name}: {why}")
+def _linear(files: Tensors, name: str, out: int, into: int) -> LinearWeights:
+    bias = f"{name}.bias"
+    weight = files.weights(f"{name}.weight", (out, into))
+    return LinearWeights(weight, files.weights(bias, (out,)) if bias in files else None)
 
 
 def _numbers(style: Style, names: Iterable[str]) -> list[int]:
@@ -299,85 +257,73 @@ def _numbers(style: Style, names: Iterable[str]) -> list[int]:
     return sorted({int(match[1] or 0) for match in found if match})
 
 
-def _check_names(style: Style, numbers: list[int], files: _Tensors) -> None:
+def _check_names(style: Style, numbers: list[int], files: Tensors) -> None:
     """ModelError for tensors that a layer of the Llama family does not have."""
     parts = {*LINEARS, *NORMS, *HEAD_NORMS}
     known = {f"{style.layer}{part}" for part in parts}
     known |= {style.embedding_norm, style.state_norm, style.fuse, style.norm}
     names = {f"{name.format(number)}{end}" for number in numbers for name in known for end in (".weight", ".bias")}
     names |= {f"model.layers.{number}.{name}" for number in numbers for name in (EMBEDDING, OUTPUT)}
-    for name in sorted(files.paths):
+    for name in sorted(files):
         match = re.match(style.own, name)
         if match and int(match[1] or 0) in numbers and name not in names and not name.endswith("rotary_emb.inv_freq"):
             of = next((what for part, what in FOREIGN if part in name), "something other than a Llama's layer")
-            raise files.refuse(name, f"is of {of}, which is not served in an MTP layer")
+            raise files.wrong(name, f"is of {of}, which is not served in an MTP layer")
 
 
 def _repeated(
-    style: Style, numbers: list[int], files: _Tensors, name: str, size: tuple[int, int]
+    style: Style, numbers: list[int], files: Tensors, name: str, size: tuple[int, int]
 ) -> torch.Tensor | None:
     """What every layer may repeat of the target: the first one, which the others must equal."""
     names = [style.layer.format(number) + name for number in numbers]
-    there = [each for each in names if each in files.paths]
+    there = [each for each in names if each in files]
     if not there:
         return None
-    first = files.tensor(there[0], *size)
-    other = next((each for each in there[1:] if not torch.equal(files.tensor(each, *size), first)), None)
+    first = files.weights(there[0], size)
+    other = next((each for each in there[1:] if not torch.equal(files.weights(each, size), first)), None)
     if other is not None:
-        raise files.refuse(other, f"differs from {there[0]}, and layers that share none are not served")
+        raise files.wrong(other, f"differs from {there[0]}, and layers that share none are not served")
     return first
 
 
-def _layer(style: Style, number: int, config: MtpConfig, files: _Tensors) -> MtpLayer:
+def _layer(style: Style, number: int, config: MtpConfig, files: Tensors) -> MtpLayer:
     layer = style.layer.format(number)
     hidden, size = config.hidden, config.head_dim
     queries, keys = config.heads * size, config.key_heads * size
 
     def norm(name: str, width: int = hidden) -> torch.Tensor:
-        weight = files.tensor(f"{name}.weight", width)
+        weight = files.weights(f"{name}.weight", (width,))
         return 1 + weight.float() if config.zero_centred else weight
 
     gate = None
     name = f"{layer}self_attn.q_proj"
-    if _rows(files, f"{name}.weight") == 2 * queries:
+    if files.shape(f"{name}.weight") == (2 * queries, hidden):
         # Each head's query and its gate, one behind the other.
-        both = files.linear(name, 2 * queries, hidden)
+        both = _linear(files, name, 2 * queries, hidden)
         q, gate = (_half(both, config.heads, half) for half in (0, 1))
     else:
-        q = files.linear(name, queries, hidden)
+        q = _linear(files, name, queries, hidden)
     names = [f"{layer}{part}" for part in HEAD_NORMS]
     head_norms = None
-    if any(f"{part}.weight" in files.paths for part in names):
+    if any(f"{part}.weight" in files for part in names):
         head_norms = norm(names[0], size), norm(names[1], size)
     return MtpLayer(
         embedding_norm=norm(style.embedding_norm.format(number)),
         state_norm=norm(style.state_norm.format(number)),
-        fuse=files.linear(style.fuse.format(number), hidden, 2 * hidden),
+        fuse=_linear(files, style.fuse.format(number), hidden, 2 * hidden),
         attention_norm=norm(f"{layer}input_layernorm"),
         q=q,
-        k=files.linear(f"{layer}self_attn.k_proj", keys, hidden),
-        v=files.linear(f"{layer}self_attn.v_proj", keys, hidden),
+        k=_linear(files, f"{layer}self_attn.k_proj", keys, hidden),
+        v=_linear(files, f"{layer}self_attn.v_proj", keys, hidden),
         gate=gate,
         head_norms=head_norms,
-        output=files.linear(f"{layer}self_attn.o_proj", hidden, queries),
+        output=_linear(files, f"{layer}self_attn.o_proj", hidden, queries),
         mlp_norm=norm(f"{layer}post_attention_layernorm"),
-        mlp_gate=files.linear(f"{layer}mlp.gate_proj", config.inner, hidden),
-        up=files.linear(f"{layer}mlp.up_proj", config.inner, hidden),
-        down=files.linear(f"{layer}mlp.down_proj", hidden, config.inner),
+        mlp_gate=_linear(files, f"{layer}mlp.gate_proj", config.inner, hidden),
+        up=_linear(files, f"{layer}mlp.up_proj", config.inner, hidden),
+        down=_linear(files, f"{layer}mlp.down_proj", hidden, config.inner),
         norm=norm(style.norm.format(number)),
     )
-
-
-def _rows(files: _Tensors, name: str) -> int:
-    """Of a matrix, 0 if it is not there."""
-    path = files.paths.get(name)
-    if path is None:
-        return 0
-    try:
-        with safe_open(path, "pt") as stored:
-            return int((stored.get_slice(name).get_shape() or [0])[0])
-    except Exception as error:  # as above
-        raise files.refuse(name, f"cannot be read: {error}") from error
 
 
 def _half(both: LinearWeights, heads: int, half: int) -> LinearWeights:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from transformers import PreTrainedModel
 
 from specwire.core.model import ModelError, ModelInfo
 from specwire.lm.heads import eagle3, medusa, mtp
+from specwire.lm.heads.eagle3 import Eagle3Config
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.files import CONFIG, read_config
 from specwire.lm.heads.layer import rotations
@@ -80,13 +80,32 @@ def _last_norm(target: PreTrainedModel, path: Path) -> nn.Module:
 def _eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
     config: Any = target.config.get_text_config()
     embedding: torch.Tensor = target.get_input_embeddings().get_parameter("weight").detach()
+    told = Eagle3Config.read(folder, config.num_hidden_layers)
+    _check(folder, info, "vocab_size", told.vocabulary, config.vocab_size)
+    _check(folder, info, "target_hidden_size", told.target_hidden or told.hidden, config.hidden_size)
+    if told.rope is not None:
+        _check_rotation(folder, told, target)
     head = eagle3.load(folder, config.num_hidden_layers, embedding)
-    _check(folder, info, "vocab_size", head.config.vocabulary, config.vocab_size)
-    _check(folder, info, "target_hidden_size", head.config.target_hidden or head.config.hidden, config.hidden_size)
-    _check_ids(folder, info, head.target_ids(torch.arange(head.config.draft_vocabulary)))
-    own = head.config
-    over = partial(Eagle3Runner, head, info.vocabulary)
-    return LoadedHead(own.taps, over, own.fused, 2 * own.key_heads * own.head_dim)
+    _check_ids(folder, info, head.target_ids(torch.arange(told.draft_vocabulary)))
+
+    def over(slots: int, context: int, dtype: torch.dtype) -> Head:
+        turns = None if told.rope is None else rotations_of(target, context, told.head_dim)
+        return Eagle3Runner(head, info.vocabulary, slots, context, dtype, turns)
+
+    return LoadedHead(told.taps, over, told.fused, 2 * told.key_heads * told.head_dim)
+
+
+def _check_rotation(folder: Path, told: Eagle3Config, target: PreTrainedModel) -> None:
+    """A rotation of another kind than the default one is served where it is the target's."""
+    own, given = told.rope or {}, getattr(target.config.get_text_config(), "rope_parameters", None) or {}
+    try:
+        if own != {key: each for key, each in given.items() if each is not None and key != "partial_rotary_factor"}:
+            raise Unsuited("with other numbers")
+        rotations_of(target, 1, told.head_dim)
+    except Unsuited as reason:
+        kind = own.get("rope_type")
+        message = f"rope_type: {kind} is served only where it is the target's rotation, which is not so: {reason}"
+        raise ModelError(f"{folder / CONFIG}: {message}") from None
 
 
 def _mtp(folder: Path, whole: dict[str, Any], style: mtp.Style, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from specwire.lm.heads.medusa import HYDRA, Medusa, MedusaConfig
 from specwire.lm.heads.mtp import MtpConfig, MtpHead
 from specwire.lm.heads.training import Schedule, Taught, draft_ids, train
 from specwire.lm.model_config import first_line
+from specwire.lm.model_files import weights_fingerprint
 from specwire.lm.runners.llama import MODEL_TYPES
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
@@ -27,6 +29,8 @@ WARM_UP = 50
 # Share of the steps in which the learning rate falls to zero.
 DECAYING = 0.4
 SEED = 20261123
+# Hexadecimal digits by which weights and tokens are known again.
+DIGEST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,8 @@ def teach(course: Course, tell: Callable[[str], None]) -> list[float]:
     head = _begun(course, target, stream)
     course.out.mkdir(parents=True, exist_ok=True)
     schedule = Schedule(course.rate, min(WARM_UP, course.steps), course.steps, max(1, round(DECAYING * course.steps)))
-    windows = _batches(training, course)
-    curve = train(head, target, windows, held_out, schedule, course.out, depth=course.depth, tell=tell)
+    windows, told = _batches(training, course), _told(course, target, stream)
+    curve = train(head, target, windows, held_out, schedule, course.out, depth=course.depth, course=told, tell=tell)
     if isinstance(head, Eagle3):
         eagle3.save(head.bfloat16(), course.out, course.target)
     elif isinstance(head, MtpHead):
@@ -82,6 +86,26 @@ def teach(course: Course, tell: Callable[[str], None]) -> list[float]:
     record = {"held_out_acceptance": [{"step": step, "by_position": shares} for step, shares in curve]}
     (course.out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
     return curve[-1][1] if curve else []
+
+
+def _told(course: Course, target: Any, stream: torch.Tensor) -> dict[str, str | int | float]:
+    """What a checkpoint is of, by the names of options. target, data: digests of weights and tokens, wherever they are.
+
+    Steps may differ while the rate is constant; devices and threads always.
+    """
+    return {
+        "target": weights_fingerprint(target, target.config, "float32")[:DIGEST],
+        "data": hashlib.sha256(stream.numpy().tobytes()).hexdigest()[:DIGEST],
+        "kind": course.kind,
+        "rows": course.rows,
+        "window": course.window,
+        "depth": course.depth,
+        "rate": course.rate,
+        "draft-vocabulary": course.draft_vocabulary,
+        "inner": course.inner,
+        "taps": " ".join(str(tap) for tap in course.taps),
+        "layers": course.layers,
+    }
 
 
 def _target(course: Course) -> tuple[Any, Any]:

@@ -9,9 +9,10 @@ before (training-time test: EAGLE-3, section 3.2), or the state that all steps r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,10 +22,14 @@ from specwire.core.model import ModelError
 from specwire.lm.heads.eagle3 import Eagle3
 from specwire.lm.heads.medusa import OUTPUTS, Medusa
 from specwire.lm.heads.mtp import MtpHead
+from specwire.lm.model_config import first_line
 from specwire.progress import LAST_LINE, Bar
 
 # Kinds that can be taught.
 Taught = Eagle3 | Medusa | MtpHead
+
+# Steps that were done, and held-out acceptance by position then.
+Curve = list[tuple[int, list[float]]]
 
 CHECKPOINT = "training.checkpoint"
 # Steps.
@@ -151,25 +156,20 @@ def train(
     *,
     depth: int = 3,
     decay: float = 0.8,
+    course: Mapping[str, str | int | float] = MappingProxyType({}),
     tell: Callable[[str], None] = LAST_LINE.say,
-) -> list[tuple[int, list[float]]]:
+) -> Curve:
     """Train to the schedule's end, from a checkpoint in `work` if there is one; the held-out acceptance as it went.
 
-    windows: (rows, length) ids, the same ones in the same order every time. held_out: (rows, length).
+    windows: (rows, length) ids, the same ones in the same order every time. held_out: (rows, length). course: what else
+    a checkpoint must be of to be gone on with, by names for the user.
 
     Raises:
-        ModelError: the checkpoint is of another head.
+        ModelError: the checkpoint is broken, or of another training.
     """
-    optimiser, first, curve = Optimiser(head, schedule), 0, []
-    checkpoint = work / CHECKPOINT
-    if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
-        try:
-            head.load_state_dict(saved["head"])
-            optimiser.load(saved["optimiser"])
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise ModelError(f"{checkpoint}: is of another head; train in another folder, or remove it") from error
-        first, curve = saved["step"], saved["curve"]
+    optimiser, checkpoint = Optimiser(head, schedule), work / CHECKPOINT
+    first, curve = _resumed(checkpoint, head, optimiser, course) if checkpoint.exists() else (0, [])
+    told = {"course": dict(course), "schedule": asdict(schedule)}
     began = time.monotonic()
     with Bar("head", schedule.steps, done=first) as bar:
         for step, tokens in zip(range(schedule.steps), windows, strict=False):
@@ -190,9 +190,33 @@ def train(
                 tell(f"step {done} held-out acceptance by position {' '.join(f'{one:.3f}' for one in curve[-1][1])}")
             if done % SAVE_EVERY == 0:
                 state = {"head": head.state_dict(), "optimiser": optimiser.state(), "step": done, "curve": curve}
-                torch.save(state, checkpoint.with_suffix(".new"))
+                torch.save(told | state, checkpoint.with_suffix(".new"))
                 checkpoint.with_suffix(".new").rename(checkpoint)
     return curve
+
+
+def _resumed(
+    checkpoint: Path, head: Taught, optimiser: Optimiser, course: Mapping[str, str | int | float]
+) -> tuple[int, Curve]:
+    """Take what it holds: the steps that are done, and the curve until there."""
+    advice = "train in another folder, or remove it"
+    try:
+        saved = torch.load(checkpoint, weights_only=True)
+        step, curve, was = int(saved["step"]), list(saved["curve"]), dict(saved.get("course", {}))
+        before = Schedule(**saved["schedule"]) if "schedule" in saved else optimiser.schedule
+    except Exception as error:  # what a broken file can raise is many things
+        raise ModelError(f"{checkpoint}: is no checkpoint that can be read: {first_line(error)}; {advice}") from error
+    for key, given in course.items():
+        if was.get(key) != given:
+            raise ModelError(f"{checkpoint}: {key}: is of {was.get(key)}, not of {given}; {advice}")
+    if before.steps != optimiser.schedule.steps and step > before.steps - before.decay:
+        raise ModelError(f"{checkpoint}: steps: its rate falls to the end of {before.steps} already; {advice}")
+    try:
+        head.load_state_dict(saved["head"])
+        optimiser.load(saved["optimiser"])
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{checkpoint}: is of another head; {advice}") from error
+    return step, curve
 
 
 def draft_ids(counts: torch.Tensor, most: int) -> torch.Tensor:

@@ -84,7 +84,7 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x / (x.pow(2).mean() + eps).sqrt() * weight
 
 
-def turned(x: torch.Tensor, position: int, theta: float) -> torch.Tensor:
+def turned(x: torch.Tensor, position: float, theta: float) -> torch.Tensor:
     """One head's vector, by its position: dimension i with i + half."""
     half, out = len(x) // 2, x.clone()
     for i in range(half):
@@ -95,11 +95,28 @@ def turned(x: torch.Tensor, position: int, theta: float) -> torch.Tensor:
 
 
 class ByHand:
-    """One row at a time. cache: keys and values, (heads, head_dim) each, of the rows that a new one sees."""
+    """One row at a time. cache: keys and values, (heads, head_dim) each, of the rows that a new one sees.
+
+    slower: positions turn by so many times less.
+    """
+
+    slower = 1
 
     def __init__(self, head: Eagle3) -> None:
         self.head, self.config = head, head.config
         self.cache: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def fuse(self, taps: torch.Tensor) -> torch.Tensor:
+        """Of one position."""
+        head, c = self.head, self.config
+        if c.norm_before_fc:
+            taps = normed(taps, head.state_dict()["input_norm.weight"], c.eps)
+        if c.fc_norm:
+            width = len(taps) // 3
+            parts = [taps[:width], taps[width : 2 * width], taps[2 * width :]]
+            weights = [head.state_dict()[f"fc_norm.{tap}.weight"] for tap in range(3)]
+            taps = torch.cat([normed(part, weight, c.eps) for part, weight in zip(parts, weights, strict=True)])
+        return head.fc.weight @ taps
 
     def row(self, feature: torch.Tensor, token: int, position: int) -> torch.Tensor:
         head, c = self.head, self.config
@@ -109,10 +126,16 @@ class ByHand:
         queries, keys, values = (
             (projection.weight @ both).view(-1, c.head_dim) for projection in (head.q_proj, head.k_proj, head.v_proj)
         )
-        self.cache.append((torch.stack([turned(key, position, c.theta) for key in keys]), values))
+        if c.head_norms:
+            scales = [head.state_dict()[f"{part}.weight"] for part in ("q_norm", "k_norm")]
+            queries, keys = (
+                torch.stack([normed(one, scale, c.eps) for one in ones])
+                for ones, scale in zip((queries, keys), scales, strict=True)
+            )
+        self.cache.append((torch.stack([turned(key, position / self.slower, c.theta) for key in keys]), values))
         found = []
         for index, query in enumerate(queries):
-            query, own = turned(query, position, c.theta), index * c.key_heads // c.heads
+            query, own = turned(query, position / self.slower, c.theta), index * c.key_heads // c.heads
             scores = torch.stack([query @ key[own] for key, _ in self.cache]) / c.head_dim**0.5
             weights = scores.softmax(0)
             found.append(sum(weight * value[own] for weight, (_, value) in zip(weights, self.cache, strict=True)))
@@ -127,7 +150,7 @@ class ByHand:
 
     def read(self, features: torch.Tensor, tokens: list[int]) -> torch.Tensor:
         """What the last row of a text leads to. features: (len(tokens) - 1, 3 target_hidden)."""
-        rows = [self.row(self.head.fuse(each), tokens[at + 1], at) for at, each in enumerate(features)]
+        rows = [self.row(self.fuse(each), tokens[at + 1], at) for at, each in enumerate(features)]
         return rows[-1]
 
     def draft(self, features: torch.Tensor, tokens: list[int], depth: int) -> list[int]:

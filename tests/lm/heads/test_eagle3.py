@@ -19,11 +19,17 @@ from tests.lm.heads.by_hand import CONFIG, LAYERS, ByHand, head_of
 @torch.no_grad()
 @pytest.mark.parametrize("norm_before_residual", [False, True])
 @pytest.mark.parametrize("norm_output", [False, True])
-@pytest.mark.parametrize("norm_before_fc", [False, True])
-def test_steps_are_those_of_a_loop(norm_before_residual: bool, norm_output: bool, norm_before_fc: bool) -> None:
+@pytest.mark.parametrize("norm", ["none", "norm_before_fc", "fc_norm"])
+@pytest.mark.parametrize("head_norms", [False, True])
+def test_steps_are_those_of_a_loop(norm_before_residual: bool, norm_output: bool, norm: str, head_norms: bool) -> None:
     """At each place: the text's rows up to there, then three guesses, each behind the one before."""
     config = replace(
-        CONFIG, norm_before_residual=norm_before_residual, norm_output=norm_output, norm_before_fc=norm_before_fc
+        CONFIG,
+        norm_before_residual=norm_before_residual,
+        norm_output=norm_output,
+        norm_before_fc=norm == "norm_before_fc",
+        fc_norm=norm == "fc_norm",
+        head_norms=head_norms,
     )
     head = head_of(config)
     length, depth = 5, 3
@@ -36,7 +42,7 @@ def test_steps_are_those_of_a_loop(norm_before_residual: bool, norm_output: bool
         steps.append(head.logits(features))
     for place in range(length):
         plain = ByHand(head)
-        fused = [head.fuse(taps[0, row]) for row in range(place + 1)]
+        fused = [plain.fuse(taps[0, row]) for row in range(place + 1)]
         out = [plain.row(feature, int(tokens[0, row]), row) for row, feature in enumerate(fused)][-1]
         for step, logits in enumerate(steps):
             assert torch.allclose(logits[0, place], plain.logits(out), atol=1e-4), (place, step)
@@ -44,8 +50,10 @@ def test_steps_are_those_of_a_loop(norm_before_residual: bool, norm_output: bool
 
 
 @torch.no_grad()
-def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
-    head = head_of(replace(CONFIG, norm_before_residual=True, norm_before_fc=True))
+@pytest.mark.parametrize("norm", ["norm_before_fc", "fc_norm"])
+def test_it_is_read_as_it_was_written(norm: str, tmp_path: Path) -> None:
+    more: dict[str, Any] = {norm: True}
+    head = head_of(replace(CONFIG, norm_before_residual=True, norm_output=True, head_norms=True, **more))
     save(head, tmp_path, "a target")
     again = load(tmp_path, LAYERS, head.embed_tokens.weight.detach())
     assert again.config == head.config

@@ -423,7 +423,7 @@ def change(where: str, tensors: Mapping[str, torch.Tensor | None]) -> None:
         ({f"{LAYER}mlp.up_proj.weight": None}, rf"target: {LAYER}mlp.up_proj.weight: is not there"),
         ({f"{LAYER}enorm.weight": torch.ones(9)}, rf"{LAYER}enorm.weight: is \(9,\), not \(32,\)"),
         ({f"{LAYER}self_attn.v_proj.weight": torch.ones(8, 32)}, r"v_proj.weight: is \(8, 32\), not \(16, 32\)"),
-        ({f"{LAYER}mlp.down_proj.weight": torch.ones(32, 48).to(torch.float8_e4m3fn)}, "is in float8_e4m3fn"),
+        ({f"{LAYER}mlp.down_proj.weight": torch.ones(32, 48).to(torch.float8_e4m3fn)}, "is stored as F8_E4M3"),
         ({f"{LAYER}mlp.experts.0.up_proj.weight": torch.ones(2, 2)}, r"up_proj.weight: is of a mixture of experts"),
         ({f"{LAYER}mlp.gate.weight": torch.ones(2, 2)}, "gate.weight: is of a mixture of experts"),
         ({f"{LAYER}self_attn.kv_a_proj_with_mqa.weight": torch.ones(2, 2)}, r"is of latent attention \(MLA\)"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,40 @@ def test_it_drafts_what_a_plain_loop_does(kind: str, runtime: str, tmp_path: Pat
     lm.forward([Feed(1, 0, text[:4], 1), Feed(0, 0, text[:2], 1)])
     asked = [HeadRequest(1, text[:5], GREEDY, 3), HeadRequest(0, text[:3], GREEDY, 2)]
     assert lm.draft(asked) == [expected(target, head, text[:5], 3), expected(target, head, text[:3], 2)]
+
+
+@pytest.mark.parametrize("norm", ["norm_before_fc", "fc_norm"])
+def test_it_does_so_with_norms_where_readers_have_them(norm: str, tmp_path: Path) -> None:
+    more: dict[str, Any] = {norm: True, "head_norms": True, "norm_output": True, "norm_before_residual": True}
+    target, _, where, _ = built(tmp_path)
+    head = head_of(replace(HEAD, **more), 3)
+    save(head, tmp_path / "normed", where, with_embedding=True)
+    lm, text = headed(where, str(tmp_path / "normed")), [3, 17, 8, 29, 11, 5, 23]
+    for slot, end in enumerate((3, 5, 7)):
+        lm.forward([Feed(slot, 0, text[: end - 1], 1)])
+        assert lm.draft([HeadRequest(slot, text[:end], GREEDY, 3)]) == [expected(target, head, text[:end], 3)]
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_rotation_of_another_kind_is_served_where_it_is_the_target_s(fits: bool, tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
+    config = models.config("llama")
+    config.rope_parameters = dict(rope)
+    target, head = (
+        models.build(config),
+        head_of(replace(HEAD, heads=4, head_dim=8, rope=rope if fits else {**rope, "factor": 2.0})),
+    )
+    where = models.save(target, tmp_path / "target")
+    save(head, tmp_path / "head", where, with_embedding=True)
+    if not fits:
+        with pytest.raises(ModelError, match="config.json: rope_type: linear is served only where it is the target's"):
+            headed(where, str(tmp_path / "head"))
+        return
+    lm, text = headed(where, str(tmp_path / "head")), [3, 17, 8, 29, 11, 5, 23]
+    lm.forward([Feed(0, 0, text[:-1], 1)])
+    slowly = ByHand(head)
+    slowly.slower = 4
+    assert lm.draft([HeadRequest(0, text, GREEDY, 3)]) == [slowly.draft(features_of(target, text), text, 3)]
 
 
 def test_it_does_so_after_any_windows_rollbacks_copies_and_other_texts(tmp_path: Path) -> None:
@@ -299,7 +334,7 @@ def test_a_text_whose_values_are_not_finite_is_lost_alone(tmp_path: Path, monkey
 def test_logits_that_are_not_finite_are_a_failure(tmp_path: Path) -> None:
     _, head, where, _ = built(tmp_path)
     with torch.no_grad():
-        head.lm_head.weight[3] = torch.nan
+        head.lm_head.weight[3] = 3e38
     save(head, tmp_path / "broken", where, with_embedding=True)
     lm = headed(where, str(tmp_path / "broken"))
     lm.forward([Feed(0, 0, [3, 17, 8], 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -185,3 +186,53 @@ def test_what_was_taught_is_accepted_as_often_when_it_is_served(
             right[step] += 1
     assert [one / max(1, of) for one, of in zip(right, tested, strict=True)] == acceptance(head, iter([given]), depth)
     assert right[0] > 0
+
+
+COURSE: dict[str, int | str] = {"rows": 4, "data": "abc"}
+
+
+@pytest.fixture
+def kept(target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a training of 10 steps of 20 has left its checkpoint; the rate falls from step 16 on."""
+    monkeypatch.setattr(training, "SAVE_EVERY", 2)
+    gone_on(target, tmp_path, 10)
+    return tmp_path
+
+
+def gone_on(target: LlamaForCausalLM, work: Path, until: int, steps: int = 20, **course: int | str) -> None:
+    some = (tokens for tokens, _ in zip(windows(), range(until), strict=False))
+    schedule = Schedule(5e-3, 2, steps, 4)
+    train(head_of(target), target, some, next(windows(9)), schedule, work, depth=2, course=COURSE | course)
+
+
+@pytest.mark.parametrize(
+    ("course", "message"),
+    [({"rows": 8}, "rows: is of 4, not of 8"), ({"data": "abd"}, "data: is of abc, not of abd")],
+)
+def test_a_checkpoint_of_another_course_is_refused(
+    course: dict[str, Any], message: str, target: LlamaForCausalLM, kept: Path
+) -> None:
+    with pytest.raises(ModelError, match=f"{training.CHECKPOINT}: {message}; train in another folder, or remove it"):
+        gone_on(target, kept, 20, **course)
+
+
+def test_more_steps_may_follow_while_the_rate_is_constant(target: LlamaForCausalLM, kept: Path) -> None:
+    gone_on(target, kept, 18, steps=22)
+    gone_on(target, kept, 20, steps=22)
+    with pytest.raises(ModelError, match="training.checkpoint: steps: its rate falls to the end of 22 already"):
+        gone_on(target, kept, 22, steps=30)
+
+
+@pytest.mark.parametrize("size", [0, 5, 1000, -20])
+def test_a_checkpoint_that_was_cut_short_is_refused(size: int, target: LlamaForCausalLM, kept: Path) -> None:
+    path = kept / training.CHECKPOINT
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ModelError, match="training.checkpoint: is no checkpoint that can be read"):
+        gone_on(target, kept, 20)
+
+
+@pytest.mark.parametrize("held", [[1], {"step": 3}, {"step": "x", "curve": [], "course": COURSE}])
+def test_a_checkpoint_of_something_else_is_refused(held: Any, target: LlamaForCausalLM, kept: Path) -> None:
+    torch.save(held, kept / training.CHECKPOINT)
+    with pytest.raises(ModelError, match="training.checkpoint: is no checkpoint that can be read"):
+        gone_on(target, kept, 20)

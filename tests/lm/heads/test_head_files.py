@@ -1,0 +1,288 @@
+"""Files of heads that are broken, or of a kind that is not served: each is refused in a sentence, none silently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specwire.core.model import ModelError
+from specwire.lm.heads.eagle3 import default_taps, load, save
+from specwire.lm.heads.files import Keys
+from tests.lm.heads.by_hand import CONFIG, LAYERS, head_of
+
+# Of a target.
+EMBEDDING = torch.zeros(CONFIG.vocabulary, CONFIG.hidden)
+TAPS = "eagle_aux_hidden_state_layer_ids"
+Q, FC = "layers.0.self_attn.q_proj.weight", "fc.weight"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    save(head_of(CONFIG), tmp_path, "a target")
+    return tmp_path
+
+
+def said(head: Path, **changes: Any) -> None:
+    """Change keys of config.json, those of its layer where they are there; ... takes one away."""
+    path = head / "config.json"
+    whole = json.loads(path.read_text())
+    for key, value in changes.items():
+        within = whole["transformer_layer_config"] if key in LAYER_KEYS else whole
+        within[key] = value
+        if value is ...:
+            del within[key]
+    path.write_text(json.dumps(whole))
+
+
+LAYER_KEYS = {
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
+    *("num_hidden_layers", "rms_norm_eps", "rope_parameters", "rope_scaling", "hidden_act", "attention_bias"),
+    *("mlp_bias", "layer_types", "model_type"),
+}
+
+
+def stored(head: Path, change: Callable[[Tensors], Tensors]) -> None:
+    path = head / "model.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+def refused(head: Path, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as found:
+        load(head, LAYERS, EMBEDDING)
+    assert str(head) in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"[1, 2]", b'"x"', b"null", b"3", b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b'{"a":' + b"9" * 5000 + b"}"],
+)
+def test_a_configuration_that_is_no_object_is_named(raw: bytes, head: Path) -> None:
+    (head / "config.json").write_bytes(raw)
+    refused(head, "config.json: cannot be read: ")
+
+
+@pytest.mark.parametrize("raw", [b"", b"no tensors at all", b"\xff" * 8 + b"{}", b"\x02\0\0\0\0\0\0\0{}"])
+def test_weights_that_are_none_are_named(raw: bytes, head: Path) -> None:
+    (head / "model.safetensors").write_bytes(raw)
+    refused(head, "model.safetensors: ")
+
+
+def test_weights_that_were_cut_short_are_named(head: Path) -> None:
+    path = head / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(head, "model.safetensors: cannot be read: ")
+
+
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "num_hidden_layers")
+OTHER_SIZES = ("num_key_value_heads", "head_dim", "draft_vocab_size", "target_hidden_size")
+
+
+@pytest.mark.parametrize("key", [*SIZES, *OTHER_SIZES])
+@pytest.mark.parametrize("value", ["32", [32], {}, 32.0, 2.5, True, -32, 0])
+def test_a_size_is_a_whole_number_of_1_or_more(key: str, value: Any, head: Path) -> None:
+    said(head, **{key: value})
+    refused(head, rf"config.json: \S*{key}: must be (a whole number|at least 1), not ")
+
+
+@pytest.mark.parametrize("key", SIZES)
+@pytest.mark.parametrize("value", [None, ...])
+def test_a_size_that_is_not_told_is_named(key: str, value: Any, head: Path) -> None:
+    said(head, **{key: value})
+    refused(head, rf"config.json: transformer_layer_config.{key}: must be a whole number, not None")
+
+
+@pytest.mark.parametrize("key", [*SIZES, *OTHER_SIZES])
+@pytest.mark.parametrize("value", [10**12, 10**30])
+def test_a_size_that_is_too_large_allocates_nothing(key: str, value: int, head: Path) -> None:
+    said(head, **{key: value})
+    refused(head, "num_hidden_layers: only|is .* not |cannot share|must be at ")
+
+
+@pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim", "rms_norm_eps", "rope_scaling", "hidden_act"])
+def test_null_is_as_if_it_were_not_there(key: str, head: Path) -> None:
+    save(head_of(replace(CONFIG, heads=2, key_heads=2)), head, "a target")
+    said(head, **{key: None})
+    config = load(head, LAYERS, EMBEDDING).config
+    assert (config.key_heads, config.head_dim, config.eps, config.rope) == (2, 8, 1e-6, None)
+
+
+@pytest.mark.parametrize("value", ["a", [1], {}, True, -1, 0, float("nan"), float("inf"), 10**400])
+@pytest.mark.parametrize("key", ["rms_norm_eps", "rope_theta"])
+def test_a_real_number_is_finite_and_above_0(key: str, value: Any, head: Path) -> None:
+    said(head, **({"rope_parameters": {"rope_theta": value}} if key == "rope_theta" else {key: value}))
+    refused(head, rf"{key}: must be a number above 0, not ")
+
+
+@pytest.mark.parametrize("key", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"])
+@pytest.mark.parametrize("value", ["false", "no", 0, 2, []])
+def test_a_flag_is_true_or_false(key: str, value: Any, head: Path) -> None:
+    said(head, **{key: value})
+    refused(head, rf"config.json: {key}: must be true or false, not ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("transformer_layer_config", value) for value in ("x", [1], 3, True)),
+        *(("eagle_config", value) for value in ("x", [1])),
+        *(("rope_parameters", value) for value in ("x", [1], 5)),
+    ],
+)
+def test_an_object_is_one(key: str, value: Any, head: Path) -> None:
+    said(head, **{key: value})
+    refused(head, rf"config.json: \S*{key}: must be an object, not ")
+
+
+@pytest.mark.parametrize(
+    ("taps", "message"),
+    [
+        *((taps, "must be a list of whole numbers, not ") for taps in (5, True, "012", {"a": 1}, [0, 1, True])),
+        *((taps, "must be a list of whole numbers, not ") for taps in ([0, 1, 2.0], [[0], [1], [2]], [0, 1, None])),
+        *((taps, "must be 3 of the target's layers 0 to 6, not ") for taps in ([], [0, 1], [0, 1, 2, 3])),
+        *((taps, "must be 3 of the target's layers 0 to 6, not ") for taps in ([0, 1, -1], [0, 1, 7], [1, 2, 10**30])),
+    ],
+)
+def test_taps_are_three_of_the_target_s_layers(taps: Any, message: str, head: Path) -> None:
+    said(head, **{TAPS: taps})
+    refused(head, f"config.json: {TAPS}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"speculators_model_type": "mlp_speculator"}, "speculators_model_type: only eagle3 is served"),
+        ({"model_type": "mixtral"}, "model_type: only layers of llama and qwen3 are served, not 'mixtral'"),
+        ({"hidden_act": "gelu"}, "hidden_act: only silu is served, not 'gelu'"),
+        ({"attention_bias": True}, "attention_bias: only false is served, not True"),
+        ({"mlp_bias": True}, "mlp_bias: only false is served, not True"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types: only .*full_attention.* is served"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 3.0}}}, "full_attention: only one rotation is served"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor: only 1.0 is served, not 0.5"),
+        ({"rope_parameters": {"rope_type": 3}}, "rope_type: must be text, not 3"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling: is linear, and rope_parameters are def"),
+        ({"norm_before_fc": True, "fc_norm": True}, "fc_norm: cannot be beside norm_before_fc"),
+        ({"draft_vocab_size": 41}, "draft_vocab_size: must be at most vocab_size, 40"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 4 heads cannot share 3"),
+        ({"head_dim": 7}, "head_dim: must be even, not 7"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "eagle_config.use_aux_hidden_state: only true is served"),
+        ({"eagle_config": {"eh_proj_before_attn": True}}, "eagle_config.eh_proj_before_attn: only false is served"),
+        ({"eagle_config": {"parallel_draft_step": 4}}, "eagle_config.parallel_draft_step: only 1 is served, not 4"),
+        ({"eagle_config": {TAPS: [0, 1, 6]}}, f"eagle_config.{TAPS}: must be 3 of the target's layers -1 to 5"),
+        ({"model_type": "qwen3"}, "q_norm.weight: is not there"),
+        ({"norm_before_fc": True}, "input_norm.weight: is not there"),
+        ({"fc_norm": True}, "fc_norm.0.weight: is not there"),
+        ({"target_hidden_size": 32}, r"fc.weight: is \(16, 48\), not \(16, 96\)"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], message: str, head: Path) -> None:
+    said(head, **changes)
+    refused(head, message)
+
+
+DRAFT = CONFIG.draft_vocabulary
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("d2t", torch.full((DRAFT,), 0.5), "is stored as F32, and ids only as I64, I32"),
+        ("d2t", torch.zeros(DRAFT, dtype=torch.bool), "is stored as BOOL"),
+        *(
+            ("d2t", torch.zeros(shape, dtype=torch.int64), r"is \(.*, not \(20,\)")
+            for shape in ((DRAFT - 1,), (1,), (0,), (), (DRAFT, 1), (DRAFT, DRAFT))
+        ),
+        *(
+            ("d2t", torch.full((DRAFT,), offset), "points beyond the vocabulary of 40")
+            for offset in (-1, 21, 40, 2**62, 2**63 - 1, -(2**63))
+        ),
+        ("d2t", None, "is not there, and the head says 20 of 40 ids"),
+        (FC, None, "is not there"),
+        (FC, torch.zeros(17, 49), r"is \(17, 49\), not \(16, 48\)"),
+        (FC, torch.tensor(1.0), r"is \(\), not \(16, 48\)"),
+        (FC, torch.zeros(16, 48, dtype=torch.int8), "is stored as I8, and weights only as F64, F32, F16, BF16"),
+        (FC, torch.zeros(16, 48).to(torch.float8_e4m3fn), "is stored as F8_E4M3"),
+        (FC, torch.full((16, 48), torch.nan), "has values that are not finite"),
+        ("norm.weight", torch.full((16,), torch.inf), "has values that are not finite"),
+        ("lm_head.weight", torch.full((20, 16), -torch.inf, dtype=torch.bfloat16), "has values that are not finite"),
+        ("embed_tokens.weight", torch.zeros(39, 16), r"is \(39, 16\), not \(40, 16\)"),
+        ("layers.0.self_attn.q_proj.bias", torch.zeros(32), "is not part of an EAGLE-3 head as its config.json"),
+        ("layers.0.self_attn.q_norm.weight", torch.zeros(8), "is not part of an EAGLE-3 head"),
+        ("layers.1.input_layernorm.weight", torch.zeros(16), "is not part of an EAGLE-3 head"),
+        ("fc_norm.0.weight", torch.zeros(16), "is not part of an EAGLE-3 head"),
+        ("midlayer.hidden_norm.weight", torch.zeros(16), "is there twice, also as "),
+    ],
+)
+def test_a_tensor_that_cannot_be_right_is_named(
+    name: str, tensor: torch.Tensor | None, message: str, head: Path
+) -> None:
+    stored(
+        head,
+        lambda tensors: {key: each for key, each in {**tensors, name: tensor}.items() if each is not None},
+    )
+    refused(head, message)
+
+
+def test_a_head_as_narrow_as_no_embedding_is_refused(head: Path) -> None:
+    save(head_of(replace(CONFIG, target_hidden=32)), head, "a target")
+    with pytest.raises(
+        ModelError, match=r"embed_tokens.weight: is not there, and the target's is \(40, 32\), not \(40, 16"
+    ):
+        load(head, LAYERS, torch.zeros(40, 32))
+
+
+def test_a_pickle_is_refused_with_what_to_do(head: Path) -> None:
+    (head / "model.safetensors").rename(head / "pytorch_model.bin")
+    refused(head, "pytorch_model.bin: is a pickle, which is not read; docs/MODELS.md says how to convert it")
+
+
+def test_it_is_read_without_what_says_nothing_more(head: Path) -> None:
+    more = {"verifier_norm.weight": torch.zeros(16), "layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+    stored(head, lambda tensors: {**tensors, **more})
+    load(head, LAYERS, EMBEDDING)
+
+
+@pytest.mark.parametrize("layers", range(1, 40))
+def test_taps_that_are_not_told_are_of_the_target_s_layers(layers: int, head: Path) -> None:
+    said(head, **{TAPS: ...})
+    taps = load(head, layers, EMBEDDING).config.taps
+    assert taps == default_taps(layers)
+    assert all(0 <= tap <= layers for tap in taps)
+    if layers >= 4:
+        assert sorted(set(taps)) == list(taps), "each says something of its own"
+    if layers >= 7:
+        assert taps == (2, layers // 2, layers - 3)
+
+
+@pytest.mark.parametrize(("key", "taps"), [(TAPS, (1, 2, 4)), ("eagle_config", (2, 3, 5))])
+def test_taps_of_the_two_readers_differ_by_one(key: str, taps: tuple[int, ...], head: Path) -> None:
+    """VLLM reads what enters a layer, SGLang, of `eagle_config`, what leaves it."""
+    said(head, **{TAPS: ...})
+    said(head, **{key: [1, 2, 4] if key == TAPS else {TAPS: [1, 2, 4]}})
+    assert load(head, LAYERS, EMBEDDING).config.taps == taps
+
+
+def test_flags_may_be_within_eagle_config(head: Path) -> None:
+    save(head_of(replace(CONFIG, norm_before_fc=True)), head, "a target")
+    inside = {"norm_before_fc": True, "norm_before_residual": True, "return_hidden_post_norm": True}
+    said(head, norm_before_fc=..., eagle_config=inside)
+    config = load(head, LAYERS, EMBEDDING).config
+    assert config.norm_before_fc
+    assert config.norm_before_residual
+    assert config.norm_output
+
+
+def test_what_an_error_shows_of_a_file_is_short() -> None:
+    keys = Keys(Path("config.json"), {"a": "x" * 10**6, "b": [1] * 10**6})
+    for wrong in (lambda: keys.whole_number("a"), lambda: keys.flag("b"), lambda: keys.whole_numbers("a")):
+        with pytest.raises(ModelError) as found:
+            wrong()
+        assert len(str(found.value)) < 200
