@@ -101,3 +101,10 @@ def test_a_session_begins_with_what_others_learnt_under_the_same_kind_of_rule() 
     fresh, drawn = HeadSource([1], known.of(0.0)), HeadSource([1], known.of(0.8))
     assert fresh.acceptance.rates(2)[0] > 0.9
     assert drawn.acceptance.rates(2) == AcceptanceByPosition().rates(2)
+
+
+@pytest.mark.parametrize(("spare_us", "depth"), [(1300.0, 4), (700.0, 2), (150.0, 1), (99.0, 0), (-5.0, 0)])
+def test_no_more_is_risked_at_once_than_a_part_of_what_may_be_lost(spare_us: float, depth: int) -> None:
+    forwards = HeadDepth({1: 100.0, 2: 100.0})
+    assert forwards.borne(4, 1, 1, flat, spare_us) == depth
+    assert forwards.borne(4, 2, 4, flat, 2 * spare_us) == depth, "all that wait are paid for, by those it drafts for"

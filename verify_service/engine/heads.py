@@ -69,8 +69,9 @@ class _Asked:
 class HeadDrafting:
     """Lets a head draft where that is expected to pay. A head that fails is switched off, and ends nothing.
 
-    All of a step's sessions wait for it, and those that it drafts for pay, whatever comes of it. What it reads of a
-    text before it first drafts behind it is like the prefill of a prompt, of which nobody is charged either.
+    All of a step's sessions wait for it, and those that it drafts for pay, whatever comes of it. What it has to read
+    of a text before is like the prefill of a prompt: nobody is charged. It is read once, where the head is expected to
+    pay, and a session that paid for it could hardly come out of debt: a position costs as much as a step may lose.
     """
 
     def __init__(self, heads: Heads, depth: HeadDepth) -> None:
@@ -101,7 +102,7 @@ class HeadDrafting:
         budget = PREFILL_ROWS
         if self._depth.pays and (long := [each for each in _asked(heads, step.prompts, step) if each.unread > READ_AT]):
             tell()
-            budget -= self._read(heads, _within(long, budget), now_us)
+            budget -= self._read(heads, _within(long, budget))
         asked = [each for each in _asked(heads, step.decoding, step) if self._wants(each, step)]
         began_us = now_us()
         if not asked or not (asked := self._chosen(asked, step, began_us)):
@@ -111,7 +112,7 @@ class HeadDrafting:
         ready = [each for each in asked if each.unread <= FEW_UNREAD]
         behind = _within([each for each in asked if each.unread > FEW_UNREAD], budget)
         if behind:
-            self._read(heads, behind, now_us)
+            self._read(heads, behind)
         self._propose(heads, [*ready, *behind], len(step.decoding), now_us)
         if tried:
             self._depth.tried(now_us() - began_us)
@@ -134,20 +135,13 @@ class HeadDrafting:
                 return []
             asked, depth = [max(asked, key=lambda each: each.untested_us)], min(PROBE_WINDOW, most)
         for each in asked:
-            charged_us = self._depth.reading_us(each.unread) if each.source.read else 0.0
-            each.depth = self._depth.borne(depth, len(asked), decoding, step.V, each.spare_us - charged_us)
+            each.depth = self._depth.borne(depth, len(asked), decoding, step.V, each.spare_us)
         return [each for each in asked if each.depth]
 
-    def _read(self, heads: Heads, behind: Sequence[_Asked], now_us: Callable[[], float]) -> int:
+    def _read(self, heads: Heads, behind: Sequence[_Asked]) -> int:
         """Returns how many positions."""
-        began_us, rows = now_us(), sum(each.unread for each in behind)
         heads.catch_up([each.request for each in behind])
-        took_us = now_us() - began_us
-        self._depth.read(rows, took_us)
-        for each in behind:
-            if each.source.read:
-                each.session.ledger.charge(took_us, 0, 0.0, took_us * each.unread / rows)
-        return rows
+        return sum(each.unread for each in behind)
 
     def _propose(self, heads: Heads, asked: Sequence[_Asked], decoding: int, now_us: Callable[[], float]) -> None:
         if not asked:
@@ -155,7 +149,6 @@ class HeadDrafting:
         began_us = now_us()
         drafted = heads.draft([each.request for each in asked])
         for each, tokens in zip(asked, drafted, strict=True):
-            each.source.read = True
             each.source.propose(tokens)
         ended_us = now_us()
         took_us = ended_us - began_us

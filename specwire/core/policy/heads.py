@@ -7,7 +7,14 @@ from itertools import accumulate
 from operator import mul
 
 from specwire.core.policy.estimates import AcceptanceByPosition, ForwardTimes, smoothed
-from specwire.core.policy.tunables import EXPLORED_SHARE, LEAST_GUESS_GAIN, MOST_HEAD_DEPTH, PROBE_WINDOW, STEP_WEIGHT
+from specwire.core.policy.tunables import (
+    EXPLORED_SHARE,
+    LEAST_GUESS_GAIN,
+    MOST_HEAD_DEPTH,
+    PROBE_WINDOW,
+    RISKED_SHARE,
+    STEP_WEIGHT,
+)
 
 
 class HeadAcceptance:
@@ -35,26 +42,17 @@ class HeadDepth:
         self.pays = True
         self._forward = ForwardTimes(forward_us)
         self._scale = 1.0
-        self._row_us: float | None = None
         self._drafted_us = self._tried_us = 0.0
 
     def drafting_us(self, sessions: int, depth: int) -> float:
         """What so many forwards are expected to take."""
         return depth * self._scale * self._forward.at(sessions)
 
-    def reading_us(self, rows: int) -> float:
-        """What it is expected to take until so many positions of texts are read."""
-        return rows * (self._row_us or 0.0)
-
     def observe(self, sessions: int, forwards: int, took_us: float, now_us: float) -> None:
         """The head has drafted for so many sessions, as deep as it ran forwards."""
         if forwards:
             self._scale = smoothed(self._scale, took_us / (forwards * self._forward.at(sessions)), STEP_WEIGHT)
         self._drafted_us = now_us
-
-    def read(self, rows: int, took_us: float) -> None:
-        """It has read so many positions of texts."""
-        self._row_us = smoothed(self._row_us, took_us / rows)
 
     def due(self, now_us: float) -> bool:
         """Whether one session may be drafted for although it does not pay: for EXPLORED_SHARE of the time."""
@@ -85,10 +83,12 @@ class HeadDepth:
     def borne(self, depth: int, sessions: int, decoding: int, V: Callable[[int], float], spare_us: float) -> int:
         """The greatest depth up to `depth` that a session's ledger can bear if all of it is wrong, the window as well.
 
-        The session is one of `sessions` that are drafted for, for which all that decode wait.
+        More than one token may risk RISKED_SHARE of what is left: a bad beginning would use it up at once. The session
+        is one of `sessions` that are drafted for, for which all that decode wait.
         """
         for borne in range(depth, 0, -1):
             window_us = V(decoding + borne * sessions) - V(decoding)
-            if (self.drafting_us(sessions, borne) + window_us) * decoding / sessions <= spare_us:
+            risked_us = (self.drafting_us(sessions, borne) + window_us) * decoding / sessions
+            if risked_us <= (spare_us if borne == 1 else RISKED_SHARE * spare_us):
                 return borne
         return 0

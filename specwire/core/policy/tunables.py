@@ -112,6 +112,8 @@ TESTED_TOKENS = 1.5
 IN_A_ROW = 16
 # Tokens that a head drafts for a session's next step, at most: its later ones are hardly ever decided.
 MOST_HEAD_DEPTH = 8
+# Of what a session's ledger may still lose, the share that one draft of a head and its window may risk.
+RISKED_SHARE = 0.33
 # Plans without a look for guesses behind several in vain, at most: 16 look-ups a step cost a batch some per cent (LOG).
 MOST_REST = 8
 

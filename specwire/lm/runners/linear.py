@@ -103,6 +103,8 @@ LARGEST = 127
 LEAST_SCALE = 1e-12
 # Rows up to which PyTorch's product of bfloat16 with integers is quicker than one with the weights widened.
 FEW = 16
+# Likewise where it has wide registers.
+MANY = 1 << 16
 # Weights of a layer that `pack_rounded` rounds, at least: smaller ones stay in a processor's cache as they are.
 LEAST_ROUNDED = 1 << 16
 
@@ -117,10 +119,14 @@ def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class RoundedLinear(nn.Module):
     """Layers in 8 bits beside ones that are not. The former's `bias` is (1, out), scales, or (2, out), bias behind."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.few = MANY if "AVX512" in torch.backends.cpu.get_cpu_capability() else FEW
+
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if weight.dtype != torch.int8 or bias is None:
             return functional.linear(x, weight, bias)
-        if x.size(0) <= 16:  # FEW, which TorchScript does not find
+        if x.size(0) <= self.few:
             y = torch._weight_int8pack_mm(x.to(torch.bfloat16), weight, bias[0].to(torch.bfloat16)).to(x.dtype)
         else:
             y = functional.linear(x, weight.to(x.dtype)) * bias[0]
