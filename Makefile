@@ -250,8 +250,8 @@ bench-cluster: $(STAMP) ## measure how tokens/s grow with verifiers and orchestr
 bench-ingress: $(STAMP) ## measure what Ray Serve before an orchestrator costs (needs the extra serve, three minutes)
 	$(BIN)/python -m bench.cluster.ingress_run
 
-train-demo-head: $(STAMP) ## train the demo target's head again, into build/head (hours)
-	$(BIN)/python -m demo_pair.train.head --work build/head --own-text
+train-demo-head: $(STAMP) ## train the demo target's head again, into build/head (half an hour on two idle cores)
+	$(BIN)/python -m demo_pair.train.head --work build/head
 
 train-demo-pair: $(STAMP) ## train the demo pair again, into build/pair (hours)
 	$(BIN)/python -m demo_pair.train --work build/pair

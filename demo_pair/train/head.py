@@ -41,16 +41,14 @@ def config(vocabulary: int, hidden: int) -> Eagle3Config:
     )
 
 
-def run(work: Path, schedule: Schedule, own_text: bool) -> None:
+def run(work: Path, schedule: Schedule) -> None:
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(TARGET)
     target = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     files = read_corpus()
     stream = training_stream(files, tokenizer)
     held_out = held_out_windows(encode([f for f in files if f.held_out], tokenizer), EVALUATED)
-    windows = batches(stream, ROWS, SEED)
-    if own_text:
-        own = load_own_windows(work, target, tokenizer)
-        windows = mixed(windows, own_batches(own, ROWS, SEED))
+    own = load_own_windows(work, target, tokenizer)
+    windows = mixed(batches(stream, ROWS, SEED), own_batches(own, ROWS, SEED))
     torch.manual_seed(SEED)
     embed = target.get_input_embeddings().weight.detach().clone()
     head = Eagle3(config(len(embed), embed.shape[1]), embed)
@@ -60,21 +58,20 @@ def run(work: Path, schedule: Schedule, own_text: bool) -> None:
         head.lm_head.weight.copy_(target.lm_head.weight[torch.arange(DRAFT_VOCABULARY) + head.d2t])
     curve = train(head, target, windows, held_out, schedule, work, depth=DEPTH, tell=tell)
     save(head.bfloat16(), work / "head", "demo_pair/target")
-    (work / "head.json").write_text(json.dumps({"held_out_acceptance": curve}, indent=1) + "\n")
+    (work / "head" / "training.json").write_text(json.dumps({"held_out_acceptance": curve}, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--decay", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--decay", type=int, default=500)
     parser.add_argument("--peak", type=float, default=3e-3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--own-text", action="store_true", help="half of the windows are the target's own text")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     arguments.work.mkdir(parents=True, exist_ok=True)
-    run(arguments.work, Schedule(arguments.peak, 50, arguments.steps, arguments.decay), arguments.own_text)
+    run(arguments.work, Schedule(arguments.peak, 50, arguments.steps, arguments.decay))
 
 
 if __name__ == "__main__":
