@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ def told(options: ModelServiceOptions) -> ModelServiceOptions:
     line = argparse.ArgumentParser()
     verify_service.server.add_arguments(line)
     _, _, _, *words = PlainService(VERIFIER, options, 1.0, pytest.fail)._command(options.listen)
-    return model_options(line.parse_args(words))
+    args = line.parse_args(words)
+    return replace(model_options(args), heads=args.heads)
 
 
 @pytest.mark.parametrize(
