@@ -148,10 +148,9 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit code 1: it could not be measured, or a greedy text differs from that of off and is no near-tie.",
     )
     add = line.add_argument
-    head = demo_pair.TARGET.with_name("head")
     add("--target", default=str(demo_pair.TARGET), metavar="PATH", help="path or hub id (default: the demo pair)")
     add("--draft", default=str(demo_pair.DRAFT), metavar="PATH", help="path or hub id (default: the demo pair)")
-    add("--head", type=Path, default=head, metavar="DIR", help="the EAGLE-3 head (default: the demo pair's)")
+    add("--head", type=Path, default=demo_pair.HEAD, metavar="DIR", help="the EAGLE-3 head (default: the demo pair's)")
     add(
         "--trained",
         type=Path,
@@ -409,7 +408,7 @@ def _line(samples: Sequence[BatchSample], level: int, key: str, runtimes: Mappin
     pair = [one for one in samples if one.row in (key, reference)]
     wholes = [one.whole for one in pair]
     own = [one for one in pair if one.row == key]
-    stats = [run.stats for one in own for run in one.together.runs if run.stats is not None]
+    stats = stats_of(own)
     sessions = [session for one in pair for session in one.sessions]
     return Line(
         level=level,
@@ -426,6 +425,11 @@ def _line(samples: Sequence[BatchSample], level: int, key: str, runtimes: Mappin
         head_share=head_share(own),
         different=len({one.prompt for one in mismatches(sessions, reference) if one.row == key}),
     )
+
+
+def stats_of(samples: Sequence[BatchSample]) -> list[Stats]:
+    """Of every session of ours."""
+    return [run.stats for sample in samples for run in sample.together.runs if run.stats is not None]
 
 
 def _seconds(samples: Sequence[Sample], row: str) -> float:
@@ -543,6 +547,7 @@ def _raw(sample: BatchSample) -> dict[str, object]:
         "seconds": round(sample.together.seconds, 6),
         "forwards": [run.forwards for run in sample.together.runs],
         "plans": sorted({run.plan for run in sample.together.runs}),
+        "sources": sources(stats_of([sample])),
     }
 
 
