@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from specwire.core.model import ModelError
 from specwire.lm.heads.eagle3 import KeysValues, load, save
 from tests.lm.heads.by_hand import CONFIG, LAYERS, ByHand, head_of
+from tests.lm.heads.golden import DEPTH, GOLDEN, HEADS, LENGTH, OURS, SAID
 
 
 @torch.no_grad()
@@ -77,6 +78,46 @@ def test_the_original_format_is_read(tmp_path: Path) -> None:
     again = load(tmp_path, LAYERS, torch.zeros(40, 16))
     for name, tensor in head.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("original", [False, True])
+@pytest.mark.parametrize("name", [OURS, *HEADS])
+def test_logits_are_those_of_speculators_own_model(name: str, original: bool, tmp_path: Path) -> None:
+    """Of files that it wrote, and of one that it read; in both formats. Place t reads features t and token t + 1."""
+    folder = GOLDEN / name
+    if original:
+        in_the_original_format(folder, tmp_path)
+    head = load(tmp_path if original else folder, LAYERS, torch.zeros(40, 16)).float()
+    said = load_file(folder / SAID)
+    tokens = torch.cat([torch.zeros(1, 1, dtype=torch.long), said["tokens"]], dim=1)
+    found = list(head.unrolled(tokens, said["features"], DEPTH))
+    assert len(found) == len(said["logits"]) == DEPTH
+    for logits, expected in zip(found, said["logits"], strict=True):
+        assert logits.shape == (1, LENGTH - DEPTH, 20)
+        assert torch.allclose(logits[0], expected[: LENGTH - DEPTH], atol=1e-5)
+        assert expected.std() > 0.2
+
+
+def in_the_original_format(folder: Path, out: Path) -> None:
+    """Flat, with what readers of NVIDIA's heads look for in `eagle_config`."""
+    whole = json.loads((folder / "config.json").read_text())
+    flags = {key: whole[key] for key in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")}
+    flat = {**whole["transformer_layer_config"], "draft_vocab_size": 20, "eagle_config": flags}
+    (out / "config.json").write_text(json.dumps(flat))
+    stored = load_file(folder / "model.safetensors")
+    save_file(
+        {name.replace("layers.0.", "midlayer."): part for name, part in stored.items()}, out / "model.safetensors"
+    )
+
+
+def test_what_speculators_has_read_is_what_is_written(tmp_path: Path) -> None:
+    folder = GOLDEN / OURS
+    save(load(folder, LAYERS, torch.zeros(40, 16)), tmp_path, "a target", with_embedding=True)
+    assert json.loads((tmp_path / "config.json").read_text()) == json.loads((folder / "config.json").read_text())
+    again, before = (load_file(each / "model.safetensors") for each in (tmp_path, folder))
+    assert again.keys() == before.keys()
+    assert all(torch.equal(again[name], before[name]) for name in before)
 
 
 def changed(folder: Path, change: dict[str, Any]) -> None:
