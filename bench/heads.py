@@ -239,7 +239,7 @@ class Field:
 
     def _start_stacks(self) -> None:
         asked = self._settings
-        self._add({OFF: (False, False), FAR: (True, False), NGRAM: (False, True)}, asked.draft)
+        self._add({OFF: (False, False), FAR: (True, False), NGRAM: (False, True)}, asked.draft, "--no-heads")
         for row, spec in self._specs().items():
             own = ("--heads", spec) if row == AUTOMATIC else ("--no-ngram", "--heads", spec)
             try:
