@@ -25,6 +25,7 @@ from specwire.core.model import (
     SlotModel,
     out_of_memory,
 )
+from specwire.lm.heads.scripted import HeadedScript
 from specwire.lm.heads.select import load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
 from specwire.lm.heads.slots import HeadedModel
@@ -298,7 +299,7 @@ def load_model(
             arguments; None for one process.
         heads: directory of a head (EAGLE-3, Medusa, Hydra, MTP layers), which drafts beside the model
             (`specwire.lm.heads`); or which of its own layers draft (`specwire.lm.heads.self_speculation`), then `auto`
-            is torch. None for none.
+            is torch; of a scripted model, another one. None for none.
 
     Raises:
         ModelError: with one sentence that names what is wrong.
@@ -306,10 +307,7 @@ def load_model(
     _check(slots, runtime, quantization)
     _set_threads(threads)
     if spec.startswith(PREFIX):
-        if heads is not None:
-            lacking = "layers to skip" if is_self(heads) else "features for them"
-            raise ModelError(f"heads: a scripted model has no {lacking}")
-        return _scripted(spec, slots, context, ranks)
+        return _scripted(spec, slots, context, ranks, heads)
     how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)
     with _told_by(ranks):
@@ -339,10 +337,17 @@ def _check(slots: int, runtime: str, quantization: str) -> None:
         raise ModelError(f"quantization: must be one of {', '.join(QUANTIZATIONS)}, not {quantization!r}")
 
 
-def _scripted(spec: str, slots: int, context: int | None, ranks: RankGroup | None) -> LanguageModel:
+def _scripted(
+    spec: str, slots: int, context: int | None, ranks: RankGroup | None, heads: str | None
+) -> LanguageModel:
     if ranks is not None:
         raise ModelError(f"{FIELD}: a scripted model cannot be split over {ranks.size} ranks")
-    return ScriptedLM.parse(spec, slots=slots, context=context)
+    if heads is None:
+        return ScriptedLM.parse(spec, slots=slots, context=context)
+    if not heads.startswith(PREFIX):
+        lacking = "layers to skip" if is_self(heads) else "features for them"
+        raise ModelError(f"heads: a scripted model has no {lacking}")
+    return HeadedScript.beside(spec, heads, slots=slots, context=context)
 
 
 @contextmanager

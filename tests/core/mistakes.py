@@ -1,23 +1,28 @@
 """Known mistakes of the state machines, put into the real code one at a time.
 
 The schedules of `test_machine.py` catch each of `MISTAKES`, the enumeration of `test_branching.py` each of
-`TREE_MISTAKES` and `DRAFT_MISTAKES`; the simulation imports some of both and must catch those too.
+`TREE_MISTAKES` and `DRAFT_MISTAKES`, that of `test_heads.py` each of `HEAD_MISTAKES`; the simulation imports some of
+all and must catch those too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from specwire.core import messages
 from specwire.core.draft import DraftNode, DraftSession
 from specwire.core.messages import Draft, FinishReason, Pace, Proposal, SourceKind, Verdict, Weights
+from specwire.core.policy.estimates import AcceptanceByPosition
+from specwire.core.policy.scheduler import Guess
 from specwire.core.session import Advised, Session
 from specwire.core.stop_conditions import Ending
 from specwire.core.text import Text
 from specwire.core.tree import Tree
 from specwire.core.verify.chains import Chains, Offer
 from specwire.core.verify.session import Tail, VerifySession
+from specwire.core.verify.text_sources import HeadSource
 from tests.patches import Patch, always_returning, with_result
 
 Drawn = Sequence[Weights | None] | None
@@ -360,6 +365,64 @@ TREE_MISTAKES = [
     path_remembered_across_a_verdict,
     path_remembered_across_a_piece,
     first_child_met_whatever_was_chosen,
+]
+
+
+# Of a head's proposals
+
+
+def head_s_tokens_taken_untested(patch: Patch) -> None:
+    original = VerifySession.resolve
+
+    def trusting(
+        self: VerifySession, chosen: Sequence[int], window: Sequence[int], kind: SourceKind, *more: Any, **named: Any
+    ) -> Verdict:
+        if kind is SourceKind.HEAD:
+            chosen = [*window, *chosen[len(window) :]]
+        return original(self, chosen, window, kind, *more, **named)
+
+    patch.setattr(VerifySession, "resolve", trusting)
+
+
+def head_s_proposal_outlives_its_text(patch: Patch) -> None:
+    original = HeadSource.look
+
+    def look(self: HeadSource) -> Guess | None:
+        guess = self._guess
+        return original(self) or (guess and guess._replace(position=len(self._tokens)))
+
+    patch.setattr(HeadSource, "look", look)
+    patch.setattr(HeadSource, "text_grew", lambda self: None)
+
+
+def undecided_tokens_of_a_head_counted(patch: Patch) -> None:
+    original = HeadSource.text_grew
+
+    def hasty(self: HeadSource) -> None:
+        if self._guess is not None:
+            self._learnt.observe(len(self._guess.tokens), 0)
+            self._guess = None
+        original(self)
+
+    patch.setattr(HeadSource, "text_grew", hasty)
+
+
+def head_for_every_rule(patch: Patch) -> None:
+    original = VerifySession.opened
+
+    def opened(*args: Any, head: AcceptanceByPosition | None = None, **named: Any) -> VerifySession:
+        session = original(*args, head=head, **named)
+        session.head = HeadSource(session.text.tokens, head) if head is not None else None
+        return session
+
+    patch.setattr(VerifySession, "opened", opened)
+
+
+HEAD_MISTAKES = [
+    head_s_tokens_taken_untested,
+    head_s_proposal_outlives_its_text,
+    undecided_tokens_of_a_head_counted,
+    head_for_every_rule,
 ]
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 
-from specwire.core.messages import SourceKind
+from specwire.core.law.sampling import Rule, Sampling, with_rule
+from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import HeadAcceptance, HeadDepth
 from specwire.core.policy.tunables import EXPLORED_SHARE, MOST_HEAD_DEPTH
+from specwire.core.stop_conditions import Ending
+from specwire.core.verify.session import Allowance, VerifySession
 from specwire.core.verify.text_sources import HeadSource
+from tests.core.branching import PROMPT, Nodes, Path, Target, piece, trees
+from tests.core.mistakes import HEAD_MISTAKES
+from tests.patches import Patch
 
 
 def flat(_rows: int) -> float:
@@ -108,3 +116,102 @@ def test_no_more_is_risked_at_once_than_a_part_of_what_may_be_lost(spare_us: flo
     forwards = HeadDepth({1: 100.0, 2: 100.0})
     assert forwards.borne(4, 1, 1, flat, spare_us) == depth
     assert forwards.borne(4, 2, 4, flat, 2 * spare_us) == depth, "all that wait are paid for, by those it drafts for"
+
+
+# Texts, whatever a head proposes
+
+
+class Noted(AcceptanceByPosition):
+    """What was observed, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[tuple[int, int]] = []
+
+    def observe(self, tested: int, accepted: int) -> None:
+        self.said.append((tested, accepted))
+        super().observe(tested, accepted)
+
+
+LAWS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, seed=5)}
+LENGTH = 4
+
+
+def session_of(target: Target, decided: int, noted: Noted) -> VerifySession:
+    end = len(PROMPT) + LENGTH
+    ending, allowance = Ending(end, frozenset(), frozenset()), Allowance(len(PROMPT) + decided, end)
+    return VerifySession.opened(
+        target.text(decided), len(PROMPT), target.sampling, ending, allowance, target.vocabulary, head=noted
+    )
+
+
+def agreed(proposal: Path, text: Path) -> int:
+    """How many tokens of a proposal a text begins with."""
+    return next((at for at, (one, other) in enumerate(zip(proposal, text, strict=False)) if one != other), len(proposal))
+
+
+def prove_head(target: Target, proposal: Path, nodes: Nodes) -> Counter[Outcome]:
+    """Every forward in every state: behind every text, with every width, beside what a drafter sent meanwhile."""
+    plain, reached = target.text(LENGTH), Counter[Outcome]()
+    for decided, width in product(range(LENGTH), range(len(proposal) + 1)):
+        noted = Noted()
+        session = session_of(target, decided, noted)
+        assert session.head is not None
+        session.head.propose(proposal)
+        session.look()
+        window = session.window(width, SourceKind.HEAD)
+        assert window == proposal[: min(width, LENGTH - decided - 1)]
+        if nodes:
+            session.offer(piece(nodes, 0, len(nodes)))
+        rows = [target.next((*session.text.tokens, *window[:at])) for at in range(len(window) + 1)]
+        verdict = session.resolve(rows, window, SourceKind.HEAD)
+        seen = target, proposal, nodes, decided, window, verdict
+        text = tuple(session.text.tokens)
+        assert verdict.tokens, seen
+        assert text == plain[: len(PROMPT) + decided + len(verdict.tokens)], seen
+        right = agreed(window, plain[len(PROMPT) + decided :])
+        assert verdict.outcomes[:right] == (Outcome.ACCEPTED,) * right, seen
+        told = min(len(proposal), len(verdict.tokens))
+        assert noted.said == [(told, min(told, agreed(proposal, verdict.tokens)))], seen
+        session.look()
+        assert session.window(len(proposal), SourceKind.HEAD) == (), "it was proposed behind another text"
+        reached += Counter(verdict.outcomes)
+    return reached
+
+
+def prove_all_texts(law: str, depth: int, vocabulary: int) -> Counter[Outcome]:
+    beside = [(), *trees(2, 2)]
+    reached: Counter[Outcome] = Counter()
+    for seed, proposal, nodes in product(range(2), product(range(vocabulary), repeat=depth), beside):
+        reached += prove_head(Target(seed, LAWS[law], vocabulary), proposal, nodes)
+    return reached
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(("depth", "vocabulary"), [(4, 2), (3, 3)])
+def test_every_text_is_the_target_s_own_whatever_is_proposed(law: str, depth: int, vocabulary: int) -> None:
+    reached = prove_all_texts(law, depth, vocabulary)
+    assert min(reached[each] for each in (Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS)) > 100
+
+
+RULES = {rule: str(rule) for rule in Rule} | {Rule.THRESHOLD: "threshold(0.3)", Rule.TYPICAL: "typical(0.3,0.3)"}
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_a_rule_that_looks_at_draft_tokens_takes_none_of_a_head(rule: Rule) -> None:
+    prove_rule(rule)
+
+
+def prove_rule(rule: Rule) -> None:
+    sampling = with_rule(Sampling(temperature=0.0 if rule is Rule.GREEDY else 0.8, seed=1), RULES[rule])
+    session = session_of(Target(0, sampling, 2), 0, Noted())
+    assert (session.head is not None) is (rule in (Rule.GREEDY, Rule.COUPLED))
+
+
+@pytest.mark.parametrize("mistake", HEAD_MISTAKES)
+def test_a_mistake_is_caught(mistake: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mistake(monkeypatch)
+    with pytest.raises(AssertionError):
+        prove_all_texts("greedy", depth=3, vocabulary=2)
+        for rule in Rule:
+            prove_rule(rule)

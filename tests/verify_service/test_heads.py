@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from verify_service.wire import report_to_wire
 
 MODEL, LOOPING = "scripted:5", "scripted:5:memory=2"
 PROMPT = (3, 1, 4, 1, 5)
+PROMPT_OF_FEW = (2, 0, 1)
 LENGTH = 40
 
 
@@ -106,6 +108,23 @@ def test_the_text_is_the_target_s_whatever_the_head_says(
         assert handle in rig.finished
     assert heads.asked
     assert kinds(rig) == (set() if tokens is none else {SourceKind.HEAD})
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+def test_the_text_is_the_target_s_under_every_proposal_of_three_ids(sampling: Sampling) -> None:
+    """Beside n-grams, which of three ids find much; three sessions at once, whose heads say the same."""
+    spec = "scripted:5:vocab=3:spread=2"
+    lm, tested = load_model(spec, slots=1), set()
+    whole = [oracle(lm, (*PROMPT_OF_FEW, handle), LENGTH, sampling) for handle in range(3)]
+    for proposal in product(range(3), repeat=3):
+        heads = ScriptedHeads(lambda _tokens, says=proposal: list(says))  # type: ignore[misc]  # bound here
+        rig = Rig(spec, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
+        for handle in range(3):
+            rig.open(handle, (*PROMPT_OF_FEW, handle), sampling=sampling)
+        rig.run()
+        assert [rig.tokens[handle] for handle in range(3)] == whole
+        tested |= kinds(rig)
+    assert tested == {SourceKind.HEAD, SourceKind.NGRAM}
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
