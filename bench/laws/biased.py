@@ -1,22 +1,25 @@
-"""Drafters that break one condition of exactness each, and send honest weights: the test has to refuse them.
+"""Drafters that break one condition of exactness each, and send honest weights: the test has to refuse them. So it has
+to refuse a verifier that takes a head's tokens without a test.
 
-They are patches of the real drafter, for the time of a `with`. A token is *sure* where the drafter gives it more than
+They are patches of the real ones, for the time of a `with`. A token is *sure* where the drafter gives it more than
 an equal share. They draw with noise of their own: with the target's noise such mistakes become smaller, since the
 replacement of a token that is held back is then often the same token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 from draft_service import sampler
 from draft_service.sampler import WeighedPlace
 from specwire.core.draft import DraftSession
 from specwire.core.law.acceptance import draw_quantised
-from specwire.core.messages import Proposal, Weights
+from specwire.core.messages import Proposal, SourceKind, Verdict, Weights
 from specwire.core.policy import scheduler
+from specwire.core.verify.session import VerifySession
 
 TRIES = 16
 PATIENCE_US = 60e3
@@ -78,9 +81,30 @@ BIASED = {
 }
 
 
+_resolve = VerifySession.resolve
+
+
+def _trusting(
+    session: VerifySession, chosen: Sequence[int], window: Sequence[int], kind: SourceKind, *more: Any
+) -> Verdict:
+    """A head's tokens are taken as if the target had chosen them."""
+    if kind is SourceKind.HEAD:
+        chosen = [*window, *chosen[len(window) :]]
+    return _resolve(session, chosen, window, kind, *more)
+
+
+BIASED_VERIFIERS = {"a head's tokens on trust": _trusting}
+
+
 @contextmanager
 def biased(name: str) -> Iterator[None]:
-    """Have the drafters of this process draft so. Verifiers wait for what is held back, but not for long."""
+    """Have the drafters of this process draft so, or its verifiers decide so. Verifiers wait for what is held back, but
+    not for long.
+    """
+    if name in BIASED_VERIFIERS:
+        with patch.object(VerifySession, "resolve", BIASED_VERIFIERS[name]):
+            yield
+        return
     drawn, take_proposal = BIASED[name]
     with (
         patch.object(sampler, "_drawn", drawn),

@@ -16,17 +16,16 @@ from pathlib import Path
 from bench import record
 from bench.bars import Bar, at_least, at_most
 from bench.interval import Estimate
-from bench.laws.biased import BIASED, biased
+from bench.laws.biased import BIASED, BIASED_VERIFIERS, biased
 from bench.laws.exact import p_of_firsts, p_of_steps
 from bench.laws.same_seed import WAYS, Way, same_seed
-from bench.laws.sampling import DRAFTING, PROMPT, SCRIPT, TARGET, Drafting, Sample, all_of, deployment, sample
+from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, TARGET, Drafting, Sample, all_of, deployment, sample
 from bench.progress import tracked
 from bench.report import table
 from bench.settings import HERE
 from specwire.rpc.process import say
 
 OUT = HERE / "results" / "laws.json"
-RULES = ("coupled", "rejection", "block")
 # What the issue of exactness asks for, of each rule.
 WANTED = 50_000
 # Tokens whose joint law is tested; those behind them are tested one by one.
@@ -91,29 +90,38 @@ HEAD = ("drafter", "rule", "sessions", "tested", "bonus", "direct", f"p, first {
 
 async def exact(name: str, sessions: int) -> dict[str, Sample]:
     """Each rule's texts with one kind of drafter. No two kinds share a seed: a coupled text is a function of it."""
-    first = list(DRAFTING).index(name) * sessions
-    async with deployment(DRAFTING[name]) as client:
+    first, drafting = list(DRAFTING).index(name) * sessions, DRAFTING[name]
+    async with deployment(drafting) as client:
         seeds = range(first, first + sessions)
-        return {rule: await sample(client, rule, tracked(seeds, sessions, f"{name}, {rule}")) for rule in RULES}
+        return {
+            rule: await sample(client, rule, tracked(seeds, sessions, f"{name}, {rule}"), ngram=bool(drafting.heads))
+            for rule in drafting.rules
+        }
 
 
 async def broken(name: str, sessions: int) -> Verdict:
-    """A biased drafter, under rejection."""
+    """A biased drafter, under rejection; or a verifier that takes a head's tokens on trust, under coupled."""
+    drafting, rule = (DRAFTING["head"], "coupled") if name in BIASED_VERIFIERS else (ONE_BY_ONE, "rejection")
     with biased(name):
-        async with deployment(ONE_BY_ONE) as client:
-            found = await sample(client, "rejection", tracked(range(sessions), sessions, name))
-    return Verdict.of(name, "rejection", found, exact=False)
+        async with deployment(drafting) as client:
+            seeds = tracked(range(sessions), sessions, name)
+            found = await sample(client, rule, seeds, ngram=bool(drafting.heads))
+    return Verdict.of(name, rule, found, exact=False)
 
 
 async def laws(sessions: int) -> list[Verdict]:
-    """`sessions` for each rule, over all drafters: by drafter, and all together; then the biased ones, a fiftieth."""
-    samples = {}
+    """`sessions` for each rule, over all drafters: by drafter, and all together; then the biased ones, a fiftieth.
+
+    As many of a head as of each drafter, above those.
+    """
+    samples, drafters = {}, sum(not each.heads for each in DRAFTING.values())
     for name in DRAFTING:
-        samples[name] = await exact(name, -(-sessions // len(DRAFTING)))
+        samples[name] = await exact(name, -(-sessions // drafters))
         say(f"bench: the texts of the {name} drafter are there")
-    verdicts = [Verdict.of(name, rule, found[rule]) for name, found in samples.items() for rule in RULES]
-    verdicts += [Verdict.of(ALL, rule, all_of([found[rule] for found in samples.values()])) for rule in RULES]
-    return verdicts + [await broken(name, _part_of(sessions)) for name in BIASED]
+    verdicts = [Verdict.of(name, rule, found[rule]) for name, found in samples.items() for rule in found]
+    pooled = {rule: all_of([found[rule] for found in samples.values() if rule in found]) for rule in RULES}
+    verdicts += [Verdict.of(ALL, rule, pooled[rule]) for rule in RULES]
+    return verdicts + [await broken(name, _part_of(sessions)) for name in (*BIASED, *BIASED_VERIFIERS)]
 
 
 def _part_of(sessions: int) -> int:

@@ -9,7 +9,7 @@ from bench.laws.sampling import DRAFTING, Drafting, Sample, deployment, sample
 
 GOOD, RANDOM = DRAFTING["good"].model, DRAFTING["random"].model
 OFF, NGRAM = "nobody", "the text itself"
-# Right and wrong drafters, chunks of 1 to 5, in turns with the target and beside it, and trees.
+# Right and wrong drafters, chunks of 1 to 5, in turns with the target and beside it, trees, and a head.
 WAYS = {
     "good, chunks of 1": Drafting(GOOD, "stream:1,4,1"),
     "good, chunks of 3, in turns": Drafting(GOOD, "lockstep:3"),
@@ -19,6 +19,7 @@ WAYS = {
     "intermittent": DRAFTING["intermittent"],
     "good, trees": DRAFTING["branching"],
     "random, trees": Drafting(RANDOM, "stream:2,8,2,4"),
+    "a head": DRAFTING["head"],
 }
 
 
@@ -45,5 +46,5 @@ async def same_seed(ways: Mapping[str, Drafting], sessions: int) -> list[Way]:
             if not found:
                 found[OFF] = await sample(client, "coupled", iter(range(sessions)), drafting=False)
                 found[NGRAM] = await sample(client, "coupled", iter(range(sessions)), drafting=False, ngram=True)
-            found[name] = await sample(client, "coupled", iter(range(sessions)))
+            found[name] = await sample(client, "coupled", iter(range(sessions)), ngram=bool(drafting.heads))
     return [Way.of(name, each, found[OFF]) for name, each in found.items()]

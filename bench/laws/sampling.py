@@ -20,6 +20,7 @@ from specwire.rpc.server_options import ModelServiceOptions
 MODEL = "vocab=5:eos=0.3:spread=2:memory=1"
 TARGET = f"scripted:7:{MODEL}"
 SCRIPT = Script.parse(TARGET)
+RULES = ("coupled", "rejection", "block")
 PROMPT = (1, 2)
 LENGTH = 8
 AT_ONCE = 8
@@ -35,21 +36,29 @@ class Drafting:
     delay_ms: of the target's forwards, an emulation of a slower one: a short text must not be over before the drafter
         has heard of it.
     patient: the verifier waits for what is due, so that how much is tested depends little on how busy the machine is.
+    heads: in place of a drafter, what drafts beside the target. A patient verifier would make no use of it.
     """
 
     model: str
     plan: str
     delay_ms: float = 5.0
     patient: bool = True
+    heads: str = ""
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The exact rules that may use it: a head's tokens come without what they were drawn from."""
+        return RULES[:1] if self.heads else RULES
 
 
-# Right more often than not; right by chance only; one whose tokens come before, during or after a forward, or not; and
-# one that branches, where the rule allows it.
+# Right more often than not; right by chance only; one whose tokens come before, during or after a forward, or not; one
+# that branches, where the rule allows it; and a head beside the target.
 DRAFTING = {
     "good": Drafting(f"scripted:7:{MODEL}:agree=0.6", "lockstep:2"),
     "random": Drafting(f"scripted:8:{MODEL}", "stream:1,5,3"),
     "intermittent": Drafting(f"scripted:9:{MODEL}:delay_ms=2", "stream:2,8", patient=False),
     "branching": Drafting(f"scripted:7:{MODEL}:agree=0.6", "stream:1,6,3,4"),
+    "head": Drafting("", "off", patient=False, heads=f"scripted:7:{MODEL}:agree=0.6"),
 }
 
 
@@ -77,10 +86,15 @@ async def deployment(*drafts: Drafting) -> AsyncIterator[AsyncClient]:
     async with AsyncExitStack() as parts:
         slow = f"{TARGET}:delay_ms={max((draft.delay_ms for draft in drafts), default=0.0)}"
         patient = any(draft.patient for draft in drafts)
-        verifier = await verify_service.server.start(ModelServiceOptions(slow, slots=AT_ONCE), patient=patient)
+        heads = next((draft.heads for draft in drafts), "")
+        # What a head drafts is not to be crowded out by what stands in the text.
+        served = ModelServiceOptions(slow, slots=AT_ONCE, heads=heads, ngram=not heads)
+        verifier = await verify_service.server.start(served, patient=patient)
         parts.push_async_callback(verifier.stop, 0.0)
         addresses = []
         for draft in drafts:
+            if draft.heads:
+                continue
             drafter = await draft_service.server.start(ModelServiceOptions(draft.model, slots=AT_ONCE))
             parts.push_async_callback(drafter.stop, 0.0)
             addresses.append(drafter.address)
@@ -90,7 +104,7 @@ async def deployment(*drafts: Drafting) -> AsyncIterator[AsyncClient]:
             tuple(addresses),
             "memory:",
             plan=plan,
-            drafters_per_session=max(1, len(drafts)),
+            drafters_per_session=max(1, len(addresses)),
         )
         orchestrator = await server.start(options)
         parts.push_async_callback(orchestrator.stop, 0.0)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from bench.laws import run
-from bench.laws.biased import BIASED
+from bench.laws.biased import BIASED, BIASED_VERIFIERS
 from bench.laws.exact import chi_square, joint
 from bench.laws.run import Verdict
 from bench.laws.same_seed import WAYS, Way, same_seed
-from bench.laws.sampling import DRAFTING, PROMPT, SCRIPT, Sample, all_of
+from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, Sample, all_of
 from scripts.exact_figures import laws_table
 from specwire.core.draft import DraftSession
 from specwire.core.messages import Proposal
@@ -28,7 +28,9 @@ async def test_the_law_is_the_target_s_under_every_exact_rule(drafter: str, monk
     # Nobody waits for the drafter: on a busy machine a text of 40 ms may be over before anything is proposed.
     longer = 1.0 if DRAFTING[drafter].patient else 4.0
     monkeypatch.setitem(DRAFTING, drafter, replace(DRAFTING[drafter], delay_ms=longer * DRAFTING[drafter].delay_ms))
-    for rule, found in (await run.exact(drafter, SESSIONS)).items():
+    samples = await run.exact(drafter, SESSIONS)
+    assert set(samples) == ({"coupled"} if drafter == "head" else set(RULES))
+    for rule, found in samples.items():
         verdict = Verdict.of(drafter, rule, found)
         assert not verdict.refused, verdict
         assert verdict.tested > 0
@@ -36,16 +38,16 @@ async def test_the_law_is_the_target_s_under_every_exact_rule(drafter: str, monk
         assert sorted(found.texts) == list(range(first, first + SESSIONS)), "no seed is used for two drafters"
 
 
-@pytest.mark.parametrize("name", ["longest of two chains", "value-dependent restart"])
+@pytest.mark.parametrize("name", ["longest of two chains", "value-dependent restart", *BIASED_VERIFIERS])
 async def test_what_breaks_a_condition_is_refused(name: str) -> None:
     """The others hold tokens back, and how much of that shows depends on how busy the machine is: `make statistics`."""
-    assert name in BIASED
+    assert name in BIASED or name in BIASED_VERIFIERS
     verdict = await run.broken(name, BROKEN_SESSIONS)
     assert verdict.refused, verdict
 
 
 async def test_a_seed_s_text_is_the_same_with_any_drafter_and_any_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Coupled: drafting off, guesses from the text, right and wrong drafters, chunks of one and of three, trees."""
+    """Coupled: drafting off, guesses from the text, right and wrong drafters, chunks of one and of three, trees, a head."""
     branched, taken = 0, DraftSession.take_proposal
 
     def take_proposal(session: DraftSession) -> Proposal | None:
@@ -60,9 +62,10 @@ async def test_a_seed_s_text_is_the_same_with_any_drafter_and_any_chunk(monkeypa
     assert not branched
     ways += (await same_seed({"good, trees": WAYS["good, trees"]}, SEEDS))[2:]
     assert branched
-    assert [(way.sessions, way.differing) for way in ways] == [(SEEDS, 0)] * 5
+    ways += (await same_seed({"a head": WAYS["a head"]}, SEEDS))[2:]
+    assert [(way.sessions, way.differing) for way in ways] == [(SEEDS, 0)] * 6
     assert ways[0].accepted == 0 < ways[2].accepted
-    assert ways[4].accepted > 0
+    assert min(ways[4].accepted, ways[5].accepted) > 0
 
 
 def test_a_text_that_differs_is_counted() -> None:
