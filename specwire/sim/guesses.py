@@ -27,6 +27,7 @@ class Guesses:
     text: what the target decides, by position; beyond its end, and where there is none, see `target_token`.
     ranks[i], scores[i]: in place of `right`, where the target's token i stands among the drafter's best, None for
     nowhere, and the scores of these, falling from 0, in nats; at most RANKS.
+    head[k][i]: whether a head has output token i right, as the one k tokens behind the first that it drafts.
     """
 
     prompt: int
@@ -35,6 +36,7 @@ class Guesses:
     text: Sequence[int] = ()
     ranks: Sequence[int | None] = ()
     scores: Sequence[Sequence[float]] = ()
+    head: Sequence[Sequence[bool]] = ()
 
     def target(self, position: int) -> int:
         """What the target decides there."""
@@ -48,8 +50,7 @@ class Guesses:
         """
         position = decided + len(path)
         if not self.ranks:
-            right = self.right[(position - self.prompt) % len(self.right)]
-            return (self.target(position) if right else WRONG,), (0.0,)
+            return (self.target(position) if self._is_right(self.right, position) else WRONG,), (0.0,)
         wrong = next((at for at, token in enumerate(path) if token != self.target(decided + at)), None)
         rank, scores = self._recorded(position - self.prompt)
         if wrong is not None:
@@ -58,6 +59,14 @@ class Guesses:
         if rank is not None and rank < len(tokens):
             tokens[rank] = self.target(position)
         return tuple(tokens), tuple(scores[: len(tokens)])
+
+    def headed(self, position: int, depth: int) -> list[int]:
+        """What a head drafts for this position and those behind it."""
+        places = enumerate(range(position, position + depth))
+        return [self.target(at) if self._is_right(self.head[k], at) else WRONG for k, at in places]
+
+    def _is_right(self, right: Sequence[bool], position: int) -> bool:
+        return right[(position - self.prompt) % len(right)]
 
     def _recorded(self, at: int) -> tuple[int | None, Sequence[float]]:
         at %= len(self.ranks)

@@ -87,6 +87,7 @@ class SimOrchestrator:
     verifier: where it opens; drafter: None for plain decoding.
     planner: chooses the pace; forward: V(m) as the verifier told it.
     prompt, tokens: lengths; the session ends with its last token. ngram: the verifier guesses from the text, too.
+    head: a head may draft for it.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class SimOrchestrator:
         buffer: int,
         on_ended: Callable[[SimOrchestrator], None],
         ngram: bool = False,
+        head: bool = False,
     ) -> None:
         prompt = [guesses.target(position) for position in range(guesses.prompt)]
         self.session = Session(Text(prompt), len(prompt), NoText(), buffer)
@@ -114,7 +116,7 @@ class SimOrchestrator:
         self._forward = forward
         self._delays = delays
         self._guesses = guesses
-        self._ngram = ngram
+        self._ngram, self._head = ngram, head
         self._stopping = Stopping(tokens)
         self._on_ended = on_ended
         self._verifying = verifier.link(self._reported)
@@ -250,5 +252,6 @@ class SimOrchestrator:
             stopping=self._stopping,
             allowance=Allowance(effect.durable, effect.credit, effect.due),
             ngram=self._ngram,
+            head=self._head,
         )
-        self.verifier.open(self._verifying, opening, self._guesses.target)
+        self.verifier.open(self._verifying, opening, self._guesses.target, self._guesses.headed)

@@ -32,7 +32,8 @@ from specwire.sim.verifier import ForwardCost, SimVerifier
 @dataclass(frozen=True, slots=True)
 class Policy:
     """plan: None has the core's controller plan. patient: the verifier waits for all that is due, whatever it costs,
-    and keeps no ledger. drafting: there is a drafter. branches: most tokens that a forward of it extends.
+    and keeps no ledger. drafting: there is a drafter. branches: most tokens that a forward of it extends. heads: a
+    verifier's head may draft, too, where a cell has one.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Policy:
     patient: bool = False
     drafting: bool = True
     branches: int = MOST_BRANCHES
+    heads: bool = False
 
     def planner(self, forward: ForwardTimes, shared_host: bool, branching: bool = False) -> Planner:
         """branching: there are drafters that can."""
@@ -50,11 +52,13 @@ class Policy:
 
 def auto(spec: str = "auto") -> Policy:
     """The controller: auto, or auto:BRANCHES, which 1 has draft chains."""
-    return Policy(spec, parse_plan(spec), branches=branches_of(spec))
+    return Policy(spec, parse_plan(spec), branches=branches_of(spec), heads=True)
 
 
 AUTO, CHAIN = auto(), auto("auto:1")
 PLAIN = Policy("plain", parse_plan("off"), drafting=False)
+# The head alone.
+HEADS = Policy("heads", parse_plan("off"), drafting=False, heads=True)
 
 
 def fixed(spec: str) -> Policy:
@@ -73,7 +77,7 @@ def stream_wait(chunk: int, run_ahead: int) -> Policy:
 
 
 def parse_policy(spec: str) -> Policy:
-    """auto[:BRANCHES], plain, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K or
+    """auto[:BRANCHES], plain, heads, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K or
     stream-wait:CHUNK,RUN_AHEAD.
 
     Raises:
@@ -88,6 +92,8 @@ def parse_policy(spec: str) -> Policy:
                 return auto(spec)
             case "plain", []:
                 return PLAIN
+            case "heads", []:
+                return HEADS
             case "textbook", [k]:
                 return textbook(k)
             case "stream-wait", [chunk, run_ahead]:
@@ -95,8 +101,8 @@ def parse_policy(spec: str) -> Policy:
         return fixed(spec)
     except ValueError as error:
         raise InvalidPlan(
-            f"policy: must be auto[:BRANCHES], plain, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K or "
-            f"stream-wait:CHUNK,RUN_AHEAD, not {spec!r}"
+            f"policy: must be auto[:BRANCHES], plain, heads, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K "
+            f"or stream-wait:CHUNK,RUN_AHEAD, not {spec!r}"
         ) from error
 
 
@@ -127,6 +133,8 @@ class Cell:
         session_slope: share of V_us that each further session of a batch adds; None: as a draft token. draft_slope:
             share of draft_us that each further session of a pass adds. row_slope: each further token that it extends.
         repeats: this share of the text is copied from before it, and the verifier guesses from the text.
+        head: of a head beside the target, by position how often its token is right where those before it were; none:
+            there is no head. head_us: its forward, for however many sessions. What it reads takes no time.
         append_us: until the session log acknowledges an append.
         drafter_rtt_us: round trip between orchestrator and drafter.
         hop_us: software of every message on its way from one process to the next.
@@ -151,6 +159,8 @@ class Cell:
     draft_slope: float = 0.0
     row_slope: float = 0.0
     repeats: float = 0.0
+    head: Sequence[float] = ()
+    head_us: float = 0.0
     append_us: float = 0.0
     drafter_rtt_us: float = 0.0
     hop_us: float = 0.0
@@ -178,6 +188,11 @@ class Cell:
         if len(self.ranks) != len(self.scores) or not all(1 <= len(found) <= RANKS for found in self.scores):
             raise InvalidCell(f"scores: must be from 1 to {RANKS} for each of {len(self.ranks)} ranks")
 
+        if not all(0 <= rate <= 1 for rate in self.head):
+            raise InvalidCell(f"head: must be from 0 to 1 at each position, not {list(self.head)}")
+        if not (0 < self.head_us < float("inf") if self.head else self.head_us == 0):
+            raise InvalidCell(f"head_us: must be positive where there is a head, else 0, not {self.head_us}")
+
     @property
     def branching(self) -> bool:
         """Whether drafters may branch: they need several guesses of a place."""
@@ -190,7 +205,8 @@ class Cell:
             right = drawn_trace(self.acceptance, self.tokens, self.seed) if self.trace is None else self.trace
         text = repeating_text(self.repeats, self.tokens + 1, self.seed) if self.repeats else ()
         confidence = self.confidence or (sum(right) / len(right),)
-        return Guesses(1, right, confidence, text, self.ranks, self.scores)
+        head = [drawn_trace(rate, self.tokens, hash((self.seed, depth))) for depth, rate in enumerate(self.head)]
+        return Guesses(1, right, confidence, text, self.ranks, self.scores, head)
 
     @property
     def cost(self) -> ForwardCost:
@@ -210,7 +226,7 @@ class Result:
         steady_tokens_per_second: of what came after the first emission; opening and prefill do not count.
         forwards: steps of the verifier.
         extended: tokens that a forward of the drafter extended, on average; 0 without any.
-        drafts: what became of draft tokens. forwards_saved: tokens that forwards decided beyond one each.
+        drafts: what became of draft tokens; headed: of a head's, which are among them. forwards_saved: tokens that forwards decided beyond one each.
         ledger_us: the last balance that the verifier told.
         plans: each change of plan, with its time and reason.
         planner: may go on with another session, by `successor`.
@@ -223,6 +239,7 @@ class Result:
     forwards: int
     extended: float
     drafts: DraftCounts
+    headed: DraftCounts
     forwards_saved: int
     ledger_us: float
     plans: tuple[Planned, ...]
@@ -312,20 +329,21 @@ class _Run:
         self.forward = cell.cost.measured()
         self.ended: list[SimOrchestrator] = []
         target = Machine(self.clock) if cell.contention is None else Host(self.clock, cell.contention)
-        self.verifier = SimVerifier(self.clock, target, cell.cost, cell.step_us, policy.patient, sessions)
+        slots, head = sessions, (cell.head_us, len(cell.head))
+        self.verifier = SimVerifier(self.clock, target, cell.cost, cell.step_us, policy.patient, slots, *head)
         machines = [target if cell.shared_host else Machine(self.clock) for _ in range(drafters)]
         self.drafters = [
             SimDrafter(self.clock, each, cell.draft_us, cell.draft_slope, cell.row_slope, cell.branching)
             for each in machines
         ]
         self.on_ended: Callable[[SimOrchestrator], None] = lambda _: self.clock.stop()
-        self._drafting = policy.drafting
+        self._policy = policy
 
     def begin(self, cell: Cell, planner: Planner, drafter: SimDrafter | None) -> SimOrchestrator:
         orchestrator = SimOrchestrator(
             self.clock,
             self.verifier,
-            drafter if self._drafting else None,
+            drafter if self._policy.drafting else None,
             planner,
             self.forward,
             cell.guesses(),
@@ -334,6 +352,7 @@ class _Run:
             buffer_for(cell.rtt_us, cell.V_us, cell.buffer),
             self._on_ended,
             ngram=cell.repeats > 0,
+            head=self._policy.heads and len(cell.head) > 0,
         )
         orchestrator.start()
         return orchestrator
@@ -354,6 +373,7 @@ def _result(orchestrator: SimOrchestrator, verifier: SimVerifier, drafter: SimDr
         forwards=forwards,
         extended=drafter.extended,
         drafts=verifier.drafts,
+        headed=verifier.headed,
         forwards_saved=verifier.decided - forwards,
         ledger_us=stats.ledger_us,
         plans=tuple(orchestrator.plans),

@@ -12,14 +12,19 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from specwire.core.draft import HeadRequest
 from specwire.core.law.acceptance import DraftCounts
+from specwire.core.messages import SourceKind
 from specwire.core.model import Feed, ModelInfo
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.policy.heads import HeadDepth
+from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.guesses import VOCABULARY
 from verify_service.engine.batch import Part, RowChoice
 from verify_service.engine.engine import Engine, Rest, UnderWay
+from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import Opening, Report, Reports, Tick
 
 # Widths at which V(m) is known at start; a linear V is known everywhere.
@@ -28,6 +33,8 @@ BATCHES, DEPTHS = (4, 16), (1, 4)
 CONTEXT = 1 << 24
 # Sessions of one verifier, unless said otherwise.
 SLOTS = 64
+# What a head drafts for a session: so many tokens from a position on.
+HeadSays = Callable[[int, int], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,36 @@ class KnownTexts:
         return [0.0] * len(tokens)
 
 
+class SimHead:
+    """A head beside the target, which computes nothing, and reads in no time.
+
+    Args:
+        forward_us: of each of its forwards, for however many sessions; `drafted_us` is what its last draft took.
+        most: tokens that it can draft in a row.
+        says: so many tokens behind a request's text.
+    """
+
+    def __init__(self, forward_us: float, most: int, says: Callable[[HeadRequest, int], list[int]]) -> None:
+        self.depth = HeadDepth({1: forward_us}, min(most, MOST_HEAD_DEPTH))
+        self.drafted_us = 0.0
+        self._forward_us = forward_us
+        self._says = says
+
+    def unread(self, slot: int) -> int | None:
+        return 1
+
+    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
+        """There is nothing to read."""
+
+    def stop(self) -> None:
+        """Nothing is kept for it."""
+
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
+        depths = [min(request.depth, self.depth.most) for request in requests]
+        self.drafted_us += self._forward_us * max(depths)
+        return [self._says(request, depth) for request, depth in zip(requests, depths, strict=True)]
+
+
 class SteppedEngine(Engine):
     """The real engine, except that its forward ends when it is told to. under_way: the present forward."""
 
@@ -155,7 +192,8 @@ class SteppedEngine(Engine):
         rest_now: Rest | None = None
         while rest_now is None and not self.computing and not self.stopped:
             rest_now = self.step()
-        self._resting = (rest_now, now_us) if rest_now is not None else None
+        # A head may have drafted meanwhile, by the engine's own clock.
+        self._resting = (rest_now, self._now_us()) if rest_now is not None else None
         return rest_now
 
 
@@ -165,6 +203,7 @@ class SimVerifier:
     Args:
         step_us: software between a forward and its verdicts.
         patient: see `specwire.core.policy.scheduler.schedule`.
+        head_us, head_most: of a head beside the target: a forward, and how many tokens it can draft; 0 for none.
     """
 
     def __init__(
@@ -175,20 +214,36 @@ class SimVerifier:
         step_us: float = 0.0,
         patient: bool = False,
         slots: int = SLOTS,
+        head_us: float = 0.0,
+        head_most: int = 0,
     ) -> None:
         self.model = SimModel(slots, cost.of)
+        self._clock = clock
         self._texts = KnownTexts()
+        self._head = SimHead(head_us, head_most, self._says) if head_most else None
+        self._headed: dict[str, HeadSays] = {}
         costs = StepCosts(cost.measured(), cost.batches())
         self.engine = SteppedEngine(
-            self.model, self._texts, costs, self._deliver, lambda: clock.now_us, patient, detach_grace_us=0.0
+            self.model,
+            self._texts,
+            costs,
+            self._deliver,
+            self._now_us,
+            patient,
+            detach_grace_us=0.0,
+            drafting=None if self._head is None else HeadDrafting(self._head, self._head.depth),
         )
-        self._clock = clock
         self._machine = machine
         self._step_us = step_us
         self._links: dict[int, Callable[[Report], None]] = {}
         self._numbers = count()
         self._turn = 0
         self._woken = False
+        self._busy_until_us = 0.0
+
+    def _now_us(self) -> float:
+        """As its thread sees it, which a head keeps busy between two actions of the clock."""
+        return self._clock.now_us + (0.0 if self._head is None else self._head.drafted_us)
 
     @property
     def drafts(self) -> DraftCounts:
@@ -209,9 +264,16 @@ class SimVerifier:
         self._links[number] = hear
         return number
 
-    def open(self, link: int, opening: Opening, target: Callable[[int], int]) -> None:
-        """target: what the session's text says at a position."""
+    @property
+    def headed(self) -> DraftCounts:
+        """What became of a head's tokens, of these."""
+        return self.engine.tally.drafts[SourceKind.HEAD]
+
+    def open(self, link: int, opening: Opening, target: Callable[[int], int], head: HeadSays | None = None) -> None:
+        """target: what the session's text says at a position. head: what the head drafts from one on, and how deep."""
         self._texts.texts[opening.session_id] = target
+        if head is not None:
+            self._headed[opening.session_id] = head
         self.send(link, opens=(opening,))
 
     def send(self, link: int, **parts: Any) -> None:
@@ -225,9 +287,16 @@ class SimVerifier:
         for link, report in reports.items():
             self._links[link](report)
 
+    def _says(self, request: HeadRequest, depth: int) -> list[int]:
+        session_id = next(held.session_id for held in self.engine.roster if held.slot == request.slot)
+        return self._headed[session_id](len(request.tokens), depth)
+
     # Steps
 
     def _wake(self) -> None:
+        if self._clock.now_us < self._busy_until_us:
+            self._clock.after(self._busy_until_us - self._clock.now_us, self._wake)
+            return
         self._woken = False
         if not self.engine.computing:
             self._go_on(self._clock.now_us)
@@ -238,12 +307,17 @@ class SimVerifier:
 
     def _go_on(self, ended_us: float) -> None:
         now_us = self._clock.now_us
+        if self._head is not None:
+            self._head.drafted_us = 0.0
         rest = self.engine.turn(now_us, ended_us)
+        drafted_us = self._now_us() - now_us
         self._turn += 1
         if rest is None:
-            self._machine.use(self.model.spent_us, self._computed)
-        elif rest.until_us < math.inf:
-            self._clock.after(max(0.0, rest.until_us - now_us), partial(self._alarm, self._turn))
+            self._machine.use(drafted_us + self.model.spent_us, self._computed)
+            return
+        self._busy_until_us = now_us + drafted_us
+        if rest.until_us < math.inf:
+            self._clock.after(max(drafted_us, rest.until_us - now_us), partial(self._alarm, self._turn))
 
     def _computed(self) -> None:
         decide = partial(self._go_on, self._clock.now_us)
