@@ -337,9 +337,7 @@ def _check(slots: int, runtime: str, quantization: str) -> None:
         raise ModelError(f"quantization: must be one of {', '.join(QUANTIZATIONS)}, not {quantization!r}")
 
 
-def _scripted(
-    spec: str, slots: int, context: int | None, ranks: RankGroup | None, heads: str | None
-) -> LanguageModel:
+def _scripted(spec: str, slots: int, context: int | None, ranks: RankGroup | None, heads: str | None) -> LanguageModel:
     if ranks is not None:
         raise ModelError(f"{FIELD}: a scripted model cannot be split over {ranks.size} ranks")
     if heads is None:

@@ -17,7 +17,7 @@ No deciding code is written a second time here; a model's forward takes the time
     best_textbook(cell)                # Best(policy, result) over k
     optimum_over(cells)                # BestOfAll(policy, tokens_per_second) over several sessions
 
-    headed = replace(cell, head=(0.8, 0.7, 0.6), head_us=3_000)  # a head beside the target; simulate(headed, HEADS): alone
+    headed = replace(cell, head=(0.8, 0.7, 0.6), head_us=3_000)  # beside the target; simulate(headed, HEADS): alone
 
     simulate_batch(cells, AUTO, sessions=8)  # Batch(tokens, elapsed_us, plans): cells in turn, a full batch
     simulate_fleet(Fleet(sessions=1000, verifiers=2, drafters=8, V_us=..., ...), AUTO)  # a pool, Poisson arrivals

@@ -226,7 +226,8 @@ class Result:
         steady_tokens_per_second: of what came after the first emission; opening and prefill do not count.
         forwards: steps of the verifier.
         extended: tokens that a forward of the drafter extended, on average; 0 without any.
-        drafts: what became of draft tokens; headed: of a head's, which are among them. forwards_saved: tokens that forwards decided beyond one each.
+        drafts: what became of draft tokens; headed: of a head's, which are among them.
+        forwards_saved: tokens that forwards decided beyond one each.
         ledger_us: the last balance that the verifier told.
         plans: each change of plan, with its time and reason.
         planner: may go on with another session, by `successor`.

@@ -410,9 +410,9 @@ def undecided_tokens_of_a_head_counted(patch: Patch) -> None:
 def head_for_every_rule(patch: Patch) -> None:
     original = VerifySession.opened
 
-    def opened(*args: Any, head: AcceptanceByPosition | None = None, **named: Any) -> VerifySession:
-        session = original(*args, head=head, **named)
-        session.head = HeadSource(session.text.tokens, head) if head is not None else None
+    def opened(*args: Any, **named: Any) -> VerifySession:
+        session = original(*args, **named)
+        session.head = HeadSource(session.text.tokens, AcceptanceByPosition()) if "head" in named else None
         return session
 
     patch.setattr(VerifySession, "opened", opened)

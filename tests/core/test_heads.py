@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import product
+from itertools import product, takewhile
 
 import pytest
 
@@ -147,7 +147,8 @@ def session_of(target: Target, decided: int, noted: Noted) -> VerifySession:
 
 def agreed(proposal: Path, text: Path) -> int:
     """How many tokens of a proposal a text begins with."""
-    return next((at for at, (one, other) in enumerate(zip(proposal, text, strict=False)) if one != other), len(proposal))
+    common = takewhile(lambda pair: pair[0] == pair[1], zip(proposal, text, strict=False))
+    return len(list(common))
 
 
 def prove_head(target: Target, proposal: Path, nodes: Nodes) -> Counter[Outcome]:

@@ -24,7 +24,7 @@ from tests.simulation.facts import Facts
 from tests.simulation.loop import EPOCH, process_of
 from tests.simulation.network import party_of
 from tests.simulation.parties import DrafterParty, OrchestratorParty, VerifierParty
-from tests.simulation.services import Model
+from tests.simulation.services import HeadedModel, Model
 from verify_service.engine.sessions import Held
 
 Watched = VerifierParty | DrafterParty | OrchestratorParty | SimClient | LibraryClient
@@ -231,6 +231,8 @@ class VerifierChecks:
         engine, process = party.strand.engine, party.process
         if party.stopping:
             self._stopping(party)
+        if party.strand.head is not None:
+            self._head(process, party.strand.head)
         self._turns(process, list(engine.roster))
         at_work = engine.computing
         for held in engine.roster:
@@ -281,7 +283,24 @@ class VerifierChecks:
         credit = facts.credits.get(held.session_id, 0)
         facts.require(position <= credit, "a verifier decided, its credit:", position, credit)
         self._generation(process, held)
+        self._drafted_for(held)
         facts.hold(facts.heard.check, session.chains, session.text)
+
+    def _head(self, process: str, lm: HeadedModel) -> None:
+        """It is asked behind what its slots hold, and never again once it has failed."""
+        facts, wrong = self._facts, lm.wrong
+        facts.switched_off += lm.failures > 0 and facts.new(("failed", process), lm.failures)
+        while wrong:
+            facts.report(wrong.pop())
+
+    def _drafted_for(self, held: Held) -> None:
+        """By a head, which rules that look at draft tokens have no use for."""
+        facts, head, sampling = self._facts, held.session.head, held.session.sampling
+        facts.require(head is None or sampling.guessed, "a head drafts under a rule that looks at it:", sampling.rule)
+        if head is not None and head.tested_us > 0:
+            facts.headed.add(held.session_id)
+        elif head is None and held.session_id in facts.headed:
+            facts.passed_on.add(held.session_id)
 
     def _generation(self, process: str, held: Held) -> None:
         """The newest (fence, attach) that was opened here is the one that is served. A new one begins with the log."""

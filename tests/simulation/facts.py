@@ -30,7 +30,9 @@ class Facts:
     ending: sessions that somebody has cancelled or deleted. deleted, cancelled: those whose deletion or
     cancellation was acknowledged, and when. delay: seconds by which what has happened may hold up an end, without
     outages of the log. skew: by which clocks may be apart. heard: what verifiers have taken in of drafters' trees.
-    sent: what each drafter's session has sent. branched: pieces of trees that branch which verifiers have taken in.
+    sent: what each drafter's session has sent. headed: sessions of which a head's tokens were tested, passed_on: those
+    that were then held by a verifier without a head; switched_off: heads that failed. branched: pieces of trees that
+    branch which verifiers have taken in.
     """
 
     def __init__(self, loop: SimLoop, play: Play, store: SimStore, delay: float, skew: float) -> None:
@@ -55,7 +57,9 @@ class Facts:
         self.seen: dict[Any, Any] = {}
         self.heard = Heard()
         self.sent: dict[int, tuple[DraftSession, Sent]] = {}
-        self.branched = 0
+        self.branched = self.switched_off = 0
+        self.headed: set[str] = set()
+        self.passed_on: set[str] = set()
         self._expected: dict[Wish, Expected] = {}
 
     def report(self, message: str) -> None:
@@ -103,7 +107,8 @@ class Facts:
         """How often what is rare was met."""
         own = {"resumed": self.resumed, "shared": self.shared, "queued": self.queued, "orphans": self.orphans}
         log = {"claims": self.books.claims, "restored": self.books.restored}
-        return Counter({"branched": self.branched, **log, **own})
+        heads = {"headed": len(self.headed), "passed_on": len(self.passed_on), "switched_off": self.switched_off}
+        return Counter({"branched": self.branched, **heads, **log, **own})
 
     def is_late(self, since: float) -> bool:
         """Whether what was due then should have happened, whatever has gone wrong."""

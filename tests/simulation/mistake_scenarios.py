@@ -66,6 +66,27 @@ def branching(seed: int) -> Scenario:
     )
 
 
+def headed(seed: int, head: str = "good", rule: str = "") -> Scenario:
+    """A verifier with a head, and nobody else who drafts."""
+    requests = tuple(
+        SimRequest(0.5, 0, (number + 1, seed % 9 + 1), 40, float(rule != ""), seed=seed, rule=rule)
+        for number in range(3)
+    )
+    return Scenario(seed, drafters=0, heads=(head,), requests=requests)
+
+
+def frail_heads(seed: int) -> Scenario:
+    return headed(seed, "frail")
+
+
+def poor_heads(seed: int) -> Scenario:
+    return headed(seed, "poor")
+
+
+def headed_and_weighed(seed: int) -> Scenario:
+    return headed(seed, rule="rejection")
+
+
 def left_behind(seed: int) -> Scenario:
     """Sessions whose clients have gone wait for the log when their orchestrator stops."""
     requests = tuple(
@@ -135,6 +156,14 @@ def links_cut(seed: int, **options: Any) -> Scenario:
     requests = tuple(SimRequest(0.5, 0, (number + 1, 4), 60, request_id=f"{number}", **options) for number in range(3))
     cut = Fault(1.5, "close", "orchestrator-0-verifier-0", 30.0)
     return Scenario(seed, verifiers=2, forward=0.05, requests=requests, faults=(cut,))
+
+
+def moved_between_heads(seed: int, heads: tuple[str, str]) -> Scenario:
+    """First the one verifier is cut off, then the other."""
+    moved = links_cut(seed)
+    back = Fault(2.5, "close", "orchestrator-0-verifier-1", 30.0)
+    faults = (replace(moved.faults[0], start=1.0, seconds=1.0), back)
+    return replace(moved, drafters=0, heads=heads, faults=faults)
 
 
 def penalised_and_moved(seed: int) -> Scenario:

@@ -56,6 +56,11 @@ MISTAKES = [
     Mistake(core.drafter_s_tree_outlives_a_rollback, "behind what was not sent|cache is not", scenarios=made.branching),
     Mistake(core.runner_up_behind_the_one_before_it, "it does not descend", scenarios=made.branching),
     Mistake(peers.pruned_rows_kept, "cache is not its text's", scenarios=made.branching),
+    # Heads
+    Mistake(core.head_s_tokens_taken_untested, "a verifier decided what cannot be", scenarios=made.poor_heads),
+    Mistake(core.head_for_every_rule, "a head drafts under a rule that looks at it", scenarios=made.headed_and_weighed),
+    Mistake(peers.failed_head_asked_again, "a head that failed is asked again", scenarios=made.frail_heads),
+    Mistake(peers.failed_head_ends_the_step, "HeadFault", scenarios=made.frail_heads),
     # The log and its owners
     Mistake(log.fence_not_checked, "under fence", scenarios=made.taken_over),
     Mistake(log.append_repeated, "the log holds what cannot be", made.has("acks_lost")),

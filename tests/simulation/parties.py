@@ -23,7 +23,7 @@ from specwire.v1 import draft_pb2_grpc, verify_pb2_grpc
 from tests.simulation.clock import VirtualTime
 from tests.simulation.loop import SimLoop, in_strand
 from tests.simulation.network import DETECTION, Network, SimServer
-from tests.simulation.services import CONFIGS, DrafterStrand, EngineStrand, Model, Play
+from tests.simulation.services import CONFIGS, HEADS, DrafterStrand, EngineStrand, HeadedModel, Model, Play
 from tests.simulation.store import SimStore
 from verify_service.engine.messages import QueuePatience
 from verify_service.server import RunningVerifier
@@ -167,7 +167,7 @@ class Party(ABC):
 
 
 class VerifierParty(Party):
-    """kept: seconds for which it keeps what lost its link. config: of CONFIGS, at its next start."""
+    """kept: seconds for which it keeps what lost its link. config: of CONFIGS, at its next start. head: of HEADS."""
 
     def __init__(
         self,
@@ -178,9 +178,10 @@ class VerifierParty(Party):
         kept: float,
         patience: QueuePatience,
         config: str,
+        head: str = "",
     ) -> None:
         super().__init__(world, name, grace)
-        self.config = config
+        self.config, self.head = config, head
         self._hardware, self._kept, self._patience = hardware, kept, patience
         self.strand: EngineStrand | None = None
         self._servicer: VerifyServicer | None = None
@@ -193,7 +194,10 @@ class VerifierParty(Party):
     async def _run(self) -> None:
         """As verify_service.server.start."""
         hardware = self._hardware
-        lm = Model(self.world.play.target, hardware.slots, hardware.seconds, CONFIGS[self.config])
+        target = self.world.play.target, hardware.slots, hardware.seconds, CONFIGS[self.config]
+        lm = Model(*target)
+        if self.head:
+            lm = HeadedModel(*target, HEADS[self.head], Random(self.world.loop.random.getrandbits(32)))
         contexts = self.context("/engine"), self.context()
         worker: Any = EngineStrand(self.world.loop, lm, *contexts, self._kept, self._patience)
         self.strand = worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +22,10 @@ from specwire.core.verify.session import Allowance, VerifySession
 from specwire.lm.scripted import ScriptedLM
 from specwire.rpc.model_info import Identity
 from tests.patches import Patch, always_returning
+from tests.simulation.services import HeadFault
 from verify_service import service
 from verify_service.engine import slots
+from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.session_manager import SessionManager
 from verify_service.engine.slots import Slots
 
@@ -83,6 +86,22 @@ def urgent_sessions_passed_over(patch: Patch) -> None:
 
 def opens_sessions_while_it_stops(patch: Patch) -> None:
     always_returning(patch, service, "turned_away", [])
+
+
+# Heads
+
+
+def failed_head_asked_again(patch: Patch) -> None:
+    def forgiving(self: HeadDrafting, *step: Any) -> None:
+        if self._heads is not None:
+            with suppress(HeadFault):
+                self._draft(self._heads, *step)
+
+    patch.setattr(HeadDrafting, "draft", forgiving)
+
+
+def failed_head_ends_the_step(patch: Patch) -> None:
+    patch.setattr(HeadDrafting, "draft", lambda self, *step: self._draft(self._heads, *step))
 
 
 # The drafter

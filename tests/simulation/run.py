@@ -48,7 +48,8 @@ class Outcome:
     """found: what did not hold. trace: equal for two runs of one scenario.
 
     reached: how often what is rare was met: sessions that orchestrators have claimed or written again, that a verifier
-    had kept for a new connection, whose prompt was in a cache, that waited for a slot; pieces of trees that branch.
+    had kept for a new connection, whose prompt was in a cache, that waited for a slot; pieces of trees that branch;
+    sessions that a head drafted for, and of these such as went on where there is none; heads that were switched off.
     """
 
     scenario: Scenario
@@ -171,7 +172,8 @@ class Simulation:
             patience = QueuePatience(scenario.queue, scenario.queue_wait * 1e6)
             hardware = Hardware(scenario.slots, scenario.forward, place)
             config = scenario.configs[int(number)] if scenario.configs else ""
-            party = VerifierParty(*common, hardware, KEPT, patience, config)
+            head = scenario.heads[int(number)] if scenario.heads else ""
+            party = VerifierParty(*common, hardware, KEPT, patience, config, head)
         elif role == "drafter":
             dials = self._orchestrators if int(number) >= scenario.drafters else ()
             token = DRAFTERS_TOKEN if scenario.tenants > 1 else ""

@@ -7,7 +7,7 @@ from random import Random
 
 from specwire.lm.scripted import SPREAD
 from tests.simulation.requests import SimRequest, random_requests
-from tests.simulation.services import CONFIGS, VOCABULARY
+from tests.simulation.services import CONFIGS, HEADS, VOCABULARY
 
 # Of a party or of two parties' line. The log's own: see `LOG_FAULTS`.
 PARTY_FAULTS = ("crash", "pause", "slow", "stop")
@@ -47,7 +47,8 @@ class Scenario:
 
     queue: sessions that may wait for a slot, queue_wait: for how many seconds. detach_grace: for readers to come back.
     vocabulary, spread: of the target; a small spread gives every token a chance. configs: of the verifiers, by number,
-    as services.CONFIGS has them; all the usual one where there are none. versions: verifiers that differ are used side
+    as services.CONFIGS has them; all the usual one where there are none. heads: beside their targets, as services.HEADS
+    has them, "" for none; none at all where there are none. versions: verifiers that differ are used side
     by side, as registered ones are. session_ttl, retention: seconds that the log keeps a session that runs, and that
     has ended.
     """
@@ -74,6 +75,7 @@ class Scenario:
     vocabulary: int = VOCABULARY
     spread: float = SPREAD
     configs: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
     versions: bool = False
     session_ttl: float = 3600.0
     retention: float = 3600.0
@@ -144,9 +146,15 @@ def random_scenario(seed: int) -> Scenario:
     )
     common = COMMON if bare.drafters_per_session == 1 else 0
     requests = random_requests(random, bare.orchestrators, bare.tenants, bare.vocabulary, common)
-    return with_hardship(
-        Random(f"hardship of {seed}"), replace(bare, requests=requests, faults=random_faults(random, bare))
-    )
+    eased = replace(bare, requests=requests, faults=random_faults(random, bare))
+    return with_heads(Random(f"heads of {seed}"), with_hardship(Random(f"hardship of {seed}"), eased))
+
+
+def with_heads(random: Random, scenario: Scenario) -> Scenario:
+    """In half of all cases heads beside the targets, or beside some of them."""
+    if random.random() < 0.5:
+        return scenario
+    return replace(scenario, heads=tuple(random.choice(("", *HEADS)) for _ in range(scenario.verifiers)))
 
 
 # What is unequal, long, partial or hostile

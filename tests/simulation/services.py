@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from random import Random
 
 import torch
@@ -22,9 +22,12 @@ from draft_service.commands import Replies
 from draft_service.sampler import guesses
 from draft_service.sessions import Sessions
 from orchestrator.store import SessionRecord
+from specwire.core.draft import HeadRequest
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.policy.heads import HeadDepth
 from specwire.lm import Feed
+from specwire.lm.heads.scripted import HeadedScript
 from specwire.lm.scripted import EOS_ID, SPREAD, Row, Script, ScriptedLM
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.service_thread import Stop
@@ -32,6 +35,7 @@ from specwire.sim.verifier import SteppedEngine
 from specwire.text import load_tokenizer
 from specwire.v1 import common_pb2
 from tests.simulation.loop import SimLoop
+from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import Command, QueuePatience, Reports
 from verify_service.engine.sampler import LogitsSampler
 
@@ -87,6 +91,28 @@ class TargetConfig:
 
 
 USUAL = TargetConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlay:
+    """A head beside a target. agree: how often its best token is the target's. slow: how often a call of it takes as
+    long as SLOW_FORWARDS of the target. fails: how often one fails.
+    """
+
+    agree: float
+    slow: float = 0.0
+    fails: float = 0.0
+
+
+# By name. What a forward of a head takes of one of its target's.
+HEADS = {
+    "good": HeadPlay(0.9),
+    "poor": HeadPlay(0.2),
+    "slow": HeadPlay(0.9, slow=0.3),
+    "frail": HeadPlay(0.9, fails=0.1),
+}
+HEAD_SHARE, SLOW_FORWARDS = 0.05, 3.0
+
 # By what an operator has changed. The first token is said often, the context is shorter than many texts.
 CONFIGS = {
     "": USUAL,
@@ -148,6 +174,49 @@ class Model(ScriptedLM):
         return info
 
 
+class HeadFault(Exception):
+    """A head's call failed."""
+
+
+class HeadedModel(Model, HeadedScript):
+    """Calls of its head take virtual time: `drafted` seconds since that was last set to 0.
+
+    failures: calls that failed. wrong: what it was asked, and must not be.
+    """
+
+    def __init__(
+        self, played: Script, slots: int, seconds: float, config: TargetConfig, play: HeadPlay, random: Random
+    ) -> None:
+        super().__init__(played, slots, seconds, config)
+        self.head = replace(played, agree=play.agree)
+        self.drafted = 0.0
+        self.failures = 0
+        self.wrong: list[str] = []
+        self._play = play
+        self._random = random
+
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
+        if self.failures:
+            self.wrong.append("a head that failed is asked again")
+        if not all(self._holds(request) for request in requests):
+            self.wrong.append("a head drafts behind another text than its slot's")
+        forwards = HEAD_SHARE * max(request.depth for request in requests)
+        forwards = SLOW_FORWARDS if self._random.random() < self._play.slow else forwards
+        self.drafted += forwards * self.cost(1) * self.slowness
+        if self._random.random() < self._play.fails:
+            self.failures += 1
+            raise HeadFault("as planned")
+        return super().draft(requests)
+
+    def _holds(self, request: HeadRequest) -> bool:
+        """Exactly what is before a text's last token."""
+        held = self._rows[request.slot]
+        return (held[-1].prefix if held else 0) == reduce(self.script.extend, request.tokens[:-1], 0)
+
+    def drafting(self) -> HeadDrafting:
+        return HeadDrafting(self, HeadDepth({1: HEAD_SHARE * self.cost(1) * 1e6}))
+
+
 class EngineStrand:
     """In place of the verifier's ServiceThread: what it does, as callbacks of a strand.
 
@@ -166,25 +235,35 @@ class EngineStrand:
         self.on_reports: Callable[[Reports], None] = lambda _: None
         costs = StepCosts(ForwardTimes({rows: lm.cost(rows) * 1e6 for rows in ROWS}))
         self.lm = lm
+        self.head = lm if isinstance(lm, HeadedModel) else None
+        self._loop, self._busy_until = loop, 0.0
         self.engine = SteppedEngine(
             lm,
             LogitsSampler(lm.info.deterministic),
             costs,
             self._deliver,
-            lambda: loop.time() * 1e6,
+            self._now_us,
             detach_grace_us=grace * 1e6,
             patience=patience,
+            drafting=None if self.head is None else self.head.drafting(),
         )
-        self._loop = loop
         self._context = engine_context
         self._loop_context = loop_context
         self._next: asyncio.Handle | None = None
         self._resting = False
 
+    def _now_us(self) -> float:
+        """As its thread sees it, which a head keeps busy between two callbacks."""
+        return self._loop.time() * 1e6 + self._drafted * 1e6
+
+    @property
+    def _drafted(self) -> float:
+        return 0.0 if self.head is None else self.head.drafted
+
     def send(self, command: Command | Stop) -> None:
         self.engine.inbox.put(command)
         if self._resting or self._next is None:
-            self._schedule(0.0)
+            self._schedule(max(0.0, self._busy_until - self._loop.time()))
 
     async def room(self) -> None:
         """As a thread that takes in whatever comes."""
@@ -202,17 +281,20 @@ class EngineStrand:
 
     def _go_on(self) -> None:
         self._next, self._resting = None, False
+        if self.head is not None:
+            self.head.drafted = 0.0
         engine, now_us = self.engine, self._loop.time() * 1e6
         rest = engine.turn(now_us, now_us)
+        self._busy_until = self._loop.time() + self._drafted
         if engine.computing:
-            self._schedule(self.lm.spent)
+            self._schedule(self._drafted + self.lm.spent)
         elif rest is None:
             engine.tell()
         else:
             self._resting = True
             seconds = (rest.until_us - now_us) / 1e6
             if seconds < 1e6:
-                self._schedule(max(1e-6, seconds))
+                self._schedule(max(1e-6, self._drafted, seconds))
 
 
 class DrafterStrand:

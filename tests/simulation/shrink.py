@@ -24,7 +24,7 @@ PLAIN = Scenario(0)
 SETTINGS = (
     "verifiers", "drafters", "dialling", "orchestrators", "slots", "delay", "buffer", "shared_host", "plan", "tenants",
     "queue", "queue_wait", "grace", "detach_grace", "drafters_per_session", "spread", "session_ttl", "retention",
-    "configs", "versions",
+    "configs", "heads", "versions",
 )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def possible(scenario: Scenario) -> bool:
     named = {fault.target for fault in scenario.faults if fault.target}
     tenants = {request.tenant for request in scenario.requests}
     there = named <= {*scenario.parties, *scenario.lines} and max(tenants, default=0) < scenario.tenants
-    return there and len(scenario.configs) in (0, scenario.verifiers)
+    return there and {len(scenario.configs), len(scenario.heads)} <= {0, scenario.verifiers}
 
 
 def check_and_shrink(scenario: Scenario) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.loop import SimLoop, Stuck, in_strand
+from tests.simulation.mistake_scenarios import moved_between_heads
 from tests.simulation.mistakes import MISTAKES, Mistake
 from tests.simulation.requests import SimRequest
 from tests.simulation.run import Violation, check, run
@@ -47,6 +48,8 @@ def test_many_kinds_of_end_and_of_recovery_are_reached() -> None:
     reached = sum((outcome.reached for outcome in outcomes), Counter())
     assert {name for name, often in reached.items() if often} == {
         "branched",
+        "headed",
+        "switched_off",
         "claims",
         "restored",
         "resumed",
@@ -54,6 +57,19 @@ def test_many_kinds_of_end_and_of_recovery_are_reached() -> None:
         "queued",
         "orphans",
     }
+
+
+@pytest.mark.parametrize("heads", [("good", ""), ("", "good"), ("frail", "frail")], ids=" then ".join)
+def test_a_session_goes_on_with_or_without_a_head(heads: tuple[str, str]) -> None:
+    """The verifier that has the sessions is cut off; texts are checked as ever."""
+    reached: Counter[str] = Counter()
+    for seed in range(6):
+        outcome = check(moved_between_heads(seed, heads))
+        assert dict(outcome.ends).keys() <= {"LENGTH", "EOS"}
+        reached += outcome.reached
+    assert reached["headed"]
+    assert bool(reached["passed_on"]) is ("" in heads)
+    assert bool(reached["switched_off"]) is ("frail" in heads)
 
 
 # Its tools

@@ -47,7 +47,7 @@ async def test_what_breaks_a_condition_is_refused(name: str) -> None:
 
 
 async def test_a_seed_s_text_is_the_same_with_any_drafter_and_any_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Coupled: drafting off, guesses from the text, right and wrong drafters, chunks of one and of three, trees, a head."""
+    """Coupled: drafting off, guesses from the text, right and wrong drafters, chunks of one or three, trees, a head."""
     branched, taken = 0, DraftSession.take_proposal
 
     def take_proposal(session: DraftSession) -> Proposal | None:

@@ -15,7 +15,7 @@ from specwire.lm.scripted import CONTEXT, Metronome, Place, Script, ScriptedLM
 
 
 class HeadedScript(ScriptedLM):
-    """A scripted target, behind whose texts another script drafts.
+    """A scripted target, behind whose texts another script drafts: `head`, or its own, which is always right.
 
     As a head does, it reads what its slots hold before it drafts behind it. A forward takes as long as a drafter's that
     plays the same script.
@@ -23,11 +23,11 @@ class HeadedScript(ScriptedLM):
 
     most_depth: int | None = None
 
-    def __init__(self, script: Script, head: Script, slots: int, context: int = CONTEXT) -> None:
-        if head.vocab != script.vocab:
-            raise ModelError(f"heads: of {head.vocab} ids, beside a target of {script.vocab}")
+    def __init__(self, script: Script, slots: int, context: int = CONTEXT, head: Script | None = None) -> None:
         super().__init__(script, slots, context)
-        self.head = head
+        self.head = script if head is None else head
+        if self.head.vocab != script.vocab:
+            raise ModelError(f"heads: of {self.head.vocab} ids, beside a target of {script.vocab}")
         self._read = [0] * slots
         self._stopped = False
         self._head_clock = Metronome()
@@ -36,7 +36,7 @@ class HeadedScript(ScriptedLM):
     def beside(cls, spec: str, head: str, *, slots: int, context: int | None = None) -> HeadedScript:
         """Of what `Script.parse` reads."""
         lone = ScriptedLM.parse(spec, slots=slots, context=context)
-        return cls(lone.script, Script.parse(head), slots, lone.info.context)
+        return cls(lone.script, slots, lone.info.context, Script.parse(head))
 
     # The target's slots
 

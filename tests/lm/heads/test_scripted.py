@@ -19,8 +19,8 @@ PROMPT = [3, 1, 4, 1, 5]
 DEPTH = 8
 
 
-def model(agree: float, **options: int) -> HeadedScript:
-    lm = load_model(TARGET, slots=3, heads=f"{TARGET}:agree={agree}", **options)
+def model(agree: float, context: int | None = None) -> HeadedScript:
+    lm = load_model(TARGET, slots=3, heads=f"{TARGET}:agree={agree}", context=context)
     assert isinstance(lm, HeadedScript)
     assert isinstance(lm, DraftingModel)
     return lm
