@@ -159,11 +159,10 @@ def links_cut(seed: int, **options: Any) -> Scenario:
 
 
 def moved_between_heads(seed: int, heads: tuple[str, str]) -> Scenario:
-    """First the one verifier is cut off, then the other."""
-    moved = links_cut(seed)
-    back = Fault(2.5, "close", "orchestrator-0-verifier-1", 30.0)
-    faults = (replace(moved.faults[0], start=1.0, seconds=1.0), back)
-    return replace(moved, drafters=0, heads=heads, faults=faults)
+    """One verifier is cut off, then the other."""
+    moved = away_and_back(seed)
+    requests = tuple(replace(request, max_tokens=140) for request in moved.requests)
+    return replace(moved, drafters=0, heads=heads, requests=requests)
 
 
 def penalised_and_moved(seed: int) -> Scenario:
