@@ -72,6 +72,11 @@ def draw(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[tuple[int, floa
     return _draw_best(logits, rows)
 
 
+def whole(sampling: Sampling) -> bool:
+    """Whether the target draws by the noise of all ids, as it does where none is filtered out."""
+    return sampling.temperature > 0.0 and sampling.top_p == 1.0 and not sampling.top_k
+
+
 def draw_among(ids: torch.Tensor, logits: torch.Tensor, rows: Sequence[DraftRow], vocabulary: int) -> list[int]:
     """The token of each row of `logits` (rows, len(ids)), which are of these ids alone. Penalties are left out.
 
@@ -82,8 +87,11 @@ def draw_among(ids: torch.Tensor, logits: torch.Tensor, rows: Sequence[DraftRow]
         return chosen
     best, at = logits.float().topk(min(CANDIDATES, logits.shape[1]), dim=1)
     scores, tokens = best.cpu().numpy(), ids[at].cpu().numpy()
-    shared = vocabulary if logits.device.type == "cpu" else None
-    return [_draw_one(scores[index], tokens[index], row, shared)[0] for index, row in enumerate(rows)]
+    on_cpu = logits.device.type == "cpu"
+    return [
+        _draw_one(scores[index], tokens[index], row, vocabulary if on_cpu and whole(row.sampling) else None)[0]
+        for index, row in enumerate(rows)
+    ]
 
 
 def _draw_best(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[tuple[int, float]]:

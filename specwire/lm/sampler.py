@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -85,6 +85,13 @@ def gumbel_of(key: Key, ids: reference.Ids, vocabulary: int) -> reference.Floats
     if vocabulary <= KEPT_VOCABULARY:
         return _kept_row(key, vocabulary)[ids]
     return reference.gumbel(*key, ids)
+
+
+def keep_noise(keys: Iterable[Key], vocabulary: int) -> None:
+    """Compute rows that the target will draw by, in case somebody draws by them before."""
+    if vocabulary <= KEPT_VOCABULARY:
+        for key in keys:
+            _kept_row(key, vocabulary)
 
 
 @lru_cache(maxsize=KEPT_ROWS)

@@ -52,6 +52,9 @@ class ScriptedHeads:
         self.caught_up += [request.slot for request in requests]
         self.reading()
 
+    def foresee(self, requests: Sequence[HeadRequest]) -> None:
+        assert requests
+
     def stop(self) -> None:
         self.stopped = True
 

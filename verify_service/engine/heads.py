@@ -29,6 +29,7 @@ class Heads(Protocol):
     def unread(self, slot: int) -> int | None: ...
     def catch_up(self, requests: Sequence[HeadRequest]) -> None: ...
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]: ...
+    def foresee(self, requests: Sequence[HeadRequest]) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -146,8 +147,10 @@ class HeadDrafting:
     def _propose(self, heads: Heads, asked: Sequence[_Asked], decoding: int, now_us: Callable[[], float]) -> None:
         if not asked:
             return
+        requests = [each.request for each in asked]
+        heads.foresee(requests)
         began_us = now_us()
-        drafted = heads.draft([each.request for each in asked])
+        drafted = heads.draft(requests)
         for each, tokens in zip(asked, drafted, strict=True):
             each.source.propose(tokens)
         ended_us = now_us()

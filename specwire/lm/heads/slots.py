@@ -11,8 +11,9 @@ import torch
 from specwire.core.draft import HeadRequest
 from specwire.core.model import Feed, ModelInfo, SlotModel
 from specwire.core.policy.tunables import PREFILL_ROWS
-from specwire.lm.draft_sampler import DraftRow, draw_among
+from specwire.lm.draft_sampler import DraftRow, draw_among, whole
 from specwire.lm.kv_cache import CachedLM, TappedRunner
+from specwire.lm.sampler import Key, keep_noise
 
 
 @runtime_checkable
@@ -30,6 +31,10 @@ class DraftingModel(SlotModel, Protocol):
 
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         """Read what `draft` would have to read before it drafts, as far as it is there."""
+        ...
+
+    def foresee(self, requests: Sequence[HeadRequest]) -> None:
+        """Compute what drafts need, and the target will need in any case."""
         ...
 
     def stop(self) -> None:
@@ -296,6 +301,17 @@ class HeadedModel:
     def stop(self) -> None:
         """It will not be asked any more: keep nothing for it."""
         self._stopped = True
+
+    def foresee(self, requests: Sequence[HeadRequest]) -> None:
+        """The noise of the positions that are drafted for: whatever is decided there, it is drawn by that."""
+        if self._target.tapped.device.type != "cpu":
+            return
+        for request in requests:
+            sampling, begin = request.sampling, len(request.tokens)
+            if whole(sampling):
+                stop = min(begin + request.depth, self.info.context)
+                keys = (Key(sampling.seed, sampling.choice, position) for position in range(begin, stop))
+                keep_noise(keys, self.info.vocabulary)
 
     def unread(self, slot: int) -> int | None:
         return None if self._slots[slot].lost else self._slots[slot].unread
