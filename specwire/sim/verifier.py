@@ -156,6 +156,9 @@ class SimHead:
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         """There is nothing to read."""
 
+    def foresee(self, requests: Sequence[HeadRequest]) -> None:
+        """Nothing."""
+
     def stop(self) -> None:
         """Nothing is kept for it."""
 

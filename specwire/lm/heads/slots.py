@@ -91,64 +91,60 @@ class Head(Protocol):
 
 # Positions whose features wait to be read, at most: what a text has beyond is not kept, and the head is lost for it.
 MOST_UNREAD = 512
-# Rows of a slot's buffer at first; it grows to what a chunk of a prompt needs beside those.
-FEW_ROWS = 32
+# Rows of a forward of which a slot's are kept as they lie. A part of a larger one is copied: else all of it would stay.
+SMALL_FORWARD = 64
 
 
 def waiting_bytes(width: int) -> int:
-    """What a slot's buffer takes at most, in float32, where a prompt is fed in chunks of PREFILL_ROWS."""
-    held = MOST_UNREAD + 1
-    return 4 * width * (held + PREFILL_ROWS + held // 2)
+    """What waits of a slot at most, in float32, where a prompt is fed in chunks of PREFILL_ROWS."""
+    return 4 * width * (MOST_UNREAD + 1 + PREFILL_ROWS)
 
 
 class _Features:
     """What the target's taps said of a slot's latest positions, from `first` up to `stop`.
 
-    They lie in a buffer with room behind them, so that a step's rows are written and nothing else is moved.
+    They stay what forwards returned until they are read: a step that nobody drafts behind costs next to nothing.
     """
 
     def __init__(self, width: int) -> None:
-        self._buffer = torch.empty(0, width)
-        self._begin = 0
+        self._nothing = torch.empty(0, width)
+        self._parts: list[torch.Tensor] = []
         self.first = self.stop = 0
 
     def between(self, first: int, stop: int) -> torch.Tensor:
-        begin = self._begin + first - self.first
-        return self._buffer[begin : begin + stop - first]
+        if len(self._parts) > 1:
+            self._parts = [torch.cat(self._parts)]
+        return self._parts[0][first - self.first : stop - self.first] if self._parts else self._nothing
 
-    def add(self, rows: torch.Tensor) -> None:
-        held = self.stop - self.first
-        if self._begin + held + len(rows) > len(self._buffer) or self._buffer.dtype != rows.dtype:
-            self._move(held, len(rows), rows)
-        end = self._begin + held
-        self._buffer[end : end + len(rows)] = rows
-        self.stop += len(rows)
-
-    def _move(self, held: int, more: int, like: torch.Tensor) -> None:
-        """To the beginning of a buffer with room for more than that."""
-        kept = self.between(self.first, self.stop).to(like.dtype).clone()
-        needed = held + more + max(FEW_ROWS, held // 2)
-        if len(self._buffer) < needed or self._buffer.dtype != like.dtype:
-            self._buffer = like.new_empty(needed, like.shape[1])
-        self._buffer[:held] = kept
-        self._begin = 0
+    def add(self, rows: torch.Tensor, count: int) -> None:
+        self._parts.append(rows)
+        self.stop += count
 
     def cut(self, stop: int) -> None:
         """Forget what is not before `stop`."""
         if stop <= self.first:
-            self.first, self._begin = stop, 0
-        self.stop = min(self.stop, stop)
+            self._parts.clear()
+            self.first = self.stop = stop
+        while self.stop > stop:
+            last = self._parts.pop()
+            self.stop -= len(last)
+            if self.stop < stop:
+                self.add(last[: stop - self.stop], stop - self.stop)
 
     def forget_before(self, first: int) -> None:
-        self._begin += first - self.first
+        self._parts = [self.between(first, self.stop)]
         self.first = first
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self._parts)
 
     def copied(self, other: _Features, stop: int) -> None:
         """Become what `other` has before `stop`."""
+        self._parts.clear()
         self.first = self.stop = min(other.first, stop)
-        self._begin = 0
         if stop > other.first:
-            self.add(other.between(other.first, stop))
+            self.add(other.between(other.first, stop), stop - other.first)
 
 
 class _Slot:
@@ -270,27 +266,33 @@ class HeadedModel:
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
         rows = self._lm.forward(feeds)
-        end = 0
-        for feed in feeds:
-            fresh = self._target.tapped[end : end + len(feed.tokens)]
-            end += len(feed.tokens)
-            self._hold(self._slots[feed.slot], feed.start, fresh)
+        tapped, end = self._target.tapped, 0
+        large = len(tapped) > SMALL_FORWARD
+        for slot, start, tokens, *_ in feeds:
+            own, begin = self._slots[slot], end
+            end += len(tokens)
+            if self._holds(own, start):
+                fresh = tapped[begin:end]
+                own.features.add(fresh.clone() if large else fresh, end - begin)
         for slot in self.failed:
             self._void(slot)
         return rows
 
-    def _hold(self, own: _Slot, start: int, fresh: torch.Tensor) -> None:
+    def _holds(self, own: _Slot, start: int) -> bool:
+        """Whether what is fed from `start` on is kept for the head."""
         if start == 0:
             own.forget()
-        if self._stopped or (start < own.features.stop and own.kept(start) < start):
-            own.lose()
         if own.lost:
-            return
-        own.cut(start)
-        if own.unread > MOST_UNREAD:
+            return False
+        if start < own.features.stop:
+            if own.kept(start) < start:
+                own.lose()
+                return False
+            own.cut(start)
+        if self._stopped or own.unread > MOST_UNREAD:
             own.lose()
-        else:
-            own.features.add(fresh)
+            return False
+        return True
 
     # The head's
 
