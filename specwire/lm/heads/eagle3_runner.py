@@ -79,15 +79,16 @@ class Eagle3Runner(HeadCache):
         context: int,
         dtype: torch.dtype,
         turns: torch.Tensor | None = None,
+        device: torch.device | None = None,
     ) -> None:
-        """turns: rotations of another kind than the default one, see `runners.decoder.Model`."""
+        """turns: rotations of another kind than the default one, see `runners.decoder.Model`. device: the target's."""
         config = head.config
-        ids = head.target_ids(torch.arange(config.draft_vocabulary))
-        said = ids < served
         self.width = config.fused
-        head = head.to(dtype).eval()
+        head = head.to(device, dtype).eval()
+        ids = head.target_ids(torch.arange(config.draft_vocabulary, device=device))
+        said = ids < served
         shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
-        super().__init__(shape, slots, context, dtype)
+        super().__init__(shape, slots, context, dtype, device)
         self._decode: Any = compiled(Eagle3Layer(head, shape, _model(head, said, context, turns), self.cache))
         self.target_ids = ids[said]
 
@@ -123,7 +124,7 @@ def _model(head: Eagle3, said: torch.Tensor, context: int, turns: torch.Tensor |
     if turns is None:
         turns = rotations(context, config.head_dim, config.head_dim, config.theta)
     embedding, output = head.embed_tokens.weight.detach(), LinearWeights(head.lm_head.weight.detach()[said], None)
-    return Model(embedding, [layer], head.norm.weight.detach(), output, turns)
+    return Model(embedding, [layer], head.norm.weight.detach(), output, turns.to(embedding.device))
 
 
 def _head_norm(head: Eagle3) -> torch.Tensor | None:

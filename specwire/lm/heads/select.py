@@ -86,11 +86,11 @@ def _eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> LoadedHea
     if told.rope is not None:
         _check_rotation(folder, told, target)
     head = eagle3.load(folder, config.num_hidden_layers, embedding)
-    _check_ids(folder, info, head.target_ids(torch.arange(told.draft_vocabulary)))
+    _check_ids(folder, info, head.target_ids(torch.arange(told.draft_vocabulary, device=head.d2t.device)))
 
     def over(slots: int, context: int, dtype: torch.dtype) -> Head:
         turns = None if told.rope is None else rotations_of(target, context, told.head_dim)
-        return Eagle3Runner(head, info.vocabulary, slots, context, dtype, turns)
+        return Eagle3Runner(head, info.vocabulary, slots, context, dtype, turns, embedding.device)
 
     return LoadedHead(told.taps, over, told.fused, 2 * told.key_heads * told.head_dim)
 
