@@ -209,7 +209,8 @@ def _loader(
         for rows, microseconds in costs.forward.points.items():
             info.forward_times.add(rows=rows, microseconds=round(microseconds))
         try:
-            drafting = HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, DraftingModel) else None
+            # Who waits for all that is due tests no guesses of its own.
+            drafting = HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, DraftingModel) and not patient else None
         except HeadFailed as error:
             raise ModelError(f"heads: {options.heads}: {error}") from error
         grace_us = detach_grace * 1e6
