@@ -111,6 +111,15 @@ def test_a_session_begins_with_what_others_learnt_under_the_same_kind_of_rule() 
     assert drawn.acceptance.rates(2) == AcceptanceByPosition().rates(2)
 
 
+def test_what_is_there_for_nothing_is_beaten_by_more_than_it_costs() -> None:
+    """At 0.7 a position two guesses decide 2.19 tokens, three 2.53; each costs a fifth of one."""
+    head, rates = HeadDepth({1: 200.0}, most=3), [0.7, 0.7, 0.7]
+    assert head.beats(1.92, rates, 1000.0)
+    assert not head.beats(1.94, rates, 1000.0)
+    assert head.beats(0.0, rates, 1000.0)
+    assert not HeadDepth({1: 2000.0}).beats(0.0, rates, 1000.0)
+
+
 @pytest.mark.parametrize(("spare_us", "depth"), [(1300.0, 4), (700.0, 2), (150.0, 1), (99.0, 0), (-5.0, 0)])
 def test_no_more_is_risked_at_once_than_a_part_of_what_may_be_lost(spare_us: float, depth: int) -> None:
     forwards = HeadDepth({1: 100.0, 2: 100.0})

@@ -333,3 +333,13 @@ def test_a_session_in_debt_is_drafted_for_as_soon_as_it_can_bear_the_window_as_w
     rig.open(1, PROMPT, max_tokens=800, ledger_us=2000)
     rig.run()
     assert rig.engine.steps < 200
+
+
+def test_a_hiccup_of_the_machine_while_a_head_drafts_does_not_end_its_drafting() -> None:
+    heads = ScriptedHeads(right)
+    rig = Rig(MODEL, ngram=False, context=2048, growth=0.02, drafting=HeadDrafting(heads, HeadDepth({1: 100.0})))
+    times = iter([50_000.0])
+    heads.slowed = lambda: setattr(rig, "now", rig.now + next(times, 200.0))
+    rig.open(1, PROMPT, max_tokens=400)
+    rig.run()
+    assert rig.engine.steps < 150

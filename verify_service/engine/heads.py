@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specwire.core.draft import HeadRequest
-from specwire.core.policy.estimates import expected_tokens
 from specwire.core.policy.heads import HeadDepth
 from specwire.core.policy.tunables import PREFILL_ROWS, PROBE_WINDOW
 from specwire.core.verify.session import VerifySession
@@ -114,18 +113,19 @@ class HeadDrafting:
         behind = _within([each for each in asked if each.unread > FEW_UNREAD], budget)
         if behind:
             self._read(heads, behind)
-        self._propose(heads, [*ready, *behind], len(step.decoding), now_us)
+        self._propose(heads, [*ready, *behind], step, now_us)
         if tried:
             self._depth.tried(now_us() - began_us)
 
     def _wants(self, asked: _Asked, step: DraftedStep) -> bool:
         """Whether a head's tokens could be tested next, are not there yet, and promise more than the text itself."""
-        session, most = asked.session, self._depth.most
+        session = asked.session
         if not session.trusting or session.room < 2 or asked.source.proposed:
             return False
         if session.ngram is None or not step.decoding[asked.slot].looked:
             return True
-        return promise(session.ngram.look()) < expected_tokens(asked.source.acceptance.rates(most), most)
+        rates = asked.source.acceptance.rates(self._depth.most)
+        return self._depth.beats(promise(session.ngram.look()), rates, step.plain_us)
 
     def _chosen(self, asked: Sequence[_Asked], step: DraftedStep, now_us: float) -> list[_Asked]:
         """Those that are drafted for, and how deep. Where it does not pay one is tried now and then."""
@@ -144,7 +144,7 @@ class HeadDrafting:
         heads.catch_up([each.request for each in behind])
         return sum(each.unread for each in behind)
 
-    def _propose(self, heads: Heads, asked: Sequence[_Asked], decoding: int, now_us: Callable[[], float]) -> None:
+    def _propose(self, heads: Heads, asked: Sequence[_Asked], step: DraftedStep, now_us: Callable[[], float]) -> None:
         if not asked:
             return
         requests = [each.request for each in asked]
@@ -153,11 +153,12 @@ class HeadDrafting:
         drafted = heads.draft(requests)
         for each, tokens in zip(asked, drafted, strict=True):
             each.source.propose(tokens)
-        ended_us = now_us()
+        ended_us, forwards = now_us(), max(map(len, drafted))
         took_us = ended_us - began_us
-        self._depth.observe(len(asked), max(map(len, drafted)), took_us, ended_us)
+        likely_us = self._depth.likely_us(len(asked), forwards, took_us, step.plain_us)
+        self._depth.observe(len(asked), forwards, took_us, ended_us)
         for each in asked:
-            each.session.ledger.charge(took_us, 0, 0.0, took_us * decoding / len(asked))
+            each.session.ledger.charge(took_us, 0, 0.0, likely_us * len(step.decoding) / len(asked))
 
 
 def _asked(heads: Heads, sessions: Mapping[int, Held], step: DraftedStep) -> list[_Asked]:

@@ -11,6 +11,7 @@ from specwire.core.policy.tunables import (
     EXPLORED_SHARE,
     LEAST_GUESS_GAIN,
     MOST_HEAD_DEPTH,
+    OUTLIER,
     PROBE_WINDOW,
     RISKED_SHARE,
     STEP_WEIGHT,
@@ -43,10 +44,21 @@ class HeadDepth:
         self._forward = ForwardTimes(forward_us)
         self._scale = 1.0
         self._drafted_us = self._tried_us = 0.0
+        self._long = False
 
     def drafting_us(self, sessions: int, depth: int) -> float:
         """What so many forwards are expected to take."""
         return depth * self._scale * self._forward.at(sessions)
+
+    def likely_us(self, sessions: int, forwards: int, took_us: float, plain_us: float) -> float:
+        """What of the time that so many forwards took they are charged for.
+
+        A scheduler's hiccup of 50 ms, charged as it is, left a session without a head for a thousand tokens. So what is
+        longer than OUTLIER times what is known, and than a plain step, is none of the head's; but twice in a row it is.
+        """
+        most_us = max(OUTLIER * self.drafting_us(sessions, forwards), plain_us)
+        before, self._long = self._long, took_us > most_us
+        return took_us if before else min(took_us, most_us)
 
     def observe(self, sessions: int, forwards: int, took_us: float, now_us: float) -> None:
         """The head has drafted for so many sessions, as deep as it ran forwards."""
@@ -79,6 +91,18 @@ class HeadDepth:
                 best, best_rate = depth, rate
         self.pays = best > 0
         return best
+
+    def beats(self, promised: float, rates: Sequence[float], plain_us: float) -> bool:
+        """Whether at some depth it decides more than `promised` tokens, which are there for nothing.
+
+        rates: P(accept | tested) by position. plain_us: in which time a token is decided without either.
+        """
+        tokens = 1.0
+        for depth, product in enumerate(accumulate(rates, mul), 1):
+            tokens += product
+            if tokens - self.drafting_us(1, depth) / plain_us > promised:
+                return True
+        return False
 
     def borne(self, depth: int, sessions: int, decoding: int, V: Callable[[int], float], spare_us: float) -> int:
         """The greatest depth up to `depth` that a session's ledger can bear if all of it is wrong, the window as well.
