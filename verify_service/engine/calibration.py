@@ -24,6 +24,8 @@ BUDGET_S, LEAST_ROUNDS, MOST_ROUNDS = 1.0, 3, 15
 BATCH_BUDGET_S, LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS = 0.25, 1, 5
 # Tokens that a head drafts in a turn, and turns: the first ones are slow, while the call is being optimised.
 HEAD_DEPTH, HEAD_ROUNDS = 4, 12
+# Readings of a text: the first ones are slow, too.
+READING_ROUNDS = 4
 # Microseconds from which a forward is long: a hiccup or a change of shape is small beside it, and sessions of a lost
 # verifier wait for all of them.
 LONG_US = 100_000.0
@@ -82,13 +84,28 @@ def calibrate_head(model: DraftingModel) -> HeadDepth:
         requests = [HeadRequest(slot, tokens, Sampling(), depth) for slot in range(sessions)]
         times = []
         for _ in range(HEAD_ROUNDS):
+            # Behind a forward of the target, which leaves little of the head in the processor's caches.
+            model.forward([Feed(slot, prefix, tokens[prefix:], 1) for slot in range(sessions)])
+            for slot in range(sessions):
+                model.rollback(slot, prefix)
             began = time.perf_counter_ns()
             model.draft(requests)
             times.append((time.perf_counter_ns() - began) / 1000 / depth)
         found[sessions] = _faster_half(times)
     for slot in range(max(numbers)):
         model.discard(slot)
-    return HeadDepth(found, most)
+    return HeadDepth(found, most, min(_reading_us(model, tokens) for _ in range(READING_ROUNDS)))
+
+
+def _reading_us(model: DraftingModel, tokens: Sequence[int]) -> float:
+    """Of a position of a text that is not read yet; 0.0 where there is none. Leaves the slot empty."""
+    model.forward([Feed(0, 0, tokens[:-1], 1)])
+    rows = model.unread(0) or 0
+    began = time.perf_counter_ns()
+    model.catch_up([HeadRequest(0, tokens, Sampling(), 1)])
+    took_us = (time.perf_counter_ns() - began) / 1000
+    model.discard(0)
+    return took_us / rows if rows else 0.0
 
 
 def _prefix(lm: LanguageModel) -> int:

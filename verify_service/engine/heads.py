@@ -9,7 +9,7 @@ from typing import Protocol
 
 from specwire.core.draft import HeadRequest
 from specwire.core.policy.heads import HeadDepth
-from specwire.core.policy.tunables import PREFILL_ROWS, PROBE_WINDOW
+from specwire.core.policy.tunables import LET_BE, PREFILL_ROWS, PROBE_WINDOW
 from specwire.core.verify.session import VerifySession
 from specwire.core.verify.text_sources import HeadSource, promise
 from verify_service.engine.sessions import Held
@@ -70,13 +70,14 @@ class HeadDrafting:
     """Lets a head draft where that is expected to pay. A head that fails is switched off, and ends nothing.
 
     All of a step's sessions wait for it, and those that it drafts for pay, whatever comes of it. What it has to read
-    of a text before is like the prefill of a prompt: nobody is charged. It is read once, where the head is expected to
-    pay, and a session that paid for it could hardly come out of debt: a position costs as much as a step may lose.
+    of a text before is like the prefill of a prompt: nobody is charged. It is read once, where that is expected to pay
+    several times, and a session that paid could hardly come out of debt: a position costs as much as a step may lose.
     """
 
     def __init__(self, heads: Heads, depth: HeadDepth) -> None:
         self._heads: Heads | None = heads
         self._depth = depth
+        self._let_be = 0
 
     @property
     def works(self) -> bool:
@@ -99,12 +100,16 @@ class HeadDrafting:
             held.running.since_us += took_us
 
     def _draft(self, heads: Heads, step: DraftedStep, now_us: Callable[[], float], tell: Callable[[], None]) -> None:
-        budget = PREFILL_ROWS
-        if self._depth.pays and (long := [each for each in _asked(heads, step.prompts, step) if each.unread > READ_AT]):
+        budget, began_us = PREFILL_ROWS, now_us()
+        if not self._depth.pays and self._let_be < LET_BE and not self._depth.due(began_us):
+            self._let_be += 1
+            return
+        self._let_be = 0
+        long = [each for each in _asked(heads, step.prompts, step) if each.unread > READ_AT]
+        if long := [each for each in long if self._depth.worth_reading(each.unread, 1, step.plain_us)]:
             tell()
-            budget -= self._read(heads, _within(long, budget))
+            budget -= self._read(heads, _within(long, budget), now_us)
         asked = [each for each in _asked(heads, step.decoding, step) if self._wants(each, step)]
-        began_us = now_us()
         if not asked or not (asked := self._chosen(asked, step, began_us)):
             return
         tell()
@@ -112,7 +117,7 @@ class HeadDrafting:
         ready = [each for each in asked if each.unread <= FEW_UNREAD]
         behind = _within([each for each in asked if each.unread > FEW_UNREAD], budget)
         if behind:
-            self._read(heads, behind)
+            self._read(heads, behind, now_us)
         self._propose(heads, [*ready, *behind], step, now_us)
         if tried:
             self._depth.tried(now_us() - began_us)
@@ -135,14 +140,21 @@ class HeadDrafting:
             if not self._depth.due(now_us):
                 return []
             asked, depth = [max(asked, key=lambda each: each.untested_us)], min(PROBE_WINDOW, most)
+        else:
+            asked = [each for each in asked if self._readable(each, len(asked), step.V(decoding))]
         for each in asked:
             each.depth = self._depth.borne(depth, len(asked), decoding, step.V, each.spare_us)
         return [each for each in asked if each.depth]
 
-    def _read(self, heads: Heads, behind: Sequence[_Asked]) -> int:
+    def _readable(self, asked: _Asked, sessions: int, step_us: float) -> bool:
+        return asked.unread <= FEW_UNREAD or self._depth.worth_reading(asked.unread, sessions, step_us)
+
+    def _read(self, heads: Heads, behind: Sequence[_Asked], now_us: Callable[[], float]) -> int:
         """Returns how many positions."""
+        began_us, rows = now_us(), sum(each.unread for each in behind)
         heads.catch_up([each.request for each in behind])
-        return sum(each.unread for each in behind)
+        self._depth.read(rows, now_us() - began_us)
+        return rows
 
     def _propose(self, heads: Heads, asked: Sequence[_Asked], step: DraftedStep, now_us: Callable[[], float]) -> None:
         if not asked:

@@ -63,6 +63,7 @@ class ForwardTimes:
         if not measured or min(measured) < 1:
             raise ValueError(f"measured: needs times of at least one width, from 1 on, not {dict(measured)}")
         self._times = dict(sorted(measured.items()))
+        self._seen: set[int] = set()
 
     @property
     def points(self) -> dict[int, float]:
@@ -84,16 +85,21 @@ class ForwardTimes:
     def observe(self, rows: int, microseconds: float) -> None:
         """Refine a width that was measured at start. A single slow step (a scheduler's hiccup) moves it little.
 
-        Narrower ones take no longer: what shows that a wide one has become faster shows it of them.
+        Narrower ones take no longer: what shows that a wide one has become faster shows it of them. Wider ones that
+        were not seen since keep their ratio to it, as measured in one go: else a plain step that has become faster
+        makes windows look dear that nobody has tried.
         """
         known = self._times.get(rows)
         if known is None:
             return
         bounded = min(microseconds, OUTLIER * known)
         self._times[rows] = refined = known + STEP_WEIGHT * (bounded - known)
+        self._seen.add(rows)
         for width, time_us in self._times.items():
             if width < rows and time_us > refined:
                 self._times[width] = refined
+            elif width > rows and width not in self._seen:
+                self._times[width] = time_us * refined / known
 
     def told(self, rows: int, step_us: float, plain_us: float) -> None:
         """Refine by a step of one session, of which its verifier tells.

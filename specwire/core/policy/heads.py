@@ -13,6 +13,8 @@ from specwire.core.policy.tunables import (
     MOST_HEAD_DEPTH,
     OUTLIER,
     PROBE_WINDOW,
+    READ_FOR,
+    READING_ODDS,
     RISKED_SHARE,
     STEP_WEIGHT,
 )
@@ -34,17 +36,21 @@ class HeadDepth:
     Args:
         forward_us: of a forward of the head for so many sessions, measured at start; refined here.
         most: tokens that the head can draft in a row, or that are ever asked of one.
+        row_us: of a position of a text that is read; refined here.
 
     pays: whether it did when it was last asked, or nobody asked yet.
     """
 
-    def __init__(self, forward_us: Mapping[int, float], most: int = MOST_HEAD_DEPTH) -> None:
+    def __init__(self, forward_us: Mapping[int, float], most: int = MOST_HEAD_DEPTH, row_us: float = 0.0) -> None:
         self.most = most
         self.pays = True
         self._forward = ForwardTimes(forward_us)
         self._scale = 1.0
         self._drafted_us = self._tried_us = 0.0
+        self._row_us = row_us
         self._long = False
+        # Of plain steps' time, what drafting was last expected to save.
+        self._saved = 0.0
 
     def drafting_us(self, sessions: int, depth: int) -> float:
         """What so many forwards are expected to take."""
@@ -90,7 +96,20 @@ class HeadDepth:
             if rate > best_rate:
                 best, best_rate = depth, rate
         self.pays = best > 0
+        self._saved = 1.0 - decoding / V(decoding) / best_rate if best else 0.0
         return best
+
+    def worth_reading(self, rows: int, sessions: int, step_us: float) -> bool:
+        """Whether the head should read so many positions of a text, of `sessions` that it drafts for in a step.
+
+        What is gained on its next READ_FOR tokens must be READING_ODDS times what that takes: texts end early, and
+        nobody is charged for it.
+        """
+        return READING_ODDS * rows * self._row_us * sessions <= READ_FOR * step_us * self._saved
+
+    def read(self, rows: int, took_us: float) -> None:
+        """It has read so many positions of texts."""
+        self._row_us = smoothed(self._row_us or None, took_us / rows)
 
     def beats(self, promised: float, rates: Sequence[float], plain_us: float) -> bool:
         """Whether at some depth it decides more than `promised` tokens, which are there for nothing.

@@ -112,6 +112,11 @@ TESTED_TOKENS = 1.5
 IN_A_ROW = 16
 # Tokens that a head drafts for a session's next step, at most: its later ones are hardly ever decided.
 MOST_HEAD_DEPTH = 8
+# A head reads a text where its gain on so many further tokens is so many times what reading takes.
+READ_FOR = 128
+READING_ODDS = 3.0
+# Steps in which a head that does not pay is not thought of again, unless a try is due.
+LET_BE = 16
 # Of what a session's ledger may still lose, the share that one draft of a head and its window may risk.
 RISKED_SHARE = 0.33
 # Plans without a look for guesses behind several in vain, at most: 16 look-ups a step cost a batch some per cent (LOG).
