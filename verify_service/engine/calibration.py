@@ -26,6 +26,8 @@ BATCH_BUDGET_S, LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS = 0.25, 1, 5
 HEAD_DEPTH, HEAD_ROUNDS = 4, 12
 # Readings of a text: the first ones are slow, too.
 READING_ROUNDS = 4
+# A further forward takes some time, whatever was measured.
+LEAST_FORWARD_US = 1.0
 # Microseconds from which a forward is long: a hiccup or a change of shape is small beside it, and sessions of a lost
 # verifier wait for all of them.
 LONG_US = 100_000.0
@@ -79,22 +81,32 @@ def calibrate_head(model: DraftingModel) -> HeadDepth:
     tokens = _tokens(model, 0, prefix + 1)  # the last one is fed when the next is wanted
     most = MOST_HEAD_DEPTH if model.most_depth is None else min(MOST_HEAD_DEPTH, model.most_depth)
     depth = min(HEAD_DEPTH, most)
-    found = {}
+    first, further = {}, {}
     for sessions in numbers:
-        requests = [HeadRequest(slot, tokens, Sampling(), depth) for slot in range(sessions)]
-        times = []
-        for _ in range(HEAD_ROUNDS):
-            # Behind a forward of the target, which leaves little of the head in the processor's caches.
-            model.forward([Feed(slot, prefix, tokens[prefix:], 1) for slot in range(sessions)])
-            for slot in range(sessions):
-                model.rollback(slot, prefix)
-            began = time.perf_counter_ns()
-            model.draft(requests)
-            times.append((time.perf_counter_ns() - began) / 1000 / depth)
-        found[sessions] = _faster_half(times)
+        first[sessions] = _drafting_us(model, sessions, tokens, 1)
+        whole_us = _drafting_us(model, sessions, tokens, depth) if depth > 1 else first[sessions]
+        further[sessions] = max(LEAST_FORWARD_US, (whole_us - first[sessions]) / max(1, depth - 1))
     for slot in range(max(numbers)):
         model.discard(slot)
-    return HeadDepth(found, most, min(_reading_us(model, tokens) for _ in range(READING_ROUNDS)))
+    reading_us = min(_reading_us(model, tokens) for _ in range(READING_ROUNDS))
+    return HeadDepth(further, most, reading_us, first)
+
+
+def _drafting_us(model: DraftingModel, sessions: int, tokens: Sequence[int], depth: int) -> float:
+    """Of a draft for the first slots, which hold all of the text but its last token.
+
+    It is behind a forward of the target, which leaves little of the head in the processor's caches.
+    """
+    requests, held = [HeadRequest(slot, tokens, Sampling(), depth) for slot in range(sessions)], len(tokens) - 1
+    times = []
+    for _ in range(HEAD_ROUNDS):
+        model.forward([Feed(slot, held, tokens[held:], 1) for slot in range(sessions)])
+        for slot in range(sessions):
+            model.rollback(slot, held)
+        began = time.perf_counter_ns()
+        model.draft(requests)
+        times.append((time.perf_counter_ns() - began) / 1000)
+    return _faster_half(times)
 
 
 def _reading_us(model: DraftingModel, tokens: Sequence[int]) -> float:

@@ -62,6 +62,11 @@ class _Asked:
         return HeadRequest(self.slot, session.text.tokens, session.sampling, min(self.depth, session.room - 1))
 
     @property
+    def owed(self) -> bool:
+        """Whether what it has to read was decided since its head left it alone, and not before it was first asked."""
+        return self.source.read and self.unread > FEW_UNREAD
+
+    @property
     def untested_us(self) -> float:
         return self.session.ledger.elapsed_us - self.source.tested_us
 
@@ -70,8 +75,8 @@ class HeadDrafting:
     """Lets a head draft where that is expected to pay. A head that fails is switched off, and ends nothing.
 
     All of a step's sessions wait for it, and those that it drafts for pay, whatever comes of it. What it has to read
-    of a text before is like the prefill of a prompt: nobody is charged. It is read once, where that is expected to pay
-    several times, and a session that paid could hardly come out of debt: a position costs as much as a step may lose.
+    of a text before it first drafts is like the prefill of a prompt: nobody is charged, and it is read only where that
+    is expected to pay several times. What it lets lie later is charged: a head that is seldom asked reads for little.
     """
 
     def __init__(self, heads: Heads, depth: HeadDepth) -> None:
@@ -143,7 +148,8 @@ class HeadDrafting:
         else:
             asked = [each for each in asked if self._readable(each, len(asked), step.V(decoding))]
         for each in asked:
-            each.depth = self._depth.borne(depth, len(asked), decoding, step.V, each.spare_us)
+            spare_us = each.spare_us - (self._depth.reading_us(each.unread) if each.owed else 0.0)
+            each.depth = self._depth.borne(depth, len(asked), decoding, step.V, spare_us)
         return [each for each in asked if each.depth]
 
     def _readable(self, asked: _Asked, sessions: int, step_us: float) -> bool:
@@ -153,7 +159,12 @@ class HeadDrafting:
         """Returns how many positions."""
         began_us, rows = now_us(), sum(each.unread for each in behind)
         heads.catch_up([each.request for each in behind])
-        self._depth.read(rows, now_us() - began_us)
+        took_us = now_us() - began_us
+        self._depth.read(rows, took_us)
+        for each in behind:
+            if each.owed:
+                each.session.ledger.charge(took_us, 0, 0.0, took_us * each.unread / rows)
+            each.source.read = True
         return rows
 
     def _propose(self, heads: Heads, asked: Sequence[_Asked], step: DraftedStep, now_us: Callable[[], float]) -> None:

@@ -37,14 +37,22 @@ class HeadDepth:
         forward_us: of a forward of the head for so many sessions, measured at start; refined here.
         most: tokens that the head can draft in a row, or that are ever asked of one.
         row_us: of a position of a text that is read; refined here.
+        first_us: as forward_us, of the first forward of a draft, with what is done once; None: no longer than others.
 
     pays: whether it did when it was last asked, or nobody asked yet.
     """
 
-    def __init__(self, forward_us: Mapping[int, float], most: int = MOST_HEAD_DEPTH, row_us: float = 0.0) -> None:
+    def __init__(
+        self,
+        forward_us: Mapping[int, float],
+        most: int = MOST_HEAD_DEPTH,
+        row_us: float = 0.0,
+        first_us: Mapping[int, float] | None = None,
+    ) -> None:
         self.most = most
         self.pays = True
         self._forward = ForwardTimes(forward_us)
+        self._first = ForwardTimes(forward_us if first_us is None else first_us)
         self._scale = 1.0
         self._drafted_us = self._tried_us = 0.0
         self._row_us = row_us
@@ -54,7 +62,10 @@ class HeadDepth:
 
     def drafting_us(self, sessions: int, depth: int) -> float:
         """What so many forwards are expected to take."""
-        return depth * self._scale * self._forward.at(sessions)
+        return self._scale * self._measured_us(sessions, depth)
+
+    def _measured_us(self, sessions: int, depth: int) -> float:
+        return self._first.at(sessions) + (depth - 1) * self._forward.at(sessions)
 
     def likely_us(self, sessions: int, forwards: int, took_us: float, plain_us: float) -> float:
         """What of the time that so many forwards took they are charged for.
@@ -69,7 +80,7 @@ class HeadDepth:
     def observe(self, sessions: int, forwards: int, took_us: float, now_us: float) -> None:
         """The head has drafted for so many sessions, as deep as it ran forwards."""
         if forwards:
-            self._scale = smoothed(self._scale, took_us / (forwards * self._forward.at(sessions)), STEP_WEIGHT)
+            self._scale = smoothed(self._scale, took_us / self._measured_us(sessions, forwards), STEP_WEIGHT)
         self._drafted_us = now_us
 
     def due(self, now_us: float) -> bool:
@@ -99,13 +110,17 @@ class HeadDepth:
         self._saved = 1.0 - decoding / V(decoding) / best_rate if best else 0.0
         return best
 
+    def reading_us(self, rows: int) -> float:
+        """What so many positions of a text are expected to take."""
+        return rows * self._row_us
+
     def worth_reading(self, rows: int, sessions: int, step_us: float) -> bool:
         """Whether the head should read so many positions of a text, of `sessions` that it drafts for in a step.
 
         What is gained on its next READ_FOR tokens must be READING_ODDS times what that takes: texts end early, and
         nobody is charged for it.
         """
-        return READING_ODDS * rows * self._row_us * sessions <= READ_FOR * step_us * self._saved
+        return READING_ODDS * self.reading_us(rows) * sessions <= READ_FOR * step_us * self._saved
 
     def read(self, rows: int, took_us: float) -> None:
         """It has read so many positions of texts."""

@@ -351,6 +351,8 @@ class HeadSource:
     def __init__(self, tokens: Sequence[int], learnt: AcceptanceByPosition) -> None:
         self.acceptance = learnt.faded(INHERITED_TESTS)
         self.tested_us = 0.0
+        # Whether the head has read the text before what it was first asked for.
+        self.read = False
         self._learnt = learnt
         self._tokens = tokens
         self._guess: Guess | None = None
