@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from specwire.core.model import (
+    AUTO,
     NONE,
     QUANTIZATIONS,
     RUNTIMES,
@@ -106,6 +107,8 @@ def load_pretrained(
     heads: str | None = None,
 ) -> LanguageModel:
     """The part of `load_model` that needs transformers."""
+    if heads is not None and how.runtime == AUTO:
+        how = how._replace(runtime=TORCH)  # OpenVINO's graph with taps takes more time than a head gains (docs/LOG.md)
     target = _device(device if ranks is None else rank_device(device, ranks))
     if how.deterministic and target.type != "cpu":
         raise ModelError(f"deterministic: is known to hold on cpu only, not on {device}")
