@@ -22,7 +22,7 @@ import demo_pair
 from deploy.cli.generate import tokens_per_second
 from deploy.cli.main import run_owned
 from deploy.cli.terminal import dim, legend, number, painter, shortened, table, wants_colour
-from deploy.stack.options import StackError, StackOptions, add_stack_arguments, stack_options
+from deploy.stack.options import StackError, StackOptions, add_stack_arguments, included_head, stack_options
 from deploy.stack.stack import start_shown
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import PartialCompletion
@@ -60,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
+        if args.heads is None:
+            args.heads = included_head(args)
         options = stack_options(args)
         prompts = prompts_of(args)
         if args.max_tokens < 1:

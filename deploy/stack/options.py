@@ -344,7 +344,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-ngram", action="store_true", help="the verifier proposes nothing from the text itself (default: it does)"
     )
     heads = group.add_mutually_exclusive_group()
-    add_heads_argument(heads, default=None, told="the demo pair's, if the target is")
+    add_heads_argument(heads, default=None, told="none; `demo` takes the demo pair's, if the target is")
     heads.add_argument("--no-heads", action="store_true", help="nothing drafts beside the target, as with --heads ''")
     group.add_argument(
         "--speculative-config", metavar="JSON", help="how to propose, in other servers' words (docs/CLI.md)"
@@ -397,14 +397,17 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         draft_threads=args.draft_threads,
         slots=args.slots,
         ngram=bool(speculative.ngram),
-        heads=_default_heads(args) if args.heads is None else args.heads,
+        heads=args.heads or "",
         ray=not args.no_ray,
         plan=speculative.plan,
     )
 
 
-def _default_heads(args: argparse.Namespace) -> str:
-    """The demo target's head, unless what proposes is said otherwise, or the target is served as no head can be."""
+def included_head(args: argparse.Namespace) -> str:
+    """The demo target's head, unless what proposes is said otherwise, or the target is served as no head can be.
+
+    Not everything takes it: where text is copied a good deal, n-grams on the fastest runtime gain more.
+    """
     otherwise = args.no_heads or args.target is not None or args.speculative_config is not None
     headless = args.compile or args.deterministic or args.tensor_parallel_size > 1 or args.device != "cpu"
     return "" if otherwise or headless or not demo_pair.HEAD.is_dir() else str(demo_pair.HEAD)

@@ -10,7 +10,7 @@ import pytest
 
 import demo_pair
 import verify_service.server
-from deploy.stack.options import DRAFTER, VERIFIER, StackOptions, add_stack_arguments, stack_options
+from deploy.stack.options import DRAFTER, VERIFIER, StackOptions, add_stack_arguments, included_head, stack_options
 from deploy.stack.plain_host import PlainService
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.server_options import ModelServiceOptions, model_options
@@ -69,10 +69,18 @@ def test_a_target_without_a_device_is_refused() -> None:
 def test_the_included_head_comes_with_its_target(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the target is served as heads can be, and nothing else is said; and where the head is there."""
+    """In the demo, where the target is served as heads can be, nothing else is said, and the head is there."""
+
+    def included(*said: str) -> str:
+        parser = argparse.ArgumentParser()
+        add_stack_arguments(parser)
+        return included_head(parser.parse_args([*said]))
+
     monkeypatch.setattr(demo_pair, "HEAD", tmp_path)
-    assert asked().heads == asked("--no-draft", "--no-ngram").heads == str(tmp_path)
-    assert asked(*words).heads == ""
+    assert included() == included("--no-draft", "--no-ngram") == str(tmp_path)
+    if words[0] != "--heads":
+        assert included(*words) == ""
+    assert asked().heads == asked(*words).heads == "", "nothing else takes it unasked"
     assert asked("--target", "t", "--heads", "h").heads == asked("--heads", "h").heads == "h"
     monkeypatch.setattr(demo_pair, "HEAD", tmp_path / "none")
-    assert asked().heads == ""
+    assert included() == ""
