@@ -29,8 +29,17 @@ from specwire.core.model import (
 from specwire.lm.heads.scripted import HeadedScript
 from specwire.lm.heads.select import load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
-from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.kv_cache import CachedLM, KvMemory, SkimmingRunner, TappedRunner, position_bytes, readable, slots_of
+from specwire.lm.heads.slots import Head, HeadedModel
+from specwire.lm.kv_cache import (
+    CachedLM,
+    KvMemory,
+    Runner,
+    SkimmingRunner,
+    TappedRunner,
+    position_bytes,
+    readable,
+    slots_of,
+)
 from specwire.lm.model_config import (
     check_class,
     check_kind,
@@ -148,16 +157,23 @@ def load_pretrained(
     if ranks is not None and ranks.rank == 0:
         runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
+    return _over_slots(runner, info, count, unassigned, kept, drafting)
+
+
+def _over_slots(
+    runner: Runner, info: ModelInfo, slots: int, unassigned: Sequence[int], kept: Sequence[int], head: Head | None
+) -> LanguageModel:
+    """kept: layers that draft, or none. head: what drafts beside the model."""
     if kept:
         if not isinstance(runner, SkimmingRunner):
             raise ModelError(f"heads: a {info.architecture} is not computed by a runner that can leave layers out")
-        return SkimmingModel(runner, info, count, unassigned, kept)
-    lm = CachedLM(runner, info, count, unassigned)
-    if drafting is None:
+        return SkimmingModel(runner, info, slots, unassigned, kept)
+    lm = CachedLM(runner, info, slots, unassigned)
+    if head is None:
         return lm
     if not isinstance(runner, TappedRunner):
         raise ModelError(f"heads: a {info.architecture} is not computed by a runner that tells its features")
-    return HeadedModel(lm, runner, drafting)
+    return HeadedModel(lm, runner, head)
 
 
 def _dtype(name: str) -> torch.dtype:

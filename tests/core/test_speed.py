@@ -160,3 +160,14 @@ def test_a_wide_forward_in_a_bad_moment_does_not_make_rows_dear_for_ever() -> No
         times.observe(1, 1000.0)
         times.spurned()
     assert times.row_us < 0.1 * before
+
+
+def test_wider_forwards_that_nobody_saw_keep_their_ratio_to_a_plain_one() -> None:
+    """Measured in a slow moment, a window looked dear beside plain steps that had become faster: it was never tried."""
+    times = ForwardTimes({1: 100.0, 2: 110.0, 8: 200.0})
+    times.observe(2, 110.0)
+    for _ in range(200):
+        times.observe(1, 50.0)
+    assert times.at(1) == pytest.approx(50.0, rel=0.01)
+    assert times.at(2) == 110.0, "it was seen"
+    assert times.at(8) == pytest.approx(2 * times.at(1), rel=0.01)

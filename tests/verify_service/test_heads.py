@@ -39,14 +39,14 @@ class ScriptedHeads:
         self.lengths: list[int] = []
         self.caught_up: list[int] = []
         self.together: list[int] = []
-        self.stopped = False
+        self.stopped = self.forgets = False
         self.reading: Callable[[], None] = lambda: None
         self.slowed: Callable[[], None] = lambda: None
         self.tokens_at: Callable[[int], Callable[[list[int]], list[int]]] = lambda _length: tokens
         self._lm = load_model(MODEL, slots=1)
 
     def unread(self, slot: int) -> int | None:
-        return 1 if slot in self.caught_up else 40
+        return 1 if slot in self.caught_up and not self.forgets else 40
 
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         self.caught_up += [request.slot for request in requests]
@@ -343,3 +343,35 @@ def test_a_hiccup_of_the_machine_while_a_head_drafts_does_not_end_its_drafting()
     rig.open(1, PROMPT, max_tokens=400)
     rig.run()
     assert rig.engine.steps < 150
+
+
+def test_what_a_head_let_lie_is_charged_where_its_first_reading_is_not() -> None:
+    """It has 40 positions to read before each draft, which takes five forwards, and is right once a time."""
+    heads = ScriptedHeads(first_right)
+    heads.forgets = True
+    rig = Rig(MODEL, ngram=False, context=2048, growth=0.0, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
+    heads.reading = lambda: setattr(rig, "now", rig.now + 5000.0)
+    rig.open(1, PROMPT, max_tokens=400)
+    rig.run()
+    assert 2 <= len(heads.caught_up) <= 8
+    assert rig.now < 1.1 * 400 * 1000.0
+
+
+def test_a_head_that_does_not_pay_is_not_thought_of_at_every_step() -> None:
+    thought: list[int] = []
+
+    class Watched(HeadDepth):
+        def choose(self, rates: Sequence[Sequence[float]], decoding: int, V: Callable[[int], float]) -> int:
+            thought.append(decoding)
+            return super().choose(rates, decoding, V)
+
+    rig = Rig(
+        MODEL,
+        ngram=False,
+        context=1024,
+        growth=1.0,
+        drafting=HeadDrafting(ScriptedHeads(wrong), Watched({1: 2000.0})),
+    )
+    rig.open(1, PROMPT, max_tokens=900)
+    rig.run()
+    assert 900 / 17 - 1 <= len(thought) < 900 / 10

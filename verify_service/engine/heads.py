@@ -113,7 +113,7 @@ class HeadDrafting:
         long = [each for each in _asked(heads, step.prompts, step) if each.unread > READ_AT]
         if long := [each for each in long if self._depth.worth_reading(each.unread, 1, step.plain_us)]:
             tell()
-            budget -= self._read(heads, _within(long, budget), now_us)
+            budget -= self._read(heads, _within(long, budget), step, now_us)
         asked = [each for each in _asked(heads, step.decoding, step) if self._wants(each, step)]
         if not asked or not (asked := self._chosen(asked, step, began_us)):
             return
@@ -122,7 +122,7 @@ class HeadDrafting:
         ready = [each for each in asked if each.unread <= FEW_UNREAD]
         behind = _within([each for each in asked if each.unread > FEW_UNREAD], budget)
         if behind:
-            self._read(heads, behind, now_us)
+            self._read(heads, behind, step, now_us)
         self._propose(heads, [*ready, *behind], step, now_us)
         if tried:
             self._depth.tried(now_us() - began_us)
@@ -148,14 +148,14 @@ class HeadDrafting:
         else:
             asked = [each for each in asked if self._readable(each, len(asked), step.V(decoding))]
         for each in asked:
-            spare_us = each.spare_us - (self._depth.reading_us(each.unread) if each.owed else 0.0)
-            each.depth = self._depth.borne(depth, len(asked), decoding, step.V, spare_us)
+            owed_us = decoding * self._depth.reading_us(each.unread) if each.owed else 0.0
+            each.depth = self._depth.borne(depth, len(asked), decoding, step.V, each.spare_us - owed_us)
         return [each for each in asked if each.depth]
 
     def _readable(self, asked: _Asked, sessions: int, step_us: float) -> bool:
         return asked.unread <= FEW_UNREAD or self._depth.worth_reading(asked.unread, sessions, step_us)
 
-    def _read(self, heads: Heads, behind: Sequence[_Asked], now_us: Callable[[], float]) -> int:
+    def _read(self, heads: Heads, behind: Sequence[_Asked], step: DraftedStep, now_us: Callable[[], float]) -> int:
         """Returns how many positions."""
         began_us, rows = now_us(), sum(each.unread for each in behind)
         heads.catch_up([each.request for each in behind])
@@ -163,7 +163,7 @@ class HeadDrafting:
         self._depth.read(rows, took_us)
         for each in behind:
             if each.owed:
-                each.session.ledger.charge(took_us, 0, 0.0, took_us * each.unread / rows)
+                each.session.ledger.charge(took_us, 0, 0.0, took_us * len(step.decoding) * each.unread / rows)
             each.source.read = True
         return rows
 

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.functional import silu
 
 from specwire.core.model import ModelError
-from specwire.lm.heads.files import CONFIG, Keys, Tensors, read_config
+from specwire.lm.heads.files import CONFIG, ConfigKeys, Tensors, read_config
 
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 KIND = "eagle3"
@@ -79,7 +79,7 @@ class Eagle3Config:
     @classmethod
     def read(cls, folder: Path, target_layers: int) -> Eagle3Config:
         """Of either format. Raises ModelError that names file and key."""
-        whole = Keys(folder / CONFIG, read_config(folder))
+        whole = ConfigKeys(folder / CONFIG, read_config(folder))
         whole.only("speculators_model_type", KIND)
         layer = whole.object("transformer_layer_config") if "transformer_layer_config" in whole else whole
         nested = whole.object("eagle_config")
@@ -160,7 +160,7 @@ class Eagle3Config:
         }
 
 
-def _taps(whole: Keys, nested: Keys, target_layers: int) -> tuple[int, int, int]:
+def _taps(whole: ConfigKeys, nested: ConfigKeys, target_layers: int) -> tuple[int, int, int]:
     given = nested if TAP_IDS in nested else whole
     found = given.whole_numbers(TAP_IDS)
     if found is None:
@@ -180,7 +180,7 @@ def default_taps(layers: int) -> tuple[int, int, int]:
     return (2, layers // 2, layers - 3) if layers >= 7 else (min(1, layers), layers // 2, max(0, layers - 1))
 
 
-def _check_layer(layer: Keys) -> None:
+def _check_layer(layer: ConfigKeys) -> None:
     """ModelError for a layer that is computed otherwise than a Llama's, or a Qwen3's."""
     kind = layer.text("model_type", LLAMA)
     if kind not in LAYERS:
@@ -191,7 +191,7 @@ def _check_layer(layer: Keys) -> None:
     layer.only("layer_types", ["full_attention"])
 
 
-def _check_nested(nested: Keys) -> None:
+def _check_nested(nested: ConfigKeys) -> None:
     """ModelError for a head whose `eagle_config` says that it reads other things, or in another order."""
     for key in ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"):
         nested.only(key, True)
@@ -200,7 +200,7 @@ def _check_nested(nested: Keys) -> None:
     nested.only("parallel_draft_step", 1)
 
 
-def _rope(layer: Keys) -> Keys:
+def _rope(layer: ConfigKeys) -> ConfigKeys:
     """As transformers 5 has it, or those before; they may not contradict each other."""
     rope, before = layer.object("rope_parameters"), layer.object("rope_scaling")
     if not any(rope):
@@ -210,11 +210,11 @@ def _rope(layer: Keys) -> Keys:
     return rope
 
 
-def _rope_kind(rope: Keys) -> str:
+def _rope_kind(rope: ConfigKeys) -> str:
     return rope.text("rope_type", rope.text("type", DEFAULT_ROPE))
 
 
-def _other_rope(layer: Keys, rope: Keys) -> dict[str, Any] | None:
+def _other_rope(layer: ConfigKeys, rope: ConfigKeys) -> dict[str, Any] | None:
     """See `Eagle3Config.rope`."""
     rope.only("partial_rotary_factor", 1.0)
     for key in rope:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from specwire.core.model import Feed
 from specwire.lm.heads.eagle3 import Eagle3
 from specwire.lm.heads.layer import HeadCache, HeadLayers, rotations
-from specwire.lm.heads.slots import Step
+from specwire.lm.heads.slots import HeadStep
 from specwire.lm.runners.decoder import AttentionBatch, DecoderShape, Layer, Model, TreeRows, compiled
 from specwire.lm.runners.linear import LinearWeights, pack_rounded
 from specwire.lm.runners.llama import fused, pairwise
@@ -92,14 +92,14 @@ class Eagle3Runner(HeadCache):
         self._decode: Any = compiled(Eagle3Layer(head, shape, _model(head, said, context, turns), self.cache))
         self.target_ids = ids[said]
 
-    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> Step:
+    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
         return self._run(feeds, features, fuse=True)
 
-    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> Step:
+    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> HeadStep:
         return self._run(feeds, states, fuse=False)
 
-    def _run(self, feeds: Sequence[Feed], states: torch.Tensor, fuse: bool) -> Step:
-        return Step(*self._decode(states.to(self.cache.dtype), *self.rows(feeds), fuse))
+    def _run(self, feeds: Sequence[Feed], states: torch.Tensor, fuse: bool) -> HeadStep:
+        return HeadStep(*self._decode(states.to(self.cache.dtype), *self.rows(feeds), fuse))
 
 
 def _fused_norms(head: Eagle3) -> torch.Tensor:

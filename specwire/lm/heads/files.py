@@ -24,7 +24,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 WHOLE = ("I64", "I32")
 
 
-class Keys:
+class ConfigKeys:
     """Keys of a JSON object in a file. A key that is null is as if it were not there.
 
     within: the keys that lead to the object from the file's whole.
@@ -78,12 +78,12 @@ class Keys:
             raise self.wrong(key, f"must be text, not {short(found)}")
         return found
 
-    def object(self, key: str) -> Keys:
+    def object(self, key: str) -> ConfigKeys:
         """One without keys where it is not there."""
         found = self.any(key, {})
         if not isinstance(found, dict):
             raise self.wrong(key, f"must be an object, not {short(found)}")
-        return Keys(self.path, found, f"{self._within}{key}.")
+        return ConfigKeys(self.path, found, f"{self._within}{key}.")
 
     def any(self, key: str, default: Any = None) -> Any:
         """Unchecked."""

@@ -91,7 +91,7 @@ def listed(layers: Sequence[int]) -> str:
     return ",".join(map(str, layers))
 
 
-class Windows:
+class TextWindows:
     """Windows of text in the slots of a model, each `size` tokens long in a context twice as long.
 
     A draft row of each position is computed in one pass: it lies behind the text, and sees what a first draft row sees
@@ -161,7 +161,7 @@ def choose_layers(lm: SlotModel, windows: Sequence[Sequence[int]], tell: Callabl
     if not isinstance(lm, CachedLM) or not isinstance(lm.runner, SkimmingRunner) or lm.runner.layers < 2:
         raise ModelError(f"target: a {lm.info.architecture} is not computed by a runner that can leave layers out")
     layers = lm.runner.layers
-    filled = Windows(lm, windows)
+    filled = TextWindows(lm, windows)
     held_out = range(0, len(windows), HELD_OUT_EVERY)
     chosen_by = [slot for slot in range(len(windows)) if slot not in held_out]
     share = shares(lm, layers)

@@ -42,8 +42,8 @@ from torch import nn
 from torch.nn import functional
 
 from specwire.core.model import Feed, ModelError
-from specwire.lm.heads.files import CONFIG, Keys, Tensors
-from specwire.lm.heads.slots import Step
+from specwire.lm.heads.files import CONFIG, ConfigKeys, Tensors
+from specwire.lm.heads.slots import HeadStep
 from specwire.lm.runners.linear import LinearWeights, pack_rounded
 
 MEDUSA, HYDRA = "medusa", "hydra"
@@ -198,20 +198,20 @@ class MedusaRunner:
         self._head = head.to(head.embed.device).eval()
         _pack(self._head, dtype)
 
-    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> Step:
+    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
         ends = torch.tensor([len(feed.tokens) for feed in feeds], device=features.device).cumsum(0)
         states = features[ends - 1]
         if self._norm is not None:
             states = self._norm(states.to(next(self._norm.parameters()).dtype))
         return self._run(0, feeds, states.to(self._dtype))
 
-    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> Step:
+    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> HeadStep:
         return self._run(depth, feeds, states)
 
-    def _run(self, head: int, feeds: Sequence[Feed], states: torch.Tensor) -> Step:
+    def _run(self, head: int, feeds: Sequence[Feed], states: torch.Tensor) -> HeadStep:
         tokens = torch.tensor([feed.tokens[-1] for feed in feeds], device=states.device)
         states = self._head.reads(states, tokens)
-        return Step(states, self._head.logits(head, states))
+        return HeadStep(states, self._head.logits(head, states))
 
     def zero(self, slot: int, stop: int) -> None:
         """There is nothing."""
@@ -253,7 +253,7 @@ def load(folder: Path, config: Mapping[str, Any], layers: int, embed: torch.Tens
         ModelError: names file and key or tensor.
     """
     kind = kind_of(config) or MEDUSA
-    keys, path = Keys(folder / CONFIG, config), _weights(folder, kind)
+    keys, path = ConfigKeys(folder / CONFIG, config), _weights(folder, kind)
     stored = Tensors.of_file(path, lambda name: name.removeprefix("medusa_head.").removeprefix("medusa_heads."))
     told = _hydra(keys, layers, embed) if kind == HYDRA else _medusa(keys, stored, layers, embed)
     ids = _ids(stored, told)
@@ -281,7 +281,7 @@ def _weights(folder: Path, kind: str) -> Path:
     return folder / MODEL_FILE
 
 
-def _medusa(keys: Keys, stored: Tensors, layers: int, embed: torch.Tensor) -> MedusaConfig:
+def _medusa(keys: ConfigKeys, stored: Tensors, layers: int, embed: torch.Tensor) -> MedusaConfig:
     vocabulary = keys.whole_number("vocab_size", len(embed))
     said = keys.whole_number("truncated_vocab_size", vocabulary)
     if said > vocabulary:
@@ -305,7 +305,7 @@ def _medusa(keys: Keys, stored: Tensors, layers: int, embed: torch.Tensor) -> Me
     )
 
 
-def _hydra(keys: Keys, layers: int, embed: torch.Tensor) -> MedusaConfig:
+def _hydra(keys: ConfigKeys, layers: int, embed: torch.Tensor) -> MedusaConfig:
     keys.only("hydra_head_arch", "mlp")
     offset = keys.whole_number("hidden_state_offset", 0, least=0)
     if offset > layers:

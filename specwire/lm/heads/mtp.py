@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from specwire.core.model import ModelError
 from specwire.lm.heads.eagle3 import KeysValues, RmsNorm, attended, rotated
-from specwire.lm.heads.files import CONFIG, Keys, Stored, Tensors, tensor_names
+from specwire.lm.heads.files import CONFIG, ConfigKeys, Stored, Tensors, tensor_names
 from specwire.lm.model_files import INDEX, WEIGHTS
 from specwire.lm.runners.linear import LinearWeights
 
@@ -40,7 +40,7 @@ DEFAULT_ROPE = "default"
 ZERO_CENTRED = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
 
 
-class Style(NamedTuple):
+class MtpStyle(NamedTuple):
     """A format: where its tensors are, {} standing for the layer's number.
 
     layer: prefix of the decoder layer's own. own: prefix of everything that is a layer's, as a pattern.
@@ -60,7 +60,7 @@ class Style(NamedTuple):
 
 STYLES = (
     # Qwen3-Next and Qwen3.5 (vLLM's qwen3_next_mtp.py); Mellum has the same names.
-    Style(
+    MtpStyle(
         "Qwen3-Next",
         r"mtp\.(?:layers\.(\d+)\.)?",
         "mtp.layers.{}.",
@@ -70,7 +70,7 @@ STYLES = (
         "mtp.norm",
     ),
     # DeepSeek-V3 and GLM-4-MoE (vLLM's deepseek_mtp.py, glm4_moe_mtp.py): layers behind the target's last one.
-    Style(
+    MtpStyle(
         "DeepSeek-V3",
         r"model\.layers\.(\d+)\.",
         "model.layers.{}.",
@@ -80,7 +80,7 @@ STYLES = (
         "model.layers.{}.shared_head.norm",
     ),
     # MiMo (vLLM's mimo_mtp.py).
-    Style(
+    MtpStyle(
         "MiMo",
         r"model\.mtp_layers\.(\d+)\.",
         "model.mtp_layers.{}.",
@@ -144,7 +144,7 @@ class MtpConfig:
     @classmethod
     def read(cls, folder: Path, whole: Mapping[str, Any]) -> MtpConfig:
         """whole: its config.json. Raises ModelError that names file and key."""
-        keys = Keys(folder / CONFIG, whole)
+        keys = ConfigKeys(folder / CONFIG, whole)
         text = keys.object("text_config") if "text_config" in keys else keys
         rope = text.object("rope_parameters" if "rope_parameters" in text else "rope_scaling")
         activation = text.text("hidden_act", "silu")
@@ -202,18 +202,18 @@ class Mtp(NamedTuple):
     """The layers of a checkpoint. embedding, output: the checkpoint's own where it repeats them, else None."""
 
     config: MtpConfig
-    style: Style
+    style: MtpStyle
     layers: list[MtpLayer]
     embedding: torch.Tensor | None
     output: torch.Tensor | None
 
 
-def style_of(names: Iterable[str]) -> Style | None:
+def style_of(names: Iterable[str]) -> MtpStyle | None:
     """The format of the MTP layers among these tensors; None if there are none."""
     return next((style for style in STYLES if _numbers(style, names)), None)
 
 
-def load(folder: Path, style: Style, config: MtpConfig) -> Mtp:
+def load(folder: Path, style: MtpStyle, config: MtpConfig) -> Mtp:
     """Read the layers. Raises ModelError, which names file and tensor."""
     files = Tensors(folder, {name: Stored(path, name) for name, path in tensor_files(folder).items()})
     numbers = _numbers(style, files)
@@ -250,14 +250,14 @@ def _linear(files: Tensors, name: str, out: int, into: int) -> LinearWeights:
     return LinearWeights(weight, files.weights(bias, (out,)) if bias in files else None)
 
 
-def _numbers(style: Style, names: Iterable[str]) -> list[int]:
+def _numbers(style: MtpStyle, names: Iterable[str]) -> list[int]:
     """Of the layers in this format, rising."""
     pattern = MARK if style.name == "DeepSeek-V3" else re.compile(style.own)
     found = (pattern.match(name) for name in names)
     return sorted({int(match[1] or 0) for match in found if match})
 
 
-def _check_names(style: Style, numbers: list[int], files: Tensors) -> None:
+def _check_names(style: MtpStyle, numbers: list[int], files: Tensors) -> None:
     """ModelError for tensors that a layer of the Llama family does not have."""
     parts = {*LINEARS, *NORMS, *HEAD_NORMS}
     known = {f"{style.layer}{part}" for part in parts}
@@ -272,7 +272,7 @@ def _check_names(style: Style, numbers: list[int], files: Tensors) -> None:
 
 
 def _repeated(
-    style: Style, numbers: list[int], files: Tensors, name: str, size: tuple[int, int]
+    style: MtpStyle, numbers: list[int], files: Tensors, name: str, size: tuple[int, int]
 ) -> torch.Tensor | None:
     """What every layer may repeat of the target: the first one, which the others must equal."""
     names = [style.layer.format(number) + name for number in numbers]
@@ -286,7 +286,7 @@ def _repeated(
     return first
 
 
-def _layer(style: Style, number: int, config: MtpConfig, files: Tensors) -> MtpLayer:
+def _layer(style: MtpStyle, number: int, config: MtpConfig, files: Tensors) -> MtpLayer:
     layer = style.layer.format(number)
     hidden, size = config.hidden, config.head_dim
     queries, keys = config.heads * size, config.key_heads * size

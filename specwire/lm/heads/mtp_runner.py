@@ -9,7 +9,7 @@ from torch.nn import functional
 from specwire.core.model import Feed
 from specwire.lm.heads.layer import HeadCache, HeadLayers
 from specwire.lm.heads.mtp import Mtp, MtpLayer
-from specwire.lm.heads.slots import Step
+from specwire.lm.heads.slots import HeadStep
 from specwire.lm.runners.decoder import AttentionBatch, DecoderShape, Layer, Model, TreeRows, compiled
 from specwire.lm.runners.linear import LinearWeights, PlainLinear, pack_rounded
 from specwire.lm.runners.llama import fused, pair_order, pairwise
@@ -107,7 +107,7 @@ class MtpRunner(HeadCache):
         self._decode: Any = compiled(MtpLayers(mtp, shape, _model(mtp, shared, dtype), self.cache))
         self.target_ids = torch.arange(len(shared.output.weight), device=device)
 
-    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> Step:
+    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
         for feed in feeds:
             self._drafted[feed.slot] = []
         step = self._run(0, feeds, features, target=True)
@@ -117,7 +117,7 @@ class MtpRunner(HeadCache):
                 self._run(layer, fed, self._kept(layer - 1, fed), telling=False)
         return step
 
-    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> Step:
+    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> HeadStep:
         for feed in feeds:
             self._drafted[feed.slot].append(feed.tokens[0])
         if depth > self._deepest:
@@ -137,7 +137,7 @@ class MtpRunner(HeadCache):
 
     def _run(
         self, layer: int, feeds: Sequence[Feed], states: torch.Tensor, *, target: bool = False, telling: bool = True
-    ) -> Step:
+    ) -> HeadStep:
         states = states.to(self.cache.device, self.cache.dtype)
         found, logits = self._decode(layer, states, *self.rows(feeds), target, telling)
         ends, end = list[int](), 0
@@ -146,7 +146,7 @@ class MtpRunner(HeadCache):
                 self._states[layer, feed.slot, feed.start : feed.stop] = found[end : end + len(feed.tokens)]
             end += len(feed.tokens)
             ends.append(end - 1)
-        return Step(found[ends], logits)
+        return HeadStep(found[ends], logits)
 
     def zero(self, slot: int, stop: int) -> None:
         super().zero(slot, stop)

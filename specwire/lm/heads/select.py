@@ -108,7 +108,9 @@ def _check_rotation(folder: Path, told: Eagle3Config, target: PreTrainedModel) -
         raise ModelError(f"{folder / CONFIG}: {message}") from None
 
 
-def _mtp(folder: Path, whole: dict[str, Any], style: mtp.Style, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
+def _mtp(
+    folder: Path, whole: dict[str, Any], style: mtp.MtpStyle, target: PreTrainedModel, info: ModelInfo
+) -> LoadedHead:
     config: Any = target.config.get_text_config()
     if config.model_type not in MODEL_TYPES:
         raise ModelError(f"heads: a {info.architecture} is not computed by a runner that tells its features")

@@ -50,7 +50,7 @@ class HeadFailed(Exception):
     """A head cannot go on; what it drafts is of no use. One clause."""
 
 
-class Step(NamedTuple):
+class HeadStep(NamedTuple):
     """What a head's forward leads to, a row for each feed: what its next step reads, and logits over its own ids."""
 
     states: torch.Tensor
@@ -74,11 +74,11 @@ class Head(Protocol):
     @property
     def kv_bytes(self) -> int: ...
 
-    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> Step:
+    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
         """Rows of the text. features: (sum of tokens, width), of all tokens of the feeds, one behind the other."""
         ...
 
-    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> Step:
+    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> HeadStep:
         """One row for each feed, behind its own last token. states: of the step before. depth: 1 for the first."""
         ...
 
@@ -373,7 +373,7 @@ class HeadedModel:
             start -= 1
         return Feed(request.slot, start, tokens[start + 1 :], 1)
 
-    def _read(self, feeds: Sequence[Feed]) -> Step:
+    def _read(self, feeds: Sequence[Feed]) -> HeadStep:
         """Rows of texts. The last one's features stay, for another successor."""
         held = [self._slots[feed.slot].features.between(feed.start, feed.stop) for feed in feeds]
         self._note(feeds)
@@ -389,7 +389,7 @@ class HeadedModel:
             own = self._slots[feed.slot]
             own.written = max(own.written, feed.stop)
 
-    def _finite(self, requests: Sequence[HeadRequest], live: list[int], step: Step) -> tuple[list[int], Step]:
+    def _finite(self, requests: Sequence[HeadRequest], live: list[int], step: HeadStep) -> tuple[list[int], HeadStep]:
         """What is left where a text's values are not finite: it is lost."""
         finite = torch.isfinite(step.logits).all(dim=1).tolist()
         if all(finite):
@@ -402,7 +402,7 @@ class HeadedModel:
                 self._void(requests[at].slot)
                 self._slots[requests[at].slot].lose()
         rows = [row for row, fine in enumerate(finite) if fine]
-        return [live[row] for row in rows], Step(step.states[rows], step.logits[rows])
+        return [live[row] for row in rows], HeadStep(step.states[rows], step.logits[rows])
 
     def _goes_on(self, request: HeadRequest, drafted: int) -> bool:
         most = request.depth if self._head.most_depth is None else min(request.depth, self._head.most_depth)

@@ -83,7 +83,7 @@ def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
 
 def cache_dtype(dtype: torch.dtype, how: How) -> torch.dtype:
     """What keys and values of a model in `dtype` may take: OpenVINO may keep wider ones than torch does."""
-    if how.runtime == TORCH or how.skims or dtype not in OPENVINO_DTYPES:
+    if how.runtime == TORCH or dtype not in OPENVINO_DTYPES:
         return dtype
     try:
         from specwire.lm.runners.openvino import computed_in
@@ -107,7 +107,7 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
         return _compiled_runner(model, sizes, how), TORCH
     if how.quantization == INT8:
         check_int8(model)
-    if how.runtime == TORCH or how.skims:
+    if how.runtime == TORCH:
         return _torch_runner(model, sizes, how), TORCH
     try:
         return _openvino_runner(model, sizes, how), OPENVINO

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from specwire.core.model import ModelError
 from specwire.lm.heads.eagle3 import default_taps, load, save
-from specwire.lm.heads.files import Keys
+from specwire.lm.heads.files import ConfigKeys
 from tests.lm.heads.by_hand import CONFIG, LAYERS, head_of
 
 # Of a target.
@@ -281,7 +281,7 @@ def test_flags_may_be_within_eagle_config(head: Path) -> None:
 
 
 def test_what_an_error_shows_of_a_file_is_short() -> None:
-    keys = Keys(Path("config.json"), {"a": "x" * 10**6, "b": [1] * 10**6})
+    keys = ConfigKeys(Path("config.json"), {"a": "x" * 10**6, "b": [1] * 10**6})
     for wrong in (lambda: keys.whole_number("a"), lambda: keys.flag("b"), lambda: keys.whole_numbers("a")):
         with pytest.raises(ModelError) as found:
             wrong()

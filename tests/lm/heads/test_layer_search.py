@@ -13,7 +13,7 @@ import torch
 
 from specwire.core.model import ModelError
 from specwire.lm import load_model
-from specwire.lm.heads.layer_search import Windows, choose_layers, gain_of, search, windows_of
+from specwire.lm.heads.layer_search import TextWindows, choose_layers, gain_of, search, windows_of
 from specwire.lm.kv_cache import CachedLM
 from tests.lm import models
 from tests.lm.heads.test_self_speculation import LAYERS, ByHand, built
@@ -79,7 +79,7 @@ def test_acceptance_is_what_a_loop_counts(kind: str, kept: tuple[int, ...], tmp_
     """At every position: the first draft token behind the text that ends there, and the target's own."""
     target, where = built(tmp_path, kind)
     lm, plain, right = loaded(where), ByHand(target), 0
-    windows = Windows(lm, TEXTS)
+    windows = TextWindows(lm, TEXTS)
     for text in TEXTS[1:]:
         told = models.plain(target, text).argmax(dim=1).tolist()
         right += sum(plain.draft(text[: at + 1], 1, kept) == [told[at]] for at in range(SIZE))
@@ -99,7 +99,7 @@ def test_a_layer_that_adds_nothing_is_found_and_logits_that_are_not_finite_are_n
     assert 3 in choice.skip
     assert said[1].startswith("skips 3: acceptance ")
     assert (choice.layers, choice.weights_fingerprint) == (LAYERS, lm.info.weights_fingerprint)
-    windows = Windows(lm, TEXTS)
+    windows = TextWindows(lm, TEXTS)
     lm.runner._cache[:, 0, :, 0] = torch.nan  # type: ignore[attr-defined]
     assert windows.acceptance((0, 1, 2, 4), [0]) == 0.0
 

@@ -20,7 +20,7 @@ from specwire.lm import RowSampling, choose, load_model, sampler
 from specwire.lm.heads import slots
 from specwire.lm.heads.eagle3 import Eagle3, save
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
-from specwire.lm.heads.slots import HeadedModel, HeadFailed, Step
+from specwire.lm.heads.slots import HeadedModel, HeadFailed, HeadStep
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, ByHand, head_of
 from tests.lm.heads.walk import walk
@@ -225,7 +225,7 @@ def test_a_long_text_is_read_in_parts_while_it_is_fed(tmp_path: Path, monkeypatc
     reads = list[int]()
     read = lm._head.read
 
-    def watched(feeds: Sequence[Feed], features: torch.Tensor) -> Step:
+    def watched(feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
         reads.append(len(feeds[0].tokens))
         return read(feeds, features)
 
@@ -333,7 +333,7 @@ def test_a_text_whose_values_are_not_finite_is_lost_alone(tmp_path: Path, monkey
     assert lm.draft(asked) == [own, own]
     follow = lm._head.follow
 
-    def broken(feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> Step:
+    def broken(feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> HeadStep:
         step = follow(feeds, states, depth)
         for row, feed in enumerate(feeds):
             if feed.slot == 0:
