@@ -10,7 +10,7 @@ from openvino_tokenizers import convert_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from bench.stateless import HuggingFaceStateless
-from specwire.lm.runners.openvino import stateful
+from specwire.lm.runners.openvino_graph import stateful
 
 
 def export(spec: str, folder: Path) -> None:

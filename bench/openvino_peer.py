@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from bench.answering import Answer, Methods, Request, answer_asker
 from bench.openvino_export import export
 from bench.peer import DTYPES
-from specwire.lm.runners.openvino import PRECISIONS, computed_in
+from specwire.lm.runners.openvino_graph import PRECISIONS, computed_in
 
 LONGEST_PREFILL = 1 << 16  # tokens in one forward: a prompt is not cut up
 DEVICE = "CPU"

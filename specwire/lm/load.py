@@ -116,8 +116,6 @@ def load_pretrained(
     heads: str | None = None,
 ) -> LanguageModel:
     """The part of `load_model` that needs transformers."""
-    if heads is not None and how.runtime == AUTO:
-        how = how._replace(runtime=TORCH)  # OpenVINO's graph with taps takes more time than a head gains (docs/LOG.md)
     target = _device(device if ranks is None else rank_device(device, ranks))
     if how.deterministic and target.type != "cpu":
         raise ModelError(f"deterministic: is known to hold on cpu only, not on {device}")
@@ -125,8 +123,10 @@ def load_pretrained(
         raise ModelError(f"heads: are not served with {FIELD}, over {ranks.size} ranks")
     known = outline(spec, context)
     how = how._replace(skims=heads is not None and is_self(heads))
+    if how.skims and how.runtime == AUTO:
+        how = how._replace(runtime=TORCH)
     config, positions = known.config, known.context
-    cache = cache_dtype(_dtype(dtype), how) if target.type == "cpu" else _dtype(dtype)
+    cache = _cache_dtype(_dtype(dtype), how, target)
     count, beside = slots_of(slots, config, positions, cache), 0
     rank = None
     if ranks is not None:
@@ -139,6 +139,9 @@ def load_pretrained(
         head = None if heads is None or kept else load_head(heads, model, info)
         if head is not None:
             how = how._replace(taps=head.taps)
+            if how.runtime == AUTO and not head.openvino:
+                how = how._replace(runtime=TORCH)  # two runtimes side by side take what such a head gains (docs/LOG.md)
+                cache = _cache_dtype(_dtype(dtype), how, target)
             beside = head.slot_bytes(positions, cache)
             count = slots_of(slots, config, positions, cache, beside)
         if rank is not None:
@@ -147,7 +150,7 @@ def load_pretrained(
             nn.Module.to(model, target)
     try:
         runner, used = runner_for(model, Sizes(count, positions, info.vocabulary), how)
-        drafting = None if head is None else head.over(count, positions, cache)
+        drafting = None if head is None else head.over(count, positions, cache, used)
     except Exception as error:
         if not out_of_memory(error):
             raise
@@ -158,6 +161,10 @@ def load_pretrained(
         runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
     return _over_slots(runner, info, count, unassigned, kept, drafting)
+
+
+def _cache_dtype(dtype: torch.dtype, how: How, device: torch.device) -> torch.dtype:
+    return cache_dtype(dtype, how) if device.type == "cpu" else dtype
 
 
 def _over_slots(

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from demo_pair import TARGET, held_out_prompts
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM, position_bytes
-from specwire.lm.runners.openvino import Numbers, OpenvinoRunner, computed_in
+from specwire.lm.runners.openvino import OpenvinoRunner
+from specwire.lm.runners.openvino_graph import Numbers, PagedGraph, computed_in
 from specwire.lm.runners.select import How, Sizes, runner_for
 from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Texts
@@ -43,7 +44,7 @@ def _load(model: PreTrainedModel, folder: Path, slots: int = SLOTS, dtype: str =
 def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(
     kind: str, padding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specwire.lm.runners.openvino.price_of_change", lambda _: padding)
+    monkeypatch.setattr("specwire.lm.runners.openvino_graph.price_of_change", lambda _: padding)
     model = build(config(kind))
     texts = Texts(model, _load(model, tmp_path), seed=len(kind))
     for _ in range(60):
@@ -54,7 +55,7 @@ def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(
 def tolerance(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
     """Of a model in bfloat16 against its rounded weights in float32: float32's, where that is what is computed in."""
     if request.param == "without bfloat16":
-        monkeypatch.setattr("specwire.lm.runners.openvino.computed_in", lambda _: torch.float32)
+        monkeypatch.setattr("specwire.lm.runners.openvino_graph.computed_in", lambda _: torch.float32)
         return TOLERANCE
     return BFLOAT16_TOLERANCE if computed_in(torch.bfloat16) == torch.bfloat16 else TOLERANCE
 
@@ -77,7 +78,7 @@ def test_memory_for_keys_and_values_is_counted_in_what_they_are_kept_in(
     kv_dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where bfloat16 is not computed half as many slots fit, on torch too if OpenVINO has been given the choice."""
-    monkeypatch.setattr("specwire.lm.runners.openvino.computed_in", lambda _: kv_dtype)
+    monkeypatch.setattr("specwire.lm.runners.openvino_graph.computed_in", lambda _: kv_dtype)
     folder, slot = save(build(config("gpt2")), tmp_path), CONTEXT * position_bytes(config("gpt2"), torch.float32)
     lm = load_model(folder, slots=1, dtype="bfloat16", runtime="auto", kv_memory=2 * slot)
     assert lm.slots == (4 if kv_dtype == torch.bfloat16 else 2)
@@ -93,7 +94,7 @@ def test_processors_without_bfloat16_serve_its_weights_in_float32(
     """OpenVINO held to such a processor, in a process of its own: loading compares the logits with the model's."""
     folder = save(build(config("qwen3")), tmp_path)
     code = (
-        "import torch; from specwire.lm import load_model; from specwire.lm.runners.openvino import computed_in\n"
+        "import torch; from specwire.lm import load_model; from specwire.lm.runners.openvino_graph import computed_in\n"
         "assert computed_in(torch.bfloat16) == torch.float32, computed_in(torch.bfloat16)\n"
         f"lm = load_model({folder!r}, slots=1, dtype='bfloat16', runtime='openvino', quantization={quantization!r})\n"
         "assert (lm.info.dtype, lm.info.runtime) == ('bfloat16', 'openvino'), lm.info"
@@ -141,17 +142,17 @@ def test_a_feed_that_wants_no_logits_is_watched_too(tmp_path: Path) -> None:
 
 def test_padding_is_computed_beside_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four rows, then one: the next forwards keep to four until a change is cheaper."""
-    monkeypatch.setattr("specwire.lm.runners.openvino.price_of_change", lambda _: 8)
+    monkeypatch.setattr("specwire.lm.runners.openvino_graph.price_of_change", lambda _: 8)
     seen: list[int] = []
-    inputs = OpenvinoRunner._inputs
+    inputs = PagedGraph._inputs
 
-    def watched(self: OpenvinoRunner, wanted: Sequence[Feed], padding: Sequence[Feed]) -> list[tuple[str, Numbers]]:
+    def watched(self: PagedGraph, wanted: Sequence[Feed], padding: Sequence[Feed]) -> list[tuple[str, Numbers]]:
         seen.append(sum(len(feed.tokens) for feed in (*wanted, *padding)))
         return inputs(self, wanted, padding)
 
     model = build(config("llama"))
     lm = _load(model, tmp_path)
-    monkeypatch.setattr(OpenvinoRunner, "_inputs", watched)
+    monkeypatch.setattr(PagedGraph, "_inputs", watched)
     text = [1, 3, 9, 4]
     lm.forward([Feed(0, 0, text, 1)])
     for at in range(4):

@@ -89,7 +89,7 @@ class Eagle3Runner(HeadCache):
         said = ids < served
         shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
         super().__init__(shape, slots, context, dtype, device)
-        self._decode: Any = compiled(Eagle3Layer(head, shape, _model(head, said, context, turns), self.cache))
+        self._decode: Any = compiled(Eagle3Layer(head, shape, layer_of(head, said, context, turns), self.cache))
         self.target_ids = ids[said]
 
     def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
@@ -108,8 +108,8 @@ def _fused_norms(head: Eagle3) -> torch.Tensor:
     return torch.stack(weights) if weights else torch.empty(0, 0)
 
 
-def _model(head: Eagle3, said: torch.Tensor, context: int, turns: torch.Tensor | None) -> Model:
-    """said: which of its ids it may say."""
+def layer_of(head: Eagle3, said: torch.Tensor, context: int, turns: torch.Tensor | None) -> Model:
+    """said: which of its ids it may say. turns: see `Eagle3Runner`."""
     config = head.config
     q, k = (pairwise(_linear(part), config.head_dim) for part in (head.q_proj, head.k_proj))
     layer = Layer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,28 +11,33 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specwire.core.model import ModelError, ModelInfo
+from specwire.core.model import OPENVINO, ModelError, ModelInfo, out_of_memory
 from specwire.lm.heads import eagle3, medusa, mtp
-from specwire.lm.heads.eagle3 import Eagle3Config
+from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.files import CONFIG, read_config
 from specwire.lm.heads.layer import rotations
 from specwire.lm.heads.medusa import MedusaRunner
 from specwire.lm.heads.mtp_runner import MtpRunner, Shared
 from specwire.lm.heads.slots import Head, waiting_bytes
+from specwire.lm.model_config import first_line
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import MODEL_TYPES, Unsuited, rotations_of
+
+logger = logging.getLogger(__name__)
 
 
 class LoadedHead(NamedTuple):
     """taps: of the target, see `specwire.lm.runners.decoder.Decoder`. over: the head over slots of so many positions,
-    whose keys and values have a dtype. width: of features. kept: numbers that it keeps of each position that it read.
+    whose keys and values have a dtype, beside a target of a runtime. width: of features. kept: numbers that it keeps of
+    each position that it read. openvino: whether that runtime computes it, too.
     """
 
     taps: tuple[int, ...]
-    over: Callable[[int, int, torch.dtype], Head]
+    over: Callable[[int, int, torch.dtype, str], Head]
     width: int
     kept: int = 0
+    openvino: bool = False
 
     def slot_bytes(self, context: int, dtype: torch.dtype) -> int:
         """What it needs of memory for one text, with features that wait to be read."""
@@ -65,9 +71,11 @@ def _medusa(folder: Path, whole: dict[str, Any], target: PreTrainedModel, info: 
     heads = medusa.load(folder, whole, config.num_hidden_layers, embedding, info.vocabulary)
     _check_ids(folder, info, heads.ids)
     norm = _last_norm(target, folder / CONFIG) if heads.config.normed else None
-    return LoadedHead(
-        heads.config.taps, lambda _slots, _context, dtype: MedusaRunner(heads, norm, dtype), config.hidden_size
-    )
+
+    def over(_slots: int, _context: int, dtype: torch.dtype, _runtime: str) -> Head:
+        return MedusaRunner(heads, norm, dtype)
+
+    return LoadedHead(heads.config.taps, over, config.hidden_size)
 
 
 def _last_norm(target: PreTrainedModel, path: Path) -> nn.Module:
@@ -88,11 +96,25 @@ def _eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> LoadedHea
     head = eagle3.load(folder, config.num_hidden_layers, embedding)
     _check_ids(folder, info, head.target_ids(torch.arange(told.draft_vocabulary, device=head.d2t.device)))
 
-    def over(slots: int, context: int, dtype: torch.dtype) -> Head:
+    def over(slots: int, context: int, dtype: torch.dtype, runtime: str) -> Head:
         turns = None if told.rope is None else rotations_of(target, context, told.head_dim)
+        if runtime == OPENVINO:
+            try:
+                return _by_openvino(head, info.vocabulary, slots, context, dtype, turns)
+            except Exception as failure:  # any error of tracing, paging or compiling
+                if out_of_memory(failure):
+                    raise
+                logger.info("the head is computed by torch: %s", first_line(failure))
         return Eagle3Runner(head, info.vocabulary, slots, context, dtype, turns, embedding.device)
 
-    return LoadedHead(told.taps, over, told.fused, 2 * told.key_heads * told.head_dim)
+    return LoadedHead(told.taps, over, told.fused, 2 * told.key_heads * told.head_dim, openvino=True)
+
+
+def _by_openvino(head: Eagle3, *how: Any) -> Head:
+    """An extra, and slow to import. It takes weights in float32, and the head stays as it is."""
+    from specwire.lm.heads.eagle3_openvino import Eagle3Openvino
+
+    return Eagle3Openvino(head, *how)
 
 
 def _check_rotation(folder: Path, told: Eagle3Config, target: PreTrainedModel) -> None:
@@ -127,7 +149,7 @@ def _mtp(
     )
     embedding, norm = _repeated(layers.embedding, embedding), target.get_parameter("model.norm.weight").detach()
 
-    def over(slots: int, context: int, dtype: torch.dtype) -> Head:
+    def over(slots: int, context: int, dtype: torch.dtype, _runtime: str) -> Head:
         shared = Shared(embedding, norm, output, _rotations(folder, own, target, context))
         return MtpRunner(layers, shared, slots, context, dtype)
 

@@ -86,7 +86,7 @@ def cache_dtype(dtype: torch.dtype, how: How) -> torch.dtype:
     if how.runtime == TORCH or dtype not in OPENVINO_DTYPES:
         return dtype
     try:
-        from specwire.lm.runners.openvino import computed_in
+        from specwire.lm.runners.openvino_graph import computed_in
     except ImportError:
         return dtype
     return computed_in(dtype)

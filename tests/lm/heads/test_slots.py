@@ -19,6 +19,7 @@ from specwire.core.model import Feed, ModelError
 from specwire.lm import RowSampling, choose, load_model, sampler
 from specwire.lm.heads import slots
 from specwire.lm.heads.eagle3 import Eagle3, save
+from specwire.lm.heads.eagle3_openvino import Eagle3Openvino
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.slots import HeadedModel, HeadFailed, HeadStep
 from tests.lm import models
@@ -29,6 +30,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "llama-biased-tied")
 HEAD = replace(CONFIG, hidden=32, heads=2, key_heads=1, head_dim=16, vocabulary=models.VOCABULARY, taps=(0, 1, 2))
 GREEDY = Sampling()
 SLOTS = 3
+RUNTIMES = pytest.mark.parametrize("runtime", ["torch", "openvino"])
 
 
 def built(folder: Path, kind: str = "llama", seed: int = 0) -> tuple[PreTrainedModel, Eagle3, str, str]:
@@ -42,6 +44,7 @@ def built(folder: Path, kind: str = "llama", seed: int = 0) -> tuple[PreTrainedM
 def headed(target: str, head: str, runtime: str = "torch") -> HeadedModel:
     lm = load_model(target, slots=SLOTS, runtime=runtime, heads=head, threads=1)
     assert isinstance(lm, HeadedModel)
+    assert isinstance(lm._head, Eagle3Openvino if runtime == "openvino" else Eagle3Runner)
     return lm
 
 
@@ -61,7 +64,7 @@ def features_of(target: PreTrainedModel, text: list[int]) -> torch.Tensor:
     return torch.cat([streams[tap] for tap in HEAD.taps], dim=-1)
 
 
-@pytest.mark.parametrize("runtime", ["torch", "openvino"])
+@RUNTIMES
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_it_drafts_what_a_plain_loop_does(kind: str, runtime: str, tmp_path: Path) -> None:
     target, head, where, beside = built(tmp_path, kind)
@@ -71,20 +74,24 @@ def test_it_drafts_what_a_plain_loop_does(kind: str, runtime: str, tmp_path: Pat
     assert lm.draft(asked) == [expected(target, head, text[:5], 3), expected(target, head, text[:3], 2)]
 
 
+@RUNTIMES
 @pytest.mark.parametrize("norm", ["norm_before_fc", "fc_norm"])
-def test_it_does_so_with_norms_where_readers_have_them(norm: str, tmp_path: Path) -> None:
+def test_it_does_so_with_norms_where_readers_have_them(norm: str, runtime: str, tmp_path: Path) -> None:
     more: dict[str, Any] = {norm: True, "head_norms": True, "norm_output": True, "norm_before_residual": True}
     target, _, where, _ = built(tmp_path)
     head = head_of(replace(HEAD, **more), 3)
     save(head, tmp_path / "normed", where, with_embedding=True)
-    lm, text = headed(where, str(tmp_path / "normed")), [3, 17, 8, 29, 11, 5, 23]
+    lm, text = headed(where, str(tmp_path / "normed"), runtime), [3, 17, 8, 29, 11, 5, 23]
     for slot, end in enumerate((3, 5, 7)):
         lm.forward([Feed(slot, 0, text[: end - 1], 1)])
         assert lm.draft([HeadRequest(slot, text[:end], GREEDY, 3)]) == [expected(target, head, text[:end], 3)]
 
 
+@RUNTIMES
 @pytest.mark.parametrize("fits", [True, False])
-def test_a_rotation_of_another_kind_is_served_where_it_is_the_target_s(fits: bool, tmp_path: Path) -> None:
+def test_a_rotation_of_another_kind_is_served_where_it_is_the_target_s(
+    fits: bool, runtime: str, tmp_path: Path
+) -> None:
     rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
     config = models.config("llama")
     config.rope_parameters = dict(rope)
@@ -96,33 +103,36 @@ def test_a_rotation_of_another_kind_is_served_where_it_is_the_target_s(fits: boo
     save(head, tmp_path / "head", where, with_embedding=True)
     if not fits:
         with pytest.raises(ModelError, match="config.json: rope_type: linear is served only where it is the target's"):
-            headed(where, str(tmp_path / "head"))
+            headed(where, str(tmp_path / "head"), runtime)
         return
-    lm, text = headed(where, str(tmp_path / "head")), [3, 17, 8, 29, 11, 5, 23]
+    lm, text = headed(where, str(tmp_path / "head"), runtime), [3, 17, 8, 29, 11, 5, 23]
     lm.forward([Feed(0, 0, text[:-1], 1)])
     slowly = ByHand(head)
     slowly.slower = 4
     assert lm.draft([HeadRequest(0, text, GREEDY, 3)]) == [slowly.draft(features_of(target, text), text, 3)]
 
 
-def test_it_does_so_after_any_windows_rollbacks_copies_and_other_texts(tmp_path: Path) -> None:
+@RUNTIMES
+def test_it_does_so_after_any_windows_rollbacks_copies_and_other_texts(runtime: str, tmp_path: Path) -> None:
     """What is stale by a row is told where it may be."""
     target, head, where, beside = built(tmp_path, seed=2)
-    walk(headed(where, beside), lambda text, depth: expected(target, head, text, depth), steps=120)
+    walk(headed(where, beside, runtime), lambda text, depth: expected(target, head, text, depth), steps=120)
 
 
-def test_asked_again_it_drafts_the_same_and_for_another_successor_something_else(tmp_path: Path) -> None:
+@RUNTIMES
+def test_asked_again_it_drafts_the_same_and_for_another_successor_something_else(runtime: str, tmp_path: Path) -> None:
     target, head, where, beside = built(tmp_path, seed=1)
-    lm, text = headed(where, beside), [3, 17, 8, 29]
+    lm, text = headed(where, beside, runtime), [3, 17, 8, 29]
     lm.forward([Feed(0, 0, text[:3], 1)])
     for last in (29, 29, 31, 6):
         asked = HeadRequest(0, [*text[:3], last], GREEDY, 3)
         assert lm.draft([asked]) == [expected(target, head, [*text[:3], last], 3)]
 
 
-def test_under_coupled_it_draws_with_the_target_s_noise(tmp_path: Path) -> None:
+@RUNTIMES
+def test_under_coupled_it_draws_with_the_target_s_noise(runtime: str, tmp_path: Path) -> None:
     target, head, where, beside = built(tmp_path)
-    lm, text = headed(where, beside), [3, 17, 8, 29]
+    lm, text = headed(where, beside, runtime), [3, 17, 8, 29]
     lm.forward([Feed(0, 0, text[:3], 1)])
     plain = ByHand(head)
     with torch.no_grad():

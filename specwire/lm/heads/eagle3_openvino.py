@@ -1,0 +1,141 @@
+"""An EAGLE-3 head by OpenVINO, beside a target that it computes too: neither waits for the other's threads and memory.
+
+A draft is a handful of very short forwards. As a graph of few operations one takes a third of what TorchScript needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import openvino
+import torch
+from torch import nn
+from torch.nn import functional
+
+from specwire.core.model import Feed
+from specwire.lm.heads.eagle3 import Eagle3
+from specwire.lm.heads.eagle3_runner import layer_of
+from specwire.lm.heads.slots import HeadStep
+from specwire.lm.runners.decoder import DecoderShape, Model
+from specwire.lm.runners.linear import LEAST_ROUNDED
+from specwire.lm.runners.openvino import OpenvinoDecoder
+from specwire.lm.runners.openvino_graph import (
+    EXAMPLE,
+    LOGITS,
+    ROWS,
+    Given,
+    Graph,
+    PagedGraph,
+    causal_mask,
+    computed_in,
+    name_ports,
+    normed,
+    paged,
+    round_weights,
+    traced,
+)
+
+# Inputs and outputs of the graphs share one space of names.
+STATES, NEXT_STATES, TAPS, FUSED = "states", "next_states", "taps", "fused"
+
+
+class Eagle3Graph(OpenvinoDecoder):
+    """The head's layer as a function of tensors, over the states that its rows read. Logits of chosen rows only.
+
+    Of rows that are read for their keys and values alone nothing else is computed.
+    """
+
+    def __init__(self, head: Eagle3, shape: DecoderShape, model: Model) -> None:
+        super().__init__(shape, model)
+        hidden = head.config.hidden
+        self.told = (NEXT_STATES,)
+        self.given = (
+            Given(STATES, torch.zeros(*EXAMPLE, hidden), (-1, -1, hidden)),
+            Given(ROWS, torch.arange(EXAMPLE[0], dtype=torch.int32), (-1,)),
+        )
+        self._head_model, self._config = model, head.config
+        self._state_norm = head.hidden_norm.weight.detach()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        beam_idx: torch.Tensor,
+        *more: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        states, rows, *past = more
+        model, (layer,) = self._head_model, self._head_model.layers
+        keys, values = (each.index_select(0, beam_idx) for each in past)
+        fed = normed(functional.embedding(input_ids, model.embedding), layer.attention_norm, self.epsilon)
+        read = normed(states, self._state_norm, self.epsilon)
+        query, key, value = self.projected(0, torch.cat((fed, read), dim=-1), *self.turns(position_ids))
+        keys, values = torch.cat((keys, key), dim=2), torch.cat((values, value), dim=2)
+        seen = self.attended(query, keys, values, causal_mask(attention_mask, input_ids.shape[1]))
+        x = read if self._config.norm_before_residual else states
+        x = self.fed_forward(layer, *(each.index_select(0, rows) for each in (x, seen)))
+        last = normed(x, model.norm, self.epsilon)
+        return functional.linear(last, *model.head), keys, values, last if self._config.norm_output else x
+
+
+class _Fusing(nn.Module):
+    def __init__(self, head: Eagle3) -> None:
+        super().__init__()
+        self._head = head
+
+    def forward(self, taps: torch.Tensor) -> torch.Tensor:
+        return self._head.fuse(taps)
+
+
+class Eagle3Openvino:
+    """A `Head`: EAGLE-3 over `slots` texts; raises what OpenVINO raises for a graph that it cannot make.
+
+    Weights are in 8 bits where it computes in float32: with bfloat16 that is no faster.
+    """
+
+    most_depth: int | None = None
+
+    def __init__(
+        self, head: Eagle3, served: int, slots: int, context: int, dtype: torch.dtype, turns: torch.Tensor | None = None
+    ) -> None:
+        """The arguments are those of `Eagle3Runner`."""
+        config, threads = head.config, torch.get_num_threads()
+        self.width = config.fused
+        head = head.float().eval()
+        ids = head.target_ids(torch.arange(config.draft_vocabulary))
+        self.target_ids = ids[ids < served]
+        shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
+        layer = paged(Eagle3Graph(head, shape, layer_of(head, ids < served, context, turns)))
+        fusing = traced(_Fusing(head), (torch.zeros(EXAMPLE[0], config.fused),))
+        name_ports(fusing, [(TAPS, (-1, config.fused))], [FUSED])
+        self._rounded(dtype, layer, fusing)
+        self._fusing = Graph(fusing, computed_in(dtype), threads)
+        self._layer = PagedGraph(layer, slots, context, dtype, threads, {STATES: config.hidden})
+
+    @staticmethod
+    def _rounded(dtype: torch.dtype, *graphs: openvino.Model) -> None:
+        if computed_in(dtype) == torch.float32:
+            for graph in graphs:
+                round_weights(graph, LEAST_ROUNDED)
+
+    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
+        self._fusing.give(TAPS, features.numpy())
+        self._fusing.run()
+        return self._run(feeds, self._fusing.told(FUSED))
+
+    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> HeadStep:
+        return self._run(feeds, states)
+
+    def _run(self, feeds: Sequence[Feed], states: torch.Tensor) -> HeadStep:
+        self._layer.run(feeds, {STATES: states.numpy()})
+        return HeadStep(self._layer.told(NEXT_STATES), self._layer.told(LOGITS))
+
+    def zero(self, slot: int, stop: int) -> None:
+        self._layer.zero(slot, stop)
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        self._layer.copy(source, target, stop)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._layer.kv_bytes

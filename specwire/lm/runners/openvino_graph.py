@@ -1,0 +1,438 @@
+"""A causal model as an OpenVINO graph over pages of a cache that lies here: what the target and a head share."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, chain
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import openvino
+import torch
+from openvino import opset13 as opset
+from openvino._offline_transformations import (
+    apply_make_stateful_transformation,
+    apply_moc_transformations,
+    paged_attention_transformation,
+)
+from openvino.frontend import FrontEndManager
+from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+from torch import nn
+
+from specwire.core.model import Feed
+from specwire.lm.runners.linear import rounded
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A causal model as a function of tensors, its KV cache among them: the form in which a graph can be traced.
+
+
+class Given(NamedTuple):
+    """A further input of a model. example: to trace with, of `EXAMPLE` sessions and tokens. shape: -1 for any size."""
+
+    name: str
+    example: torch.Tensor
+    shape: tuple[int, ...]
+
+
+# Sessions and new tokens that graphs are traced with. A dimension of 1 would become a constant.
+EXAMPLE = (2, 4)
+
+
+class Stateless(nn.Module):
+    """Attention stays one operation, which runtimes recognise.
+
+    Attributes:
+        layers: number of layers; each has keys and values.
+        heads, head_size: of keys and values.
+        given: inputs beside text and cache.
+        told: names of what is returned beside logits and cache.
+    """
+
+    given: tuple[Given, ...] = ()
+    told: tuple[str, ...] = ()
+    layers: int
+    heads: int
+    head_size: int
+
+    @abstractmethod
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        beam_idx: torch.Tensor,
+        *more: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """Logits of the new tokens, and the cache with them behind `past`.
+
+        Args:
+            input_ids, position_ids: (sessions, new tokens).
+            attention_mask: (sessions, all tokens), 0 where there is padding.
+            beam_idx: (sessions,), which row of `past` each session goes on from.
+            more: what is `given`; behind it `past`, of each layer in turn keys and values, (sessions, heads, positions,
+                head_size).
+
+        Behind them what is `told`.
+        """
+        ...
+
+
+def causal_mask(attention_mask: torch.Tensor, new: int) -> torch.Tensor:
+    """Additive (sessions, 1, new, all): of all tokens, the last `new` see those before them that are no padding."""
+    whole = attention_mask.shape[1]
+    at = torch.arange(whole)
+    seen = (at <= at[whole - new :, None]) & (attention_mask[:, None, None, :] > 0)
+    return torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+
+
+def repeated(states: torch.Tensor, queries: int) -> torch.Tensor:
+    """Keys or values (sessions, heads, positions, head_size) for so many heads of queries. Pages undo it."""
+    sessions, heads, positions, size = states.shape
+    shape = (sessions, heads, queries // heads, positions, size)
+    return states[:, :, None].expand(shape).reshape(sessions, queries, positions, size)
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """The root-mean-square norm, spelt out as OpenVINO recognises it."""
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A causal model as an OpenVINO graph, traced once with its KV cache as arguments.
+#
+# The usual converter reports usage statistics; the frontend below it, which is called here, does not.
+
+TEXT_INPUTS = ("input_ids", "attention_mask", "position_ids", "beam_idx")
+LOGITS = "logits"
+ROWS = "rows"
+
+
+@torch.inference_mode()
+def traced(module: nn.Module, example: tuple[torch.Tensor, ...]) -> openvino.Model:
+    """A function of tensors as a graph. The weights, float32, are shared with the module."""
+    with warnings.catch_warnings():  # tracing fixes Python's decisions, as is intended here
+        warnings.simplefilter("ignore")
+        frontend = FrontEndManager().load_by_framework("pytorch")
+        decoder = TorchScriptPythonDecoder(module.eval(), example_input=example)
+        graph = openvino.Model(frontend.convert(frontend.load(decoder)))
+    # What the converter does too; the pass that pages the cache needs the shapes that this finds.
+    apply_moc_transformations(graph, cf=False, smart_reshape=True)
+    return graph
+
+
+def name_ports(graph: openvino.Model, inputs: Sequence[tuple[str, Sequence[int]]], outputs: Sequence[str]) -> None:
+    """Give inputs names and shapes, and outputs names, in their order."""
+    for port, (name, shape) in zip(graph.inputs, inputs, strict=True):
+        port.get_tensor().set_names({name})
+        port.get_node().set_partial_shape(openvino.PartialShape(list(shape)))
+    for port, name in zip(graph.outputs, outputs, strict=True):
+        port.get_tensor().set_names({name})
+    graph.validate_nodes_and_infer_types()
+
+
+def stateful(stateless: Stateless) -> openvino.Model:
+    """The graph (input_ids, attention_mask, position_ids, beam_idx, given) -> logits, told; its state is the cache."""
+    graph = traced(stateless, _example(stateless))
+    past = [f"past.{index}" for index in range(2 * stateless.layers)]
+    present = [f"present.{index}" for index in range(2 * stateless.layers)]
+    text = [(name, [-1] if name == "beam_idx" else [-1, -1]) for name in TEXT_INPUTS]
+    given = [(each.name, each.shape) for each in stateless.given]
+    cache = [(name, [-1, stateless.heads, -1, stateless.head_size]) for name in past]
+    name_ports(graph, [*text, *given, *cache], [LOGITS, *present, *stateless.told])
+    apply_make_stateful_transformation(graph, dict(zip(past, present, strict=True)))
+    _start_empty(graph, stateless)
+    return graph
+
+
+def paged(stateless: Stateless) -> openvino.Model:
+    """The graph over a cache in pages (blocks of positions) that the caller owns, logits of chosen rows only.
+
+    Inputs beside the caches: the tokens of all sessions one behind the other (`input_ids`, `position_ids`), where each
+    session's tokens begin (`subsequence_begins`), how much of it is cached (`past_lens`), its pages (`block_indices`,
+    `block_indices_begins`), the longest text (`max_context_len`), and the tokens whose logits are wanted (`rows`).
+    What is given for each token is (tokens, 1, any).
+    """
+    graph = stateful(stateless)
+    paged_attention_transformation(graph)
+    if all(given.name != ROWS for given in stateless.given):
+        _select_rows(graph)
+    return graph
+
+
+def round_weights(graph: openvino.Model, least: int = 0) -> None:
+    """Put integers and scales in the place of products' weights, as OpenVINO recognises compressed ones.
+
+    least: weights of a product that is worth it.
+    """
+    for node in graph.get_ordered_ops():
+        source = node.input_value(1).get_node() if node.get_type_name() == "MatMul" else None
+        if source is None or source.get_type_name() != "Constant" or source.data.size < least:
+            continue
+        integers, scale = rounded(torch.tensor(source.data))
+        wide = opset.convert(opset.constant(integers.numpy(), dtype=openvino.Type.i8), "f32")
+        node.input(1).replace_source_output(opset.multiply(wide, opset.constant(scale.numpy())).output(0))
+    graph.validate_nodes_and_infer_types()
+
+
+def _start_empty(graph: openvino.Model, stateless: Stateless) -> None:
+    """Say what the cache is before the first token; the pass that pages the cache looks for this."""
+    sessions = opset.gather(opset.shape_of(graph.input("input_ids"), "i64"), opset.constant([0]), opset.constant(0))
+    rest = (opset.constant([size]) for size in (stateless.heads, 0, stateless.head_size))
+    empty = opset.broadcast(opset.constant(0.0, dtype=openvino.Type.f32), opset.concat([sessions, *rest], axis=0))
+    for operation in graph.get_ops():
+        if operation.get_type_name() == "ReadValue":
+            operation.set_arguments([empty])
+    graph.validate_nodes_and_infer_types()
+
+
+def _select_rows(graph: openvino.Model) -> None:
+    """Put a selection of rows before the output layer, whose product is the largest of a forward."""
+    rows = opset.parameter([-1], openvino.Type.i32, name=ROWS)
+    rows.output(0).get_tensor().set_names({ROWS})
+    node = graph.output(LOGITS).get_node()
+    while node.get_type_name() != "MatMul":
+        node = node.input_value(0).get_node()
+    chosen = opset.gather(node.input_value(0), rows, opset.constant(0))
+    node.input(0).replace_source_output(chosen.output(0))
+    graph.add_parameters([rows])
+    graph.validate_nodes_and_infer_types()
+
+
+def _example(stateless: Stateless) -> tuple[torch.Tensor, ...]:
+    """Inputs to trace with: new tokens behind three."""
+    sessions, new = EXAMPLE
+    past = (torch.zeros(sessions, stateless.heads, 3, stateless.head_size) for _ in range(2 * stateless.layers))
+    tokens, beams = torch.zeros(EXAMPLE, dtype=torch.int64), torch.arange(sessions, dtype=torch.int32)
+    given = (each.example for each in stateless.given)
+    # Positions are all 0, which the shortest context has too: values are not traced.
+    return tokens, torch.ones(sessions, 3 + new, dtype=torch.int64), tokens.clone(), beams, *given, *past
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Graphs as they are run.
+
+DEVICE = "CPU"
+PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+CACHES = ("key_cache.", "value_cache.")
+
+Numbers = npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which this processor computes forwards, keys and values of a model in `dtype`.
+
+    OpenVINO's attention over pages takes bfloat16 only where the processor has instructions for it. Elsewhere it is
+    float32, which holds each bfloat16 weight exactly.
+    """
+    native = "BF16" in openvino.Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+    return dtype if native else torch.float32
+
+
+class Graph:
+    """A compiled graph, one forward at a time on so many threads."""
+
+    def __init__(self, graph: openvino.Model, dtype: torch.dtype, threads: int) -> None:
+        self.compiled = openvino.Core().compile_model(graph, DEVICE, _options(dtype, threads))
+        self.request = self.compiled.create_infer_request()
+        self._given: dict[str, Numbers] = {}
+
+    def give(self, name: str, numbers: Numbers) -> None:
+        """Into the memory of the last forward where the shape is the same: to name new memory costs 5 us an input."""
+        held = self._given.get(name)
+        if held is not None and held.shape == numbers.shape:
+            np.copyto(held, numbers)
+            return
+        self._given[name] = fresh = numbers.copy()
+        self.request.set_tensor(name, openvino.Tensor(fresh, shared_memory=True))
+
+    def run(self) -> None:
+        self.request.infer()
+
+    def told(self, name: str) -> torch.Tensor:
+        """(rows, any) of the last forward; the next one overwrites what it is copied from."""
+        values: npt.NDArray[np.float32] = self.request.get_tensor(name).data
+        return torch.from_numpy(values.reshape(-1, values.shape[-1])).clone()
+
+
+def _options(dtype: torch.dtype, threads: int) -> dict[str, object]:
+    """Not pinned: other processes work on the same cores."""
+    return {
+        "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
+        "KV_CACHE_PRECISION": PRECISIONS[dtype],
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "ENABLE_CPU_PINNING": False,
+        # Only weights are rounded: where these are integers it would round activations too.
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+    }
+
+
+class PagedGraph:
+    """A graph that `paged` made, over slots.
+
+    Its attention over pages takes for each session how much is cached and which pages hold it. So a slot is a fixed run
+    of pages, a rollback is an integer, and a forward of many sessions copies no cache: keys and values are written in
+    place. Rows of padding are a session of their own, behind all rows that are wanted.
+    """
+
+    def __init__(
+        self,
+        graph: openvino.Model,
+        slots: int,
+        context: int,
+        dtype: torch.dtype,
+        threads: int,
+        given: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """given: what each token is given, and how many numbers that is."""
+        self._graph = Graph(graph, computed_in(dtype), threads)
+        self._widths = dict(given)
+        ports = [port for port in self._graph.compiled.inputs if port.any_name.startswith(CACHES)]
+        # Positions of a page, as this processor's kernels want it.
+        self._page = int(ports[0].partial_shape[2].get_length())
+        self._pages = -(-context // self._page)
+        self._padding = slots
+        self._caches = [self._allocate(port, slots + 1) for port in ports]
+        self._indices = np.arange((slots + 1) * self._pages, dtype=np.int32).reshape(slots + 1, self._pages)
+        self._steady = SteadyRows(0)
+        if context >= FEW:
+            self._steady = SteadyRows(min(price_of_change(self._time), context))
+
+    def _allocate(self, port: Any, slots: int) -> torch.Tensor:
+        """The bytes of one layer's keys or values, zero, (slots x pages, heads, page, head_dim x size)."""
+        shape = [slots * self._pages, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))]
+        memory = torch.zeros(*shape[:3], shape[3] * port.element_type.size, dtype=torch.uint8)
+        self._graph.request.set_tensor(port, openvino.Tensor(memory.numpy(), openvino.Shape(shape), port.element_type))
+        return memory
+
+    def zero(self, slot: int, stop: int) -> None:
+        """Zero at least [0, stop): whole pages."""
+        for memory in self._caches:
+            memory[self._pages_of(slot, stop)].zero_()
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        """Whole pages, so the last one may hold more than [0, stop)."""
+        for memory in self._caches:
+            memory[self._pages_of(target, stop)] = memory[self._pages_of(source, stop)]
+
+    @property
+    def kv_bytes(self) -> int:
+        return sum(memory.nbytes for memory in self._caches)
+
+    def _pages_of(self, slot: int, stop: int) -> slice:
+        first = slot * self._pages
+        return slice(first, first - (-stop // self._page))
+
+    def _time(self, rows: int) -> float:
+        """Seconds of a forward of so many rows, on the slot of the padding."""
+        given = {name: np.zeros((rows, width), np.float32) for name, width in self._widths.items()}
+        began = time.perf_counter()
+        self.run([Feed(self._padding, 0, [0] * rows, 1)], given)
+        return time.perf_counter() - began
+
+    def run(self, feeds: Sequence[Feed], given: Mapping[str, npt.NDArray[np.float32]] = MappingProxyType({})) -> int:
+        """Returns how many tokens were fed. given: (tokens, any)."""
+        needed = sum(len(feed.tokens) for feed in feeds)
+        spare = self._steady.rows(needed) - needed
+        padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
+        for name, numbers in self._inputs(feeds, padding):
+            self._graph.give(name, numbers)
+        for name, rows in given.items():
+            whole = np.concatenate((rows, np.zeros((spare, rows.shape[1]), np.float32))) if spare else rows
+            self._graph.give(name, whole[:, None])
+        self._graph.run()
+        return needed
+
+    def told(self, name: str) -> torch.Tensor:
+        """See `Graph.told`."""
+        return self._graph.told(name)
+
+    def _inputs(self, wanted: Sequence[Feed], padding: Sequence[Feed]) -> list[tuple[str, Numbers]]:
+        """As the graph that `paged` makes takes them."""
+        feeds = [*wanted, *padding]
+        stops = [feed.stop for feed in feeds]
+        ends = list(accumulate(len(feed.tokens) for feed in feeds))
+        counts = [-(-stop // self._page) for stop in stops]
+        rows = chain.from_iterable(
+            range(end - max(feed.wanted, 1), end) for end, feed in zip(ends, wanted, strict=False)
+        )
+        pages = [self._indices[feed.slot, :count] for feed, count in zip(feeds, counts, strict=True)]
+        tokens = chain.from_iterable(feed.tokens for feed in feeds)
+        positions = chain.from_iterable(range(feed.start, feed.stop) for feed in feeds)
+        return [
+            ("input_ids", np.fromiter(tokens, np.int64, ends[-1])),
+            ("position_ids", np.fromiter(positions, np.int64, ends[-1])),
+            ("past_lens", _integers(feed.start for feed in feeds)),
+            ("subsequence_begins", _integers([0, *ends])),
+            ("block_indices", np.concatenate(pages)),
+            ("block_indices_begins", _integers([0, *accumulate(counts)])),
+            ("max_context_len", np.array(max(stops), np.int32)),
+            (ROWS, _integers(rows)),
+        ]
+
+
+def _integers(values: Iterable[int]) -> npt.NDArray[np.int32]:
+    return np.array(list(values), np.int32)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How many rows a forward computes, where a change of the number of rows costs extra. A runtime that plans memory and
+# kernels for the shapes that it meets has work to do when they change. A few rows of padding are then cheaper than a
+# change.
+
+# Rows of the two shapes that are timed, and how often each is.
+ONE, FEW = 1, 5
+TIMES = 4
+# The price where rows seem to cost nothing. It is below the drop from the widest to the narrowest window that a
+# verifier measures at start: V(1) must not be measured with the padding of the widest.
+MOST_PRICE = 16
+# Beyond so many rows a growth is to a multiple of it, where a change costs as much: with windows that come and go, a
+# batch has another number of rows in every step.
+GRAIN = 4
+
+
+class SteadyRows:
+    """Keeps to the last number of rows until padding has cost as much as a change would have.
+
+    It then costs at most twice what the best choice in hindsight would have (renting until the price is paid), beside
+    the grain of each growth. `price` is what a change costs, in rows.
+    """
+
+    def __init__(self, price: int) -> None:
+        self.price = price
+        self._rows = 0
+        self._padded = 0
+
+    def rows(self, needed: int) -> int:
+        """Rows to compute, at least `needed`."""
+        if needed > self._rows:
+            self._rows, self._padded = self._grown(needed), 0
+        self._padded = self._padded + self._rows - needed if needed < self._rows else 0
+        if self._padded > self.price:
+            self._rows, self._padded = needed, 0
+        return self._rows
+
+    def _grown(self, needed: int) -> int:
+        return -(-needed // GRAIN) * GRAIN if needed > GRAIN <= self.price else needed
+
+
+def price_of_change(time: Callable[[int], float]) -> int:
+    """What a change of shape costs, in rows; `time` runs a forward of so many rows and returns its seconds.
+
+    Minima of a few: other work of the machine can only add time.
+    """
+    changed: dict[int, list[float]] = {ONE: [], FEW: []}
+    for _ in range(TIMES):
+        for rows, seconds in changed.items():
+            seconds.append(time(rows))
+    steady = {rows: min(time(rows) for _ in range(TIMES)) for rows in (FEW, ONE)}
+    change = min(min(changed[rows]) - steady[rows] for rows in steady)
+    row = (steady[FEW] - steady[ONE]) / (FEW - ONE)
+    if change <= 0:
+        return 0
+    return min(int(change / row), MOST_PRICE) if row > 0 else MOST_PRICE
