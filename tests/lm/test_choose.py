@@ -13,9 +13,16 @@ from specwire.core.law import noise as reference
 from specwire.core.law.sampling import History, Sampling
 from specwire.core.law.sampling import log_probabilities as reference_log_p
 from specwire.lm import RowSampling, choose
-from specwire.lm.sampler import KEPT_VOCABULARY, Key, gumbel, gumbel_rows, log_probabilities, uniform_integers
+from specwire.lm.sampler import (
+    KEPT_VOCABULARY,
+    ROWS_APART,
+    Key,
+    gumbel,
+    gumbel_row,
+    log_probabilities,
+    uniform_integers,
+)
 
-CPU = torch.device("cpu")
 KEYS = [Key(0, 0, 0), Key((1 << 64) - 1, (1 << 32) - 1, 4095), Key(0x0123456789ABCDEF, 7, 31), Key(1 << 63, 1, 1)]
 
 
@@ -28,9 +35,11 @@ def test_integers_are_those_of_the_reference() -> None:
 
 @pytest.mark.parametrize("vocabulary", [50, KEPT_VOCABULARY + 1])
 def test_noise_is_that_of_the_reference(vocabulary: int) -> None:
-    rows = gumbel_rows(KEYS, vocabulary, CPU).numpy()
+    rows = gumbel(KEYS, torch.arange(vocabulary).unsqueeze(0)).numpy()
     for row, key in zip(rows, KEYS, strict=True):
-        np.testing.assert_allclose(row, reference.gumbel(*key, np.arange(vocabulary)), rtol=1e-12, atol=1e-12)
+        expected = reference.gumbel(*key, np.arange(vocabulary))
+        np.testing.assert_array_equal(gumbel_row(key, vocabulary), expected)
+        np.testing.assert_allclose(row, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_noise_does_not_depend_on_which_ids_it_is_made_for() -> None:
@@ -96,9 +105,10 @@ def test_greedy_ties_go_to_the_lowest_id() -> None:
     assert choose(logits, [RowSampling(position, Sampling()) for position in range(3)]) == [0, 17, 31]
 
 
-def test_a_row_is_chosen_alike_alone_and_in_company() -> None:
-    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
-    samplings = [Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=0.5, top_k=3, seed=2)] * 2
+@pytest.mark.parametrize("copies", [1, ROWS_APART + 1])
+def test_a_row_is_chosen_alike_alone_and_in_company(copies: int) -> None:
+    logits = torch.randn(3 * copies, 40, generator=torch.Generator().manual_seed(1))
+    samplings = [Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=0.5, top_k=3, seed=2)] * copies
     rows = [RowSampling(index, sampling) for index, sampling in enumerate(samplings)]
     alone = [choose(logits[index : index + 1], [row])[0] for index, row in enumerate(rows)]
     assert choose(logits, rows) == alone
@@ -111,6 +121,15 @@ def test_half_precision_logits_are_taken() -> None:
         acceptance.choose(row.float().numpy(), by.position, by.sampling) for row, by in zip(logits, rows, strict=True)
     ]
     assert choose(logits, rows) == expected
+
+
+def test_logits_and_kept_noise_are_left_as_they_were() -> None:
+    """Also where nothing is cast, so that the logits themselves could be changed in place."""
+    logits = torch.randn(1, 60, generator=torch.Generator().manual_seed(2)).double()
+    row, before = RowSampling(11, Sampling(temperature=0.6, seed=4)), logits.clone()
+    assert choose(logits, [row]) == choose(logits, [row]) == [acceptance.choose(before[0].numpy(), 11, row.sampling)]
+    assert torch.equal(logits, before)
+    np.testing.assert_array_equal(gumbel_row(row.key, 60), reference.gumbel(*row.key, np.arange(60)))
 
 
 def test_rows_must_match() -> None:
