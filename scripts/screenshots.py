@@ -6,8 +6,9 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -23,6 +24,11 @@ EMULATED = (
     *("--target", "scripted:7:delay_ms=60"),
     *("--speculative-config", '{"model": "scripted:7:agree=0.8:delay_ms=12", "num_speculative_tokens": 4}'),
 )
+# Where the target's token stands among the drafter's guesses, place by place.
+RANKS = (0, 0, 1, 0, 0, 0, 1, 0, 0, None, 0, 2, 0, 0)
+# Some of what is drafted is not tested yet, and a correction was found waiting.
+SEEN = """() => document.querySelectorAll("#tree .edge.pending").length > 10
+  && document.querySelector("#tree .found") && document.querySelector("#tree .pruned")"""
 # Without these it asks hosts of its maker's at every start; as root there is no sandbox.
 QUIET = (
     "--no-sandbox",
@@ -53,11 +59,18 @@ def browser() -> Iterator[Browser]:
 @contextmanager
 def stack(*words: str) -> Iterator[str]:
     """`specwire up` on free ports; the console's address."""
-    command = [sys.executable, "-m", "deploy", "up", "--no-ray", "--json", "--listen", "127.0.0.1:0", *words]
+    with serving("up", "--no-ray", *words) as ready:
+        yield ready["http"]
+
+
+@contextmanager
+def serving(*words: str) -> Iterator[dict[str, str]]:
+    """A command on a free port; what its ready line says."""
+    command = [sys.executable, "-m", "deploy", *words, "--json", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
         try:
             line = running.stdout.readline() if running.stdout is not None else ""
-            yield str(json.loads(line)["http"])
+            yield dict(json.loads(line))
         finally:
             running.terminate()
             running.wait(START_LIMIT_S)
@@ -74,6 +87,16 @@ def generated(page: Page, beside: bool = False, temperature: str = "0") -> None:
     tokens, accepted = page.locator("#on .tokens span"), page.locator("#on .tokens span.accepted")
     (accepted.nth(6) if accepted.count() > 6 else tokens.nth(12)).click()
     page.mouse.move(0, 0)
+
+
+@contextmanager
+def elsewhere(target: str, drafter: str, plan: str) -> Iterator[str]:
+    """A verifier, a drafter and an orchestrator on their own, so that the drafter branches; the console's address."""
+    with ExitStack() as owned:
+        verify = owned.enter_context(serving("verify", target))["address"]
+        draft = owned.enter_context(serving("draft", drafter))["address"]
+        words = ("--verifier", verify, "--drafter", draft, "--plan", plan, "--http", "127.0.0.1:0")
+        yield owned.enter_context(serving("orchestrate", *words))["http"]
 
 
 @contextmanager
@@ -108,6 +131,24 @@ def of_turns(opened: Browser) -> None:
         page.locator("#line").screenshot(path=IMAGES / "console-timeline.png")
 
 
+def of_a_tree(opened: Browser) -> None:
+    """Half way, so that some is decided, some pruned and some not tested yet."""
+    with tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
+        scores = [[0.0, -0.4, -0.8, -1.5] if rank else [0.0, -1.5, -3.0, -4.0] for rank in RANKS]
+        json.dump({"prompt": 3, "right": RANKS, "scores": scores}, file)
+        file.flush()
+        drafter = f"scripted:7:ranks={file.name}:delay_ms=20"
+        with (
+            elsewhere("scripted:7:delay_ms=60", drafter, "stream:1,10,0,4") as address,
+            page_at(opened, address) as page,
+        ):
+            page.fill("#prompt", "1 2 3")
+            page.fill("#max_tokens", "400")
+            page.click("#go")
+            page.wait_for_function(SEEN)
+            page.locator("#branches").screenshot(path=IMAGES / "console-tree.png")
+
+
 def main() -> int:
     if chromium() is None:
         print("screenshots: needs Chromium on PATH", file=sys.stderr)
@@ -115,6 +156,7 @@ def main() -> int:
     IMAGES.mkdir(parents=True, exist_ok=True)
     with browser() as opened:
         of_turns(opened)
+        of_a_tree(opened)
         of_the_demo_pair(opened)
     return 0
 

@@ -6,8 +6,9 @@ import json
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
@@ -165,6 +166,103 @@ def test_what_becomes_of_a_tree_is_told_by_what_was_decided(page: Page) -> None:
         [[3, 4, 5], [4, 5, 4]],
         0,
     ]
+
+
+# Of a session of one source, whose trees begin behind position 2, in the page's own words.
+SESSION = """
+  const { Session } = await import("/console/session.js"), { grown } = await import("/console/tree.js");
+  const session = new Session(), text = (tokens) => tokens.map(String);
+  const told = { kind: "DRAFTER", source: 1, plan: "", draft_us: 1, at_us: 2, ended_us: 2 };
+  const propose = (offset, tokens, parents, chain = 0, base = 3) =>
+    session.take({ ...told, type: "proposed", chain, base, offset, tokens, parents, texts: text(tokens) });
+  const judge = (position, tokens, outcomes, tested) =>
+    session.take({ ...told, type: "judged", position, tokens, outcomes, tested, texts: text(tokens) });
+  const tree = (first, last) => grown(session, first, last).map(
+    ({ text, kind, found, parent, row }) => [text, kind, found, parent.text ?? "", row ?? null]);
+"""
+
+
+def test_a_tree_grows_and_is_pruned(page: Page) -> None:
+    """Behind 5: 6 - 7, beside 6 an 8 with 9 behind it, and a 4. 8 is decided for 6; then 9, and 3 which nobody drafted.
+
+    Behind the pruned 7 a 2 arrives when it is too late.
+    """
+    grown, pruned, begun_anew, corrections = page.evaluate(f"""async () => {{{SESSION}
+      judge(3, [5], ["direct"], 0);
+      propose(0, [6, 7], [], 0, 4);
+      propose(2, [8, 9, 4], [-1, 2, -1]);
+      const before = tree(3, 9);
+      judge(4, [8], ["recovered"], 2);
+      propose(5, [2, 8], [1, 2]);
+      const after = tree(3, 9);
+      judge(5, [9, 3], ["accepted", "bonus"], 1);
+      propose(0, [1, 2], [], 1, 7);
+      return [before, after, tree(5, 9), [...session.corrections.values()]];
+    }}""")
+    root = ["5", "direct", False, "", 0]
+    drafted = [("6", "5", 0), ("8", "5", 1), ("4", "5", 2), ("7", "6", 0), ("9", "8", 1)]
+    assert grown == [root, *([text, "pending", False, parent, row] for text, parent, row in drafted)]
+    assert pruned == [
+        root,
+        ["8", "recovered", True, "5", 0],
+        ["6", "refused", False, "5", 2],
+        ["4", "pruned", False, "5", 3],
+        ["9", "pending", False, "8", 0],
+        ["8", "pending", False, "8", 1],
+        ["7", "refused", False, "6", 2],
+        ["2", "refused", False, "7", 2],
+    ]
+    assert begun_anew == [
+        ["9", "accepted", False, "8", 0],
+        ["3", "bonus", False, "9", 0],
+        ["1", "pending", False, "3", 0],
+        ["2", "pending", False, "1", 0],
+    ]
+    assert corrections == [True]
+
+
+def test_no_two_lines_of_a_tree_cross(page: Page) -> None:
+    """A random tree, all pending: none stands on another one, and no edge goes down through a third one's line."""
+    nodes = page.evaluate(f"""async () => {{{SESSION}
+      judge(3, [0], ["direct"], 0);
+      const random = ((seed) => () => (seed = (seed * 16807) % 2147483647) / 2147483647)(7);
+      const parents = Array.from({{ length: 60 }}, (_, i) => (i % 3 ? i - 1 : Math.floor(random() * (i + 1)) - 1));
+      propose(0, parents.map((_, i) => i + 1), parents, 0, 4);
+      return grown(session, 3, 40).filter((one) => one.row !== undefined).map((one) => [
+        one.position, one.row, one.parent.position, one.parent.row ?? 0]);
+    }}""")
+    assert len(nodes) > 20
+    assert len({(position, row) for position, row, *_ in nodes}) == len(nodes)
+    lines = {(parent, above) for position, row, parent, above in nodes[1:] if row == above}
+    for _, row, parent, above in nodes[1:]:
+        assert not {(parent, between) for between in range(above + 1, row)} & lines
+
+
+def test_a_drafter_elsewhere_is_seen_to_find_corrections_waiting(opened: Browser, tmp_path: Path) -> None:
+    """Every third guess is wrong, and the right token is the one after it: from their parents to nodes go lines."""
+    ranks, place = tmp_path / "ranks", ("--listen", "127.0.0.1:0", "--json")
+    ranks.write_text(json.dumps({"prompt": 3, "right": [0, 0, 1], "scores": [[0.0, -0.5, -2.0]] * 3}))
+    drafter = f"scripted:7:ranks={ranks}:delay_ms=2"
+    with ExitStack() as owned:
+        verify, draft = (
+            json.loads(owned.enter_context(running(*words, *place)).line())["address"]
+            for words in (("verify", "scripted:7:delay_ms=40"), ("draft", drafter))
+        )
+        words = ("--verifier", verify, "--drafter", draft, "--plan", "stream:1,16,0,4", "--http", "127.0.0.1:0")
+        address = json.loads(owned.enter_context(running("orchestrate", *words, *place)).line())["http"]
+        page = owned.enter_context(opened.new_context()).new_page()
+        page.set_default_timeout(LIMIT_MS)
+        page.goto(address)
+        ask(page, 150)
+        page.locator("#tree .edge.pending").nth(3).wait_for()
+        page.locator("#tree .node.found").first.wait_for()
+        page.locator("#tree .node.pruned").first.wait_for()
+        state(page, "done")
+        found, all_of_them = map(int, (page.locator("#found").text_content() or "").split(" of "))
+        assert 0 < found <= all_of_them <= int(page.locator("#legend .recovered b").text_content() or "")
+        before = page.locator("#tree").inner_text()
+        page.locator("#on .tokens span").nth(20).hover()
+        asked_blocking(lambda: page.locator("#tree").inner_text(), lambda now: now != before)
 
 
 def test_forwards_stand_one_behind_the_other(page: Page) -> None:

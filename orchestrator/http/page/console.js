@@ -6,6 +6,7 @@ import { Session } from "./session.js";
 import { Refused, follow } from "./stream.js";
 import { TokenText, explained } from "./text.js";
 import { draw, names } from "./timeline.js";
+import { draw as drawTree } from "./tree.js";
 
 const of = (id) => document.getElementById(id);
 // Text is shown with the next frame, charts seldomer: they are drawn anew as a whole.
@@ -104,6 +105,7 @@ function show(nowMs) {
   drawnMs = nowMs;
   figures(of, session, shown, plain);
   draw(of("timeline"), session, Number(of("zoom").value), current);
+  drawTree(of("tree"), session, current);
 }
 
 function again() {

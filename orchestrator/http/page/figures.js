@@ -28,6 +28,8 @@ export function figures(of, session, shown, plain) {
     const { tested, accepted } = session.sources[kind];
     of(`by_${kind.toLowerCase()}`).textContent = tested ? `${accepted} of ${tested}` : session.judged.length ? "none tested" : "–";
   }
+  const corrections = [...session.corrections.values()];
+  of("found").value = corrections.length ? `${corrections.filter(Boolean).length} of ${corrections.length}` : "";
   of("first").textContent = session.firstUs ? `${((session.firstUs - session.startedUs) / 1000).toFixed(0)} ms` : "–";
 }
 

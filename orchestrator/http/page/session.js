@@ -14,13 +14,15 @@ export class Session {
     // As told, and of each token: `fates` (pending, accepted, waiting, refused, pruned or late), `positions`, `parents`,
     // and `ranks` among those of the same parent.
     this.proposed = [];
-    this.trees = new Map(); // of each source the newest: {chain, positions, children}, by number
+    this.trees = new Map(); // of each source the newest: {chain, positions, children, gone}, by number; gone: void, with its fate
+    this.decided = new Map(); // tokens by position
     this.judged = []; // as told, with `chain`, and `clock`, which all verdicts of one verifier share
     this.most = 0; // tokens of one verdict
     this.plans = [];
     this.places = []; // by place in the window: {tested, accepted}
     // What became of draft tokens, and the forwards that were saved, by who proposed them.
     this.sources = Object.fromEntries(Object.keys(SOURCES).map((kind) => [kind, { tested: 0, accepted: 0, saved: 0 }]));
+    this.corrections = new Map(); // by position, of each token in place of a drafter's: whether it was found waiting
     this.counts = { accepted: 0, recovered: 0, bonus: 0, direct: 0 };
     this.startedUs = null;
     this.firstUs = null;
@@ -60,18 +62,21 @@ export class Session {
   #propose(told) {
     let tree = this.trees.get(told.source);
     if (tree?.chain !== told.chain) {
-      tree = { chain: told.chain, positions: new Map([[-1, told.base - 1]]), children: new Map() };
+      tree = { chain: told.chain, positions: new Map([[-1, told.base - 1]]), children: new Map(), gone: new Map() };
       this.trees.set(told.source, tree);
     }
-    const parents = told.tokens.map((_, i) => told.parents[i] ?? told.offset + i - 1), positions = [], ranks = [];
+    const parents = told.tokens.map((_, i) => told.parents[i] ?? told.offset + i - 1), positions = [], ranks = [], fates = [];
     parents.forEach((parent, i) => {
       const number = told.offset + i, siblings = tree.children.get(parent) ?? 0;
       positions.push((tree.positions.get(parent) ?? told.base + parent) + 1);
       ranks.push(siblings);
       tree.positions.set(number, positions[i]);
       tree.children.set(parent, siblings + 1);
+      const decided = this.decided.get(positions[i]), late = decided !== undefined;
+      fates.push(tree.gone.get(parent) ?? (late ? "late" : "pending"));
+      if (tree.gone.has(parent) || (late && decided !== told.tokens[i])) tree.gone.set(number, fates[i]);
     });
-    this.proposed.push({ ...told, parents, positions, ranks, fates: told.tokens.map(() => "pending") });
+    this.proposed.push({ ...told, parents, positions, ranks, fates });
   }
 
   #extend(chunk) {
@@ -97,6 +102,7 @@ export class Session {
     this.#count("DRAFTER", late, 0);
     if (verdict.kind === "DRAFTER") verdict.chain = this.#chainOf(verdict);
     this.judged.push(verdict);
+    verdict.tokens.forEach((token, i) => this.decided.set(verdict.position + i, token));
     this.most = Math.max(this.most, verdict.tokens.length);
     if (verdict.plan && verdict.plan !== this.plans.at(-1)?.plan) this.plans.push({ atUs: verdict.at_us, plan: verdict.plan });
     for (let place = 0; place < verdict.reached; place++) {
@@ -141,7 +147,10 @@ export class Session {
 
   // Of proposals what becomes of each token once its position is decided.
   #settle(verdict) {
-    const end = verdict.position + verdict.tokens.length;
+    const end = endOf(verdict);
+    verdict.outcomes.forEach((outcome, i) => {
+      if (outcome === "recovered" && verdict.kind === "DRAFTER") this.corrections.set(verdict.position + i, false);
+    });
     for (const one of this.proposed.slice(this.settled)) {
       one.tokens.forEach((token, i) => {
         const at = one.positions[i] - verdict.position;
@@ -149,7 +158,10 @@ export class Session {
         if (at < 0) one.fates[i] = "late";
         else if (verdict.tokens[at] !== token) this.#prune(one, i, one.ranks[i] ? "pruned" : "refused");
         else if (verdict.outcomes[at] === "accepted") one.fates[i] = "accepted";
-        else one.fates[i] = one.ranks[i] ? "waiting" : "late";
+        else {
+          one.fates[i] = one.ranks[i] ? "waiting" : "late";
+          if (one.ranks[i] && this.corrections.has(one.positions[i])) this.corrections.set(one.positions[i], true);
+        }
       });
     }
     while (this.settled < this.proposed.length && !this.proposed[this.settled].fates.includes("pending")) this.settled++;
@@ -157,13 +169,14 @@ export class Session {
 
   // What descends from a token that was not decided is void with it. A parent comes before its children.
   #prune(proposal, i, fate) {
-    const gone = new Set([proposal.offset + i]);
+    const tree = this.trees.get(proposal.source), gone = tree.chain === proposal.chain ? tree.gone : new Map();
+    gone.set(proposal.offset + i, fate);
     proposal.fates[i] = fate;
     for (const one of this.proposed.slice(this.settled)) {
       if (one.source !== proposal.source || one.chain !== proposal.chain) continue;
       one.parents.forEach((parent, k) => {
         if (!gone.has(parent)) return;
-        gone.add(one.offset + k);
+        gone.set(one.offset + k, gone.get(parent));
         if (one.fates[k] === "pending") one.fates[k] = fate;
       });
     }
@@ -199,6 +212,11 @@ export class Session {
 export function endedUs(verdict) {
   const taken = verdict.round_trip_us / 2;
   return verdict.ended_us ? verdict.ended_us + verdict.clock.behind - taken : verdict.at_us - taken;
+}
+
+// The position behind what a verdict decided.
+export function endOf(verdict) {
+  return verdict.position + verdict.tokens.length;
 }
 
 // How a verdict's plan begins: stream, lockstep or off; "" where nothing drafts.

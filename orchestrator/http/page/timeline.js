@@ -104,8 +104,8 @@ function own(one, begin, width) {
   return block;
 }
 
-// Why the drafters' lane is empty.
-function silence(last) {
+// Why no drafter has sent anything.
+export function silence(last) {
   if (!last) return "";
   return last.plan ? `drafters ${last.plan}` : "nothing drafts";
 }
