@@ -18,7 +18,15 @@ from scripts.exact_figures import deterministic_table, dtypes_table, laws_table,
 from scripts.fuzz_figures import fuzz_table, simulation_table
 from scripts.pages import grid, interval, with_table
 from scripts.reliability import load_table, matrix_table, pauses_table, played_line, soak_table, tests_table
-from scripts.wan_figures import branching_table, capacity_table, pairs_table, placement_table, wan_table
+from scripts.wan_figures import (
+    branch_bytes_table,
+    branching_table,
+    capacity_table,
+    draft_rows_table,
+    pairs_table,
+    placement_table,
+    wan_table,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -218,6 +226,8 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "pairs": ("wan.json", "make bench-wan", pairs_table),
     "branching": ("branching.json", "python -m bench.wan.branching", branching_table),
     "placement": ("branching.json", "python -m bench.wan.branching", placement_table),
+    "draft-rows": ("draft_rows.json", "python -m bench.draft_rows", draft_rows_table),
+    "branch-bytes": ("wan.json", "make bench-wan", branch_bytes_table),
     "capacity": ("capacity.json", "make bench-capacity", capacity_table),
     "dtypes": ("dtypes.json", "make bench-dtypes", dtypes_table),
     "deterministic": ("deterministic.json", "make bench-deterministic", deterministic_table),
@@ -245,6 +255,8 @@ PLACES = {
     "pair": ROOT / "demo_pair" / "README.md",
     "branching": ROOT / "docs" / "BRANCHING.md",
     "placement": ROOT / "docs" / "BRANCHING.md",
+    "draft-rows": ROOT / "docs" / "BRANCHING.md",
+    "branch-bytes": ROOT / "docs" / "BRANCHING.md",
     "capacity": ROOT / "docs" / "PERFORMANCE.md",
 }
 
