@@ -6,12 +6,14 @@ In virtual time: a forward of m rows takes V(m), everything else nothing. The dr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from specwire.core.law.sampling import Sampling
 from specwire.core.stop_conditions import Stopping
+from specwire.core.tree import BEFORE
 from specwire.core.verify.session import Allowance
 from specwire.lm import load_model
 from specwire.sim.clock import Clock, Machine
@@ -59,7 +61,8 @@ class Played:
         tokens, delay = self._drafter(self.truth, len(self.tokens))
         if tokens:
             text = (*PROMPT, *self.tokens)
-            proposed = Proposed(1, chain(len(self.tokens), text, tokens))
+            parents = PARENTS.get(self._drafter, ())
+            proposed = Proposed(1, replace(chain(len(self.tokens), text, tokens), parents=parents))
             self._clock.after(delay, partial(self._verifier.send, self._link, proposals=(proposed,)))
 
 
@@ -94,11 +97,40 @@ def moody(truth: Sequence[int], done: int) -> tuple[list[int], float]:
     return list(truth[done : done + 4]), 500.0 if done // 16 % 2 else 60_000.0
 
 
+def wrong_leaves(truth: Sequence[int], done: int) -> tuple[list[int], float]:
+    """A tree of wrong paths of four tokens, four beside each other."""
+    return [(truth[done + depth] + 1 + path) % 64 for path in range(4) for depth in range(4)], 1000.0
+
+
+def right_then_wrong_leaves(truth: Sequence[int], done: int) -> tuple[list[int], float]:
+    """One right token, and behind it three wrong paths of five."""
+    return [
+        truth[done],
+        *((truth[done + 1 + depth] + 1 + path) % 64 for path in range(3) for depth in range(5)),
+    ], 1000.0
+
+
+# Of those that draft trees.
+PARENTS: dict[Drafter, tuple[int, ...]] = {
+    wrong_leaves: tuple(node - 1 if node % 4 else BEFORE for node in range(16)),
+    right_then_wrong_leaves: (BEFORE, *(node - 1 if node % 5 != 1 else 0 for node in range(1, 16))),
+}
+
+
 @pytest.mark.parametrize("growth", [0.0, 0.02, 0.05])
 @pytest.mark.parametrize("due", [0, 8])
-@pytest.mark.parametrize("drafter", [silent, wrong, wrong_and_wide, right_for_a_while, late, moody])
+@pytest.mark.parametrize(
+    "drafter",
+    [silent, wrong, wrong_and_wide, right_for_a_while, late, moody, wrong_leaves, right_then_wrong_leaves],
+)
 def test_never_slower(drafter: Drafter, due: int, growth: float) -> None:
     assert Played(growth).generate(drafter, due) <= COUNT * PLAIN_US / 0.97
+
+
+@pytest.mark.parametrize("due", [0, 8])
+@pytest.mark.parametrize("growth", [0.0, 0.02, 0.05])
+def test_a_tree_of_wrong_leaves_costs_no_more_than_a_wrong_chain(growth: float, due: int) -> None:
+    assert Played(growth).generate(wrong_leaves, due) <= 1.001 * Played(growth).generate(wrong, due)
 
 
 @pytest.mark.parametrize("growth", [0.0, 0.05])
