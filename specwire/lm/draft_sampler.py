@@ -18,7 +18,7 @@ import torch
 from specwire.core.law.constraint import Mask
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling, Seen
-from specwire.lm.sampler import Key, adjusted, gumbel_of
+from specwire.lm.sampler import Key, adjusted, best_of, gumbel_of
 
 CANDIDATES = 64
 # Ids less likely than this, relative to the likeliest, are left out: a dominant id needs no noise.
@@ -83,7 +83,7 @@ def draw_among(ids: torch.Tensor, logits: torch.Tensor, rows: Sequence[DraftRow]
     vocabulary: of the target that draws in this process, too.
     """
     if all(row.plain for row in rows):
-        chosen: list[int] = ids[logits.argmax(dim=1)].tolist()
+        chosen: list[int] = ids[best_of(logits)].tolist()
         return chosen
     best, at = logits.float().topk(min(CANDIDATES, logits.shape[1]), dim=1)
     scores, tokens = best.cpu().numpy(), ids[at].cpu().numpy()

@@ -138,8 +138,8 @@ def load_pretrained(
         kept = kept_layers(heads, config.get_text_config().num_hidden_layers, info) if heads and how.skims else ()
         head = None if heads is None or kept else load_head(heads, model, info)
         if head is not None:
-            how = how._replace(taps=head.taps)
-            if how.runtime == AUTO and not head.openvino:
+            how = how._replace(taps=head.taps, fuse=head.fuse)
+            if how.runtime == AUTO and head.fuse is None:
                 how = how._replace(runtime=TORCH)  # two runtimes side by side take what such a head gains (docs/LOG.md)
                 cache = _cache_dtype(_dtype(dtype), how, target)
             beside = head.slot_bytes(positions, cache)

@@ -265,10 +265,10 @@ def _by_kind(rows: Sequence[RowSampling]) -> tuple[list[int], list[int], list[in
 
 
 def _greedy(logits: torch.Tensor, _rows: Sequence[RowSampling]) -> torch.Tensor:
-    return _best(logits)
+    return best_of(logits)
 
 
-def _best(scores: torch.Tensor) -> torch.Tensor:
+def best_of(scores: torch.Tensor) -> torch.Tensor:
     """The place of each row's largest element, the first of several.
 
     On CPUs NumPy's search is vectorised where PyTorch's goes element by element.
@@ -285,7 +285,7 @@ def _coupled(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
         chosen = [(line / row.sampling.temperature + gumbel_row(row.key, vocabulary)).argmax() for line, row in pairs]
         return torch.from_numpy(np.array(chosen))
     noise = gumbel([row.key for row in rows], torch.arange(vocabulary, device=logits.device).unsqueeze(0))
-    return _best(_scaled(logits, rows) + noise)
+    return best_of(_scaled(logits, rows) + noise)
 
 
 def _coupled_filtered(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:

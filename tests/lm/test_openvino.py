@@ -18,7 +18,7 @@ from demo_pair import TARGET, held_out_prompts
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM, position_bytes
 from specwire.lm.runners.openvino import OpenvinoRunner
-from specwire.lm.runners.openvino_graph import Numbers, PagedGraph, computed_in
+from specwire.lm.runners.openvino_graph import PagedGraph, computed_in
 from specwire.lm.runners.select import How, Sizes, runner_for
 from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Texts
@@ -144,15 +144,15 @@ def test_padding_is_computed_beside_what_was_asked_for(tmp_path: Path, monkeypat
     """Four rows, then one: the next forwards keep to four until a change is cheaper."""
     monkeypatch.setattr("specwire.lm.runners.openvino_graph.price_of_change", lambda _: 8)
     seen: list[int] = []
-    inputs = PagedGraph._inputs
+    place = PagedGraph._place
 
-    def watched(self: PagedGraph, wanted: Sequence[Feed], padding: Sequence[Feed]) -> list[tuple[str, Numbers]]:
-        seen.append(sum(len(feed.tokens) for feed in (*wanted, *padding)))
-        return inputs(self, wanted, padding)
+    def watched(self: PagedGraph, feeds: Sequence[Feed], wanted: int) -> None:
+        seen.append(sum(len(feed.tokens) for feed in feeds))
+        place(self, feeds, wanted)
 
     model = build(config("llama"))
     lm = _load(model, tmp_path)
-    monkeypatch.setattr(PagedGraph, "_inputs", watched)
+    monkeypatch.setattr(PagedGraph, "_place", watched)
     text = [1, 3, 9, 4]
     lm.forward([Feed(0, 0, text, 1)])
     for at in range(4):

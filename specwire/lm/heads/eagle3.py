@@ -351,6 +351,17 @@ class Eagle3(nn.Module):
         return x.transpose(1, 2).flatten(-2)
 
 
+class Fuse(nn.Module):
+    """`Eagle3.fuse` as a module."""
+
+    def __init__(self, head: Eagle3) -> None:
+        super().__init__()
+        self._head = head
+
+    def forward(self, taps: torch.Tensor) -> torch.Tensor:
+        return self._head.fuse(taps)
+
+
 def rotated(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
     """Rotary positions (Su et al. 2021), halves as in Llama. x: (batch, heads, length, head_dim)."""
     half = x.shape[-1] // 2

@@ -1,15 +1,13 @@
-"""An EAGLE-3 head by OpenVINO, beside a target that it computes too: neither waits for the other's threads and memory.
+"""An EAGLE-3 head by OpenVINO, beside a target that it computes too, whose graph tells the features fused.
 
-A draft is a handful of very short forwards. As a graph of few operations one takes a third of what TorchScript needs.
+A draft is a handful of very short forwards: as a graph of few operations one takes half of what TorchScript needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import openvino
 import torch
-from torch import nn
 from torch.nn import functional
 
 from specwire.core.model import Feed
@@ -24,19 +22,16 @@ from specwire.lm.runners.openvino_graph import (
     LOGITS,
     ROWS,
     Given,
-    Graph,
     PagedGraph,
     causal_mask,
     computed_in,
-    name_ports,
     normed,
     paged,
     round_weights,
-    traced,
 )
 
-# Inputs and outputs of the graphs share one space of names.
-STATES, NEXT_STATES, TAPS, FUSED = "states", "next_states", "taps", "fused"
+# Inputs and outputs share one space of names.
+STATES, NEXT_STATES = "states", "next_states"
 
 
 class Eagle3Graph(OpenvinoDecoder):
@@ -78,19 +73,11 @@ class Eagle3Graph(OpenvinoDecoder):
         return functional.linear(last, *model.head), keys, values, last if self._config.norm_output else x
 
 
-class _Fusing(nn.Module):
-    def __init__(self, head: Eagle3) -> None:
-        super().__init__()
-        self._head = head
-
-    def forward(self, taps: torch.Tensor) -> torch.Tensor:
-        return self._head.fuse(taps)
-
-
 class Eagle3Openvino:
-    """A `Head`: EAGLE-3 over `slots` texts; raises what OpenVINO raises for a graph that it cannot make.
+    """A `Head`: EAGLE-3 over `slots` texts, whose features are fused already.
 
-    Weights are in 8 bits where it computes in float32: with bfloat16 that is no faster.
+    Raises what OpenVINO raises for a graph that it cannot make. Weights are in 8 bits where it computes in float32:
+    with bfloat16 that is no faster.
     """
 
     most_depth: int | None = None
@@ -100,28 +87,18 @@ class Eagle3Openvino:
     ) -> None:
         """The arguments are those of `Eagle3Runner`."""
         config, threads = head.config, torch.get_num_threads()
-        self.width = config.fused
+        self.width = config.hidden
         head = head.float().eval()
         ids = head.target_ids(torch.arange(config.draft_vocabulary))
         self.target_ids = ids[ids < served]
         shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
         layer = paged(Eagle3Graph(head, shape, layer_of(head, ids < served, context, turns)))
-        fusing = traced(_Fusing(head), (torch.zeros(EXAMPLE[0], config.fused),))
-        name_ports(fusing, [(TAPS, (-1, config.fused))], [FUSED])
-        self._rounded(dtype, layer, fusing)
-        self._fusing = Graph(fusing, computed_in(dtype), threads)
+        if computed_in(dtype) == torch.float32:
+            round_weights(layer, LEAST_ROUNDED)
         self._layer = PagedGraph(layer, slots, context, dtype, threads, {STATES: config.hidden})
 
-    @staticmethod
-    def _rounded(dtype: torch.dtype, *graphs: openvino.Model) -> None:
-        if computed_in(dtype) == torch.float32:
-            for graph in graphs:
-                round_weights(graph, LEAST_ROUNDED)
-
     def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
-        self._fusing.give(TAPS, features.numpy())
-        self._fusing.run()
-        return self._run(feeds, self._fusing.told(FUSED))
+        return self._run(feeds, features)
 
     def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> HeadStep:
         return self._run(feeds, states)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,33 +10,30 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specwire.core.model import OPENVINO, ModelError, ModelInfo, out_of_memory
+from specwire.core.model import OPENVINO, ModelError, ModelInfo
 from specwire.lm.heads import eagle3, medusa, mtp
-from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
+from specwire.lm.heads.eagle3 import Eagle3Config, Fuse
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.files import CONFIG, read_config
 from specwire.lm.heads.layer import rotations
 from specwire.lm.heads.medusa import MedusaRunner
 from specwire.lm.heads.mtp_runner import MtpRunner, Shared
 from specwire.lm.heads.slots import Head, waiting_bytes
-from specwire.lm.model_config import first_line
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import MODEL_TYPES, Unsuited, rotations_of
-
-logger = logging.getLogger(__name__)
 
 
 class LoadedHead(NamedTuple):
     """taps: of the target, see `specwire.lm.runners.decoder.Decoder`. over: the head over slots of so many positions,
     whose keys and values have a dtype, beside a target of a runtime. width: of features. kept: numbers that it keeps of
-    each position that it read. openvino: whether that runtime computes it, too.
+    each position that it read. fuse: what it reads of features, if OpenVINO computes it, too.
     """
 
     taps: tuple[int, ...]
     over: Callable[[int, int, torch.dtype, str], Head]
     width: int
     kept: int = 0
-    openvino: bool = False
+    fuse: nn.Module | None = None
 
     def slot_bytes(self, context: int, dtype: torch.dtype) -> int:
         """What it needs of memory for one text, with features that wait to be read."""
@@ -98,23 +94,14 @@ def _eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> LoadedHea
 
     def over(slots: int, context: int, dtype: torch.dtype, runtime: str) -> Head:
         turns = None if told.rope is None else rotations_of(target, context, told.head_dim)
-        if runtime == OPENVINO:
-            try:
-                return _by_openvino(head, info.vocabulary, slots, context, dtype, turns)
-            except Exception as failure:  # any error of tracing, paging or compiling
-                if out_of_memory(failure):
-                    raise
-                logger.info("the head is computed by torch: %s", first_line(failure))
-        return Eagle3Runner(head, info.vocabulary, slots, context, dtype, turns, embedding.device)
+        if runtime != OPENVINO:
+            return Eagle3Runner(head, info.vocabulary, slots, context, dtype, turns, embedding.device)
+        # An extra, and slow to import.
+        from specwire.lm.heads.eagle3_openvino import Eagle3Openvino
 
-    return LoadedHead(told.taps, over, told.fused, 2 * told.key_heads * told.head_dim, openvino=True)
+        return Eagle3Openvino(head, info.vocabulary, slots, context, dtype, turns)
 
-
-def _by_openvino(head: Eagle3, *how: Any) -> Head:
-    """An extra, and slow to import. It takes weights in float32, and the head stays as it is."""
-    from specwire.lm.heads.eagle3_openvino import Eagle3Openvino
-
-    return Eagle3Openvino(head, *how)
+    return LoadedHead(told.taps, over, told.fused, 2 * told.key_heads * told.head_dim, Fuse(head))
 
 
 def _check_rotation(folder: Path, told: Eagle3Config, target: PreTrainedModel) -> None:

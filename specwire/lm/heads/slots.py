@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -391,8 +392,8 @@ class HeadedModel:
 
     def _finite(self, requests: Sequence[HeadRequest], live: list[int], step: HeadStep) -> tuple[list[int], HeadStep]:
         """What is left where a text's values are not finite: it is lost."""
-        finite = torch.isfinite(step.logits).all(dim=1).tolist()
-        if all(finite):
+        # A finite sum proves it in one cheap pass; sums can also overflow.
+        if math.isfinite(step.logits.sum()) or all(finite := torch.isfinite(step.logits).all(dim=1).tolist()):
             self._proven = True
             return live, step
         if not self._proven:

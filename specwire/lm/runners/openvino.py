@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
@@ -38,9 +39,16 @@ class OpenvinoDecoder(Stateless):
     cos: torch.Tensor
     sin: torch.Tensor
 
-    def __init__(self, shape: DecoderShape, model: Model, taps: Sequence[int] = ()) -> None:
-        """taps: as `specwire.lm.runners.decoder.Decoder`."""
+    def __init__(
+        self, shape: DecoderShape, model: Model, taps: Sequence[int] = (), fuse: nn.Module | None = None
+    ) -> None:
+        """taps: as `specwire.lm.runners.decoder.Decoder`. fuse: what is told of them; None for themselves.
+
+        OpenVINO computes in float32 what leads to an output, as far back as the next product. So where taps themselves
+        are told it does so with the whole residual stream, and a forward takes a quarter longer.
+        """
         super().__init__()
+        self._fuse = nn.Identity() if fuse is None else fuse
         self._taps, self.told = tuple(taps), (TAPPED,) if taps else ()
         self.layers, self.queries, self.heads, self.head_size, self.epsilon = shape
         angles = model.rotations
@@ -71,7 +79,7 @@ class OpenvinoDecoder(Stateless):
             seen = self.attended(query, held[2 * index], held[2 * index + 1], mask)
             x = self.fed_forward(layer, x, seen)
             streams.append(x)
-        tapped = [torch.cat([streams[tap] for tap in self._taps], dim=-1)] if self._taps else []
+        tapped = [self._fuse(torch.cat([streams[tap] for tap in self._taps], dim=-1))] if self._taps else []
         return functional.linear(normed(x, self._model.norm, self.epsilon), *self._model.head), *held, *tapped
 
     def turns(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,6 +153,7 @@ class OpenvinoRunner(LineRunner):
         threads: int,
         int8: bool = False,
         taps: Sequence[int] = (),
+        fuse: nn.Module | None = None,
     ) -> None:
         """Compute in `computed_in(dtype)` with the weights of a model that is in float32, rounded to 8 bits if `int8`.
 
@@ -152,7 +161,7 @@ class OpenvinoRunner(LineRunner):
         trace, page or compile.
         """
         shape = shape_of(model)
-        decoder = OpenvinoDecoder(shape, model_of(model, shape, context, vocabulary), taps)
+        decoder = OpenvinoDecoder(shape, model_of(model, shape, context, vocabulary), taps, fuse)
         self.tapped, self._taps = torch.empty(0), len(taps)
         graph = paged(decoder)
         if int8:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -299,6 +299,8 @@ class PagedGraph:
         self._padding = slots
         self._caches = [self._allocate(port, slots + 1) for port in ports]
         self._indices = np.arange((slots + 1) * self._pages, dtype=np.int32).reshape(slots + 1, self._pages)
+        self._layout: tuple[list[tuple[int, int, int]], int] = ([], 0)
+        self._counts: list[int] = []
         self._steady = SteadyRows(0)
         if context >= FEW:
             self._steady = SteadyRows(min(price_of_change(self._time), context))
@@ -340,8 +342,7 @@ class PagedGraph:
         needed = sum(len(feed.tokens) for feed in feeds)
         spare = self._steady.rows(needed) - needed
         padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
-        for name, numbers in self._inputs(feeds, padding):
-            self._graph.give(name, numbers)
+        self._place([*feeds, *padding], len(feeds))
         for name, rows in given.items():
             whole = np.concatenate((rows, np.zeros((spare, rows.shape[1]), np.float32))) if spare else rows
             self._graph.give(name, whole[:, None])
@@ -352,32 +353,30 @@ class PagedGraph:
         """See `Graph.told`."""
         return self._graph.told(name)
 
-    def _inputs(self, wanted: Sequence[Feed], padding: Sequence[Feed]) -> list[tuple[str, Numbers]]:
-        """As the graph that `paged` makes takes them."""
-        feeds = [*wanted, *padding]
-        stops = [feed.stop for feed in feeds]
-        ends = list(accumulate(len(feed.tokens) for feed in feeds))
+    def _place(self, feeds: Sequence[Feed], wanted: int) -> None:
+        """Give what the graph that `paged` makes takes of feeds; of the first `wanted` rows are wanted.
+
+        A session is fed as before as often as not: then of its place only the positions change.
+        """
+        give, stops = self._graph.give, [feed.stop for feed in feeds]
+        layout = [(feed.slot, len(feed.tokens), feed.wanted) for feed in feeds], wanted
         counts = [-(-stop // self._page) for stop in stops]
-        rows = chain.from_iterable(
-            range(end - max(feed.wanted, 1), end) for end, feed in zip(ends, wanted, strict=False)
-        )
-        pages = [self._indices[feed.slot, :count] for feed, count in zip(feeds, counts, strict=True)]
+        if layout != self._layout:
+            ends = list(accumulate(len(feed.tokens) for feed in feeds))
+            rows = [range(end - max(feed.wanted, 1), end) for end, feed in zip(ends, feeds[:wanted], strict=False)]
+            give("subsequence_begins", np.array([0, *ends], np.int32))
+            give(ROWS, np.array([*chain.from_iterable(rows)], np.int32))
+        if layout != self._layout or counts != self._counts:
+            pages = [self._indices[feed.slot, :count] for feed, count in zip(feeds, counts, strict=True)]
+            give("block_indices", np.concatenate(pages))
+            give("block_indices_begins", np.array([0, *accumulate(counts)], np.int32))
+        self._layout, self._counts = layout, counts
         tokens = chain.from_iterable(feed.tokens for feed in feeds)
         positions = chain.from_iterable(range(feed.start, feed.stop) for feed in feeds)
-        return [
-            ("input_ids", np.fromiter(tokens, np.int64, ends[-1])),
-            ("position_ids", np.fromiter(positions, np.int64, ends[-1])),
-            ("past_lens", _integers(feed.start for feed in feeds)),
-            ("subsequence_begins", _integers([0, *ends])),
-            ("block_indices", np.concatenate(pages)),
-            ("block_indices_begins", _integers([0, *accumulate(counts)])),
-            ("max_context_len", np.array(max(stops), np.int32)),
-            (ROWS, _integers(rows)),
-        ]
-
-
-def _integers(values: Iterable[int]) -> npt.NDArray[np.int32]:
-    return np.array(list(values), np.int32)
+        give("input_ids", np.array([*tokens], np.int64))
+        give("position_ids", np.array([*positions], np.int64))
+        give("past_lens", np.array([feed.start for feed in feeds], np.int32))
+        give("max_context_len", np.array(max(stops), np.int32))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

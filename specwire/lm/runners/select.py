@@ -46,8 +46,8 @@ class Sizes(NamedTuple):
 class How(NamedTuple):
     """How a model is to be computed; see `specwire.lm.load.load_model`.
 
-    rank: of a model that is split already. taps: see `specwire.lm.runners.decoder.Decoder`. skims: by a runner that can
-    leave layers out.
+    rank: of a model that is split already. taps: see `specwire.lm.runners.decoder.Decoder`. fuse: what OpenVINO makes
+    of them; None for nothing. skims: by a runner that can leave layers out.
     """
 
     runtime: str = TORCH
@@ -57,6 +57,7 @@ class How(NamedTuple):
     compiled: bool = False
     rank: Rank | None = None
     taps: tuple[int, ...] = ()
+    fuse: nn.Module | None = None
     skims: bool = False
 
 
@@ -157,9 +158,10 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     except ImportError as error:
         raise ModelError("runtime: openvino is not installed (pip install 'specwire[openvino]')") from error
     try:
-        model.float()  # what OpenVINO rounds back; each value of a shorter type has its own in float32
+        for module in filter(None, (model, how.fuse)):
+            module.float()  # what OpenVINO rounds back; each value of a shorter type has its own in float32
         threads = torch.get_num_threads()
-        runner = OpenvinoRunner(model, *sizes, dtype, threads, how.quantization == INT8, how.taps)
+        runner = OpenvinoRunner(model, *sizes, dtype, threads, how.quantization == INT8, how.taps, how.fuse)
         _round(model, how)
         off = deviation(model, runner, *sizes, dtype)
     except Unsuited as reason:
