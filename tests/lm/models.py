@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -20,6 +21,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from specwire.lm.runners import compiled
 
 VOCABULARY = 50
 CONTEXT = 48
@@ -87,6 +90,12 @@ def save(model: PreTrainedModel, folder: Path, words: dict[str, int] | None = No
         tokenizer.pre_tokenizer = WhitespaceSplit()
         tokenizer.save(str(folder / "tokenizer.json"))
     return str(folder)
+
+
+def capture_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile few shapes, and without PyTorch's code generator, which takes minutes."""
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    monkeypatch.setattr(compiled, "COLUMNS", (1, 4))
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@ Through PyTorch's capture and functionalisation, without its code generator: tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,20 @@ from specwire.lm.kv_cache import CachedLM
 from specwire.lm.runners import compiled as compiled_models
 from specwire.lm.runners.compiled import Bucket, Buckets, CompiledRunner, packed
 from specwire.lm.runners.llama import Unsuited
-from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, save
+from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, capture_alone, config, plain, save
 from tests.lm.walk import Texts
 
 SLOTS = 3
 BUCKETS = Buckets(rows=(3,), columns=(1, 4), spans=(16, CONTEXT))
 FEW = Buckets(rows=(3,), columns=(4,), spans=(CONTEXT,))
+TAPS = (2, 0)
 
 
-def compiled(kind: str, buckets: Buckets = BUCKETS, backend: str = "aot_eager") -> tuple[PreTrainedModel, CachedLM]:
+def compiled(
+    kind: str, buckets: Buckets = BUCKETS, backend: str = "aot_eager", taps: Sequence[int] = ()
+) -> tuple[PreTrainedModel, CachedLM]:
     model = build(config(kind))
-    runner = CompiledRunner(model, SLOTS, CONTEXT, VOCABULARY, buckets, backend)
+    runner = CompiledRunner(model, SLOTS, CONTEXT, VOCABULARY, buckets, backend, taps)
     info = ModelInfo("tiny", kind, VOCABULARY, CONTEXT, (), "float32", "cpu", "", "")
     return model, CachedLM(runner, info, SLOTS)
 
@@ -39,6 +43,50 @@ def test_a_walk_through_every_bucket_and_beyond_gives_the_model_s_logits(kind: s
     texts = Texts(model, lm, seed=5)
     for _ in range(12):
         texts.step()
+
+
+def test_what_is_tapped_is_the_model_s_own_of_every_token_fed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the feeds: of windows, padded or not, and of chunks that fit no bucket."""
+    model, lm = compiled("qwen3", backend="eager", taps=TAPS)
+    texts, runner, kinds = Texts(model, lm, seed=6), lm.runner, set[tuple[bool, bool]]()
+    assert isinstance(runner, CompiledRunner)
+    run = runner.run
+
+    def checked(feeds: Sequence[Feed]) -> torch.Tensor:
+        logits = run(feeds)
+        expected = [streams(model, texts.held[feed.slot])[feed.start : feed.stop] for feed in feeds]
+        torch.testing.assert_close(runner.tapped, torch.cat(expected), atol=TOLERANCE, rtol=TOLERANCE)
+        kinds.add((len(feeds) > 1, BUCKETS.fit(feeds) is not None))
+        return logits
+
+    monkeypatch.setattr(runner, "run", checked)
+    for _ in range(16):
+        texts.step()
+    assert len(kinds) == 4
+
+
+@torch.inference_mode()
+def streams(model: PreTrainedModel, text: Sequence[int]) -> torch.Tensor:
+    """What enters the first layer and what leaves the last one, in the order of TAPS."""
+    held: list[torch.Tensor] = []
+    names = ("model.layers.0", "model.norm")
+    hooks = [model.get_submodule(name).register_forward_pre_hook(lambda _, x: held.append(x[0][0])) for name in names]
+    plain(model, text)
+    for hook in hooks:
+        hook.remove()
+    first, last = held
+    return torch.cat((last, first), dim=-1)
+
+
+def test_nothing_is_tapped_where_nobody_asks_and_logits_are_the_same_bits() -> None:
+    _, silent = compiled("llama", FEW, backend="eager")
+    _, telling = compiled("llama", FEW, backend="eager", taps=TAPS)
+    feeds = [Feed(1, 0, [5, 9, 4], 2), Feed(0, 0, [8], 1)]
+    assert torch.equal(silent.forward(feeds), telling.forward(feeds))
+    for lm, count in ((silent, 0), (telling, 4 * 64)):
+        assert isinstance(lm.runner, CompiledRunner)
+        assert lm.runner.tapped.numel() == count
+    assert silent.runner.decoder(torch.tensor(packed(feeds, FEW.all()[0], CONTEXT, SLOTS)), CONTEXT)[1] is None  # type: ignore[attr-defined]
 
 
 def test_padding_is_written_to_nobody_s_slot() -> None:
@@ -104,8 +152,7 @@ def test_a_model_from_disk_is_compiled_and_serves_the_model_s_logits(
         modes.append(mode)
         return real(model, mode=mode, **options)
 
-    monkeypatch.setattr(compiled_models, "BACKEND", "aot_eager")
-    monkeypatch.setattr(compiled_models, "COLUMNS", (1, 4))
+    capture_alone(monkeypatch)
     monkeypatch.setattr(torch, "compile", compile_)
     model = build(config("llama"))
     lm = load_model(save(model, tmp_path), slots=1, compiled=True)

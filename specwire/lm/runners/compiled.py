@@ -168,9 +168,10 @@ class StaticDecoder(nn.Module):
     cos: torch.Tensor
     sin: torch.Tensor
 
-    def __init__(self, shape: DecoderShape, model: Model, slots: int, context: int) -> None:
+    def __init__(self, shape: DecoderShape, model: Model, slots: int, context: int, taps: Sequence[int] = ()) -> None:
+        """taps: as `specwire.lm.runners.decoder.Decoder`."""
         super().__init__()
-        self.shape = shape
+        self.shape, self.taps = shape, tuple(taps)
         self.register_buffer("embedding", model.embedding)
         self.register_buffer("norm", model.norm)
         self.register_buffer("cos", model.rotations.real.contiguous())
@@ -178,8 +179,11 @@ class StaticDecoder(nn.Module):
         self.layers = nn.ModuleList(StaticLayer(shape, layer, slots, context) for layer in model.layers)
         self.head = StaticLinear(model.head)
 
-    def forward(self, fed: torch.Tensor, span: int) -> torch.Tensor:
-        """Logits (B x M, vocabulary) in the model's dtype; `fed`: see `packed`."""
+    def forward(self, fed: torch.Tensor, span: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits (B x M, vocabulary) in the model's dtype; `fed`: see `packed`.
+
+        And the residual streams that are tapped, side by side (B x M, taps x hidden); None where none is.
+        """
         tokens, positions, places, slots = fed.unbind(0)
         where = CacheCells(
             places.flatten(),
@@ -189,10 +193,14 @@ class StaticDecoder(nn.Module):
             self._mask(positions, span),
         )
         x = functional.embedding(tokens.flatten(), self.embedding)
-        for layer in self.layers:
+        streams: dict[int, torch.Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            if index in self.taps:
+                streams[index] = x
             x = layer(x, where)
+        streams[len(self.layers)] = x
         logits: torch.Tensor = self.head(functional.rms_norm(x, [x.shape[-1]], self.norm, self.shape.epsilon))
-        return logits
+        return logits, torch.cat([streams[tap] for tap in self.taps], dim=-1) if self.taps else None
 
     def _mask(self, positions: torch.Tensor, span: int) -> torch.Tensor:
         """Additive (B, 1, M x group, L): position p sees [0, p]."""
@@ -225,6 +233,10 @@ def mode_for(device: torch.device, backend: str) -> str | None:
     return "reduce-overhead" if device.type == "cuda" and backend == BACKEND else None
 
 
+def _by_slot(feeds: Sequence[Feed], rows: torch.Tensor, counts: list[int]) -> dict[int, torch.Tensor]:
+    return {feed.slot: part for feed, part in zip(feeds, rows.split(counts), strict=True)}
+
+
 def _aligned(positions: int) -> int:
     return -(-positions // ALIGNED_CELLS) * ALIGNED_CELLS
 
@@ -240,18 +252,31 @@ class CompiledRunner(LineRunner):
         vocabulary: int,
         buckets: Buckets | None = None,
         backend: str | None = None,
+        taps: Sequence[int] = (),
     ) -> None:
-        """Compile, which takes some ten seconds for each bucket. Raises Unsuited as `LlamaRunner` does."""
+        """Compile, which takes some ten seconds for each bucket. Raises Unsuited as `LlamaRunner` does.
+
+        taps: as `specwire.lm.runners.decoder.Decoder`.
+        """
         shape, backend = shape_of(model), backend or BACKEND
         self.buckets = buckets or Buckets.usual(slots, context)
         self._room, self._spare = _aligned(context), slots
-        self.decoder = StaticDecoder(shape, model_of(model, shape, context, vocabulary), slots + 1, self._room).eval()
+        weights = model_of(model, shape, context, vocabulary)
+        self.decoder = StaticDecoder(shape, weights, slots + 1, self._room, taps).eval()
         self._device = self.decoder.embedding.device
+        self.tapped = self.decoder.embedding.new_empty(0)
         mode = mode_for(self._device, backend)
         self._compiled: Any = torch.compile(self.decoder, backend=backend, mode=mode, dynamic=False, fullgraph=True)
         self._warm_up()
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        rows, tapped = self._run(feeds)
+        if tapped is not None:
+            self.tapped = tapped
+        return rows
+
+    def _run(self, feeds: Sequence[Feed]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits of the tokens wanted, and the streams tapped of all tokens."""
         bucket = self.buckets.fit(feeds)
         if bucket is not None:
             return self._compute(feeds, bucket)
@@ -259,9 +284,15 @@ class CompiledRunner(LineRunner):
             return self._compute(feeds, Bucket(1, len(feeds[0].tokens), feeds[0].stop), compiled=False)
         wide = [feed for feed in feeds if self.buckets.fit([feed]) is None]
         narrow = [feed for feed in feeds if self.buckets.fit([feed]) is not None]
-        groups = [*([narrow] if narrow else []), *([feed] for feed in wide)]
-        rows = {feed.slot: part for group in groups for feed, part in zip(group, self._parts(group), strict=True)}
-        return torch.cat([rows[feed.slot] for feed in feeds])
+        rows: dict[int, torch.Tensor] = {}
+        streams: dict[int, torch.Tensor] = {}
+        for group in [*([narrow] if narrow else []), *([feed] for feed in wide)]:
+            logits, tapped = self._run(group)
+            rows |= _by_slot(group, logits, [max(feed.wanted, 1) for feed in group])
+            if tapped is not None:
+                streams |= _by_slot(group, tapped, [len(feed.tokens) for feed in group])
+        logits = torch.cat([rows[feed.slot] for feed in feeds])
+        return logits, torch.cat([streams[feed.slot] for feed in feeds]) if streams else None
 
     def zero(self, slot: int, stop: int) -> None:
         for cache in self._caches():
@@ -280,22 +311,27 @@ class CompiledRunner(LineRunner):
         for layer in self.decoder.layers:
             yield layer.get_buffer("cache").unflatten(0, (-1, self._room))
 
-    def _parts(self, feeds: Sequence[Feed]) -> Sequence[torch.Tensor]:
-        parts: Sequence[torch.Tensor] = self.run(feeds).split([max(feed.wanted, 1) for feed in feeds])
-        return parts
-
-    def _compute(self, feeds: Sequence[Feed], bucket: Bucket, compiled: bool = True) -> torch.Tensor:
+    def _compute(
+        self, feeds: Sequence[Feed], bucket: Bucket, compiled: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What is returned are copies: the next replay of a CUDA graph writes where this one has."""
         fed = torch.tensor(packed(feeds, bucket, self._room, self._spare)).to(self._device)
         if compiled:
             torch.compiler.cudagraph_mark_step_begin()
-        logits: torch.Tensor = (self._compiled if compiled else self.decoder)(fed, _aligned(bucket.span))
-        wanted = [
+        logits, tapped = (self._compiled if compiled else self.decoder)(fed, _aligned(bucket.span))
+        wanted = self._last(feeds, bucket, [max(feed.wanted, 1) for feed in feeds])
+        if tapped is not None:
+            tapped = tapped[self._last(feeds, bucket, [len(feed.tokens) for feed in feeds])]
+        return logits[wanted], tapped
+
+    def _last(self, feeds: Sequence[Feed], bucket: Bucket, counts: Sequence[int]) -> torch.Tensor:
+        """Rows of the forward that are of the last so many tokens of each feed."""
+        rows = [
             row * bucket.columns + column
-            for row, feed in enumerate(feeds)
-            for column in range(len(feed.tokens) - max(feed.wanted, 1), len(feed.tokens))
+            for row, (feed, count) in enumerate(zip(feeds, counts, strict=True))
+            for column in range(len(feed.tokens) - count, len(feed.tokens))
         ]
-        # A copy: the next replay of a CUDA graph writes where this one has.
-        return logits[torch.tensor(wanted, dtype=torch.long, device=self._device)]
+        return torch.tensor(rows, dtype=torch.long, device=self._device)
 
     @torch.inference_mode()
     def _warm_up(self) -> None:

@@ -84,7 +84,7 @@ def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
 
 def cache_dtype(dtype: torch.dtype, how: How) -> torch.dtype:
     """What keys and values of a model in `dtype` may take: OpenVINO may keep wider ones than torch does."""
-    if how.runtime == TORCH or dtype not in OPENVINO_DTYPES:
+    if how.runtime == TORCH or how.compiled or dtype not in OPENVINO_DTYPES:
         return dtype
     try:
         from specwire.lm.runners.openvino_graph import computed_in
@@ -99,9 +99,10 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
     What an allocator raises is let through (`specwire.core.model.out_of_memory`).
     Under int8 the model's linear layers are rounded meanwhile.
     """
-    for name, given in (("compile", how.compiled), ("deterministic", how.deterministic)):
-        if (how.taps or how.skims) and given:
-            raise ModelError(f"heads: are not served with {name}")
+    if (how.taps or how.skims) and how.deterministic:
+        raise ModelError("heads: are not served with deterministic")
+    if how.skims and how.compiled:
+        raise ModelError("heads: skipped layers are not served with compile: its graphs have all layers")
     if how.skims and how.runtime == OPENVINO:
         raise ModelError("heads: skipped layers need the runtime torch or auto: openvino's graph has all layers")
     if how.compiled:
@@ -129,7 +130,7 @@ def _compiled_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     if model.config.model_type not in MODEL_TYPES:
         raise ModelError(f"compiled: serves the Llama family ({', '.join(sorted(MODEL_TYPES))}), not {name}")
     try:
-        runner = CompiledRunner(model, *sizes)
+        runner = CompiledRunner(model, *sizes, taps=how.taps)
         off = deviation(model, runner, *sizes, next(model.parameters()).dtype)
     except Exception as failure:  # unsuited, or any error of capturing, code generation or the compiler
         if out_of_memory(failure):

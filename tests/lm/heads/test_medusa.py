@@ -33,8 +33,8 @@ def built(folder: Path, kind: str, form: str, seed: int = 0) -> tuple[PreTrained
     return target, config, tensors, where
 
 
-def headed(target: str, head: Path, runtime: str = "torch") -> HeadedModel:
-    lm = load_model(target, slots=3, runtime=runtime, heads=str(head), threads=1)
+def headed(target: str, head: Path, runtime: str = "torch", compiled: bool = False) -> HeadedModel:
+    lm = load_model(target, slots=3, runtime=runtime, heads=str(head), compiled=compiled, threads=1)
     assert isinstance(lm, HeadedModel)
     return lm
 
@@ -50,6 +50,21 @@ def test_it_drafts_what_a_plain_loop_does(form: str, kind: str, runtime: str, tm
     assert lm.draft(asked) == [
         expected(target, config, tensors, TEXT[:5], 3),
         expected(target, config, tensors, TEXT[:3], 2),
+    ]
+
+
+@pytest.mark.parametrize("form", ["medusa", "hydra"])
+def test_it_does_so_beside_a_compiled_target(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models.capture_alone(monkeypatch)
+    target, config, tensors, where = built(tmp_path, "qwen3", form)
+    lm = headed(where, tmp_path / "head", compiled=True)
+    lm.forward([Feed(1, 0, TEXT[:4], 1), Feed(0, 0, TEXT[:2], 1)])
+    lm.forward([Feed(1, 4, [*TEXT[4:6], 40], 3), Feed(0, 2, TEXT[2:3], 1)])
+    asked = [HeadRequest(1, TEXT, GREEDY, 3), HeadRequest(0, TEXT[:4], GREEDY, 2)]
+    lm.rollback(1, 6)
+    assert lm.draft(asked) == [
+        expected(target, config, tensors, TEXT, 3),
+        expected(target, config, tensors, TEXT[:4], 2),
     ]
 
 

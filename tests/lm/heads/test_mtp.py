@@ -148,8 +148,8 @@ def built(made: Format, folder: Path, count: int = 1, kind: str = "") -> tuple[P
     return target, layers, where
 
 
-def headed(target: str, heads: str, runtime: str = "torch") -> HeadedModel:
-    lm = load_model(target, slots=SLOTS, runtime=runtime, heads=heads, threads=1)
+def headed(target: str, heads: str, runtime: str = "torch", compiled: bool = False) -> HeadedModel:
+    lm = load_model(target, slots=SLOTS, runtime=runtime, heads=heads, compiled=compiled, threads=1)
     assert isinstance(lm, HeadedModel)
     return lm
 
@@ -293,6 +293,14 @@ def test_they_do_so_after_any_windows_rollbacks_copies_and_other_texts(name: str
         lambda text, depth: expected(made, target, layers, text, depth, run),
         steps=80,
     )
+
+
+def test_they_do_so_beside_a_compiled_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models.capture_alone(monkeypatch)
+    target, layers, where = built(DEEPSEEK, tmp_path, 2)
+    run = by_transformers(target, DEEPSEEK.gated)
+    lm = headed(where, where, compiled=True)
+    walk(lm, lambda text, depth: expected(DEEPSEEK, target, layers, text, depth, run), steps=30)
 
 
 def test_the_target_says_what_it_says_without_them(tmp_path: Path) -> None:

@@ -333,7 +333,7 @@ def test_where_it_is_not_served_it_is_said(tmp_path: Path) -> None:
     _, where = built(tmp_path)
     for option, message in (
         ({"deterministic": True}, "heads: are not served with deterministic"),
-        ({"compiled": True}, "heads: are not served with compile"),
+        ({"compiled": True}, "heads: skipped layers are not served with compile"),
         ({"runtime": "openvino"}, "heads: skipped layers need the runtime torch or auto"),
         ({"lean": False}, "heads: a LlamaForCausalLM is not computed by a runner that can leave layers out"),
     ):

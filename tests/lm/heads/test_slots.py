@@ -22,6 +22,7 @@ from specwire.lm.heads.eagle3 import Eagle3, save
 from specwire.lm.heads.eagle3_openvino import Eagle3Openvino
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.slots import HeadedModel, HeadFailed, HeadStep
+from specwire.lm.runners.compiled import CompiledRunner
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, ByHand, head_of
 from tests.lm.heads.walk import walk
@@ -117,6 +118,31 @@ def test_it_does_so_after_any_windows_rollbacks_copies_and_other_texts(runtime: 
     """What is stale by a row is told where it may be."""
     target, head, where, beside = built(tmp_path, seed=2)
     walk(headed(where, beside, runtime), lambda text, depth: expected(target, head, text, depth), steps=120)
+
+
+def test_it_does_so_beside_a_compiled_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose graphs write their results to the same place again, as CUDA graphs do."""
+    models.capture_alone(monkeypatch)
+    target, head, where, beside = built(tmp_path, seed=2)
+    lm = load_model(where, slots=SLOTS, heads=beside, compiled=True, threads=1)
+    assert isinstance(lm, HeadedModel)
+    assert isinstance(lm._target, CompiledRunner)
+    replay, returned = lm._target._compiled, dict[tuple[int, ...], list[torch.Tensor]]()
+
+    def replayed(fed: torch.Tensor, span: int) -> list[torch.Tensor]:
+        found = replay(fed, span)
+        if tuple(fed.shape) not in returned:
+            returned[tuple(fed.shape)] = [part.clone() for part in found]
+        for static in returned.values():
+            for part in static:
+                part.fill_(torch.nan)
+        for part, new in zip(returned[tuple(fed.shape)], found, strict=True):
+            part.copy_(new)
+        return returned[tuple(fed.shape)]
+
+    monkeypatch.setattr(lm._target, "_compiled", replayed)
+    walk(lm, lambda text, depth: expected(target, head, text, depth), steps=120)
+    assert len(returned) > 1
 
 
 @RUNTIMES
@@ -219,8 +245,8 @@ def test_where_heads_are_not_served_it_is_said(tmp_path: Path) -> None:
     _, _, where, beside = built(tmp_path)
     with pytest.raises(ModelError, match="heads: are not served with deterministic"):
         load_model(where, slots=1, heads=beside, deterministic=True)
-    with pytest.raises(ModelError, match="heads: are not served with compile"):
-        load_model(where, slots=1, heads=beside, compiled=True)
+    with pytest.raises(ModelError, match="heads: are not served with deterministic"):
+        load_model(where, slots=1, heads=beside, deterministic=True, compiled=True)
     with pytest.raises(ModelError, match="heads: a scripted model"):
         load_model("scripted:1", slots=1, heads=beside)
     models.save(models.build(models.config("gpt2")), tmp_path / "gpt2")
