@@ -85,13 +85,12 @@ def draw_among(ids: torch.Tensor, logits: torch.Tensor, rows: Sequence[DraftRow]
     if all(row.plain for row in rows):
         chosen: list[int] = ids[best_of(logits)].tolist()
         return chosen
+    if logits.device.type == "cpu":
+        named, each = ids.numpy(), zip(logits.float().numpy(), rows, strict=True)
+        return [_draw_one(scores, named, row, vocabulary if whole(row.sampling) else None)[0] for scores, row in each]
     best, at = logits.float().topk(min(CANDIDATES, logits.shape[1]), dim=1)
     scores, tokens = best.cpu().numpy(), ids[at].cpu().numpy()
-    on_cpu = logits.device.type == "cpu"
-    return [
-        _draw_one(scores[index], tokens[index], row, vocabulary if on_cpu and whole(row.sampling) else None)[0]
-        for index, row in enumerate(rows)
-    ]
+    return [_draw_one(scores[index], tokens[index], row)[0] for index, row in enumerate(rows)]
 
 
 def _draw_best(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[tuple[int, float]]:
