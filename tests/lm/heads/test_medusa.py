@@ -256,3 +256,9 @@ def test_targets_without_features_are_refused(tmp_path: Path) -> None:
     models.save(models.build(models.config("gpt2")), tmp_path / "gpt2")
     with pytest.raises(ModelError, match="heads"):
         headed(str(tmp_path / "gpt2"), tmp_path / "head")
+
+
+def test_auto_means_torch_beside_them(tmp_path: Path) -> None:
+    """By which they are always computed: two runtimes side by side take more than they gain."""
+    _, _, _, where = built(tmp_path, "llama", "medusa")
+    assert headed(where, tmp_path / "head", "auto").info.runtime == "torch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -217,6 +218,21 @@ def test_ids_that_are_no_tokens_are_not_said(sampling: Sampling, tmp_path: Path)
     assert drafted[0] == drafted[1]
     assert len(drafted[0]) == 6
     assert all(token in ids and token < 31 for token in drafted[0])
+
+
+def test_auto_means_openvino_beside_it_and_torch_where_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, head, where, beside = built(tmp_path)
+    text, kinds = [3, 17, 8, 29], list[type]()
+    for _ in range(2):
+        lm = load_model(where, slots=1, runtime="auto", heads=beside, threads=1)
+        assert isinstance(lm, HeadedModel)
+        kinds.append(type(lm._head))
+        lm.forward([Feed(0, 0, text[:3], 1)])
+        assert lm.draft([HeadRequest(0, text, GREEDY, 3)]) == [expected(target, head, text, 3)]
+        monkeypatch.setitem(sys.modules, "specwire.lm.runners.openvino", None)
+    assert kinds == [Eagle3Openvino, Eagle3Runner]
 
 
 def test_a_head_that_says_no_tokens_is_refused(tmp_path: Path) -> None:
