@@ -8,7 +8,7 @@ import torch
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.lm import Feed, load_model
-from verify_service.engine.calibration import WIDTHS, calibrate, calibrate_batches
+from verify_service.engine.calibration import WIDTHS, calibrate, calibrate_batches, undisturbed
 
 
 def costs() -> StepCosts:
@@ -26,6 +26,23 @@ def test_what_is_around_a_forward_never_counts_for_more_than_the_forward() -> No
     learned = costs()
     learned.observe(1, 1, 1000.0, 9000.0, drafting=True, waited=False)
     assert learned.plain(1) == 2000.0
+
+
+def test_no_forward_takes_longer_than_those_that_it_could_be_made_of() -> None:
+    """As measured beside other work: one hiccup at 12 rows, after which no wider window would ever have been tried."""
+    measured = {1: 2270.0, 2: 2378.0, 4: 2276.0, 8: 3137.0, 12: 23975.0, 16: 5900.0, 24: 17979.0, 32: 11000.0}
+    found = undisturbed(measured)
+    assert found == {**measured, 12: 3137.0 + 2276.0, 24: 5900.0 + 3137.0}
+    assert undisturbed({4: 400.0, 16: 9_000.0}) == {4: 400.0, 16: 1_600.0}
+    assert undisturbed({1: 5_000.0}) == {1: 5_000.0}
+    assert list(undisturbed({8: 1.0, 1: 1.0})) == [1, 8]
+
+
+def test_what_was_measured_of_batches_is_so_in_sessions_and_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = {(4, 1): 1_300.0, (4, 4): 90_000.0, (6, 1): 40_000.0, (6, 4): 2_500.0}
+    monkeypatch.setattr("verify_service.engine.calibration._times", lambda *_: dict(measured))
+    found = calibrate_batches(load_model("scripted:3", slots=6), budget_s=0.0)
+    assert found == {(4, 1): 1_300.0, (4, 4): 5_200.0, (6, 1): 2_600.0, (6, 4): 2_500.0}
 
 
 def test_what_is_around_the_forwards_of_a_batch_is_known_before_its_plain_steps() -> None:

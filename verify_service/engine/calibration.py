@@ -56,7 +56,7 @@ def calibrate(lm: LanguageModel, budget_s: float = BUDGET_S, go_on: Callable[[],
     prefix = _prefix(lm)
     shapes = {width: BatchShape(1, width) for width in WIDTHS if prefix + width <= lm.info.context}
     _fill(lm, 1)
-    return ForwardTimes(_times(lm, shapes, (LEAST_ROUNDS, MOST_ROUNDS), budget_s, go_on))
+    return ForwardTimes(undisturbed(_times(lm, shapes, (LEAST_ROUNDS, MOST_ROUNDS), budget_s, go_on)))
 
 
 def calibrate_batches(
@@ -70,7 +70,14 @@ def calibrate_batches(
     if not shapes:
         return {}
     _fill(lm, max(numbers))
-    return _times(lm, shapes, (LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS), budget_s, go_on)
+    times = _times(lm, shapes, (LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS), budget_s, go_on)
+    for sessions in numbers:
+        rows = undisturbed({depth: times[sessions, depth] for depth in depths})
+        times |= {(sessions, depth): took for depth, took in rows.items()}
+    for depth in depths:
+        alike = undisturbed({sessions: times[sessions, depth] for sessions in numbers})
+        times |= {(sessions, depth): took for sessions, took in alike.items()}
+    return times
 
 
 def calibrate_head(model: DraftingModel) -> HeadDepth:
@@ -89,7 +96,7 @@ def calibrate_head(model: DraftingModel) -> HeadDepth:
     for slot in range(max(numbers)):
         model.discard(slot)
     reading_us = min(_reading_us(model, tokens) for _ in range(READING_ROUNDS))
-    return HeadDepth(further, most, reading_us, first)
+    return HeadDepth(further, most, reading_us, undisturbed(first))
 
 
 def _drafting_us(model: DraftingModel, sessions: int, tokens: Sequence[int], depth: int) -> float:
@@ -118,6 +125,20 @@ def _reading_us(model: DraftingModel, tokens: Sequence[int]) -> float:
     took_us = (time.perf_counter_ns() - began) / 1000
     model.discard(0)
     return took_us / rows if rows else 0.0
+
+
+def undisturbed(times: Mapping[int, float]) -> dict[int, float]:
+    """Of forwards by their size: none takes longer than several smaller ones that it could be made of.
+
+    What was measured longer met something else on the machine. Left so, wide windows look dear, are never tried, and
+    nothing ever shows that they are not.
+    """
+    found: dict[int, float] = {}
+    for size, took in sorted(times.items()):
+        parts = (-(-size // smaller) * known for smaller, known in found.items())
+        pairs = (known + found[size - smaller] for smaller, known in found.items() if size - smaller in found)
+        found[size] = min(took, *parts, *pairs) if found else took
+    return found
 
 
 def _prefix(lm: LanguageModel) -> int:
