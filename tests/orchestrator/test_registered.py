@@ -302,8 +302,17 @@ async def test_who_waits_for_a_slot_moves_to_a_verifier_that_comes(place: Place)
     assert running.orchestrator.pool.affinity.of((await served).session_id) == first.address
 
 
-async def test_who_can_be_decided_nowhere_else_comes_in_while_a_verifier_says_that_it_stops(place: Place) -> None:
+async def test_who_can_be_decided_nowhere_else_comes_in_while_a_verifier_says_that_it_stops(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     only = await place.verifier()
+    said_so, drain = asyncio.Event(), only._servicer.drain
+
+    async def held(grace: float) -> None:
+        await said_so.wait()  # however slow this machine is
+        await drain(grace)
+
+    monkeypatch.setattr(only._servicer, "drain", held)
     running = await place.orchestrator()
     client = await place.client(running)
     await until(verifiers_up(running, 1))
@@ -316,6 +325,7 @@ async def test_who_can_be_decided_nowhere_else_comes_in_while_a_verifier_says_th
     assert not long.done()
     long.cancel()
     await asyncio.gather(long, return_exceptions=True)
+    said_so.set()
     await stopping
 
 
