@@ -171,3 +171,12 @@ def test_wider_forwards_that_nobody_saw_keep_their_ratio_to_a_plain_one() -> Non
     assert times.at(1) == pytest.approx(50.0, rel=0.01)
     assert times.at(2) == 110.0, "it was seen"
     assert times.at(8) == pytest.approx(2 * times.at(1), rel=0.01)
+
+
+def test_they_do_not_grow_with_every_change_of_the_narrower_ones() -> None:
+    """A slow plain step lengthened them in proportion, a window that was faster cut the plain step, and so on."""
+    times = ForwardTimes({1: 100.0, 2: 110.0, 8: 200.0})
+    for _ in range(200):
+        times.observe(1, 300.0)
+        times.observe(2, 110.0)
+    assert times.at(8) <= 200.0 * 1.1

@@ -62,7 +62,8 @@ class ForwardTimes:
     def __init__(self, measured: Mapping[int, float]) -> None:
         if not measured or min(measured) < 1:
             raise ValueError(f"measured: needs times of at least one width, from 1 on, not {dict(measured)}")
-        self._times = dict(sorted(measured.items()))
+        self._measured = dict(sorted(measured.items()))
+        self._times = dict(self._measured)
         self._seen: set[int] = set()
 
     @property
@@ -86,8 +87,8 @@ class ForwardTimes:
         """Refine a width that was measured at start. A single slow step (a scheduler's hiccup) moves it little.
 
         Narrower ones take no longer: what shows that a wide one has become faster shows it of them. Wider ones that
-        were not seen since keep their ratio to it, as measured in one go: else a plain step that has become faster
-        makes windows look dear that nobody has tried.
+        were not seen since are as much faster or slower than measured as the fastest of the narrower ones: else a plain
+        step that has become faster makes windows look dear that nobody has tried.
         """
         known = self._times.get(rows)
         if known is None:
@@ -99,7 +100,8 @@ class ForwardTimes:
             if width < rows and time_us > refined:
                 self._times[width] = refined
             elif width > rows and width not in self._seen:
-                self._times[width] = time_us * refined / known
+                pace = min(self._times[seen] / self._measured[seen] for seen in self._seen if seen < width)
+                self._times[width] = self._measured[width] * pace
 
     def told(self, rows: int, step_us: float, plain_us: float) -> None:
         """Refine by a step of one session, of which its verifier tells.
