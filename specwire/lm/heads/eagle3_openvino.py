@@ -22,6 +22,7 @@ from specwire.lm.runners.openvino_graph import (
     LOGITS,
     ROWS,
     Given,
+    OverPages,
     PagedGraph,
     causal_mask,
     computed_in,
@@ -48,7 +49,7 @@ class Eagle3Graph(OpenvinoDecoder):
             Given(STATES, torch.zeros(*EXAMPLE, hidden), (-1, -1, hidden)),
             Given(ROWS, torch.arange(EXAMPLE[0], dtype=torch.int32), (-1,)),
         )
-        self._head_model, self._config = model, head.config
+        self._config = head.config
         self._state_norm = head.hidden_norm.weight.detach()
 
     def forward(
@@ -60,7 +61,7 @@ class Eagle3Graph(OpenvinoDecoder):
         *more: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         states, rows, *past = more
-        model, (layer,) = self._head_model, self._head_model.layers
+        model, (layer,) = self._model, self._model.layers
         keys, values = (each.index_select(0, beam_idx) for each in past)
         fed = normed(functional.embedding(input_ids, model.embedding), layer.attention_norm, self.epsilon)
         read = normed(states, self._state_norm, self.epsilon)
@@ -73,7 +74,7 @@ class Eagle3Graph(OpenvinoDecoder):
         return functional.linear(last, *model.head), keys, values, last if self._config.norm_output else x
 
 
-class Eagle3Openvino:
+class Eagle3Openvino(OverPages):
     """A `Head`: EAGLE-3 over `slots` texts, whose features are fused already.
 
     Raises what OpenVINO raises for a graph that it cannot make. Weights are in 8 bits where it computes in float32:
@@ -95,7 +96,7 @@ class Eagle3Openvino:
         layer = paged(Eagle3Graph(head, shape, layer_of(head, ids < served, context, turns)))
         if computed_in(dtype) == torch.float32:
             round_weights(layer, LEAST_ROUNDED)
-        self._layer = PagedGraph(layer, slots, context, dtype, threads, {STATES: config.hidden})
+        self._graph = PagedGraph(layer, slots, context, dtype, threads, {STATES: config.hidden})
 
     def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
         return self._run(feeds, features)
@@ -104,15 +105,5 @@ class Eagle3Openvino:
         return self._run(feeds, states)
 
     def _run(self, feeds: Sequence[Feed], states: torch.Tensor) -> HeadStep:
-        self._layer.run(feeds, {STATES: states.numpy()})
-        return HeadStep(self._layer.told(NEXT_STATES), self._layer.told(LOGITS))
-
-    def zero(self, slot: int, stop: int) -> None:
-        self._layer.zero(slot, stop)
-
-    def copy(self, source: int, target: int, stop: int) -> None:
-        self._layer.copy(source, target, stop)
-
-    @property
-    def kv_bytes(self) -> int:
-        return self._layer.kv_bytes
+        self._graph.run(feeds, {STATES: states.numpy()})
+        return HeadStep(self._graph.told(NEXT_STATES), self._graph.told(LOGITS))

@@ -21,6 +21,7 @@ from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import model_of, shape_of
 from specwire.lm.runners.openvino_graph import (
     LOGITS,
+    OverPages,
     PagedGraph,
     Stateless,
     causal_mask,
@@ -140,7 +141,7 @@ def _half_order(head_dim: int) -> torch.Tensor:
     return torch.arange(head_dim).view(-1, 2).t().reshape(-1)
 
 
-class OpenvinoRunner(LineRunner):
+class OpenvinoRunner(OverPages, LineRunner):
     """`Runner` with the weights of a Hugging Face model of MODEL_TYPES, which can be freed."""
 
     def __init__(
@@ -167,16 +168,6 @@ class OpenvinoRunner(LineRunner):
         if int8:
             round_weights(graph)
         self._graph = PagedGraph(graph, slots, context, dtype, threads)
-
-    def zero(self, slot: int, stop: int) -> None:
-        self._graph.zero(slot, stop)
-
-    def copy(self, source: int, target: int, stop: int) -> None:
-        self._graph.copy(source, target, stop)
-
-    @property
-    def kv_bytes(self) -> int:
-        return self._graph.kv_bytes
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         fed = self._graph.run(feeds)

@@ -233,34 +233,8 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
     return dtype if native else torch.float32
 
 
-class Graph:
-    """A compiled graph, one forward at a time on so many threads."""
-
-    def __init__(self, graph: openvino.Model, dtype: torch.dtype, threads: int) -> None:
-        self.compiled = openvino.Core().compile_model(graph, DEVICE, _options(dtype, threads))
-        self.request = self.compiled.create_infer_request()
-        self._given: dict[str, Numbers] = {}
-
-    def give(self, name: str, numbers: Numbers) -> None:
-        """Into the memory of the last forward where the shape is the same: to name new memory costs 5 us an input."""
-        held = self._given.get(name)
-        if held is not None and held.shape == numbers.shape:
-            np.copyto(held, numbers)
-            return
-        self._given[name] = fresh = numbers.copy()
-        self.request.set_tensor(name, openvino.Tensor(fresh, shared_memory=True))
-
-    def run(self) -> None:
-        self.request.infer()
-
-    def told(self, name: str) -> torch.Tensor:
-        """(rows, any) of the last forward; the next one overwrites what it is copied from."""
-        values: npt.NDArray[np.float32] = self.request.get_tensor(name).data
-        return torch.from_numpy(values.reshape(-1, values.shape[-1])).clone()
-
-
 def _options(dtype: torch.dtype, threads: int) -> dict[str, object]:
-    """Not pinned: other processes work on the same cores."""
+    """One forward at a time on so many threads, not pinned: other processes work on the same cores."""
     return {
         "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
         "KV_CACHE_PRECISION": PRECISIONS[dtype],
@@ -290,9 +264,11 @@ class PagedGraph:
         given: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """given: what each token is given, and how many numbers that is."""
-        self._graph = Graph(graph, computed_in(dtype), threads)
+        compiled = openvino.Core().compile_model(graph, DEVICE, _options(computed_in(dtype), threads))
+        self._request = compiled.create_infer_request()
+        self._given: dict[str, Numbers] = {}
         self._widths = dict(given)
-        ports = [port for port in self._graph.compiled.inputs if port.any_name.startswith(CACHES)]
+        ports = [port for port in compiled.inputs if port.any_name.startswith(CACHES)]
         # Positions of a page, as this processor's kernels want it.
         self._page = int(ports[0].partial_shape[2].get_length())
         self._pages = -(-context // self._page)
@@ -309,7 +285,7 @@ class PagedGraph:
         """The bytes of one layer's keys or values, zero, (slots x pages, heads, page, head_dim x size)."""
         shape = [slots * self._pages, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))]
         memory = torch.zeros(*shape[:3], shape[3] * port.element_type.size, dtype=torch.uint8)
-        self._graph.request.set_tensor(port, openvino.Tensor(memory.numpy(), openvino.Shape(shape), port.element_type))
+        self._request.set_tensor(port, openvino.Tensor(memory.numpy(), openvino.Shape(shape), port.element_type))
         return memory
 
     def zero(self, slot: int, stop: int) -> None:
@@ -345,20 +321,30 @@ class PagedGraph:
         self._place([*feeds, *padding], len(feeds))
         for name, rows in given.items():
             whole = np.concatenate((rows, np.zeros((spare, rows.shape[1]), np.float32))) if spare else rows
-            self._graph.give(name, whole[:, None])
-        self._graph.run()
+            self._give(name, whole[:, None])
+        self._request.infer()
         return needed
 
     def told(self, name: str) -> torch.Tensor:
-        """See `Graph.told`."""
-        return self._graph.told(name)
+        """(rows, any) of the last forward; the next one overwrites what it is copied from."""
+        values: npt.NDArray[np.float32] = self._request.get_tensor(name).data
+        return torch.from_numpy(values.reshape(-1, values.shape[-1])).clone()
+
+    def _give(self, name: str, numbers: Numbers) -> None:
+        """Into the memory of the last forward where the shape is the same: it takes time to name new memory."""
+        held = self._given.get(name)
+        if held is not None and held.shape == numbers.shape:
+            np.copyto(held, numbers)
+            return
+        self._given[name] = fresh = numbers.copy()
+        self._request.set_tensor(name, openvino.Tensor(fresh, shared_memory=True))
 
     def _place(self, feeds: Sequence[Feed], wanted: int) -> None:
         """Give what the graph that `paged` makes takes of feeds; of the first `wanted` rows are wanted.
 
         A session is fed as before as often as not: then of its place only the positions change.
         """
-        give, stops = self._graph.give, [feed.stop for feed in feeds]
+        give, stops = self._give, [feed.stop for feed in feeds]
         layout = [(feed.slot, len(feed.tokens), feed.wanted) for feed in feeds], wanted
         counts = [-(-stop // self._page) for stop in stops]
         if layout != self._layout:
@@ -377,6 +363,22 @@ class PagedGraph:
         give("position_ids", np.array([*positions], np.int64))
         give("past_lens", np.array([feed.start for feed in feeds], np.int32))
         give("max_context_len", np.array(max(stops), np.int32))
+
+
+class OverPages:
+    """What a runner and a head have of the slots that their graph has."""
+
+    _graph: PagedGraph
+
+    def zero(self, slot: int, stop: int) -> None:
+        self._graph.zero(slot, stop)
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        self._graph.copy(source, target, stop)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._graph.kv_bytes
 
 
 # ----------------------------------------------------------------------------------------------------------------------
