@@ -101,7 +101,50 @@ def test_a_wide_step_that_is_faster_than_narrow_ones_were_shows_that_they_are_to
     learned = costs()
     for _ in range(300):
         learned.observe(1, 4, 800.0, 0.0, drafting=True, waited=False)
-    assert learned.plain(1) == pytest.approx(800.0, rel=0.01)
+    assert learned.plain(1) == pytest.approx(1000.0 * 800.0 / 1300.0, rel=0.01)
+
+
+def test_a_plain_step_behind_a_window_shows_nothing() -> None:
+    """It is slower: the window left another shape behind, and a head its weights in the caches."""
+    learned = costs()
+    for _ in range(100):
+        learned.observe(1, 4, 1300.0, 0.0, drafting=False, waited=False)
+        learned.observe(1, 1, 1600.0, 0.0, drafting=False, waited=False)
+    assert learned.plain(1) == 1000.0
+    learned.observe(1, 1, 1100.0, 0.0, drafting=False, waited=False)
+    assert learned.plain(1) > 1000.0
+
+
+def test_a_plain_step_that_was_not_seen_lately_is_faster_by_as_much_as_windows_are() -> None:
+    times = ForwardTimes({1: 1000.0, 4: 1300.0})
+    for _ in range(300):
+        times.observe(4, 1500.0)
+    assert times.at(1) == 1000.0, "never slower: a plain step would show it"
+    for _ in range(300):
+        times.observe(1, 1200.0)
+        times.observe(4, 1500.0)
+    assert times.at(1) == pytest.approx(1200.0, rel=0.01)
+    for _ in range(300):
+        times.observe(4, 1000.0)
+    assert times.at(1) == pytest.approx(800.0, rel=0.02)
+
+
+def test_what_a_window_adds_around_its_forward_is_the_windows_of_one_session_too() -> None:
+    learned = costs()
+    learned.observe(1, 1, 1000.0, 200.0, drafting=True, waited=False)
+    for _ in range(300):
+        learned.observe(1, 4, 1300.0, 500.0, drafting=True, waited=False)
+    assert learned.plain(1) == 1200.0
+    assert learned.of(1)(4) == pytest.approx(1800.0, rel=0.01)
+
+
+def test_a_hiccup_of_the_machine_is_nobody_s_but_one_after_the_other_is_none() -> None:
+    learned = costs()
+    assert learned.hiccup_us(1, 4, 1300.0) == 0.0
+    assert learned.hiccup_us(1, 4, 11_300.0) == pytest.approx(11_300.0 - 1.3 * 1300.0)
+    assert learned.hiccup_us(1, 4, 11_300.0) == 0.0
+    assert learned.hiccup_us(1, 1, 11_300.0) == 0.0, "a plain step is charged for nothing"
+    assert learned.hiccup_us(1, 4, 500.0) == pytest.approx(500.0 - 1000.0), "nor is a step that was lucky a gain"
 
 
 def test_an_orchestrator_believes_its_verifier_what_a_plain_step_takes() -> None:

@@ -120,6 +120,14 @@ def test_what_is_there_for_nothing_is_beaten_by_more_than_it_costs() -> None:
     assert not HeadDepth({1: 2000.0}).beats(0.0, rates, 1000.0)
 
 
+def test_a_shallow_draft_in_the_place_of_a_deep_one_need_not_pay() -> None:
+    """The first forward takes as much as all others together."""
+    head = HeadDepth({1: 50.0}, first_us={1: 700.0})
+    rates = [0.65] * MOST_HEAD_DEPTH
+    assert head.choose([rates], 1, flat) > 2
+    assert [head.gains(rates, depth, 1, 1, flat) for depth in (1, 2, MOST_HEAD_DEPTH)] == [False, True, True]
+
+
 @pytest.mark.parametrize(("spare_us", "depth"), [(1300.0, 4), (700.0, 2), (150.0, 1), (99.0, 0), (-5.0, 0)])
 def test_no_more_is_risked_at_once_than_a_part_of_what_may_be_lost(spare_us: float, depth: int) -> None:
     forwards = HeadDepth({1: 100.0, 2: 100.0})
@@ -235,14 +243,17 @@ def test_the_first_forward_of_a_draft_may_take_longer_than_further_ones() -> Non
 
 
 def test_a_text_is_read_where_its_gain_is_several_times_what_that_takes() -> None:
-    """Guesses that are always right, at a tenth of a step each, save 1 - 1.8 / 9 of the time: 102 steps of 128."""
+    """Guesses that are always right, at a tenth of a step each, save 1 - 1.8 / 9 of the time: 102 steps of 128.
+
+    Reading is a forward, and so much for each position.
+    """
     head, rates = HeadDepth({1: 100.0}, row_us=100.0), [[1.0] * MOST_HEAD_DEPTH]
     assert not head.worth_reading(1, 1, 1000.0), "nothing is known of it"
     head.choose(rates, 1, flat)
-    assert head.worth_reading(341, 1, 1000.0)
-    assert not head.worth_reading(342, 1, 1000.0)
-    assert head.worth_reading(170, 2, 1000.0)
-    assert not head.worth_reading(171, 2, 1000.0), "its part of what a step of two gains"
+    assert head.worth_reading(340, 1, 1000.0)
+    assert not head.worth_reading(341, 1, 1000.0)
+    assert head.worth_reading(169, 2, 1000.0)
+    assert not head.worth_reading(170, 2, 1000.0), "its part of what a step of two gains"
     for _ in range(60):
         head.read(10, 5000.0)
     assert not head.worth_reading(100, 1, 1000.0), "reading has become dear"
@@ -250,8 +261,9 @@ def test_a_text_is_read_where_its_gain_is_several_times_what_that_takes() -> Non
 
 def test_one_hiccup_is_not_charged_and_a_second_one_is() -> None:
     head = HeadDepth({1: 100.0})
-    assert head.likely_us(1, 2, 250.0, 1000.0) == 250.0
-    assert head.likely_us(1, 2, 50_000.0, 1000.0) == 1000.0
-    assert head.likely_us(1, 2, 50_000.0, 1000.0) == 50_000.0
-    assert head.likely_us(1, 2, 250.0, 1000.0) == 250.0
-    assert head.likely_us(1, 2, 50_000.0, 100.0) == 600.0, "or three times what is known, if that is more"
+    assert head.likely_us(1, 2, 250.0) == 250.0
+    assert head.likely_us(1, 2, 50_000.0) == pytest.approx(260.0)
+    assert head.likely_us(1, 2, 50_000.0) == 50_000.0
+    assert head.likely_us(1, 2, 250.0) == 250.0
+    assert head.likely_us(1, 2, 50_000.0) == pytest.approx(260.0)
+    assert head.likely_us(1, 2, 10.0) == pytest.approx(200.0 / 1.3), "a step that was lucky counts likewise"

@@ -105,3 +105,11 @@ def test_what_all_are_charged_is_what_the_windows_took() -> None:
     windows = [3, 0, 8, 1]
     assert sum(part_of(each, sum(windows), len(windows)) for each in windows) == pytest.approx(len(windows))
     assert part_of(0, 0, 4) == 1.0
+
+
+def test_what_a_text_may_lose_in_the_end_it_may_lose_at_its_beginning() -> None:
+    """Of 256 tokens: two plain steps and 2 %."""
+    ledger = Ledger()
+    assert ledger.spare_us(V, ahead=True) == pytest.approx(2 * V + 0.02 * 256 * V)
+    ledger.charge(300 * V, 300, V)
+    assert ledger.spare_us(V, ahead=True) == ledger.spare_us(V) == pytest.approx(2 * V + 0.02 * 300 * V)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -53,6 +54,15 @@ async def test_a_signal_drains(number: signal.Signals, capsys: pytest.CaptureFix
     assert await run(fake, number) == 0
     assert fake.stopped_with == 0.5
     assert capsys.readouterr() == ("ready on 127.0.0.1:1\n", "specwire test: draining\n")
+
+
+async def test_the_collector_passes_over_what_a_service_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    gc.unfreeze()
+    try:
+        assert await run(Fake(), signal.SIGTERM) == 0
+        assert gc.get_freeze_count() > len(gc.get_objects())
+    finally:
+        gc.unfreeze()
 
 
 async def test_a_failure_while_running_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:

@@ -251,6 +251,25 @@ def test_a_slow_head_that_is_never_right_costs_next_to_nothing(sessions: int) ->
     assert took[wrong] < 1.05 * took[None]
 
 
+def test_a_head_whose_first_forward_is_dear_drafts_as_deep_as_pays_and_bears_a_hiccup() -> None:
+    """One token in five is wrong. A shallow draft gains nothing, and a text that begins with such ones is in debt."""
+    heads = ScriptedHeads(right)
+    heads.tokens_at = lambda length: (
+        lambda tokens: [token if at % 5 else (token + 1) % 60 for at, token in enumerate(tokens, length)]
+    )
+    drafting = HeadDrafting(heads, HeadDepth({1: 100.0}, first_us={1: 900.0}))
+    rig = Rig(MODEL, ngram=False, context=512, growth=0.02, drafting=drafting)
+
+    def slow() -> None:
+        took_us = 900.0 + 100.0 * (heads.asked[-1].depth - 1)
+        rig.now += 2.9 * took_us if len(heads.together) == 3 else took_us
+
+    heads.slowed = slow
+    rig.open(1, PROMPT, max_tokens=120)
+    rig.run()
+    assert rig.engine.steps < 30
+
+
 def test_a_head_that_fails_is_switched_off_with_a_sentence_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def fails(_tokens: list[int]) -> list[int]:
         raise RuntimeError("a kernel is missing")

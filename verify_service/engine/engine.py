@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from specwire.core.invalid import Code
 from specwire.core.messages import Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
-from specwire.core.policy.costs import StepCosts, part_of
+from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.scheduler import Share, schedule
 from specwire.core.verify.session import RunningSession
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
@@ -364,6 +364,7 @@ class Engine:
     def _decide(
         self, parts: Sequence[Part], told: Sequence[RowChoice], failed: frozenset[int], timings: StepTimings
     ) -> None:
+        hiccup_us = self.costs.hiccup_us(len(parts), timings.rows, timings.forward_us + timings.gap_us)
         plain_us = self._learn(parts, timings)
         windows = sum(part.share.window for part in parts)
         for part, choice in zip(parts, told, strict=True):
@@ -374,7 +375,7 @@ class Engine:
                 self._contain(part)
             elif choice.tokens:
                 charged = part_of(part.share.window, windows, len(parts))
-                self._resolve(part, choice, charged, plain_us, timings)
+                self._resolve(part, choice, timings, StepCharge(plain_us, timings.waited_us, charged, hiccup_us))
             elif part.wanted:
                 # Its constraint has not answered yet: it is left out until then, and tried again.
                 self.lm.rollback(part.share.slot, part.held.session.position - 1)
@@ -400,9 +401,7 @@ class Engine:
         waited, rows = timings.waited_us > 0, timings.rows
         return self.costs.observe(len(parts), rows, timings.forward_us, timings.gap_us, drafting, waited)
 
-    def _resolve(
-        self, part: Part, choice: RowChoice, charged: float, plain_us: float | None, timings: StepTimings
-    ) -> None:
+    def _resolve(self, part: Part, choice: RowChoice, timings: StepTimings, charge: StepCharge) -> None:
         held, session = part.held, part.held.session
         if session.room == 0:
             # Taken over during the forward by an owner who allows less. The last token is fed again when it has room.
@@ -418,18 +417,16 @@ class Engine:
         self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(window)))
         self.tally.verdict(verdict)
         if verdict.tokens:
-            self._report(held, verdict, charged, plain_us, timings)
+            self._report(held, verdict, timings, charge)
         if session.stuck:
             self.sessions.give_up(held)
         elif verdict.finish is not None:
             self.sessions.linger(held)
 
-    def _report(
-        self, held: Held, verdict: Verdict, charged: float, plain_us: float | None, timings: StepTimings
-    ) -> None:
+    def _report(self, held: Held, verdict: Verdict, timings: StepTimings, charge: StepCharge) -> None:
         """Tell its link what was decided, and charge the session for it."""
         session, now_us = held.session, self._now_us()
-        answer = held.running.decided(now_us, len(verdict.tokens), plain_us, timings.waited_us, charged)
+        answer = held.running.decided(now_us, len(verdict.tokens), charge)
         verdict = verdict._replace(
             delay_us=min(round(answer.delay_us), MOST_UINT32),
             answered=answer.source,

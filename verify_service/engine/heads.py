@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specwire.core.draft import HeadRequest
+from specwire.core.policy.estimates import likely
 from specwire.core.policy.heads import HeadDepth
 from specwire.core.policy.tunables import LET_BE, PREFILL_ROWS, PROBE_WINDOW
 from specwire.core.verify.session import VerifySession
@@ -16,8 +17,9 @@ from verify_service.engine.sessions import Held
 
 logger = logging.getLogger(__name__)
 
-# Positions that a head reads along with what it drafts: more than that it reads before, for all texts together.
-FEW_UNREAD = 16
+# Positions that a head reads along with what it drafts: more than that it reads before, for all texts together. A text
+# that was left alone for LET_BE steps has no more.
+FEW_UNREAD = 2 * LET_BE
 # While a prompt is being fed the head reads this many of its positions at a time.
 READ_AT = 256
 
@@ -147,9 +149,14 @@ class HeadDrafting:
             asked, depth = [max(asked, key=lambda each: each.untested_us)], min(PROBE_WINDOW, most)
         else:
             asked = [each for each in asked if self._readable(each, len(asked), step.V(decoding))]
+        paying = self._depth.pays
         for each in asked:
             owed_us = decoding * self._depth.reading_us(each.unread) if each.owed else 0.0
-            each.depth = self._depth.borne(depth, len(asked), decoding, step.V, each.spare_us - owed_us)
+            borne = self._depth.borne(depth, len(asked), decoding, step.V, each.spare_us - owed_us)
+            # A shallow draft in the place of a deep one need not pay.
+            rates = each.source.acceptance.rates(most)
+            if borne == depth or not paying or self._depth.gains(rates, borne, len(asked), decoding, step.V):
+                each.depth = borne
         return [each for each in asked if each.depth]
 
     def _readable(self, asked: _Asked, sessions: int, step_us: float) -> bool:
@@ -160,10 +167,11 @@ class HeadDrafting:
         began_us, rows = now_us(), sum(each.unread for each in behind)
         heads.catch_up([each.request for each in behind])
         took_us = now_us() - began_us
+        likely_us = likely(took_us, self._depth.reading_us(rows))
         self._depth.read(rows, took_us)
         for each in behind:
             if each.owed:
-                each.session.ledger.charge(took_us, 0, 0.0, took_us * len(step.decoding) * each.unread / rows)
+                each.session.ledger.charge(took_us, 0, 0.0, likely_us * len(step.decoding) * each.unread / rows)
             each.source.read = True
         return rows
 
@@ -178,7 +186,7 @@ class HeadDrafting:
             each.source.propose(tokens)
         ended_us, forwards = now_us(), max(map(len, drafted))
         took_us = ended_us - began_us
-        likely_us = self._depth.likely_us(len(asked), forwards, took_us, step.plain_us)
+        likely_us = self._depth.likely_us(len(asked), forwards, took_us)
         self._depth.observe(len(asked), forwards, took_us, ended_us)
         for each in asked:
             each.session.ledger.charge(took_us, 0, 0.0, likely_us * len(step.decoding) / len(asked))
@@ -187,7 +195,13 @@ class HeadDrafting:
 def _asked(heads: Heads, sessions: Mapping[int, Held], step: DraftedStep) -> list[_Asked]:
     """The sessions that take part, and of which the head can draft."""
     return [
-        _Asked(slot, held.session, source, unread, held.session.ledger.spare_us(step.plain_us) - held.running.waited_us)
+        _Asked(
+            slot,
+            held.session,
+            source,
+            unread,
+            held.session.ledger.spare_us(step.plain_us, ahead=True) - held.running.waited_us,
+        )
         for slot, held in sessions.items()
         if (source := held.session.head) is not None and (unread := heads.unread(slot)) is not None
     ]

@@ -6,14 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
-from specwire.core.policy.estimates import ForwardTimes, interpolated, smoothed
+from specwire.core.policy.estimates import ForwardTimes, Hiccups, interpolated, likely, smoothed
 from specwire.core.policy.tunables import (
     CALM_STEPS,
     DECAY,
     FADE,
+    MEANT_OVER,
     SCALES,
-    STEP_OUTLIER,
     STEP_WEIGHT,
     TOLERATED_SHARE,
     TOLERATED_STEPS,
@@ -106,6 +107,9 @@ class StepCosts:
         # By the size of the batch up to a power of two.
         self._surcharges: defaultdict[int, Surcharge] = defaultdict(lambda: Surcharge(forward.at(1)))
         self._calm = CALM_STEPS
+        # Whether the last step of a session alone had a window: the one behind it is slower, for what that left behind.
+        self._windowed = False
+        self._hiccups = Hiccups()
         # What windows add, by (sessions, rows); forgotten when V(m) is refined.
         self._windows_us: dict[tuple[int, int], float] = {}
 
@@ -168,23 +172,41 @@ class StepCosts:
         """
         plain, size = rows == sessions, sessions.bit_length()
         self._calm = 0 if drafting else self._calm + 1
-        calm = self._calm >= CALM_STEPS
-        self._around[size] = smoothed(self._around.get(size), min(around_us, forward_us), STEP_WEIGHT)
+        calm, known_us = self._calm >= CALM_STEPS, self._around.get(size)
+        around_us = min(around_us, forward_us)
+        if plain or known_us is None:
+            self._around[size] = smoothed(known_us, around_us, STEP_WEIGHT)
         if sessions > 1:
             self._observe_batch(sessions, rows, forward_us + around_us, calm)
-        elif calm or not plain:
-            self.forward.observe(rows, forward_us)
-            self._windows_us.clear()
+        else:
+            self._observe_one(rows, forward_us, around_us, calm)
         return None if plain and not waited else self.plain(sessions)
+
+    def _observe_one(self, rows: int, forward_us: float, around_us: float, calm: bool) -> None:
+        """What a window adds around its forward is the window's."""
+        if rows > 1:
+            self.forward.observe(rows, forward_us + around_us - self._around[1])
+        elif calm and not self._windowed:
+            self.forward.observe(rows, forward_us)
+        self._windowed = rows > 1
+        self._windows_us.clear()
+
+    def hiccup_us(self, sessions: int, rows: int, step_us: float) -> float:
+        """How much longer a step took than such steps take, as far as that is the machine's doing; negative: shorter.
+
+        A plain step might have met the same. Charged for, it would leave a session in debt by no fault of its drafts,
+        and plain steps hardly repay that (LOG).
+        """
+        return step_us - self._hiccups.without(step_us, self.of(sessions)(rows)) if rows > sessions else 0.0
 
     def _observe_batch(self, sessions: int, rows: int, step_us: float, calm: bool) -> None:
         plain_us, surcharge = self.plain(sessions), self._surcharge(sessions)
         if rows > sessions:
             expected_us = self._windows(sessions, rows)
-            likely_us = _likely(step_us, plain_us + surcharge.scale * expected_us)
+            likely_us = likely(step_us, plain_us + surcharge.scale * expected_us)
             surcharge.observe(likely_us - plain_us, expected_us)
         else:
-            likely_us = _likely(step_us, plain_us)
+            likely_us = likely(step_us, plain_us)
             surcharge.fade()
         # A step with windows that is shorter than the known plain step shows that plain steps have become shorter.
         if likely_us < plain_us or (calm and rows == sessions):
@@ -192,11 +214,6 @@ class StepCosts:
 
     def _surcharge(self, sessions: int) -> Surcharge:
         return self._surcharges[sessions.bit_length()]
-
-
-def _likely(seen_us: float, expected_us: float) -> float:
-    """Clip a step's time, so that a hiccup of the machine counts the same in steps with windows and without."""
-    return min(max(seen_us, expected_us / STEP_OUTLIER), STEP_OUTLIER * expected_us)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -207,7 +224,8 @@ def _likely(seen_us: float, expected_us: float) -> float:
 # L stays within 2 % of the elapsed time plus two plain steps. A window or a wait is begun only if L would stay there
 # even if no draft token is accepted; beyond that the session decodes plainly. Waiting, wider forwards and probes are
 # charged. In a batch a window is charged to its own session, and a wait to those that are waited for, by what it costs
-# all of them (`part_of`). Windows are not charged in a step that also feeds a prompt.
+# all of them (`part_of`). Windows are not charged in a step that also feeds a prompt. Hiccups of the machine are not
+# charged: what such steps take on average decides, which is learnt from all sessions' steps.
 
 
 @dataclass(slots=True)
@@ -222,9 +240,30 @@ class Ledger:
         self.balance_us += (spent_us if cost_us is None else cost_us) - tokens * plain_step_us
         self.elapsed_us += spent_us
 
-    def spare_us(self, plain_step_us: float) -> float:
-        """What the next step may lose at worst; negative in debt."""
-        return TOLERATED_SHARE * self.elapsed_us + TOLERATED_STEPS * plain_step_us - self.balance_us
+    def spare_us(self, plain_step_us: float, ahead: bool = False) -> float:
+        """What the next step may lose at worst; negative in debt.
+
+        ahead: what a text of MEANT_OVER tokens may lose may be lost at its beginning.
+        """
+        elapsed_us = max(self.elapsed_us, MEANT_OVER * plain_step_us) if ahead else self.elapsed_us
+        return TOLERATED_SHARE * elapsed_us + TOLERATED_STEPS * plain_step_us - self.balance_us
+
+
+class StepCharge(NamedTuple):
+    """What of a step a session is charged for; microseconds.
+
+    Attributes:
+        plain_us: the plain step of the same batch. None: this step was it (no draft token tested, nothing waited for),
+            or a prompt shared it.
+        waited_us: the step waited for proposals, of whichever session.
+        part: the share charged of what windows took beyond waiting and the plain step: see `part_of`.
+        hiccup_us: of the step, charged to nobody: see `StepCosts.hiccup_us`.
+    """
+
+    plain_us: float | None
+    waited_us: float = 0.0
+    part: float = 1.0
+    hiccup_us: float = 0.0
 
 
 def part_of(window: int, windows: int, sessions: int) -> float:

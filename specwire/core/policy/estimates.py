@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, log, prod
@@ -28,6 +28,7 @@ from specwire.core.policy.tunables import (
     PRIOR_WEIGHT,
     ROW_FADE,
     STALE_AFTER,
+    STEP_OUTLIER,
     STEP_WEIGHT,
     SURE_CLASSES,
     TIMING_WEIGHT,
@@ -65,6 +66,9 @@ class ForwardTimes:
         self._measured = dict(sorted(measured.items()))
         self._times = dict(self._measured)
         self._seen: set[int] = set()
+        # The times when a plain forward was last seen, and how often each other width was since.
+        self._then = dict(self._times)
+        self._since: Counter[int] = Counter()
 
     @property
     def points(self) -> dict[int, float]:
@@ -88,7 +92,8 @@ class ForwardTimes:
 
         Narrower ones take no longer: what shows that a wide one has become faster shows it of them. Wider ones that
         were not seen since are as much faster or slower than measured as the fastest of the narrower ones: else a plain
-        step that has become faster makes windows look dear that nobody has tried.
+        step that has become faster makes windows look dear that nobody has tried. A plain one that was not seen lately
+        is faster by as much as they: else windows look cheap beside what nobody does any more.
         """
         known = self._times.get(rows)
         if known is None:
@@ -102,6 +107,18 @@ class ForwardTimes:
             elif width > rows and width not in self._seen:
                 pace = min(self._times[seen] / self._measured[seen] for seen in self._seen if seen < width)
                 self._times[width] = self._measured[width] * pace
+        self._keep_pace(rows)
+
+    def _keep_pace(self, rows: int) -> None:
+        plain = next(iter(self._times))
+        if rows == plain:
+            self._then = dict(self._times)
+            self._since.clear()
+            return
+        self._since[rows] += 1
+        if self._since[rows] >= ENOUGH:
+            pace = self._times[rows] / self._then[rows]
+            self._times[plain] = min(self._times[plain], pace * self._then[plain])
 
     def told(self, rows: int, step_us: float, plain_us: float) -> None:
         """Refine by a step of one session, of which its verifier tells.
@@ -338,6 +355,23 @@ def smoothed(known: float | None, value: float, weight: float = TIMING_WEIGHT, l
     if known is None:
         return value
     return known + weight * (min(value, OUTLIER * max(known, least)) - known)
+
+
+def likely(seen_us: float, expected_us: float) -> float:
+    """Clip a step's time, so that a hiccup of the machine counts the same in steps with drafts and without."""
+    return min(max(seen_us, expected_us / STEP_OUTLIER), STEP_OUTLIER * expected_us)
+
+
+class Hiccups:
+    """Tells what the machine did to one step from what such steps have come to take: that is longer twice in a row."""
+
+    def __init__(self) -> None:
+        self._long = False
+
+    def without(self, seen_us: float, expected_us: float) -> float:
+        """What a step is charged for."""
+        before, self._long = self._long, seen_us > STEP_OUTLIER * expected_us
+        return seen_us if before and self._long else likely(seen_us, expected_us)
 
 
 def typical(values: Sequence[float]) -> float:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 
-from specwire.core.policy.estimates import AcceptanceByPosition, ForwardTimes, smoothed
+from specwire.core.policy.estimates import AcceptanceByPosition, ForwardTimes, Hiccups, smoothed
 from specwire.core.policy.tunables import (
     EXPLORED_SHARE,
     LEAST_GUESS_GAIN,
     MOST_HEAD_DEPTH,
-    OUTLIER,
     PROBE_WINDOW,
     READ_FOR,
     READING_ODDS,
@@ -54,9 +53,9 @@ class HeadDepth:
         self._forward = ForwardTimes(forward_us)
         self._first = ForwardTimes(forward_us if first_us is None else first_us)
         self._scale = 1.0
+        self._hiccups = Hiccups()
         self._drafted_us = self._tried_us = 0.0
         self._row_us = row_us
-        self._long = False
         # Of plain steps' time, what drafting was last expected to save.
         self._saved = 0.0
 
@@ -67,15 +66,12 @@ class HeadDepth:
     def _measured_us(self, sessions: int, depth: int) -> float:
         return self._first.at(sessions) + (depth - 1) * self._forward.at(sessions)
 
-    def likely_us(self, sessions: int, forwards: int, took_us: float, plain_us: float) -> float:
-        """What of the time that so many forwards took they are charged for.
+    def likely_us(self, sessions: int, forwards: int, took_us: float) -> float:
+        """What of the time that so many forwards took they are charged for: a hiccup of the machine is not the head's.
 
-        A scheduler's hiccup of 50 ms, charged as it is, left a session without a head for a thousand tokens. So what is
-        longer than OUTLIER times what is known, and than a plain step, is none of the head's; but twice in a row it is.
+        One of 50 ms, charged as it is, left a session without a head for a thousand tokens.
         """
-        most_us = max(OUTLIER * self.drafting_us(sessions, forwards), plain_us)
-        before, self._long = self._long, took_us > most_us
-        return took_us if before else min(took_us, most_us)
+        return self._hiccups.without(took_us, self.drafting_us(sessions, forwards))
 
     def observe(self, sessions: int, forwards: int, took_us: float, now_us: float) -> None:
         """The head has drafted for so many sessions, as deep as it ran forwards."""
@@ -111,8 +107,8 @@ class HeadDepth:
         return best
 
     def reading_us(self, rows: int) -> float:
-        """What so many positions of a text are expected to take."""
-        return rows * self._row_us
+        """What so many positions of a text are expected to take, in a forward of their own."""
+        return self.drafting_us(1, 1) + rows * self._row_us
 
     def worth_reading(self, rows: int, sessions: int, step_us: float) -> bool:
         """Whether the head should read so many positions of a text, of `sessions` that it drafts for in a step.
@@ -124,7 +120,8 @@ class HeadDepth:
 
     def read(self, rows: int, took_us: float) -> None:
         """It has read so many positions of texts."""
-        self._row_us = smoothed(self._row_us or None, took_us / rows)
+        further_us = max(0.0, took_us - self.drafting_us(1, 1))
+        self._row_us = smoothed(self._row_us or None, further_us / rows)
 
     def beats(self, promised: float, rates: Sequence[float], plain_us: float) -> bool:
         """Whether at some depth it decides more than `promised` tokens, which are there for nothing.
@@ -150,3 +147,12 @@ class HeadDepth:
             if risked_us <= (spare_us if borne == 1 else RISKED_SHARE * spare_us):
                 return borne
         return 0
+
+    def gains(
+        self, rates: Sequence[float], depth: int, sessions: int, decoding: int, V: Callable[[int], float]
+    ) -> bool:
+        """Whether so deep a draft pays, for `sessions` like the one that has these `rates`."""
+        tokens: float = decoding + sessions * sum(accumulate(rates[:depth], mul))
+        time_us = V(decoding + depth * sessions) + self.drafting_us(sessions, depth)
+        least_rate = LEAST_GUESS_GAIN * decoding / V(decoding)
+        return tokens > least_rate * time_us

@@ -135,6 +135,9 @@ LIKELY_SHARE = 0.5
 # The ledger: a session may lose this share of its time, and so many plain steps (docs/HOW_IT_WORKS.md).
 TOLERATED_SHARE = 0.02
 TOLERATED_STEPS = 2.0
+# Tokens over which that bound is meant (ARCHITECTURE). A head is the verifier's own, and what it gains is known from
+# all texts: of a shorter one it may lose as much.
+MEANT_OVER = 256
 
 # ----------------------------------------------------------------------------------------------------------------------
 # How a drafter is asked to draft.

@@ -21,7 +21,7 @@ from specwire.core.messages import (
     Verdict,
 )
 from specwire.core.policy.arrival import DueAnswer, Expectations
-from specwire.core.policy.costs import Ledger
+from specwire.core.policy.costs import Ledger, StepCharge
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.scheduler import Awaited, Guess, StepCandidate
 from specwire.core.stop_conditions import Ending
@@ -484,42 +484,39 @@ class RunningSession:
         due = self.expectations.due(plain_us) if missing > 0 else None
         if source is None:
             source = due.source if due is not None else 0
+        guess = session.look(search=look)
+        ahead = guess is not None and guess.kind is SourceKind.HEAD
         return StepCandidate(
             slot,
             room,
             session.position - cached,
             drafted,
-            session.ledger.spare_us(plain_us) - self.waited_us,
+            session.ledger.spare_us(plain_us, ahead) - self.waited_us,
             session.chains.acceptance(source),
             None if due is None else Awaited(missing, due.expected_us, due.latest_us, due.chance),
             missing,
-            session.look(search=look),
+            guess,
             guess_untested_us=session.guess_untested_us,
             chain_untested_us=session.chain_untested_us,
             whole=session.whole(MOST_WINDOW),
         )
 
-    def decided(self, now_us: float, tokens: int, plain_us: float | None, waited_us: float, part: float) -> DueAnswer:
+    def decided(self, now_us: float, tokens: int, step: StepCharge) -> DueAnswer:
         """A verdict of `tokens` goes out, and is charged for the time since the last one.
-
-        Args:
-            plain_us: the plain step of the same batch. None: this step was it (no draft token tested, nothing waited
-                for), or a prompt shared it.
-            waited_us: the step waited for proposals, of whichever session.
-            part: the share charged of what windows took beyond waiting and the plain step: see `part_of`.
 
         Returns:
             The delay from a verdict to the proposal of a source that answered it, to be reported with this one.
         """
         spent_us = now_us - self.since_us
-        if plain_us is None:
+        if step.plain_us is None:
             self.session.ledger.charge(spent_us, tokens, spent_us / tokens)
         else:
-            cost_us = plain_us + self.waited_us + part * (spent_us - plain_us - waited_us)
-            self.session.ledger.charge(spent_us, tokens, plain_us, cost_us)
+            windows_us = spent_us - step.plain_us - step.waited_us - step.hiccup_us
+            cost_us = step.plain_us + self.waited_us + step.part * windows_us
+            self.session.ledger.charge(spent_us, tokens, step.plain_us, cost_us)
         self._charge_from(now_us)
         self.proposed = False
-        return self.expectations.verdict(self.session.position, now_us, waited_us > 0)
+        return self.expectations.verdict(self.session.position, now_us, step.waited_us > 0)
 
     def nothing_decided(self, now_us: float) -> None:
         """Charge a step that decided no token, for the time since the last verdict."""
