@@ -289,16 +289,44 @@ def test_a_head_that_fails_is_switched_off_with_a_sentence_and_ends_nothing(capl
     ]
 
 
-def test_a_prompt_is_read_once_and_charged_to_nobody() -> None:
+def test_a_prompt_is_read_once_and_its_own_text_is_not_charged() -> None:
     """It takes as long as twenty forwards: with that in its ledger no session could bear a window for long."""
     heads = ScriptedHeads(right)
     rig = Rig(MODEL, ngram=False, context=1024, growth=0.0, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
     heads.reading = lambda: setattr(rig, "now", rig.now + 20_000.0)
-    for handle in range(2):
-        rig.open(handle, (*PROMPT, handle), max_tokens=200)
+    rig.open(1, PROMPT, max_tokens=200)
     rig.run()
-    assert sorted(heads.caught_up) == [0, 1]
-    assert rig.engine.steps < 80
+    assert heads.caught_up == [0]
+    assert rig.engine.steps < 40
+
+
+@pytest.mark.parametrize(("sessions", "read"), [(1, 1), (8, 4)])
+def test_what_others_wait_for_a_reading_is_charged(sessions: int, read: int) -> None:
+    """Reading takes 1.5 plain steps: it is borne while few others have begun, and not when all have."""
+    heads = ScriptedHeads(right)
+    heads.reading = lambda: setattr(rig, "now", rig.now + 1500.0)
+    depth = HeadDepth({1: 20.0}, row_us=1500.0 / 40)
+    rig = Rig(MODEL, ngram=False, context=1024, growth=0.0, drafting=HeadDrafting(heads, depth))
+    for handle in range(sessions):
+        rig.open(handle, (*PROMPT, handle), max_tokens=100)
+    rig.run()
+    assert len(heads.caught_up) == read
+
+
+def test_what_pays_for_many_need_not_pay_for_the_few_that_can_bear_it() -> None:
+    """Three of four are in debt. For the fourth all of them would wait."""
+    for indebted in (0, 3):
+        heads = ScriptedHeads(right)
+        drafting = HeadDrafting(heads, HeadDepth({1: 250.0}))
+        rig = Rig(MODEL, ngram=False, context=1024, growth=0.0, drafting=drafting)
+        heads.slowed = lambda own=rig: setattr(own, "now", own.now + 250.0 * own.drafted)  # type: ignore[misc,attr-defined]
+        rig.drafted = 8  # type: ignore[attr-defined]
+        for handle in range(4):
+            ledger_us = 10**6 if handle < indebted else 0
+            rig.open(handle, (*PROMPT, handle), max_tokens=100, ledger_us=ledger_us)
+        rig.run()
+        assert (4 in heads.together) == (indebted == 0)
+        assert heads.together.count(1) <= 4
 
 
 def test_where_it_does_not_pay_one_session_is_tried_at_a_time() -> None:

@@ -64,9 +64,12 @@ class _Asked:
         return HeadRequest(self.slot, session.text.tokens, session.sampling, min(self.depth, session.room - 1))
 
     @property
-    def owed(self) -> bool:
-        """Whether what it has to read was decided since its head left it alone, and not before it was first asked."""
-        return self.source.read and self.unread > FEW_UNREAD
+    def behind(self) -> bool:
+        return self.unread > FEW_UNREAD
+
+    def waiting(self, step: DraftedStep) -> int:
+        """Sessions that wait for what it reads: all but itself, the first time, which is like its prompt's prefill."""
+        return len(step.decoding) - (not self.source.read and self.slot in step.decoding)
 
     @property
     def untested_us(self) -> float:
@@ -77,14 +80,17 @@ class HeadDrafting:
     """Lets a head draft where that is expected to pay. A head that fails is switched off, and ends nothing.
 
     All of a step's sessions wait for it, and those that it drafts for pay, whatever comes of it. What it has to read
-    of a text before it first drafts is like the prefill of a prompt: nobody is charged, and it is read only where that
-    is expected to pay several times. What it lets lie later is charged: a head that is seldom asked reads for little.
+    of a text before it first drafts is like the prefill of a prompt: it pays for the others' time only, and it is read
+    only where that is expected to pay several times. What it lets lie later is charged whole: a head that is seldom
+    asked reads for little.
     """
 
     def __init__(self, heads: Heads, depth: HeadDepth) -> None:
         self._heads: Heads | None = heads
         self._depth = depth
         self._let_be = 0
+        # Whether it would have paid when it was last thought of, but nobody could bear it.
+        self._in_vain = False
 
     @property
     def works(self) -> bool:
@@ -108,26 +114,37 @@ class HeadDrafting:
 
     def _draft(self, heads: Heads, step: DraftedStep, now_us: Callable[[], float], tell: Callable[[], None]) -> None:
         budget, began_us = PREFILL_ROWS, now_us()
-        if not self._depth.pays and self._let_be < LET_BE and not self._depth.due(began_us):
+        if self._rests(step, began_us):
             self._let_be += 1
             return
         self._let_be = 0
         long = [each for each in _asked(heads, step.prompts, step) if each.unread > READ_AT]
-        if long := [each for each in long if self._depth.worth_reading(each.unread, 1, step.plain_us)]:
+        if long := [each for each in long if self._readable(each, 1, step)]:
             tell()
             budget -= self._read(heads, _within(long, budget), step, now_us)
-        asked = [each for each in _asked(heads, step.decoding, step) if self._wants(each, step)]
-        if not asked or not (asked := self._chosen(asked, step, began_us)):
+        thought_us = now_us()
+        wanted = [each for each in _asked(heads, step.decoding, step) if self._wants(each, step)]
+        asked = self._chosen(wanted, step, began_us) if wanted else []
+        self._in_vain = len(wanted) > 0 and not asked and self._depth.pays
+        if not asked:
             return
+        thought_us = now_us() - thought_us
         tell()
         tried = not self._depth.pays
-        ready = [each for each in asked if each.unread <= FEW_UNREAD]
-        behind = _within([each for each in asked if each.unread > FEW_UNREAD], budget)
+        ready = [each for each in asked if not each.behind]
+        behind = _within([each for each in asked if each.behind], budget)
         if behind:
             self._read(heads, behind, step, now_us)
-        self._propose(heads, [*ready, *behind], step, now_us)
+        self._propose(heads, [*ready, *behind], step, now_us, thought_us)
         if tried:
             self._depth.tried(now_us() - began_us)
+
+    def _rests(self, step: DraftedStep, now_us: float) -> bool:
+        """Whether it is too soon to think of drafting again: where a batch gains nothing, that takes time too."""
+        if step.prompts:
+            self._in_vain = False  # a text that begins has lost nothing yet
+        paid = self._depth.pays or self._depth.due(now_us)
+        return self._let_be < LET_BE and (self._in_vain or not paid)
 
     def _wants(self, asked: _Asked, step: DraftedStep) -> bool:
         """Whether a head's tokens could be tested next, are not there yet, and promise more than the text itself."""
@@ -140,27 +157,50 @@ class HeadDrafting:
         return self._depth.beats(promise(session.ngram.look()), rates, step.plain_us)
 
     def _chosen(self, asked: Sequence[_Asked], step: DraftedStep, now_us: float) -> list[_Asked]:
-        """Those that are drafted for, and how deep. Where it does not pay one is tried now and then."""
+        """Those that are drafted for, and how deep. Where it does not pay one is tried now and then.
+
+        All that decode wait for each forward, so what pays for many sessions need not pay for the few that can bear it.
+        """
         most, decoding = self._depth.most, len(step.decoding)
-        depth = self._depth.choose([each.source.acceptance.rates(most) for each in asked], decoding, step.V)
+        rates = {each.slot: each.source.acceptance.rates(most) for each in asked}
+        depth = self._depth.choose(list(rates.values()), decoding, step.V)
         if depth == 0:
             if not self._depth.due(now_us):
                 return []
-            asked, depth = [max(asked, key=lambda each: each.untested_us)], min(PROBE_WINDOW, most)
-        else:
-            asked = [each for each in asked if self._readable(each, len(asked), step.V(decoding))]
-        paying = self._depth.pays
-        for each in asked:
-            owed_us = decoding * self._depth.reading_us(each.unread) if each.owed else 0.0
-            borne = self._depth.borne(depth, len(asked), decoding, step.V, each.spare_us - owed_us)
+            tried = max(asked, key=lambda each: each.untested_us)
+            tried.depth = self._borne(tried, min(PROBE_WINDOW, most), 1, step)
+            return [tried] if tried.depth else []
+        able = [each for each in asked if self._readable(each, len(asked), step)]
+        while able and depth:
+            for each in able:
+                each.depth = self._borne(each, depth, len(able), step)
             # A shallow draft in the place of a deep one need not pay.
-            rates = each.source.acceptance.rates(most)
-            if borne == depth or not paying or self._depth.gains(rates, borne, len(asked), decoding, step.V):
-                each.depth = borne
-        return [each for each in asked if each.depth]
+            left = [
+                each
+                for each in able
+                if each.depth == depth
+                or (each.depth and self._depth.gains(rates[each.slot], each.depth, len(able), decoding, step.V))
+            ]
+            if len(left) == len(asked):
+                return left
+            asked = able = left
+            depth = self._depth.choose([rates[each.slot] for each in left], decoding, step.V) if left else 0
+        return []
 
-    def _readable(self, asked: _Asked, sessions: int, step_us: float) -> bool:
-        return asked.unread <= FEW_UNREAD or self._depth.worth_reading(asked.unread, sessions, step_us)
+    def _borne(self, asked: _Asked, depth: int, sessions: int, step: DraftedStep) -> int:
+        spare_us = asked.spare_us - self._owed_us(asked, step)
+        return self._depth.borne(depth, sessions, len(step.decoding), step.V, spare_us)
+
+    def _readable(self, asked: _Asked, sessions: int, step: DraftedStep) -> bool:
+        if not asked.behind:
+            return True
+        step_us = step.V(len(step.decoding)) if step.decoding else step.plain_us
+        worth = self._depth.worth_reading(asked.unread, sessions, step_us)
+        return worth and self._owed_us(asked, step) <= asked.spare_us
+
+    def _owed_us(self, asked: _Asked, step: DraftedStep) -> float:
+        """What reading will be charged."""
+        return asked.waiting(step) * self._depth.reading_us(asked.unread) if asked.behind else 0.0
 
     def _read(self, heads: Heads, behind: Sequence[_Asked], step: DraftedStep, now_us: Callable[[], float]) -> int:
         """Returns how many positions."""
@@ -170,12 +210,20 @@ class HeadDrafting:
         likely_us = likely(took_us, self._depth.reading_us(rows))
         self._depth.read(rows, took_us)
         for each in behind:
-            if each.owed:
-                each.session.ledger.charge(took_us, 0, 0.0, likely_us * len(step.decoding) * each.unread / rows)
+            if waiting := each.waiting(step):
+                each.session.ledger.charge(took_us, 0, 0.0, likely_us * waiting * each.unread / rows)
             each.source.read = True
         return rows
 
-    def _propose(self, heads: Heads, asked: Sequence[_Asked], step: DraftedStep, now_us: Callable[[], float]) -> None:
+    def _propose(
+        self,
+        heads: Heads,
+        asked: Sequence[_Asked],
+        step: DraftedStep,
+        now_us: Callable[[], float],
+        thought_us: float,
+    ) -> None:
+        """thought_us: what it took to choose for whom and how deep, which is charged as well."""
         if not asked:
             return
         requests = [each.request for each in asked]
@@ -186,10 +234,10 @@ class HeadDrafting:
             each.source.propose(tokens)
         ended_us, forwards = now_us(), max(map(len, drafted))
         took_us = ended_us - began_us
-        likely_us = self._depth.likely_us(len(asked), forwards, took_us)
+        likely_us = thought_us + self._depth.likely_us(len(asked), forwards, took_us)
         self._depth.observe(len(asked), forwards, took_us, ended_us)
         for each in asked:
-            each.session.ledger.charge(took_us, 0, 0.0, likely_us * len(step.decoding) / len(asked))
+            each.session.ledger.charge(thought_us + took_us, 0, 0.0, likely_us * len(step.decoding) / len(asked))
 
 
 def _asked(heads: Heads, sessions: Mapping[int, Held], step: DraftedStep) -> list[_Asked]:
