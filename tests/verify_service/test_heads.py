@@ -313,20 +313,18 @@ def test_what_others_wait_for_a_reading_is_charged(sessions: int, read: int) -> 
     assert len(heads.caught_up) == read
 
 
-def test_what_pays_for_many_need_not_pay_for_the_few_that_can_bear_it() -> None:
-    """Three of four are in debt. For the fourth all of them would wait."""
-    for indebted in (0, 3):
-        heads = ScriptedHeads(right)
-        drafting = HeadDrafting(heads, HeadDepth({1: 250.0}))
-        rig = Rig(MODEL, ngram=False, context=1024, growth=0.0, drafting=drafting)
-        heads.slowed = lambda own=rig: setattr(own, "now", own.now + 250.0 * own.drafted)  # type: ignore[misc,attr-defined]
-        rig.drafted = 8  # type: ignore[attr-defined]
-        for handle in range(4):
-            ledger_us = 10**6 if handle < indebted else 0
-            rig.open(handle, (*PROMPT, handle), max_tokens=100, ledger_us=ledger_us)
-        rig.run()
-        assert (4 in heads.together) == (indebted == 0)
-        assert heads.together.count(1) <= 4
+@pytest.mark.parametrize("indebted", [0, 3])
+def test_what_pays_for_many_need_not_pay_for_the_few_that_can_bear_it(indebted: int) -> None:
+    """All of the four would wait for the one that is not in debt."""
+    heads = ScriptedHeads(right)
+    drafting = HeadDrafting(heads, HeadDepth({1: 250.0}))
+    rig = Rig(MODEL, ngram=False, context=1024, growth=0.0, drafting=drafting)
+    heads.slowed = lambda: setattr(rig, "now", rig.now + 250.0 * heads.asked[-1].depth)
+    for handle in range(4):
+        rig.open(handle, (*PROMPT, handle), max_tokens=100, ledger_us=10**6 if handle < indebted else 0)
+    rig.run()
+    assert (4 in heads.together) == (indebted == 0)
+    assert heads.together.count(1) <= 4
 
 
 def test_where_it_does_not_pay_one_session_is_tried_at_a_time() -> None:

@@ -89,7 +89,7 @@ class HeadDrafting:
         self._heads: Heads | None = heads
         self._depth = depth
         self._let_be = 0
-        # Whether it would have paid when it was last thought of, but nobody could bear it.
+        # Whether it would have paid a batch when it was last thought of, but nobody could bear it.
         self._in_vain = False
 
     @property
@@ -125,7 +125,7 @@ class HeadDrafting:
         thought_us = now_us()
         wanted = [each for each in _asked(heads, step.decoding, step) if self._wants(each, step)]
         asked = self._chosen(wanted, step, began_us) if wanted else []
-        self._in_vain = len(wanted) > 0 and not asked and self._depth.pays
+        self._in_vain = len(wanted) > 0 and not asked and self._depth.pays and len(step.decoding) > 1
         if not asked:
             return
         thought_us = now_us() - thought_us
@@ -223,12 +223,14 @@ class HeadDrafting:
         now_us: Callable[[], float],
         thought_us: float,
     ) -> None:
-        """thought_us: what it took to choose for whom and how deep, which is charged as well."""
+        """thought_us: what it took to choose for whom and how deep, which is charged with what is foreseen."""
         if not asked:
             return
-        requests = [each.request for each in asked]
+        requests, foreseen_us = [each.request for each in asked], now_us()
         heads.foresee(requests)
         began_us = now_us()
+        # A plain step computes the same noise, and its time is held against this.
+        thought_us += began_us - foreseen_us
         drafted = heads.draft(requests)
         for each, tokens in zip(asked, drafted, strict=True):
             each.source.propose(tokens)

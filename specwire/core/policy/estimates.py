@@ -93,7 +93,7 @@ class ForwardTimes:
         Narrower ones take no longer: what shows that a wide one has become faster shows it of them. Wider ones that
         were not seen since are as much faster or slower than measured as the fastest of the narrower ones: else a plain
         step that has become faster makes windows look dear that nobody has tried. A plain one that was not seen lately
-        is faster by as much as they: else windows look cheap beside what nobody does any more.
+        is faster by as much as windows on average: else these look cheap beside what nobody does any more.
         """
         known = self._times.get(rows)
         if known is None:
@@ -116,9 +116,9 @@ class ForwardTimes:
             self._since.clear()
             return
         self._since[rows] += 1
-        if self._since[rows] >= ENOUGH:
-            pace = self._times[rows] / self._then[rows]
-            self._times[plain] = min(self._times[plain], pace * self._then[plain])
+        if (seen := self._since.total()) >= ENOUGH:
+            pace = sum(times * self._times[width] / self._then[width] for width, times in self._since.items()) / seen
+            self._times[plain] = min(pace, 1.0) * self._then[plain]
 
     def told(self, rows: int, step_us: float, plain_us: float) -> None:
         """Refine by a step of one session, of which its verifier tells.
