@@ -30,10 +30,12 @@ class Child:
     """Runs a command in a session of its own, so that Ctrl-C reaches only us and we end it in order.
 
     Its errors go to our stderr, or into the file `errors`. It has no OMP_NUM_THREADS from us: both sides set their
-    threads themselves.
+    threads themselves. cores: which it may use; none for all that we may.
     """
 
-    def __init__(self, name: str, command: Sequence[str], errors: IO[bytes] | None = None) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], errors: IO[bytes] | None = None, cores: frozenset[int] = frozenset()
+    ) -> None:
         self.name = name
         settings = environment()
         settings.pop("OMP_NUM_THREADS", None)
@@ -46,6 +48,8 @@ class Child:
             env=settings,
             cwd=ROOT,
         )
+        if cores:
+            os.sched_setaffinity(self._process.pid, cores)  # before it has threads, which inherit this
         self._pending = b""
 
     def ask(self, request: Mapping[str, object], limit: float) -> Message:

@@ -1,4 +1,4 @@
-"""The demo pair over a long line: real forwards of both models, on the same cores; only the line is emulated."""
+"""The demo pair over a long line: real forwards, the drafter on a core of its own; only the line is emulated."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def measure_pair(
 
 
 def demo_pair() -> Pair:
-    """As `specwire up` starts it: the target has half of the cores."""
-    return Pair(str(TARGET), str(DRAFT), DTYPE, max(1, cores() // 2), ngram=True)
+    """The target has as many threads as `specwire up` gives it. A drafter elsewhere has a processor to itself."""
+    return Pair(str(TARGET), str(DRAFT), DTYPE, max(1, cores() // 2), ngram=True, apart=cores() > 1)
 
 
 def _prompts(count: int) -> list[list[int]]:

@@ -83,7 +83,7 @@ def _ratios(one: Measured) -> list[str]:
 
 def _pair(pair: Sequence[MeasuredPair]) -> list[str]:
     head = (
-        "demo pair, real forwards on shared cores; tokens/s",
+        "demo pair, real forwards; tokens/s",
         *DISCIPLINES,
         "/ plain",
         "/ textbook",

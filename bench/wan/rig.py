@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.child import Child
 from bench.runs import BenchError
@@ -24,7 +26,8 @@ AUTO, AUTO_CHAIN = "auto", "auto:1"
 class Pair:
     """Models and how they compute; threads of either, and slots of each.
 
-    ngram: the verifier proposes from the text itself, too. drafters: so many serve the draft model.
+    ngram: the verifier proposes from the text itself, too. drafters: so many serve the draft model. apart: they have a
+    core to themselves, and all other services the others.
     """
 
     target: str
@@ -34,6 +37,24 @@ class Pair:
     ngram: bool = False
     slots: int = 4
     drafters: int = 1
+    apart: bool = False
+
+
+class Cores(NamedTuple):
+    """Of drafters, and of all other services; empty for any."""
+
+    drafting: frozenset[int] = frozenset()
+    other: frozenset[int] = frozenset()
+
+
+def cores_of(pair: Pair) -> Cores:
+    """Raises BenchError where drafters are to be apart, and there is one core."""
+    if not pair.apart:
+        return Cores()
+    *others, last = sorted(os.sched_getaffinity(0))
+    if not others:
+        raise BenchError("a drafter with a core of its own needs two")
+    return Cores(frozenset({last}), frozenset(others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +68,11 @@ class Orchestration:
 class Service:
     """`python -m MODULE ...` at a place; `address` once it is ready. Its words on stderr go into a file."""
 
-    def __init__(self, name: str, place: Place, words: Sequence[str], folder: Path) -> None:
+    def __init__(self, name: str, place: Place, words: Sequence[str], folder: Path, cores: frozenset[int]) -> None:
         self._said = folder / f"{name}.stderr"
         with self._said.open("wb") as said:
             command = [*place.prefix, sys.executable, "-m", *words, *place.options, "--json"]
-            self._child = Child(name, command, errors=said)
+            self._child = Child(name, command, errors=said, cores=cores)
 
     def ready(self) -> str:
         """Wait for its ready line; its address. BenchError with its last words if there is none."""
@@ -90,28 +111,28 @@ def rig(
     """
     with ExitStack() as owned:
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-wan-")))
+        drafting, other = cores_of(pair)
+
+        def start(words: Sequence[str], place: Place, cores: frozenset[int] = other) -> Service:
+            number = len(list(folder.iterdir()))
+            service = Service(f"{words[0]} {number}", place, words, folder, cores)
+            owned.callback(service.stop)
+            return service
+
         kinds = sorted({one.patient for one in orchestrations})
-        verifiers = {patient: _start(owned, _verifier(pair, patient), places.cloud, folder) for patient in kinds}
-        drafting = ("draft_service", pair.draft, *_model(pair))
-        drafters = [_start(owned, drafting, places.edge, folder) for _ in range(pair.drafters)]
+        verifiers = {patient: start(_verifier(pair, patient), places.cloud) for patient in kinds}
+        draft = ("draft_service", pair.draft, *_model(pair))
+        drafters = [start(draft, places.edge, drafting) for _ in range(pair.drafters)]
         links = {patient: _link(owned, service.ready(), places.edge) for patient, service in verifiers.items()}
         dialled, draft_link = [drafter.ready() for drafter in drafters], None
         if watch_drafter:
             draft_link = _link(owned, dialled[0], places.edge)
             dialled[0] = draft_link.address
         starting = {
-            one: _start(owned, _orchestrator(one, links[one.patient].address, dialled), places.edge, folder)
-            for one in orchestrations
+            one: start(_orchestrator(one, links[one.patient].address, dialled), places.edge) for one in orchestrations
         }
         addresses = {one: service.ready() for one, service in starting.items()}
         yield Rig(addresses, tuple(links.values()), draft_link)
-
-
-def _start(owned: ExitStack, words: Sequence[str], place: Place, folder: Path) -> Service:
-    number = len(list(folder.iterdir()))
-    service = Service(f"{words[0]} {number}", place, words, folder)
-    owned.callback(service.stop)
-    return service
 
 
 def _link(owned: ExitStack, to: str, dialled_from: Place) -> Link:

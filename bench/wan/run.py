@@ -21,7 +21,7 @@ from bench.wan.emulated import LANES, Measured, expected_seconds, measure_cells,
 from bench.wan.gauge import PINGS, gauge
 from bench.wan.judged import bars
 from bench.wan.plot import draw
-from bench.wan.real_pair import MeasuredPair, measure_pair
+from bench.wan.real_pair import MeasuredPair, demo_pair, measure_pair
 from bench.wan.report import report
 from bench.wan.results import Results
 from bench.wan.speeds import tokens_per_second
@@ -148,7 +148,9 @@ def notes(cells: Sequence[Measured], pair: Sequence[MeasuredPair], before: Earli
             "the verifier's n-gram proposals were off: a trace says nothing of them. A session's first forward is V(1)."
         )
     if pair:
-        said.append("demo pair: drafter, orchestrator, verifier, relays and client shared the cores of one machine.")
+        shared = "orchestrator, verifier, relays and client shared the cores of one machine"
+        own = ", but for one that the drafter had to itself" if demo_pair().apart else ", with the drafter"
+        said.append(f"demo pair: {shared}{own}.")
     if before is not None:
         said.append(f"demo pair: measured in a run of its own, of commit {before.commit[:7]}.")
     return said
