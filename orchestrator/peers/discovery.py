@@ -112,6 +112,7 @@ class RegistryFeed:
         self._looked = looked
         self._known: dict[Place, AnyPeer] = {}
         self._dialled: set[Place] = set()
+        self._random = random.Random()  # libraries seed the global one, all replicas alike
 
     @property
     def silent_s(self) -> float:
@@ -130,7 +131,7 @@ class RegistryFeed:
                 self._note(str(error))
             except Exception:  # a failure of our own: peers that are known go on
                 logger.exception("a look at the registry failed")
-            await asyncio.sleep(LOOK_S * random.uniform(1 - SCATTER, 1))
+            await asyncio.sleep(LOOK_S * self._random.uniform(1 - SCATTER, 1))
 
     async def learn_home(self, session_id: str) -> None:
         """Ask at which verifier another orchestrator had the session. Gives up soon."""

@@ -60,6 +60,7 @@ class Registrar:
         self._beat = 0
         self._speaking = asyncio.Lock()
         self._trouble = ""
+        self._random = random.Random()  # libraries seed the global one, all replicas alike
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -101,7 +102,7 @@ class Registrar:
                 await self._say(directory)
             except Exception:  # a bug of ours: the next heartbeat may work, and without any the entry expires
                 logger.exception("a heartbeat failed")
-            await asyncio.sleep(self._times.every_s * random.uniform(1 - SCATTER, 1))
+            await asyncio.sleep(self._times.every_s * self._random.uniform(1 - SCATTER, 1))
 
     async def _say(self, directory: Directory) -> None:
         async with self._speaking:  # what is said later must be heard later

@@ -69,7 +69,7 @@ def share_interpreter() -> None:
 def keep_loaded() -> None:
     """Let Python's collector pass over what is there now: libraries and models, which stay.
 
-    There are so many objects that a full pass takes a quarter of a second, in which no text goes on.
+    There are so many objects that a full pass takes as long as many steps, and no text goes on meanwhile.
     """
     gc.collect()
     gc.freeze()

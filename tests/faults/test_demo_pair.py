@@ -23,7 +23,7 @@ from tests.faults.scene import Asked, Scene
 from tests.faults.scene import Manner as Played
 
 # With the prompt it fits into the context, and lasts for some seconds.
-LENGTH, CONTEXT = 400, 1024
+LENGTH, CONTEXT = 700, 1024
 WORDS = ("--dtype", "float32", "--threads", "1", "--slots", "8", "--context", str(CONTEXT))
 # In `make test`: another verifier makes its cache from the log, and goes on with logits of its own.
 QUICK = ("verifier", "SIGKILL")
@@ -56,6 +56,10 @@ def asked() -> Sequence[Asked]:
 
 @pytest.mark.parametrize("cell", PARAMETERS)
 def test_a_fault(running: Place, cell: Cell) -> None:
+    play(running, cell)
+
+
+def play(running: Place, cell: Cell) -> None:
     """Each token is what the target chooses behind those before it: by induction, plain decoding's text."""
     running.mend()
     scene = Scene(running, cell, asked(), Played(length=LENGTH, left=False))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from demo_pair import HEAD, TARGET
 from specwire.client import Client
@@ -17,18 +22,36 @@ from tests.faults.test_demo_pair import WORDS, asked, check_choices
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.wait import asked_blocking
 
-# Long enough before the fault and behind it that the head has a part in the texts, if it pays on this machine.
+# Long enough before the fault and behind it that the head has a part in the texts.
 LENGTH, BEFORE = 400, 200
+# Layers of the target: with so many the head pays on any machine, however busy.
+LAYERS = 24
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the pair's target with further layers that add nothing: its logits, in several times its forwards' time."""
+    folder = tmp_path_factory.mktemp("deeper") / "target"
+    shutil.copytree(TARGET, folder)
+    config = json.loads((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    last = f"model.layers.{config['num_hidden_layers'] - 1}."
+    for layer in range(config["num_hidden_layers"], LAYERS):
+        for name in [name for name in weights if name.startswith(last)]:
+            weights[name.replace(last, f"model.layers.{layer}.")] = torch.zeros_like(weights[name])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": LAYERS}))
+    return folder
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["with, then without", "without, then with"])
-def test_a_text_goes_on_though_only_one_verifier_has_a_head(first: bool) -> None:
+def test_a_text_goes_on_though_only_one_verifier_has_a_head(first: bool, target: Path) -> None:
     with ExitStack() as owned:
         redis, processes = owned.enter_context(RedisServer()), owned.enter_context(parts())
 
         def verify(headed: bool, at: str = "") -> Service:
             own = ("--heads", str(HEAD)) if headed else ()
-            verifier = processes.start("verify", str(TARGET), *WORDS, "--no-ngram", *own, at=at)
+            verifier = processes.start("verify", str(target), *WORDS, "--no-ngram", *own, at=at)
             verifier.ready()
             return verifier
 

@@ -61,16 +61,16 @@ def tell_flood(services: Services, flood: Flood) -> Counter[str]:
         told = pool.submit(_answer, services.http, Raw(flood.data, whole=True))
         neighbours = Counter(_ask_health(services, told))
     logged = services.failures.take()
-    assert not logged, f"{_shown(flood)}: {logged}"
-    assert set(neighbours) == {200}, f"{_shown(flood)}: a neighbour was answered {dict(neighbours)}"
+    assert not logged, f"{flood}: {logged}"
+    assert set(neighbours) == {200}, f"{flood}: a neighbour was answered {dict(neighbours)}"
     requests = flood.requests + neighbours.total()
     bar = BASE_COST_S + len(flood.data) * BYTE_COST_S + flood.chunks * CHUNK_COST_S + requests * REQUEST_COST_S
-    assert watch.cpu <= bar, f"{_shown(flood)}: {watch.cpu:.2f} s of computing, at most {bar:.2f} s are allowed"
-    assert watch.turn <= TURN_COST_S, f"{_shown(flood)}: nobody else was served for {watch.turn:.2f} s of computing"
+    assert watch.cpu <= bar, f"{flood}: {watch.cpu:.2f} s of computing, at most {bar:.2f} s are allowed"
+    assert watch.turn <= TURN_COST_S, f"{flood}: nobody else was served for {watch.turn:.2f} s of computing"
     answer = told.result()
     if answer is None:
         return Counter({"CLOSED": 1})
-    assert answer[0] in ALLOWED, f"{answer[0]} to {_shown(flood)}"
+    assert answer[0] in ALLOWED, f"{answer[0]} to {flood}"
     return Counter({str(answer[0]): 1})
 
 
@@ -81,11 +81,6 @@ def _ask_health(services: Services, told: Future[Any]) -> Iterator[int]:
         yield 0 if answer is None else answer[0]
         if told.done():
             return
-
-
-def _shown(flood: Flood) -> str:
-    head, _, rest = flood.data.partition(b"\r\n\r\n")
-    return f"{len(flood.data)} bytes, {flood.chunks} chunks, {flood.requests} requests, {head[:80]!r} {rest[:80]!r}"
 
 
 def tell_template(services: Services, source: str) -> Counter[str]:

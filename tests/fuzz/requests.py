@@ -247,6 +247,11 @@ class Flood:
     chunks: int = 0
     requests: int = 1
 
+    def __repr__(self) -> str:
+        """The beginning: Hypothesis refuses to show all of it, and would hide what failed."""
+        head, _, rest = self.data.partition(b"\r\n\r\n")
+        return f"{len(self.data)} bytes, {self.chunks} chunks, {self.requests} requests, {head[:80]!r} {rest[:80]!r}"
+
 
 # What is cheap to write, and dear to read if it is read without care.
 UNITS = [

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -37,7 +36,6 @@ BEAT_S = 0.005
 RENDER_S = 0.3
 # Seconds between two looks at the registry.
 LOOK_S = 0.05
-SCATTERING = ("orchestrator.peers.discovery", "specwire.registry.registrar")
 # What messages say, and no more.
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 T = TypeVar("T")
@@ -187,11 +185,7 @@ class Services:
             finally:
                 self._looks += 1
 
-        with ExitStack() as patched:
-            patched.enter_context(patch.object(Directory, "listing", counted))
-            patched.enter_context(patch("orchestrator.peers.discovery.LOOK_S", LOOK_S))
-            for module in SCATTERING:  # in its own thread: hypothesis wants the global one for itself
-                patched.enter_context(patch(f"{module}.random", random.Random(1)))
+        with patch.object(Directory, "listing", counted), patch("orchestrator.peers.discovery.LOOK_S", LOOK_S):
             yield
 
     @contextmanager

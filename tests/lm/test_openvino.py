@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,10 +17,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from demo_pair import TARGET, held_out_prompts
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.kv_cache import CachedLM, position_bytes
+from specwire.lm.kv_cache import CachedLM, Sizes, position_bytes
 from specwire.lm.runners.openvino import OpenvinoRunner
 from specwire.lm.runners.openvino_graph import PagedGraph, computed_in
-from specwire.lm.runners.select import How, Sizes, runner_for
+from specwire.lm.runners.select import How, runner_for
 from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Texts
 
@@ -280,3 +281,32 @@ def test_a_model_on_which_they_disagree_is_refused_and_served_by_torch(
     with pytest.raises(ModelError, match="runtime: openvino gives other logits than this LlamaForCausalLM"):
         load_model(folder, slots=1, runtime="openvino")
     assert load_model(folder, slots=1, runtime="auto").info.runtime == "torch"
+
+
+def test_a_signal_is_survived_when_another_thread_has_dropped_the_last_model(tmp_path: Path) -> None:
+    """In a process of its own: signals are a whole process's, and without this it dies of one."""
+    script = """
+        import gc, os, signal, sys, threading
+        from specwire.lm import load_model
+
+        held = [load_model(sys.argv[1], slots=1, dtype="float32", runtime="openvino")]
+
+        def drop():
+            held.clear()
+            gc.collect()
+
+        thread = threading.Thread(target=drop)
+        thread.start()
+        thread.join()
+        signal.signal(signal.SIGTERM, lambda *_: print("handled"))
+        os.kill(os.getpid(), signal.SIGTERM)
+    """
+    folder = save(build(config("llama")), tmp_path)
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), folder],
+        capture_output=True,
+        text=True,
+        timeout=120.0,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "handled\n"), ended.stderr

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import os
 import signal
 import subprocess
 import sys
@@ -12,158 +9,183 @@ import textwrap
 
 import pytest
 
-from specwire.rpc.process import one_line, run_until_signalled, say, visible
+from specwire.rpc.process import one_line, say, visible
 
+# What every script below begins with. A process that signals itself is one of its own: signals are the whole process's,
+# and in the tests' worker what other tests loaded would take part.
+PRELUDE = """
+import asyncio, os, signal, sys
+from specwire.rpc import process
 
-class Fake:
-    """A service that fails when told to."""
-
+class Service:
     address = "127.0.0.1:1"
-
-    def __init__(self, reason: str = "", stop_error: Exception | None = None) -> None:
+    def __init__(self, reason=""):
         self.reason = reason
-        self.stop_error = stop_error
-        self.stopped_with: float | None = None
-
-    async def failed(self) -> str:
+    async def failed(self):
         if not self.reason:
             await asyncio.Event().wait()
         return self.reason
+    async def stop(self, grace):
+        print("stopped with", grace)
 
-    async def stop(self, grace: float) -> None:
-        self.stopped_with = grace
-        if self.stop_error:
-            raise self.stop_error
+def signalled(number):
+    os.kill(os.getpid(), number)
 
-
-async def run(fake: Fake, *signals: signal.Signals) -> int:
-    def ready(running: Fake) -> str:
-        for number in signals:
-            os.kill(os.getpid(), number)
-        return f"ready on {running.address}"
-
-    async def start() -> Fake:
-        return fake
-
-    return await asyncio.wait_for(run_until_signalled(start, ready, "test", grace=0.5), 60.0)
+def run(start, ready=lambda running: f"ready on {running.address}"):
+    async def within():
+        return await asyncio.wait_for(process.run_until_signalled(start, ready, "test", grace=0.5), 60.0)
+    raise SystemExit(asyncio.run(within()))
+"""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_drains(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
-    fake = Fake()
-    assert await run(fake, number) == 0
-    assert fake.stopped_with == 0.5
-    assert capsys.readouterr() == ("ready on 127.0.0.1:1\n", "specwire test: draining\n")
+def run_script(script: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a process that runs the prelude and the script."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120.0,
+        check=False,
+    )
+    return ended.returncode, ended.stdout, ended.stderr
 
 
-async def test_the_collector_passes_over_what_a_service_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    gc.unfreeze()
-    try:
-        assert await run(Fake(), signal.SIGTERM) == 0
-        assert gc.get_freeze_count() > len(gc.get_objects())
-    finally:
-        gc.unfreeze()
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_drains(name: str) -> None:
+    code, out, err = run_script(f"""
+        async def start():
+            return Service()
+
+        def ready(running):
+            signalled(signal.{name})
+            return f"ready on {{running.address}}"
+
+        run(start, ready)
+    """)
+    assert (code, out, err) == (0, "ready on 127.0.0.1:1\nstopped with 0.5\n", "specwire test: draining\n")
 
 
-async def test_a_failure_while_running_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
-    fake = Fake("the engine broke")
-    assert await run(fake) == 1
-    assert fake.stopped_with == 0.0
-    assert capsys.readouterr().err == "specwire test: error: the engine broke\n"
+def test_the_collector_passes_over_what_a_service_loaded() -> None:
+    code, out, err = run_script("""
+        import gc
+
+        class Frozen(Service):
+            async def stop(self, grace):
+                print(gc.get_freeze_count() > len(gc.get_objects()))
+
+        async def start():
+            return Frozen()
+
+        def ready(running):
+            signalled(signal.SIGTERM)
+            return "ready"
+
+        run(start, ready)
+    """)
+    assert (code, out, err) == (0, "ready\nTrue\n", "specwire test: draining\n")
 
 
-async def test_a_failure_to_stop_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert await run(Fake(stop_error=RuntimeError("stuck")), signal.SIGTERM) == 1
-    assert "error while stopping: stuck" in capsys.readouterr().err
+def test_a_failure_while_running_ends_the_process() -> None:
+    code, out, err = run_script("""
+        async def start():
+            return Service("the engine broke")
+
+        run(start)
+    """)
+    assert (code, out) == (1, "ready on 127.0.0.1:1\nstopped with 0.0\n")
+    assert err == "specwire test: error: the engine broke\n"
 
 
-async def test_a_failure_to_start_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    async def start() -> Fake:
-        raise ValueError("no such\n  model")
+def test_a_failure_to_stop_is_told() -> None:
+    code, _, err = run_script("""
+        class Stuck(Service):
+            async def stop(self, grace):
+                raise RuntimeError("stuck")
 
-    assert await run_until_signalled(start, lambda _: "", "test") == 1
-    assert capsys.readouterr() == ("", "specwire test: error: no such model\n")
+        async def start():
+            return Stuck()
 
+        def ready(running):
+            signalled(signal.SIGTERM)
+            return "ready"
 
-async def test_a_signal_during_the_start_gives_it_up(capsys: pytest.CaptureFixture[str]) -> None:
-    cleaned = False
-
-    async def start() -> Fake:
-        nonlocal cleaned
-        os.kill(os.getpid(), signal.SIGINT)
-        try:
-            await asyncio.sleep(60)
-        finally:
-            cleaned = True
-        return Fake()
-
-    assert await asyncio.wait_for(run_until_signalled(start, lambda _: "ready"), 60.0) == 0
-    assert cleaned
-    assert capsys.readouterr().out == ""
+        run(start, ready)
+    """)
+    assert code == 1
+    assert err == "specwire test: draining\nspecwire test: error while stopping: stuck\n"
 
 
-async def test_what_started_in_spite_of_the_signal_is_stopped() -> None:
-    fake = Fake()
+def test_a_failure_to_start_is_one_line() -> None:
+    assert run_script("""
+        async def start():
+            raise ValueError("no such\\n  model")
 
-    async def start() -> Fake:
-        os.kill(os.getpid(), signal.SIGINT)
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            return fake
-        return fake
-
-    assert await asyncio.wait_for(run_until_signalled(start, lambda _: "ready"), 60.0) == 0
-    assert fake.stopped_with == 0.0
+        run(start)
+    """) == (1, "", "specwire test: error: no such model\n")
 
 
-async def test_a_start_that_ignores_being_given_up_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("specwire.rpc.process.GIVE_UP_LIMIT", 0.05)
-    go_on = asyncio.Event()
+def test_a_signal_during_the_start_gives_it_up() -> None:
+    assert run_script("""
+        async def start():
+            signalled(signal.SIGINT)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                print("cleaned")
+            return Service()
 
-    async def start() -> Fake:
-        os.kill(os.getpid(), signal.SIGINT)
-        try:
-            await asyncio.sleep(60)
-        finally:
-            await go_on.wait()
-        return Fake()
+        run(start)
+    """) == (0, "cleaned\n", "")
 
-    assert await asyncio.wait_for(run_until_signalled(start, lambda _: "ready", "test"), 60.0) == 1
-    assert "given up did not end within 0.05 s" in capsys.readouterr().err
-    go_on.set()
+
+def test_what_started_in_spite_of_the_signal_is_stopped() -> None:
+    assert run_script("""
+        async def start():
+            signalled(signal.SIGINT)
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                return Service()
+
+        run(start)
+    """) == (0, "stopped with 0.0\n", "")
+
+
+def test_a_start_that_ignores_being_given_up_is_not_waited_for() -> None:
+    code, out, err = run_script("""
+        process.GIVE_UP_LIMIT = 0.05
+
+        async def start():
+            signalled(signal.SIGINT)
+            for _ in range(2):
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    pass
+
+        run(start)
+    """)
+    assert (code, out) == (1, "")
+    assert err.startswith("specwire test: error: the start that was given up did not end within 0.05 s\n")
 
 
 def test_the_second_signal_stops_at_once() -> None:
-    script = """
-        import asyncio, os, signal
-        from specwire.rpc.process import run_until_signalled
-
-        class Stubborn:
-            address = "x"
-            async def failed(self):
-                await asyncio.Event().wait()
+    code, out, err = run_script("""
+        class Stubborn(Service):
             async def stop(self, grace):
-                os.kill(os.getpid(), signal.SIGTERM)
+                signalled(signal.SIGTERM)
                 await asyncio.sleep(60)
 
         async def start():
             return Stubborn()
 
         def ready(running):
-            os.kill(os.getpid(), signal.SIGINT)
+            signalled(signal.SIGINT)
             return "ready"
 
-        asyncio.run(run_until_signalled(start, ready))
-    """
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120.0
-    )
-    assert ended.returncode == 128 + signal.SIGTERM
-    assert ended.stdout == "ready\n"
-    assert "Traceback" not in ended.stderr
+        run(start, ready)
+    """)
+    assert (code, out, err) == (128 + signal.SIGTERM, "ready\n", "specwire test: draining\n")
 
 
 def test_what_is_said_is_one_line_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:

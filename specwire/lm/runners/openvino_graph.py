@@ -6,6 +6,7 @@ import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -223,13 +224,23 @@ CACHES = ("key_cache.", "value_cache.")
 Numbers = npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 
+@cache
+def _openvino() -> openvino.Core:
+    """OpenVINO in this process, for as long as it lives.
+
+    Its CPU plugin gives the thread that first asks for it a stack for signals, and frees that stack when the last model
+    is dropped, in whichever thread that is: the next signal then killed the process.
+    """
+    return openvino.Core()
+
+
 def computed_in(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which this processor computes forwards, keys and values of a model in `dtype`.
 
     OpenVINO's attention over pages takes bfloat16 only where the processor has instructions for it. Elsewhere it is
     float32, which holds each bfloat16 weight exactly.
     """
-    native = "BF16" in openvino.Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+    native = "BF16" in _openvino().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
     return dtype if native else torch.float32
 
 
@@ -264,7 +275,7 @@ class PagedGraph:
         given: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """given: what each token is given, and how many numbers that is."""
-        compiled = openvino.Core().compile_model(graph, DEVICE, _options(computed_in(dtype), threads))
+        compiled = _openvino().compile_model(graph, DEVICE, _options(computed_in(dtype), threads))
         self._request = compiled.create_infer_request()
         self._given: dict[str, Numbers] = {}
         self._widths = dict(given)
