@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from transformers import PreTrainedConfig
 
 from specwire.core.model import Feed, ModelError, ModelInfo, TreeFeed
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class SlotTable:
@@ -141,6 +144,14 @@ class SlotTable:
             raise ValueError(f"slot: must be from 0 to {len(self._cached) - 1}, not {slot}")
 
 
+class Sizes(NamedTuple):
+    """What a runner's cache is for."""
+
+    slots: int
+    context: int
+    vocabulary: int
+
+
 class Runner(Protocol):
     """Computes forwards over a slot cache of its own. It keeps no valid lengths: feeds say everything."""
 
@@ -218,7 +229,7 @@ class CachedLM:
         self.runner = runner
         self._skimming = runner if isinstance(runner, SkimmingRunner) else None
         self._table = SlotTable(slots, info.context, info.vocabulary, runner.branches)
-        self._unassigned = torch.tensor(unassigned, dtype=torch.long, device=info.device) if unassigned else None
+        self._unassigned = torch.tensor(unassigned, dtype=torch.long, device=info.device)
 
     @property
     def slots(self) -> int:
@@ -265,11 +276,11 @@ class CachedLM:
         self._table.check(feeds)
         self.failed = frozenset()
         self._table.write(feeds)
-        rows = self.runner.run([_straight(feed) for feed in feeds])[:, : self.info.vocabulary].float()
+        raw = self.runner.run([_straight(feed) for feed in feeds])
         self._table.commit(feeds)
-        if not _all_finite(rows):
+        rows, finite = logits_of(raw, self.info.vocabulary, self._unassigned)
+        if not finite:
             self._contain(feeds, rows)
-        if self._unassigned is not None:
             rows.index_fill_(1, self._unassigned, -torch.inf)
         return _drop_unwanted(feeds, rows)
 
@@ -291,16 +302,14 @@ class CachedLM:
         self._table.void(feeds)
         sound = False
         try:
-            rows = self._skimming.skim([_straight(feed) for feed in feeds], kept)[:, : self.info.vocabulary].float()
-            sound = _all_finite(rows)
+            raw = self._skimming.skim([_straight(feed) for feed in feeds], kept)
+            rows, sound = logits_of(raw, self.info.vocabulary, self._unassigned)
         finally:
             if not sound:
                 for feed in feeds:
                     self._skimming.zero_rows(feed.slot, feed.start, feed.stop)
         if not sound:
             raise FloatingPointError(f"logits by the layers {[*kept]} are not finite")
-        if self._unassigned is not None:
-            rows.index_fill_(1, self._unassigned, -torch.inf)
         return _drop_unwanted(feeds, rows)
 
     def _contain(self, feeds: Sequence[Feed], rows: torch.Tensor) -> None:
@@ -323,9 +332,34 @@ def _straight(feed: Feed) -> Feed:
     return feed._replace(tree=None)
 
 
-def _all_finite(rows: torch.Tensor) -> bool:
-    """Whether no element is infinite or NaN. A finite sum proves it in one cheap pass; sums can also overflow."""
-    return bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all())
+def _logits_of(rows: torch.Tensor, vocabulary: int, unassigned: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """Float rows of the ids below `vocabulary`, and whether no element is infinite or NaN; if so, those ids masked.
+
+    A finite sum proves it in one cheap pass; sums can also overflow.
+    """
+    rows = rows[:, :vocabulary].float()
+    finite = bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all())
+    if finite and unassigned.numel() > 0:
+        rows.index_fill_(1, unassigned, float("-inf"))
+    return rows, finite
+
+
+def one_call(function: Function) -> Function:
+    """Compile a function of tensors, where PyTorch still does that, so that the interpreter is left and entered once.
+
+    Each operation that Python calls lets go of the interpreter's lock. The event loop's thread may take it then, and
+    keep it for up to SWITCH_INTERVAL_S (specwire/rpc/process.py).
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            scripted: Function = torch.jit.script(function)
+        except (AttributeError, RuntimeError, NotImplementedError):
+            return function
+        return scripted
+
+
+logits_of = one_call(_logits_of)
 
 
 def _drop_unwanted(feeds: Sequence[Feed], rows: torch.Tensor) -> torch.Tensor:

@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 
 from specwire.core.model import TreeFeed
 from specwire.lm import Feed, LanguageModel, load_model
-from specwire.lm.kv_cache import CachedLM
+from specwire.lm.kv_cache import CachedLM, Sizes
 from specwire.lm.runners.decoder import MOST_COLUMNS, leading
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.llama import LlamaRunner
-from specwire.lm.runners.select import Sizes, tree_deviation
+from specwire.lm.runners.select import tree_deviation
 from tests.lm.families import ALONE, SERVED, SLIDING, WINDOW, Family
 from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Trees, last_rows

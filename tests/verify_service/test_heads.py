@@ -69,6 +69,16 @@ class ScriptedHeads:
         ]
 
 
+class CountedDepth(HeadDepth):
+    """How often a depth was chosen."""
+
+    chosen = 0
+
+    def choose(self, rates: Sequence[Sequence[float]], decoding: int, V: Callable[[int], float]) -> int:
+        self.chosen += 1
+        return super().choose(rates, decoding, V)
+
+
 def right(tokens: list[int]) -> list[int]:
     return tokens
 
@@ -403,20 +413,17 @@ def test_what_a_head_let_lie_is_charged_where_its_first_reading_is_not() -> None
 
 
 def test_a_head_that_does_not_pay_is_not_thought_of_at_every_step() -> None:
-    thought: list[int] = []
-
-    class Watched(HeadDepth):
-        def choose(self, rates: Sequence[Sequence[float]], decoding: int, V: Callable[[int], float]) -> int:
-            thought.append(decoding)
-            return super().choose(rates, decoding, V)
-
-    rig = Rig(
-        MODEL,
-        ngram=False,
-        context=1024,
-        growth=1.0,
-        drafting=HeadDrafting(ScriptedHeads(wrong), Watched({1: 2000.0})),
-    )
+    depth = CountedDepth({1: 2000.0})
+    drafting = HeadDrafting(ScriptedHeads(wrong), depth)
+    rig = Rig(MODEL, ngram=False, context=1024, growth=1.0, drafting=drafting)
     rig.open(1, PROMPT, max_tokens=900)
     rig.run()
-    assert 900 / 17 - 1 <= len(thought) < 900 / 10
+    assert 900 / 17 - 1 <= depth.chosen < 900 / 10
+
+
+def test_a_text_in_debt_is_not_thought_of() -> None:
+    depth = CountedDepth({1: 20.0})
+    rig = Rig(MODEL, ngram=False, context=1024, drafting=HeadDrafting(ScriptedHeads(right), depth))
+    rig.open(1, PROMPT, max_tokens=400, ledger_us=10**6)
+    rig.run()
+    assert (rig.engine.steps, depth.chosen) == (400, 0)

@@ -147,9 +147,12 @@ class HeadDrafting:
         return self._let_be < LET_BE and (self._in_vain or not paid)
 
     def _wants(self, asked: _Asked, step: DraftedStep) -> bool:
-        """Whether a head's tokens could be tested next, are not there yet, and promise more than the text itself."""
+        """Whether a head's tokens could be tested next, are not there yet, and promise more than the text itself.
+
+        Not in debt: it could bear no draft, and to choose one at every step would take longer than it wins back.
+        """
         session = asked.session
-        if not session.trusting or session.room < 2 or asked.source.proposed:
+        if asked.spare_us <= 0.0 or not session.trusting or session.room < 2 or asked.source.proposed:
             return False
         if session.ngram is None or not step.decoding[asked.slot].looked:
             return True

@@ -12,7 +12,7 @@ from specwire.core.model import Feed
 from specwire.lm.heads.eagle3 import Eagle3
 from specwire.lm.heads.layer import HeadCache, HeadLayers, rotations
 from specwire.lm.heads.slots import HeadStep
-from specwire.lm.runners.decoder import AttentionBatch, DecoderShape, Layer, Model, TreeRows, compiled
+from specwire.lm.runners.decoder import AttentionBatch, DecoderShape, Layer, Model, compiled
 from specwire.lm.runners.linear import LinearWeights, pack_rounded
 from specwire.lm.runners.llama import fused, pairwise
 
@@ -42,7 +42,6 @@ class Eagle3Layer(HeadLayers):
         starts: list[int],
         counts: list[int],
         batch: AttentionBatch,
-        trees: TreeRows,
         fuse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the last token of each feed leads to: states (feeds, hidden), and logits (feeds, draft vocabulary).
@@ -59,8 +58,8 @@ class Eagle3Layer(HeadLayers):
         ids = torch.tensor(tokens, dtype=torch.long, device=states.device)
         normed = self._normed(3, states)
         both = torch.cat((self._normed(0, functional.embedding(ids, self.embedding)), normed), dim=-1)
-        rotation = self._rotation(starts, counts, trees).unsqueeze(1)
-        masks = self._masks(starts, counts, batch, trees)
+        rotation = self._rotation(starts, counts)
+        masks = self._masks(starts, counts, batch)
         x = normed if self.normed_residual else states
         x = x + self._attention(0, both, rotation, slots, starts, counts, masks, batch)
         last = self._last(x + self._fed_forward(0, x), counts)

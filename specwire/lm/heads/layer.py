@@ -13,9 +13,7 @@ from specwire.lm.runners.decoder import (
     DecoderShape,
     Layout,
     Model,
-    TreeRows,
     batch_of,
-    no_trees,
 )
 from specwire.lm.runners.linear import pack_rounded
 
@@ -40,7 +38,7 @@ class HeadLayers(DecoderLayers):
         return torch.cat(rows)
 
 
-Rows = tuple[list[int], list[int], list[int], list[int], AttentionBatch, TreeRows]
+Rows = tuple[list[int], list[int], list[int], list[int], AttentionBatch]
 
 
 class HeadCache:
@@ -55,17 +53,15 @@ class HeadCache:
         self.cache = torch.zeros(size, dtype=dtype, device=device)
         group = shape.heads // shape.kv_heads
         self._layout = Layout(2 * shape.kv_heads, context, group, dtype, self.cache.device)
-        self._lines = no_trees(self._layout)
 
     def rows(self, feeds: Sequence[Feed]) -> Rows:
-        """tokens, slots, starts, counts, batch and trees of `runners.decoder.Decoder`."""
+        """tokens, slots, starts, counts and batch of `runners.decoder.Decoder`."""
         return (
             [token for feed in feeds for token in feed.tokens],
             [feed.slot for feed in feeds],
             [feed.start for feed in feeds],
             [len(feed.tokens) for feed in feeds],
             batch_of(feeds, self._layout),
-            self._lines,
         )
 
     def zero(self, slot: int, stop: int) -> None:

@@ -10,7 +10,7 @@ from specwire.core.model import Feed
 from specwire.lm.heads.layer import HeadCache, HeadLayers
 from specwire.lm.heads.mtp import Mtp, MtpLayer
 from specwire.lm.heads.slots import HeadStep
-from specwire.lm.runners.decoder import AttentionBatch, DecoderShape, Layer, Model, TreeRows, compiled
+from specwire.lm.runners.decoder import AttentionBatch, DecoderShape, Layer, Model, compiled
 from specwire.lm.runners.linear import LinearWeights, PlainLinear, pack_rounded
 from specwire.lm.runners.llama import fused, pair_order, pairwise
 
@@ -55,7 +55,6 @@ class MtpLayers(HeadLayers):
         starts: list[int],
         counts: list[int],
         batch: AttentionBatch,
-        trees: TreeRows,
         target: bool,
         telling: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,8 +71,8 @@ class MtpLayers(HeadLayers):
         states = self._normed(own + 1, states)
         parts = [states, embedded] if self.state_first else [embedded, states]
         x = self.fusing(torch.cat(parts, dim=-1), self.fuse_weights[layer], self.fuse_biases[layer])
-        rotation = self._rotation(starts, counts, trees).unsqueeze(1)
-        masks = self._masks(starts, counts, batch, trees)
+        rotation = self._rotation(starts, counts)
+        masks = self._masks(starts, counts, batch)
         normed = self._normed(2 * layer, x)
         found = self._gathered(layer, normed, rotation, slots, starts, counts, masks, batch)
         if self.gated:

@@ -3,6 +3,7 @@
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +57,7 @@ class Layout(NamedTuple):
     device: torch.device
 
 
+@cache
 def nothing(layout: Layout) -> AttentionBatch:
     """No feed is computed together with another."""
     indices = torch.empty(0, dtype=torch.long, device=layout.device)
@@ -121,18 +123,14 @@ def _additive(hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 class TreeRows(NamedTuple):
-    """positions: (rows,) of all rows of a forward; empty where no feed has a tree.
+    """positions: (rows,) of all rows of a forward.
 
     masks: additive (count x group, stop), as `Decoder._mask`, of each feed behind the batch; empty for one without a
-    tree. None at all where no feed has one.
+    tree.
     """
 
     positions: torch.Tensor
     masks: list[torch.Tensor]
-
-
-def no_trees(layout: Layout) -> TreeRows:
-    return TreeRows(torch.empty(0, dtype=torch.long, device=layout.device), [])
 
 
 def tree_rows(feeds: Sequence[Feed], batched: int, layout: Layout) -> TreeRows:
@@ -248,27 +246,19 @@ class DecoderLayers(nn.Module):
         self.biases = [part.bias for part in packed]
         self.adding, self.joining = adding(rank), joining(rank)
 
-    def _masks(
-        self, starts: list[int], counts: list[int], batch: AttentionBatch, trees: TreeRows
-    ) -> list[torch.Tensor]:
+    def _masks(self, starts: list[int], counts: list[int], batch: AttentionBatch) -> list[torch.Tensor]:
         """Of the feeds behind the batch."""
         masks: list[torch.Tensor] = []
         for feed in range(batch.feeds, len(starts)):
-            own = feed - batch.feeds
-            if own < len(trees.masks) and trees.masks[own].numel() > 0:
-                masks.append(trees.masks[own])
-            else:
-                masks.append(self._mask(starts[feed], counts[feed]))
+            masks.append(self._mask(starts[feed], counts[feed]))
         return masks
 
-    def _rotation(self, starts: list[int], counts: list[int], trees: TreeRows) -> torch.Tensor:
-        """Of every row (rows, head_dim / 2)."""
-        if trees.positions.numel() > 0:
-            return self.rotations.index_select(0, trees.positions)
+    def _rotation(self, starts: list[int], counts: list[int]) -> torch.Tensor:
+        """Of every row (rows, 1, head_dim / 2)."""
         parts: list[torch.Tensor] = []
         for feed in range(len(starts)):
             parts.append(self.rotations.narrow(0, starts[feed], counts[feed]))
-        return torch.cat(parts)
+        return torch.cat(parts).unsqueeze(1)
 
     def _mask(self, start: int, count: int) -> torch.Tensor:
         """Additive (count x group, start + count): row i sees positions [0, start + i], and so do its `group` queries.
@@ -456,25 +446,63 @@ class Decoder(DecoderLayers):
         counts: list[int],
         wanted: list[int],
         batch: AttentionBatch,
-        trees: TreeRows,
         taps: list[int],
         kept: list[int],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (sum of wanted, width) of the last `wanted` tokens of each feed, in the model's dtype.
 
-        Feed i is the next counts[i] of `tokens`, at rows starts[i] and on of slot slots[i], which are its positions but
-        in `trees`; the first are a `batch`.
+        Feed i is the next counts[i] of `tokens`, at positions starts[i] and on of slot slots[i]; the first are a
+        `batch`.
 
         And the residual streams that enter the layers `taps`, side by side (tokens, taps x hidden); the number of
         layers stands for what leaves the last one. Empty where nothing is tapped.
 
         kept: the layers that are run, in their order, the others left out, of keys and values too; none for all. Then
         nothing may be tapped.
+
+        Trees have a way of their own (`branched`): where one way takes both, lines are slower in a service (LOG).
         """
+        rotation = self._rotation(starts, counts)
+        masks = self._masks(starts, counts, batch)
+        return self._decoded(tokens, slots, starts, counts, wanted, batch, rotation, masks, taps, kept)
+
+    @torch.jit.export
+    def branched(
+        self,
+        tokens: list[int],
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        wanted: list[int],
+        batch: AttentionBatch,
+        trees: TreeRows,
+        taps: list[int],
+        kept: list[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `forward`, of feeds some of which have `trees`: starts[i] is a row, and positions are told."""
+        masks = self._masks(starts, counts, batch)
+        for own, mask in enumerate(trees.masks):
+            if mask.numel() > 0:
+                masks[own] = mask
+        rotation = self.rotations.index_select(0, trees.positions).unsqueeze(1)
+        return self._decoded(tokens, slots, starts, counts, wanted, batch, rotation, masks, taps, kept)
+
+    def _decoded(
+        self,
+        tokens: list[int],
+        slots: list[int],
+        starts: list[int],
+        counts: list[int],
+        wanted: list[int],
+        batch: AttentionBatch,
+        rotation: torch.Tensor,
+        masks: list[torch.Tensor],
+        taps: list[int],
+        kept: list[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `forward`. rotation (rows, 1, head_dim / 2): of every row. masks: of the feeds behind the batch."""
         device = self.embedding.device
         x = functional.embedding(torch.tensor(tokens, dtype=torch.long, device=device), self.embedding)
-        rotation = self._rotation(starts, counts, trees).unsqueeze(1)
-        masks = self._masks(starts, counts, batch, trees)
         streams: list[torch.Tensor] = []
         for layer in kept if len(kept) > 0 else self.every:
             if len(taps) > 0:

@@ -19,7 +19,6 @@ from specwire.lm.runners.decoder import (
     Model,
     batch_of,
     compiled,
-    no_trees,
     nothing,
     tree_rows,
 )
@@ -64,7 +63,7 @@ class LlamaRunner:
         self._layout = Layout(
             2 * shape.kv_heads, room, shape.heads // shape.kv_heads, self._cache.dtype, self._cache.device
         )
-        self._apart, self._lines, self._taps = apart, no_trees(self._layout), list(taps)
+        self._apart, self._taps = apart, list(taps)
         self.tapped = weights.embedding.new_empty(0)
         self.decoder = Decoder(shape, weights, self._cache, apart, rank)
         self._decode = compiled(self.decoder)
@@ -106,18 +105,19 @@ class LlamaRunner:
 
     def _run(self, feeds: Sequence[Feed], taps: list[int], kept: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         batch = nothing(self._layout) if self._apart else batch_of(feeds, self._layout)
-        line = all(feed.tree is None for feed in feeds)
-        found: tuple[torch.Tensor, torch.Tensor] = self._decode(
+        told = (
             [token for feed in feeds for token in feed.tokens],
             [feed.slot for feed in feeds],
             [feed.start for feed in feeds],
             [len(feed.tokens) for feed in feeds],
             [max(feed.wanted, 1) for feed in feeds],
             batch,
-            self._lines if line else tree_rows(feeds, batch.feeds, self._layout),
-            taps,
-            kept,
         )
+        found: tuple[torch.Tensor, torch.Tensor]
+        if all(feed.tree is None for feed in feeds):
+            found = self._decode(*told, taps, kept)
+        else:
+            found = self._decode.branched(*told, tree_rows(feeds, batch.feeds, self._layout), taps, kept)
         return found
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specwire.core.model import AUTO, INT8, NONE, OPENVINO, TORCH, Feed, ModelError, TreeFeed, out_of_memory
-from specwire.lm.kv_cache import Runner
+from specwire.lm.kv_cache import Runner, Sizes
 from specwire.lm.model_config import first_line, window_of
 from specwire.lm.runners.compiled import CompiledRunner
 from specwire.lm.runners.deterministic import ALONE, DeterministicRunner, agreeing_widths
@@ -33,14 +33,6 @@ LEAST_TREE = 5
 # Largest deviation from the model's own cache-less forward, relative to the largest logit (at least 1).
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1 / 64, torch.bfloat16: 1 / 16}
 OPENVINO_DTYPES = (torch.float32, torch.bfloat16)
-
-
-class Sizes(NamedTuple):
-    """What a runner's cache is for."""
-
-    slots: int
-    context: int
-    vocabulary: int
 
 
 class How(NamedTuple):
@@ -265,28 +257,41 @@ def _deterministic_runner(model: PreTrainedModel, sizes: Sizes) -> Runner:
     return DeterministicRunner(runner, widths, spare=sizes.slots)
 
 
-@torch.inference_mode()
 def deviation(
     model: PreTrainedModel, runner: Runner, slots: int, context: int, vocabulary: int, dtype: torch.dtype
 ) -> float:
-    """How far the runner is from the model's own cache-less forward, in units of the dtype's tolerance (<= 1 is equal).
+    """How far the runner is from the model's own cache-less forward; see Trial."""
+    return Trial(model, Sizes(slots, context, vocabulary), dtype).deviation(runner)
 
-    The trial extends, rolls back and extends again, beside a shorter feed in another slot where there is one.
-    """
-    count = min(TRIAL_TOKENS, context)
-    text = [(7 * (index % TRIAL_IDS) + 3) % vocabulary for index in range(count)]
-    split, last = count // 2, slots - 1
-    device = next(model.parameters()).device
-    expected = model(input_ids=torch.tensor([text], device=device), use_cache=False).logits[0].float()
-    runner.run([Feed(last, 0, text[:split] + text[:1], 1)])
-    feeds = [Feed(last, split, text[split:], count - split)]
-    if last > 0:
-        feeds.append(Feed(0, 0, text[:split], split))
-    got = runner.run(feeds).float()
-    order = [*range(split, count), *range(split)] if last > 0 else [*range(split, count)]
-    error = (got[:, :vocabulary] - expected[order, :vocabulary]).abs().max()
-    _clean(runner, feeds, split + 1)
-    return float(error / expected.abs().max().clamp(min=1.0)) / TOLERANCES[dtype]
+
+class Trial:
+    """What a model's own cache-less forward gives for a text, which a runner is then held to; the model may go."""
+
+    @torch.inference_mode()
+    def __init__(self, model: PreTrainedModel, sizes: Sizes, dtype: torch.dtype) -> None:
+        count = min(TRIAL_TOKENS, sizes.context)
+        self._text = [(7 * (index % TRIAL_IDS) + 3) % sizes.vocabulary for index in range(count)]
+        device = next(model.parameters()).device
+        self._expected = model(input_ids=torch.tensor([self._text], device=device), use_cache=False).logits[0].float()
+        self._sizes, self._dtype = sizes, dtype
+
+    @torch.inference_mode()
+    def deviation(self, runner: Runner) -> float:
+        """How far the runner is from that, in units of the dtype's tolerance (<= 1 is equal).
+
+        It extends, rolls back and extends again, beside a shorter feed in another slot where there is one.
+        """
+        text, count, vocabulary = self._text, len(self._text), self._sizes.vocabulary
+        split, last = count // 2, self._sizes.slots - 1
+        runner.run([Feed(last, 0, text[:split] + text[:1], 1)])
+        feeds = [Feed(last, split, text[split:], count - split)]
+        if last > 0:
+            feeds.append(Feed(0, 0, text[:split], split))
+        got = runner.run(feeds).float().to(self._expected.device)
+        order = [*range(split, count), *range(split)] if last > 0 else [*range(split, count)]
+        error = (got[:, :vocabulary] - self._expected[order, :vocabulary]).abs().max()
+        _clean(runner, feeds, split + 1)
+        return float(error / self._expected.abs().max().clamp(min=1.0)) / TOLERANCES[self._dtype]
 
 
 @torch.inference_mode()

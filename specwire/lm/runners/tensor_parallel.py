@@ -80,8 +80,7 @@ def join(ranks: RankGroup, device: torch.device) -> Rank:
         raise ModelError(f"{FIELD}: this PyTorch cannot connect {ranks.size} ranks on {device.type}")
     if distributed.is_initialized():
         raise ModelError(f"{FIELD}: this process is a rank of another model already")
-    for library in ("GLOO", "NCCL"):  # only this machine may reach their sockets
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", _loopback())
+    stay_on_this_machine()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
@@ -176,6 +175,12 @@ def rank_device(name: str, ranks: RankGroup) -> str:
     if name not in ("cuda", "cuda:0") or count < ranks.size:
         raise ModelError(f"{FIELD}: {ranks.size} ranks take cuda:0 and those behind it; there are {count}, not {name}")
     return f"cuda:{ranks.rank}"
+
+
+def stay_on_this_machine() -> None:
+    """Let only this machine reach the sockets by which ranks talk."""
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", _loopback())
 
 
 def _loopback() -> str:
