@@ -15,7 +15,7 @@ from bench.cores import CoreUse, CpuSeconds
 from bench.gaps import figures
 from bench.interleave import interleave
 from bench.results import Results, row_result
-from bench.rows import PLAIN, VARIANTS, SpecwireRow, TransformersRow, start_peer, start_stack
+from bench.rows import PLAIN, VARIANTS, HeadedRow, SpecwireRow, TransformersRow, start_peer, start_stack
 from bench.runs import BenchError, Row, Sample, of_row
 from bench.selection import fastest, warm_up
 from bench.settings import Settings
@@ -80,9 +80,7 @@ def measure(settings: Settings) -> Results:
 def _start(settings: Settings, cleanup: ExitStack) -> Field:
     """Every process that takes part, ended by `cleanup`."""
     peer = cleanup.enter_context(start_peer(settings.target, settings.draft, settings.dtype, cores()))
-    stack, address = start_stack(settings.target, settings.draft, settings.dtype, settings.ray)
-    cleanup.enter_context(stack)
-    client = cleanup.enter_context(Client(address))
+    stack, client = _stack(settings, cleanup)
     field = Field(
         peer,
         rows=[TransformersRow(peer), SpecwireRow(client, drafting=False), SpecwireRow(client, drafting=True)],
@@ -90,8 +88,19 @@ def _start(settings: Settings, cleanup: ExitStack) -> Field:
         clocks={"client": time.process_time, "transformers": peer.cpu_seconds, "specwire": stack.cpu_seconds},
         notes=[],
     )
+    if settings.head is not None:
+        # Another stack: the one without a head reads nothing from hidden states.
+        stack, client = _stack(settings, cleanup, "--heads", str(settings.head))
+        field.rows.append(HeadedRow(client, drafting=True))
+        field.clocks["specwire, with a head"] = stack.cpu_seconds
     _add_openvino(field, settings, cleanup)
     return field
+
+
+def _stack(settings: Settings, cleanup: ExitStack, *options: str) -> tuple[Child, Client]:
+    stack, address = start_stack(settings.target, settings.draft, settings.dtype, settings.ray, *options)
+    cleanup.enter_context(stack)
+    return stack, cleanup.enter_context(Client(address))
 
 
 def _add_openvino(field: Field, settings: Settings, cleanup: ExitStack) -> None:

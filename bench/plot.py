@@ -16,11 +16,11 @@ from matplotlib.patches import Patch
 from bench.bars import GAPS_MS, SPEED
 from bench.gaps import Figure
 from bench.results import Results, RowResult
-from bench.rows import ASSISTED, DRAFTING_OFF, DRAFTING_ON, PLAIN
+from bench.rows import ASSISTED, DRAFTING_OFF, DRAFTING_ON, PLAIN, WITH_HEAD
 from bench.runs import Sample
 from bench.speed import prompt_ratios, repeat_speeds
 
-COLOURS = {PLAIN: "#9aa5b1", ASSISTED: "#627282", DRAFTING_OFF: "#7fb3d5", DRAFTING_ON: "#1f6fb2"}
+COLOURS = {PLAIN: "#9aa5b1", ASSISTED: "#627282", DRAFTING_OFF: "#7fb3d5", DRAFTING_ON: "#1f6fb2", WITH_HEAD: "#123f66"}
 EXTRA_COLOUR = "#c9a227"
 PARTS = {
     "choosing tokens": "#8e6fb0",

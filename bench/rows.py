@@ -1,4 +1,4 @@
-"""The rows: (a) transformers plain, (b) transformers assisted, (c) and (d) this system, drafting off and on."""
+"""The rows: (a) and (b) transformers, plain and assisted; (c), (d) and (h) this system: off, on, with a head too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specwire.core.messages import FinishReason
 LOAD_LIMIT = 600.0
 RUN_LIMIT = 600.0
 
-PLAIN, ASSISTED, DRAFTING_OFF, DRAFTING_ON = "a", "b", "c", "d"
+PLAIN, ASSISTED, DRAFTING_OFF, DRAFTING_ON, WITH_HEAD = "a", "b", "c", "d", "h"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,20 @@ class SpecwireRow:
                 self.client.delete_session(event.session_id, timeout=RUN_LIMIT)
 
 
+class HeadedRow(SpecwireRow):
+    """The same of a stack in which a head drafts, too."""
+
+    __slots__ = ()
+
+    @property
+    def key(self) -> str:
+        return WITH_HEAD
+
+    @property
+    def label(self) -> str:
+        return "specwire, drafting on, with a head"
+
+
 def run_of(events: Sequence[Event], began_ns: int, ended_ns: int, tokens: int, label: str, drafting: bool) -> Run:
     """What a generation's events say of it; BenchError unless it has exactly `tokens` tokens."""
     chunks = [event for event in events if isinstance(event, Chunk)]
@@ -161,9 +175,9 @@ def start_peer(target: str, draft: str, dtype: str, threads: int) -> Child:
     return peer
 
 
-def start_stack(target: str, draft: str, dtype: str, ray: bool) -> tuple[Child, str]:
+def start_stack(target: str, draft: str, dtype: str, ray: bool, *options: str) -> tuple[Child, str]:
     """`specwire up` as a user types it, and the address that it is ready on."""
-    stack, ready = up(target, draft, dtype, ray)
+    stack, ready = up(target, draft, dtype, ray, *options)
     return stack, str(ready["address"])
 
 

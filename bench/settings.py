@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
-from demo_pair import DRAFT, TARGET, held_out_prompts
+from demo_pair import DRAFT, HEAD, TARGET, held_out_prompts
 from specwire.core.invalid import InvalidParameter
 
 HERE = Path(__file__).resolve().parent
@@ -16,7 +16,10 @@ OUT = HERE / "results" / "main.json"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to measure. `repeats` below 6 leave the intervals without 95 % coverage."""
+    """What to measure. `repeats` below 6 leave the intervals without 95 % coverage.
+
+    head: of a row that has one beside the target, too; None for no such row.
+    """
 
     target: str
     draft: str
@@ -25,6 +28,7 @@ class Settings:
     repeats: int = 7
     dtype: str = "bfloat16"
     ray: bool = True
+    head: Path | None = None
 
     def __post_init__(self) -> None:
         for name, model in (("target", self.target), ("draft", self.draft)):
@@ -39,7 +43,8 @@ class Settings:
 
     def shown(self) -> dict[str, object]:
         """For others to read: models without where this machine keeps them."""
-        return {**asdict(self), "target": shown_model(self.target), "draft": shown_model(self.draft)}
+        models = {"target": shown_model(self.target), "draft": shown_model(self.draft)}
+        return {**asdict(self), **models, "head": None if self.head is None else shown_model(str(self.head))}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--target", default=str(TARGET), metavar="PATH", help="path or hub id (default: the demo pair)")
     line.add_argument("--draft", default=str(DRAFT), metavar="PATH", help="path or hub id (default: the demo pair)")
+    add_head_argument(line)
     line.add_argument("--prompts", type=int, metavar="N", help="held-out prompts (default: 32)")
     line.add_argument("--tokens", type=int, metavar="N", help="new tokens for each (default: 128)")
     line.add_argument("--repeats", type=int, metavar="N", help="7 or more for a full measurement (default: 7)")
@@ -66,10 +72,26 @@ def settings_of(args: argparse.Namespace) -> Settings:
     prompts, tokens, repeats = (
         default if value is None else value for default, value in zip(usual, given, strict=True)
     )
-    asked = Settings(
-        located(args.target), located(args.draft), prompts, tokens, repeats, args.dtype, ray=not args.no_ray
-    )
+    target, draft, head = located(args.target), located(args.draft), head_of(args)
+    asked = Settings(target, draft, prompts, tokens, repeats, args.dtype, ray=not args.no_ray, head=head)
     return replace(asked, dtype=dtype_of(asked.dtype))
+
+
+def add_head_argument(line: argparse.ArgumentParser) -> None:
+    own = "of the row that has one beside the target, '' for no such row (default: the demo pair's, where it fits)"
+    line.add_argument("--head", metavar="DIR", help=own)
+
+
+def head_of(args: argparse.Namespace) -> Path | None:
+    """InvalidParameter names a directory without one."""
+    if args.head is None:
+        return HEAD if Path(args.target).resolve() == TARGET.resolve() else None
+    if not args.head:
+        return None
+    folder = Path(args.head).expanduser().resolve()
+    if not (folder / "config.json").is_file():
+        raise InvalidParameter("head", f"there is no config.json in {args.head}")
+    return folder
 
 
 def shown_model(model: str) -> str:

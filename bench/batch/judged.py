@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from bench.bars import Bar, at_least, at_most
 from bench.batch.figures import BatchSample, Line
-from bench.batch.rows import AUTOMATIC, OFF, OURS, PEERS, SAMPLED, TEMPERATURE
+from bench.batch.rows import AUTOMATIC, HEADED, OFF, OURS, PEERS, SAMPLED, SAMPLED_HEADED, TEMPERATURE
 from bench.interval import Estimate
 from bench.speed import speed_ratio
 from bench.texts import Judged
@@ -30,7 +30,12 @@ class JudgedText:
 
 def bars(samples: Sequence[BatchSample], lines: Sequence[Line], texts: Sequence[JudgedText]) -> list[Bar]:
     by_place = {(line.level, line.row): line for line in lines}
-    return [*_to_off(by_place), *_to_peers(samples, by_place), *_outside(by_place), *_texts(texts)]
+    return [
+        *_to_off(by_place),
+        *_to_peers(samples, by_place),
+        *_outside(by_place),
+        *_texts(texts, {line.row for line in lines}),
+    ]
 
 
 def _to_off(lines: Mapping[tuple[int, str], Line]) -> Iterator[Bar]:
@@ -40,8 +45,11 @@ def _to_off(lines: Mapping[tuple[int, str], Line]) -> Iterator[Bar]:
             yield at_least(name, line.to_off, NEVER_SLOWER)
             if level == 1:
                 yield at_least(f"{name}, alone", line.to_off, ALONE)
-        if row == SAMPLED:
-            yield at_least(f"{level} at once, temperature {TEMPERATURE:g}, automatic / off", line.to_off, NEVER_SLOWER)
+        if row == HEADED:
+            yield at_least(f"{level} at once, automatic with a head / off", line.to_off, NEVER_SLOWER)
+        if row in (SAMPLED, SAMPLED_HEADED):
+            what = "automatic" if row == SAMPLED else "automatic with a head"
+            yield at_least(f"{level} at once, temperature {TEMPERATURE:g}, {what} / off", line.to_off, NEVER_SLOWER)
 
 
 def _to_peers(samples: Sequence[BatchSample], lines: Mapping[tuple[int, str], Line]) -> Iterator[Bar]:
@@ -62,7 +70,9 @@ def _outside(lines: Mapping[tuple[int, str], Line]) -> Iterator[Bar]:
             yield at_most(f"{FULL} at once, {row}: between forwards / forward, p50", line.outside.share, OUTSIDE)
 
 
-def _texts(texts: Sequence[JudgedText]) -> Iterator[Bar]:
+def _texts(texts: Sequence[JudgedText], measured: Set[str]) -> Iterator[Bar]:
     for row in OURS:
+        if row not in measured:
+            continue
         wrong = sum(one.judged.mismatch.row == row and not one.judged.near_tie for one in texts)
         yield at_most(f"texts of row {row} that differ from drafting off", Estimate(wrong, wrong, wrong, 1.0), 0)

@@ -25,6 +25,7 @@ from bench.batch.rows import (
     SAMPLES,
     SEED,
     TEMPERATURE,
+    WITH_HEAD,
     BatchRow,
     OurRow,
     PeerRow,
@@ -113,7 +114,8 @@ def _start(settings: BatchSettings, cleanup: ExitStack, peer: Child, prompts: Pr
     """Every process of ours, ended by `cleanup`.
 
     The row with drafting on has an orchestrator of its own, with a fixed plan, beside the stack's, because a request
-    cannot forbid the controller to switch drafting off. It shares log, verifier and drafter with the other.
+    cannot forbid the controller to switch drafting off. It shares log, verifier and drafter with the other. Rows with a
+    head have a stack of their own: the other reads nothing from hidden states.
     """
     own = ["--slots", str(settings.most), "--runtime", settings.runtime]
     if settings.target_threads is not None:
@@ -123,23 +125,33 @@ def _start(settings: BatchSettings, cleanup: ExitStack, peer: Child, prompts: Pr
     fixed, address = _start_fixed(settings.plan, ready["services"], ready["redis"])
     cleanup.enter_context(fixed)
     runner = cleanup.enter_context(asyncio.Runner())
-    clients = {where: client_of(runner, cleanup, where) for where in (ready["address"], address)}
-    asked = {
-        key: Asked(clients[address if key == ON else ready["address"]], LABELS[key], drafting=key != OFF)
-        for key in OURS
-    }
-    for key in SAMPLES:
-        asked[key] = Asked(clients[ready["address"]], LABELS[key], key != SAMPLED_OFF, TEMPERATURE, SEED)
-    longest = max(map(len, prompts))
-    rows: list[BatchRow] = [OurRow(key, runner, each) for key, each in asked.items()]
-    rows += [PeerRow(key, peer, longest, settings.most) for key in PEERS]
+    client = client_of(runner, cleanup, ready["address"])
     clocks = {
         "client": time.process_time,
         "transformers": peer.cpu_seconds,
         "specwire": stack.cpu_seconds,
         "specwire, fixed plan": fixed.cpu_seconds,
     }
-    runtime = runtime_of(runner, clients[ready["address"]])
+    clients = dict.fromkeys((*OURS, *SAMPLES), client)
+    clients[ON] = client_of(runner, cleanup, address)
+    if settings.head is None:
+        clients = {key: each for key, each in clients.items() if key not in WITH_HEAD}
+    else:
+        headed, at = up(
+            settings.target, settings.draft, settings.dtype, settings.ray, *own, "--heads", str(settings.head)
+        )
+        clocks["specwire, with a head"] = cleanup.enter_context(headed).cpu_seconds
+        clients |= dict.fromkeys(WITH_HEAD, client_of(runner, cleanup, at["address"]))
+    asked = {
+        key: Asked(each, LABELS[key], key != SAMPLED_OFF, TEMPERATURE, SEED)
+        if key in SAMPLES
+        else Asked(each, LABELS[key], key != OFF)
+        for key, each in clients.items()
+    }
+    longest = max(map(len, prompts))
+    rows: list[BatchRow] = [OurRow(key, runner, each) for key, each in asked.items()]
+    rows += [PeerRow(key, peer, longest, settings.most) for key in PEERS]
+    runtime = runtime_of(runner, client)
     note = f"({ON}): the plan {settings.plan} for every session; the verifier still bounds what its windows may cost."
     return Field(peer, rows, asked, runner, clocks, [note, f"specwire's forwards are computed by {runtime}."])
 

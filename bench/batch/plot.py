@@ -10,14 +10,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from bench.batch.figures import Line
-from bench.batch.rows import AUTOMATIC, CONTINUOUS, LABELS, OFF, ON, PADDED, SAMPLED, SAMPLED_OFF
+from bench.batch.rows import (
+    AUTOMATIC,
+    CONTINUOUS,
+    HEADED,
+    LABELS,
+    OFF,
+    ON,
+    PADDED,
+    SAMPLED,
+    SAMPLED_HEADED,
+    SAMPLED_OFF,
+)
 
 COLOURS = {
     OFF: "#7fb3d5",
     ON: "#c9a227",
     AUTOMATIC: "#1f6fb2",
+    HEADED: "#123f66",
     SAMPLED_OFF: "#a9cfa4",
     SAMPLED: "#3b8132",
+    SAMPLED_HEADED: "#1d4d18",
     PADDED: "#9aa5b1",
     CONTINUOUS: "#627282",
 }

@@ -1,4 +1,7 @@
-"""The rows: this system with drafting off, on and automatic, sampled off and automatic; transformers' two batches."""
+"""The rows: this system with drafting off, on and automatic, with a head or without; transformers' two batches.
+
+Off and automatic, with a head too, are measured greedily and at a temperature.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,25 @@ from specwire.client import SpecwireError
 T = TypeVar("T")
 
 OFF, ON, AUTOMATIC, PADDED, CONTINUOUS = "off", "on", "automatic", "padded", "continuous"
-OURS = (OFF, ON, AUTOMATIC)
+HEADED = "automatic, head"
+OURS = (OFF, ON, AUTOMATIC, HEADED)
 # Greedy texts repeat themselves, so draft tokens are right more often than in most texts that people ask for.
 TEMPERATURE, SEED = 0.8, 1
 SAMPLED_OFF, SAMPLED = f"off, {TEMPERATURE:g}", f"automatic, {TEMPERATURE:g}"
+SAMPLED_HEADED = f"{HEADED}, {TEMPERATURE:g}"
 # The row that a row's speed is a multiple of, where that is not OFF.
-SAMPLES = {SAMPLED_OFF: SAMPLED_OFF, SAMPLED: SAMPLED_OFF}
+SAMPLES = dict.fromkeys((SAMPLED_OFF, SAMPLED, SAMPLED_HEADED), SAMPLED_OFF)
+# Those of a stack of their own, whose target has a head.
+WITH_HEAD = (HEADED, SAMPLED_HEADED)
 PEERS = (PADDED, CONTINUOUS)
 LABELS = {
     OFF: "specwire, drafting off",
     ON: "specwire, drafting on (fixed plan)",
     AUTOMATIC: "specwire, drafting automatic",
+    HEADED: "specwire, drafting automatic, with a head",
     SAMPLED_OFF: f"specwire, drafting off, temperature {TEMPERATURE:g}",
     SAMPLED: f"specwire, drafting automatic, temperature {TEMPERATURE:g}",
+    SAMPLED_HEADED: f"specwire, drafting automatic, with a head, temperature {TEMPERATURE:g}",
     PADDED: "transformers, static batch",
     CONTINUOUS: "transformers, continuous batching",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.batch.arrivals import Target
 from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
-from bench.settings import HERE, located, shown_model
+from bench.settings import HERE, add_head_argument, head_of, located, shown_model
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import RUNTIMES
@@ -37,6 +37,7 @@ class BatchSettings:
         repeats: below 6 the intervals are without 95 % coverage.
         target_threads: of the target's forwards in `specwire up`; None for its default.
         runtime: that `specwire up` computes both models with.
+        head: beside the target, of rows that have one; None for no such rows.
         plan: of the row with drafting on, whatever it costs (`specwire.core.policy.controller.parse_plan`).
         requests: of each load that arrives; 0 for none.
         in_time: what counts as such there.
@@ -54,6 +55,7 @@ class BatchSettings:
     in_time: Target = Target(500.0, 50.0)
     target_threads: int | None = None
     runtime: str = RUNTIME
+    head: Path | None = None
 
     def __post_init__(self) -> None:
         available = len(held_out_prompts())
@@ -90,7 +92,8 @@ class BatchSettings:
 
     def shown(self) -> dict[str, object]:
         """For the record: models without their folders on this machine."""
-        return {**asdict(self), "target": shown_model(self.target), "draft": shown_model(self.draft)}
+        models = {"target": shown_model(self.target), "draft": shown_model(self.draft)}
+        return {**asdict(self), **models, "head": None if self.head is None else shown_model(str(self.head))}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -101,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--target", default=str(TARGET), metavar="PATH", help="path or hub id (default: the demo pair)")
     line.add_argument("--draft", default=str(DRAFT), metavar="PATH", help="path or hub id (default: the demo pair)")
+    add_head_argument(line)
     line.add_argument("--levels", metavar="N,N", help="sessions at once (default: 1,2,4,8,16,32)")
     line.add_argument("--tokens", type=int, metavar="N", help="new tokens for each (default: 128)")
     line.add_argument("--repeats", type=int, metavar="N", help="7 or more for a full measurement (default: 9)")
@@ -133,6 +137,7 @@ def settings_of(args: argparse.Namespace) -> BatchSettings:
         Target(args.first_ms, args.pause_ms),
         args.target_threads,
         args.runtime,
+        head_of(args),
     )
     return replace(asked, dtype=dtype_of(asked.dtype))
 

@@ -5,15 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench.batch.figures import BatchSample
-from bench.batch.rows import AUTOMATIC, CONTINUOUS, OFF, ON, PADDED, SAMPLED, SAMPLED_OFF, Together
+from bench.batch.rows import (
+    AUTOMATIC,
+    CONTINUOUS,
+    HEADED,
+    OFF,
+    ON,
+    OURS,
+    PADDED,
+    SAMPLED,
+    SAMPLED_HEADED,
+    SAMPLED_OFF,
+    Together,
+)
 from bench.runs import Arrival, Run
 from specwire.client import Timings
 from specwire.client.events import Step
 
 MS = 1_000_000
 # Seconds of 10 tokens of each session, per session at once.
-SECONDS = {OFF: 0.10, ON: 0.12, AUTOMATIC: 0.05, PADDED: 0.20, CONTINUOUS: 0.08, SAMPLED_OFF: 0.20, SAMPLED: 0.16}
-OURS = (OFF, ON, AUTOMATIC)
+GREEDY = {OFF: 0.10, ON: 0.12, AUTOMATIC: 0.05, HEADED: 0.04, PADDED: 0.20, CONTINUOUS: 0.08}
+SECONDS = {**GREEDY, SAMPLED_OFF: 0.20, SAMPLED: 0.16, SAMPLED_HEADED: 0.25}
 
 
 def step(number: int, sessions: int, gap_us: int = 200, forward_us: int = 2000) -> Step:

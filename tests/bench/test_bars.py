@@ -24,3 +24,8 @@ def test_only_a_difference_that_is_no_near_tie_fails_the_texts() -> None:
     ]
     texts = {bar.name: bar.holds for bar in bars(samples, [], judged) if bar.name.startswith("texts")}
     assert list(texts.values()) == [True, False]
+
+
+def test_only_rows_that_were_measured_have_a_bar() -> None:
+    names = [[bar.name for bar in bars([sample(row, 0, 0, 1.0) for row in rows], [], [])] for rows in ("abcd", "abcdh")]
+    assert [sum("row h" in name for name in each) for each in names] == [0, 1]

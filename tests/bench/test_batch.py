@@ -63,7 +63,7 @@ def test_a_full_batch_is_measured_until_its_first_session_ends() -> None:
 def test_where_sessions_never_met_in_a_step_it_is_said_that_nothing_is_known() -> None:
     samples = [replace(each, level=3) for each in made(levels=(2,))]
     found = lines([replace(each, together=Together(1.0, each.together.runs[:1])) for each in samples])
-    assert [line.outside for line in found] == [None] * 7
+    assert [line.outside for line in found] == [None] * 9
     assert [note.partition(":")[0] for note in unknown(found)] == [f"3 at once, {row}" for row in OURS]
 
 
@@ -82,9 +82,13 @@ def test_bars() -> None:
     assert [(bar.name, round(bar.value, 3), bar.needed, bar.holds) for bar in judged] == [
         ("1 at once, automatic / off", 2.0, 0.98, True),
         ("1 at once, automatic / off, alone", 2.0, 1.3, True),
+        ("1 at once, automatic with a head / off", 2.5, 0.98, True),
         ("1 at once, temperature 0.8, automatic / off", 1.25, 0.98, True),
+        ("1 at once, temperature 0.8, automatic with a head / off", 0.8, 0.98, False),
         ("16 at once, automatic / off", 2.0, 0.98, True),
+        ("16 at once, automatic with a head / off", 2.5, 0.98, True),
         ("16 at once, temperature 0.8, automatic / off", 1.25, 0.98, True),
+        ("16 at once, temperature 0.8, automatic with a head / off", 0.8, 0.98, False),
         ("16 at once, off / the better peer (continuous)", 0.8, 0.9, False),
         ("16 at once, automatic / the better peer (continuous)", 1.6, 1.0, True),
         ("16 at once, off: between forwards / forward, p50", 0.1, 0.2, True),
@@ -92,6 +96,7 @@ def test_bars() -> None:
         ("texts of row off that differ from drafting off", 0.0, 0, True),
         ("texts of row on that differ from drafting off", 0.0, 0, True),
         ("texts of row automatic that differ from drafting off", 1.0, 0, False),
+        ("texts of row automatic, head that differ from drafting off", 0.0, 0, True),
     ]
 
 
@@ -158,7 +163,7 @@ def test_the_table_the_file_and_the_picture_say_all(tmp_path: Path) -> None:
     write(found, tmp_path / "batch.json")
     written = json.loads((tmp_path / "batch.json").read_text())
     assert written["name"] == "batch"
-    assert len(written["raw"]) == 2 * 7 * 7
+    assert len(written["raw"]) == 2 * 7 * 9
     assert len(written["raw"][-1]["sessions"]) == 16
     assert "specwire, drafting automatic" in batch_table(written)
     draw(found.lines, tmp_path / "batch.png")

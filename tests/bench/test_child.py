@@ -12,6 +12,8 @@ from bench.runs import BenchError
 from deploy.stack.processes import descendants
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+CORES = """import json, os, sys
+for _ in sys.stdin: print(json.dumps({"cores": [*os.sched_getaffinity(0)]}), flush=True)"""
 
 
 def child(program: str) -> Child:
@@ -27,6 +29,15 @@ def test_it_answers_and_ends() -> None:
     assert descendants(os.getpid()) == before
     with pytest.raises(BenchError, match="no requests any more"):
         one.ask({"x": 3}, 1.0)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system keeps no process to a core")
+def test_it_and_those_below_it_keep_to_their_cores() -> None:
+    one_core, before = frozenset([max(os.sched_getaffinity(0))]), set(descendants(os.getpid()))
+    with Child("a child", [sys.executable, "-c", CORES], cores=one_core) as one:
+        assert one.ask({}, 20.0) == {"cores": [*one_core]}
+        began = set(descendants(os.getpid())) - before
+        assert {frozenset(os.sched_getaffinity(pid)) for pid in began} == {one_core}
 
 
 def test_an_error_is_raised() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import demo_pair
 from bench import run
 from bench.settings import parser, settings_of
 from specwire.lm import native_dtype
@@ -17,6 +18,7 @@ from specwire.lm import native_dtype
         (["--prompts", "0"], "prompts: must be from 1 to 64, not 0"),
         (["--tokens", "-1"], "tokens: must be at least 1, not -1"),
         (["--repeats", "0"], "repeats: must be at least 1, not 0"),
+        (["--head", "/no/such/head"], "head: there is no config.json in /no/such/head"),
         (["--target", "/no/such/model"], "target: there is no directory /no/such/model"),
     ],
 )
@@ -26,6 +28,16 @@ def test_bad_settings_are_named(
     models = ["--target", str(tmp_path), "--draft", str(tmp_path)]
     assert run.main([*models, *words]) == 2
     assert capsys.readouterr().err == f"bench: error: {message}\n"
+
+
+def test_a_head_is_the_demo_pairs_unless_told(tmp_path: Path) -> None:
+    asked = settings_of(parser().parse_args([]))
+    assert asked.head == demo_pair.HEAD
+    assert asked.shown()["head"] == "demo_pair/head"
+    assert settings_of(parser().parse_args(["--head", ""])).head is None
+    assert settings_of(parser().parse_args(["--target", str(tmp_path)])).head is None
+    (tmp_path / "config.json").touch()
+    assert settings_of(parser().parse_args(["--target", "some/model", "--head", str(tmp_path)])).head == tmp_path
 
 
 def test_quick_is_small_and_gives_way_to_what_is_said(tmp_path: Path) -> None:

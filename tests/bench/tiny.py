@@ -1,12 +1,19 @@
-"""A target and a drafter of a few thousand random weights, and their tokenizer: a token for each byte."""
+"""A target, a drafter and a head of a few thousand random weights, and a tokenizer: a token for each byte."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from specwire.lm.heads.eagle3 import save
+from tests.lm.heads.by_hand import CONFIG, head_of
+
+# As wide as the target.
+HEAD = replace(CONFIG, hidden=32, inner=24, vocabulary=257, draft_vocabulary=64, taps=(0, 1, 2))
 
 
 def save_pair(folder: Path) -> tuple[Path, Path]:
@@ -17,6 +24,12 @@ def save_pair(folder: Path) -> tuple[Path, Path]:
         LlamaForCausalLM(_config(layers)).save_pretrained(path)
         _tokenizer().save_pretrained(path)
     return target, draft
+
+
+def save_head(folder: Path, target: Path) -> Path:
+    """Write an EAGLE-3 head of that target; its folder."""
+    save(head_of(HEAD), folder / "head", str(target), with_embedding=True)
+    return folder / "head"
 
 
 def _config(layers: int) -> LlamaConfig:

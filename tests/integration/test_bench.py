@@ -10,7 +10,7 @@ import pytest
 
 from bench import openvino_rows, run
 from deploy.stack.processes import descendants
-from tests.bench.tiny import save_pair
+from tests.bench.tiny import save_head, save_pair
 
 
 @pytest.mark.timeout(600)
@@ -19,23 +19,29 @@ def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
 ) -> None:
     monkeypatch.setattr(openvino_rows, "PACKAGES", ("not_installed_here",))
     target, draft = save_pair(tmp_path)
+    head = save_head(tmp_path, target)
     out = tmp_path / "results" / "main.json"
-    words = ["--quick", "--no-ray", "--target", str(target), "--draft", str(draft), "--out", str(out)]
+    words = ["--quick", "--no-ray", "--target", str(target), "--draft", str(draft), "--head", str(head)]
     before = set(descendants(os.getpid()))
 
-    code = run.main(words)
+    code = run.main([*words, "--out", str(out)])
 
     printed = capsys.readouterr().out
     assert code == 0, printed
     assert set(descendants(os.getpid())) <= before
-    for label in ("transformers", "transformers assisted", "specwire, drafting off", "specwire, drafting on"):
+    for label in (
+        "transformers",
+        "transformers assisted",
+        "specwire, drafting off",
+        "specwire, drafting on, with a head",
+    ):
         assert label in printed
     found = json.loads(out.read_text())
-    assert len(found["raw"]) == 2 * 4
-    assert [row["key"] for row in found["rows"]] == ["a", "b", "c", "d"]
+    assert len(found["raw"]) == 2 * 5
+    assert [row["key"] for row in found["rows"]] == ["a", "b", "c", "d", "h"]
     assert all({"name", "value", "low", "high", "needed", "holds"} <= bar.keys() for bar in found["bars"])
     # So few tokens may arrive in one chunk, and then no gap between two forwards can be told apart.
-    assert 3 + 2 + 2 <= len(found["bars"]) <= 3 + 2 + 4
+    assert 3 + 3 + 2 <= len(found["bars"]) <= 3 + 3 + 6
     assert len(found["variants"]) == 5
     assert found["notes"] == [openvino_rows.NOT_INSTALLED]
     assert str(tmp_path) not in out.read_text()

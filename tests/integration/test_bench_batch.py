@@ -11,7 +11,7 @@ import pytest
 from bench.batch import run
 from bench.batch.rows import OURS
 from deploy.stack.processes import descendants
-from tests.bench.tiny import save_pair
+from tests.bench.tiny import save_head, save_pair
 
 
 @pytest.mark.timeout(600)
@@ -19,17 +19,19 @@ def test_a_quick_measurement_ends_with_tables_a_file_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, draft = save_pair(tmp_path)
+    head = save_head(tmp_path, target)
     out = tmp_path / "results" / "batch.json"
     words = ["--quick", "--no-ray", "--runtime", "torch", "--dtype", "float32", "--out", str(out)]
     before = set(descendants(os.getpid()))
 
-    code = run.main([*words, "--target", str(target), "--draft", str(draft)])
+    code = run.main([*words, "--target", str(target), "--draft", str(draft), "--head", str(head)])
 
     printed = capsys.readouterr().out
     assert code == 0, printed
     assert set(descendants(os.getpid())) <= before
     found = json.loads(out.read_text())
-    rows = {"off", "on", "automatic", "off, 0.8", "automatic, 0.8", "padded", "continuous"}
+    sampled = {"off, 0.8", "automatic, 0.8", "automatic, head, 0.8"}
+    rows = {"off", "on", "automatic", "automatic, head", "padded", "continuous"} | sampled
     assert {(row["level"], row["row"]) for row in found["rows"]} == {(level, row) for level in (1, 2) for row in rows}
     assert all(row["label"] in printed for row in found["rows"])
     ours = [line for line in found["rows"] if line["row"] in OURS]

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench import heads
 from deploy.stack.processes import descendants
-from specwire.lm.heads.eagle3 import save
-from tests.bench.tiny import save_pair
-from tests.lm.heads.by_hand import CONFIG, head_of
-
-# As wide as the tiny target.
-SHAPE = replace(CONFIG, hidden=32, inner=24, vocabulary=257, draft_vocabulary=64, taps=(0, 1, 2))
+from tests.bench.tiny import save_head, save_pair
 
 
 @pytest.mark.timeout(600)
 def test_a_short_measurement_has_the_rows_that_can_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, draft = save_pair(tmp_path)
-    save(head_of(SHAPE), tmp_path / "head", str(target), with_embedding=True)
+    head = save_head(tmp_path, target)
     (tmp_path / "heads" / "medusa").mkdir(parents=True)
     (tmp_path / "heads" / "medusa" / "config.json").write_text("{}")
     out = tmp_path / "results" / "heads.json"
     words = ["--prompts", "2", "--tokens", "16", "--sessions", "1,2", "--rounds", "1", "--dtype", "float32"]
     words += ["--runtime", "torch", "--only", "far,ngram,eagle3,medusa,mtp,automatic,transformers"]
-    words += ["--head", str(tmp_path / "head"), "--trained", str(tmp_path / "heads"), "--out", str(out)]
+    words += ["--head", str(head), "--trained", str(tmp_path / "heads"), "--out", str(out)]
     before = set(descendants(os.getpid()))
 
     code = heads.main([*words, "--target", str(target), "--draft", str(draft)])
