@@ -212,6 +212,24 @@ def pair_table(figures: dict[str, Any]) -> str:
 
 
 # By name: the record in bench/results, the command that makes it, and what renders it.
+def vllm_table(results: dict[str, Any]) -> str:
+    """Render what vLLM's own speculation and specwire's gain on vLLM, by how many sessions are at once."""
+    levels = sorted({line["level"] for line in results["lines"]})
+    rows = [["row", "temperature", *(f"{level} at once: tokens/s, times off" for level in levels)]]
+    found = {(line["row"], line["temperature"], line["level"]): line for line in results["lines"]}
+    for row, temperature in dict.fromkeys((line["row"], line["temperature"]) for line in results["lines"]):
+        lines = [found.get((row, temperature, level)) for level in levels]
+        told = [
+            f"{each['tokens_per_second']['value']:.0f}, {interval(each['to_off'])}" if each else "" for each in lines
+        ]
+        rows.append([row, f"{temperature:g}", *told])
+    machine, arguments = results["machine"], results["arguments"]
+    bars = results["bars"]
+    held = f"{sum(bar['holds'] for bar in bars)} of {len(bars)} bars hold."
+    how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
+    return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores, float32, eager: {how}. {held}"
+
+
 Render = Callable[[dict[str, Any]], str]
 RECORDS: dict[str, tuple[str, str, Render]] = {
     "headline": ("main.json", "make bench", headline_table),
@@ -232,6 +250,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "dtypes": ("dtypes.json", "make bench-dtypes", dtypes_table),
     "deterministic": ("deterministic.json", "make bench-deterministic", deterministic_table),
     "constrained": ("constrained.json", "make bench-constrained", constrained_table),
+    "vllm": ("vllm.json", "make bench-vllm", vllm_table),
     "gpu": ("gpu.json", "make bench-gpu", gpu_table),
     "laws": ("laws.json", "make statistics", laws_table),
     "peers": ("laws_peers.json", "python -m bench.laws.peer", peers_table),
@@ -242,6 +261,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "played": ("faults.json", "make test-faults-all", played_line),
     "soak": ("soak.json", "make soak", soak_table),
     "soak-demo": ("soak_demo.json", "make soak-demo", soak_table),
+    "soak-vllm": ("soak_vllm.json", "make soak-vllm", soak_table),
     "load": ("load.json", "make soak-load", load_table),
     "simulation": ("simulation.json", "make soak-sim", simulation_table),
     "fuzz": ("fuzz.json", "make fuzz MINUTES=30", fuzz_table),
@@ -258,6 +278,7 @@ PLACES = {
     "draft-rows": ROOT / "docs" / "BRANCHING.md",
     "branch-bytes": ROOT / "docs" / "BRANCHING.md",
     "capacity": ROOT / "docs" / "PERFORMANCE.md",
+    "vllm": ROOT / "docs" / "VLLM.md",
 }
 
 

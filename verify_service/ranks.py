@@ -49,7 +49,7 @@ class Ranks:
     def meet(self) -> str:
         """Start the others; see RankGroup. Once."""
         folder = self._at_end.enter_context(TemporaryDirectory(prefix="specwire-ranks-"))
-        meeting = str(Path(folder) / "meeting")
+        meeting = str(Path(folder) / Path(folder).name)  # vLLM names what ranks share by the file alone
         for rank in range(1, self.size):
             told = {"rank": rank, "size": self.size, "meeting": meeting, "load": self._load}
             self._start(f"rank {rank} of {self.size}", json.dumps(told).encode())

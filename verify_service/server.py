@@ -20,11 +20,13 @@ from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
     ModelServiceOptions,
     add_deterministic_argument,
+    add_engine_arguments,
     add_heads_argument,
     add_model_arguments,
     add_ranks_argument,
     check_deterministic,
     check_ranks,
+    engine_options,
     run_model_service,
 )
 from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
@@ -237,6 +239,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_telemetry_arguments(parser)
     add_deterministic_argument(parser)
     add_ranks_argument(parser)
+    add_engine_arguments(parser)
     add_registry_arguments(parser, "orchestrators look for it")
     parser.add_argument(
         "--patient", action="store_true", help="wait for all due draft tokens: a baseline to measure, never faster"
@@ -279,6 +282,7 @@ def run(args: argparse.Namespace) -> int:
         check_patience(patience)
         check_deterministic(args.deterministic, args.runtime)
         check_ranks(args.tensor_parallel_size)
+        engine_options(args.engine, args.engine_options)
         telemetry, registration = telemetry_of(args), registry_of(args)
         registration.check_listen(args.listen)
     except InvalidParameter as error:
@@ -293,6 +297,8 @@ def run(args: argparse.Namespace) -> int:
             deterministic=args.deterministic,
             heads=args.heads,
             tensor_parallel_size=args.tensor_parallel_size,
+            engine=args.engine,
+            engine_options=args.engine_options,
         )
         return start(options, args.patient, args.detach_grace, patience, registration)
 

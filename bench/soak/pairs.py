@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
 
 from tokenizers import Tokenizer
 
+from bench.vllm.server import EAGER, PYTHON
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.lm import LanguageModel, load_model
 from specwire.text import load_tokenizer
 
 MOST_PROMPT = 128
-SCRIPTED, DEMO = "scripted", "demo"
+SCRIPTED, DEMO, ON_VLLM = "scripted", "demo", "vllm"
 VOCABULARY = 64
 
 
 @dataclass(frozen=True)
 class Pair:
-    """`words`: how verifier and drafter are started. `tie`: scores no farther apart may be decided either way."""
+    """`words`: how verifier and drafter are started. `tie`: scores no farther apart may be decided either way.
+
+    vllm: the Python whose environment the first verifier runs in, and more words for it; none where it is like the
+    second.
+    """
 
     name: str
     target: str
@@ -29,6 +34,7 @@ class Pair:
     tie: float
     longest: int
     reference: Callable[[], LanguageModel]
+    vllm: tuple[str, ...] = ()
 
     @cached_property
     def model(self) -> LanguageModel:
@@ -84,4 +90,9 @@ def demo() -> Pair:
     )
 
 
-PAIRS = {SCRIPTED: scripted, DEMO: demo}
+def on_vllm() -> Pair:
+    """The demo pair, the first verifier on vLLM's worker."""
+    return replace(demo(), name=ON_VLLM, vllm=(PYTHON, "--engine", "vllm", "--engine-options", EAGER))
+
+
+PAIRS = {SCRIPTED: scripted, DEMO: demo, ON_VLLM: on_vllm}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -45,8 +46,8 @@ def rig(pair: Pair) -> Iterator[Rig]:
         owned.callback(log.kill)
         parts[REDIS] = log
 
-        def start(name: str, *words: str) -> Service:
-            service = Service(words, _environment(), folder / f"{name}.stderr", ANY_PORT)
+        def start(name: str, *words: str, python: str = sys.executable) -> Service:
+            service = Service(words, _environment(), folder / f"{name}.stderr", ANY_PORT, python=python)
             owned.callback(service.kill)
             parts[name] = service
             return service
@@ -55,7 +56,10 @@ def rig(pair: Pair) -> Iterator[Rig]:
             lines[f"{of} to {to}"] = link = owned.enter_context(Link(address))
             return link.address
 
-        verifiers = [start(f"{VERIFIER} {n}", "verify", pair.target, *pair.words) for n in TWO]
+        verifiers = [
+            start(f"{VERIFIER} {n}", "verify", pair.target, *pair.words, *more, python=python)
+            for n, (python, *more) in zip(TWO, (pair.vllm or (sys.executable,), (sys.executable,)), strict=True)
+        ]
         drafters = [start(f"{DRAFTER} {n}", "draft", pair.draft, *pair.words) for n in TWO]
         log.ready()
         peers = [("--verifier", f"{VERIFIER} {n}", service.ready()) for n, service in zip(TWO, verifiers, strict=True)]

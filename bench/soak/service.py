@@ -87,7 +87,7 @@ class Service(Process):
     """`specwire ARGUMENTS --listen ADDRESS --json`. `address` is known once it was ready; a restart keeps it.
 
     `http`: HOST:PORT of its HTTP front door, "" where it has none. What dials does not listen: its `address` is "".
-    module: the words between `python -m` and ARGUMENTS.
+    module: the words between `python -m` and ARGUMENTS. python: whose environment it runs in.
     """
 
     def __init__(
@@ -97,16 +97,18 @@ class Service(Process):
         said: Path,
         address: str,
         module: Sequence[str] = ("deploy",),
+        python: str = sys.executable,
     ) -> None:
         self._arguments = tuple(arguments)
         self._module = tuple(module)
+        self._python = python
         self.address = address
         self.http = ""
         super().__init__(self._line(), environment, said)
 
     def _line(self) -> tuple[str, ...]:
         listen = ("--listen", self.address) if self.address else ()
-        return (sys.executable, "-m", *self._module, *self._arguments, *listen, "--json")
+        return (self._python, "-m", *self._module, *self._arguments, *listen, "--json")
 
     def restart(self) -> None:
         self.command = self._line()

@@ -8,12 +8,16 @@ from pathlib import Path
 
 from bench.soak import record
 from bench.soak.monkey import EVERY_S
-from bench.soak.pairs import DEMO, PAIRS, SCRIPTED
+from bench.soak.pairs import DEMO, ON_VLLM, PAIRS, SCRIPTED
 from specwire.core.invalid import InvalidParameter
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 # Where each pair's record is.
-RECORDS = {SCRIPTED: RESULTS / "soak.json", DEMO: RESULTS / "soak_demo.json"}
+RECORDS = {
+    SCRIPTED: RESULTS / "soak.json",
+    DEMO: RESULTS / "soak_demo.json",
+    ON_VLLM: RESULTS / "soak_vllm.json",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from bench.wan.disciplines import (
     take_turns,
 )
 from bench.wan.places import places
-from bench.wan.rig import AUTO_CHAIN, Orchestration, Pair, Rig, rig
+from bench.wan.rig import AUTO_CHAIN, Orchestration, Pair, Rig, can_be_apart, rig
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from deploy.stack.options import cores
 from specwire.client import Client
@@ -82,7 +82,7 @@ def measure_pair(
 
 def demo_pair() -> Pair:
     """The target has as many threads as `specwire up` gives it. A drafter elsewhere has a processor to itself."""
-    return Pair(str(TARGET), str(DRAFT), DTYPE, max(1, cores() // 2), ngram=True, apart=cores() > 1)
+    return Pair(str(TARGET), str(DRAFT), DTYPE, max(1, cores() // 2), ngram=True, apart=can_be_apart())
 
 
 def _prompts(count: int) -> list[list[int]]:

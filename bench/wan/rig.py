@@ -15,6 +15,7 @@ from bench.child import Child
 from bench.runs import BenchError
 from bench.wan.link import Link
 from bench.wan.places import Place, Places
+from deploy.stack.options import cores
 
 START_LIMIT_S = 180.0
 MOST_SAID = 500
@@ -47,13 +48,18 @@ class Cores(NamedTuple):
     other: frozenset[int] = frozenset()
 
 
+def can_be_apart() -> bool:
+    """Whether this machine has two cores for us, and lets a process be kept to one (macOS does not)."""
+    return hasattr(os, "sched_setaffinity") and cores() > 1
+
+
 def cores_of(pair: Pair) -> Cores:
-    """Raises BenchError where drafters are to be apart, and there is one core."""
+    """Raises BenchError where drafters are to be apart and cannot be."""
     if not pair.apart:
         return Cores()
+    if not can_be_apart():
+        raise BenchError("a drafter with a core of its own needs two, and a system that keeps processes to them")
     *others, last = sorted(os.sched_getaffinity(0))
-    if not others:
-        raise BenchError("a drafter with a core of its own needs two")
     return Cores(frozenset({last}), frozenset(others))
 
 

@@ -12,6 +12,7 @@ pools:
     num_gpus: 1
     num_cpus: 4
     tensor_parallel_size: 1
+    engine: specwire                  or vllm, then engine_options: {...} are its EngineArgs
     min_replicas: 1
     max_replicas: 4
     scaling: {queue_s: 1}             see docs/DEPLOY.md; between min and max
@@ -37,6 +38,7 @@ from deploy.cluster.scaling import ScalingRule
 from deploy.commands import CONFIGURABLE
 from deploy.settings import actions_of, name_of
 from specwire.core.invalid import InvalidParameter
+from specwire.core.model import SPECWIRE
 from specwire.registry.entry import check_region
 from specwire.registry.options import RegistryOptions
 from specwire.rpc.process import DRAIN_GRACE
@@ -191,6 +193,8 @@ OWN_OPTIONS = (
     "json",
     "config",
     "tensor-parallel-size",
+    "engine",
+    "engine-options",
     "redis-url",
     "http",
 )
@@ -306,10 +310,11 @@ def _pool(name: str, keys: YamlKeys, shared: Mapping[str, str], runtime_env: Map
     if ranks > 1 and kind != "verify":
         raise InvalidConfig(keys.of("tensor_parallel_size"), f"is of verifiers only, not {ranks}")
     split = (f"--tensor-parallel-size={ranks}",) if ranks > 1 else ()
+    first = (*split, *_engine(keys, kind))
     options = _options(keys)
     if kind == "verify":
         options = {"grace": VERIFY_GRACE_S, **options}
-    words = _words(keys, options, kind, model, *split)
+    words = _words(keys, options, kind, model, *first)
     group = Group(
         name,
         words,
@@ -323,6 +328,17 @@ def _pool(name: str, keys: YamlKeys, shared: Mapping[str, str], runtime_env: Map
     )
     keys.end()
     return group
+
+
+def _engine(keys: YamlKeys, kind: str) -> tuple[str, ...]:
+    """What a verifier's forwards are computed with, as on its command line."""
+    engine, options = keys.text("engine", SPECWIRE), keys.mapping("engine_options")
+    if kind != "verify" and engine != SPECWIRE:
+        raise InvalidConfig(keys.of("engine"), f"is of verifiers only, not {engine}")
+    words = (f"--engine={engine}",) if engine != SPECWIRE else ()
+    if options and engine == SPECWIRE:
+        raise InvalidConfig(keys.of("engine_options"), f"are of engine: vllm only, not {options}")
+    return words + ((f"--engine-options={json.dumps(options)}",) if options else ())
 
 
 def _scaling(keys: YamlKeys, least: int, most: int) -> dict[str, float]:

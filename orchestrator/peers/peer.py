@@ -262,6 +262,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
     """
 
     link: VerifierLink
+    waits = True
 
     def __init__(
         self,

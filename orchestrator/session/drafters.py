@@ -6,10 +6,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Protocol
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Info
-from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, Quota, VerifierPeer, share_host
+from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, Experience, Quota, VerifierPeer, share_host
 from orchestrator.session.output import OutputTimings, SessionView, with_drafts
 from orchestrator.session.stats import DrafterCounts
 from orchestrator.session.verifier import Broken, Tell, Unplaced
@@ -19,7 +20,7 @@ from specwire.core import messages
 from specwire.core.draft import fitting
 from specwire.core.messages import Pace, Verdict
 from specwire.core.policy.controller import Controller, Fixed, Planner, branches_of, parse_plan
-from specwire.core.policy.estimates import Forward
+from specwire.core.policy.estimates import Forward, ForwardTimes
 from specwire.core.session import Session, State
 from specwire.rpc import convert
 from specwire.telemetry.logs import of_session
@@ -28,6 +29,25 @@ from specwire.v1 import common_pb2, draft_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
 # One drafter of one session: its number there, what it may send, and how it is to draft.
+
+
+class PlannedFor(Protocol):
+    """A verifier as a drafter's planner sees it. forward_times: V(m). experience: what sessions there learnt.
+
+    waits: it can wait for proposals.
+    """
+
+    @property
+    def info(self) -> Info | None: ...
+
+    @property
+    def forward_times(self) -> ForwardTimes: ...
+
+    @property
+    def experience(self) -> Experience: ...
+
+    @property
+    def waits(self) -> bool: ...
 
 
 class SessionDrafter:
@@ -73,7 +93,7 @@ class SessionDrafter:
 
     # How it drafts
 
-    def use_verifier(self, verifier: VerifierPeer, again: bool) -> None:
+    def use_verifier(self, verifier: PlannedFor, again: bool) -> None:
         """Plan for this verifier from now on. again: the drafter has another connection than before in this session."""
         shared = share_host(verifier.info or Info(), self.info)
         self._apart = not shared
@@ -82,7 +102,8 @@ class SessionDrafter:
             self._planner = Fixed(self._fixed)
             return
         known = self._planner or verifier.experience.recall(self._record.sampling.rule, self.info)
-        self._planner = known.successor(forward, shared) if known else Controller(forward, shared, self._branches)
+        fresh = Controller(forward, shared, self._branches, verifier.waits)
+        self._planner = known.successor(forward, shared) if known else fresh
         if again:
             self._planner.drafter_changed()
 
@@ -178,7 +199,7 @@ class SessionDrafter:
     def close(self) -> None:
         self.peer.close(self._handle, self._quota.owed)
 
-    def bequeath(self, verifier: VerifierPeer) -> None:
+    def bequeath(self, verifier: PlannedFor) -> None:
         """Leave what was learnt with this verifier to the next session."""
         if self._planner is not None and self._learnt:
             verifier.experience.keep(self._record.sampling.rule, self.info, self._planner)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 # What may compute forwards; AUTO: OPENVINO where it is installed and agrees with the model, else TORCH.
 TORCH, OPENVINO, AUTO = RUNTIMES = ("torch", "openvino", "auto")
+# What a verifier's forwards are computed with: our own runtimes, or vLLM's worker.
+SPECWIRE, VLLM = ENGINES = ("specwire", "vllm")
 # What weights may be rounded to beyond the dtype.
 NONE, INT8 = QUANTIZATIONS = ("none", "int8")
 
@@ -65,7 +67,7 @@ class ModelInfo:
 
     Attributes:
         architecture: the model's class, such as LlamaForCausalLM.
-        runtime: what computes the forwards: torch, openvino, or scripted.
+        runtime: what computes the forwards: torch, openvino, vllm, or scripted.
         deterministic: logits are a function of the text alone, bit for bit.
         vocabulary: number of token ids; logits have this width, whatever the width of the model's output layer.
         context: positions a slot can hold.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,13 +16,17 @@ from transformers.utils import logging as transformers_logging
 
 from specwire.core.model import (
     AUTO,
+    ENGINES,
     NONE,
     QUANTIZATIONS,
     RUNTIMES,
+    SPECWIRE,
     TORCH,
+    VLLM,
     Feed,
     ModelError,
     ModelInfo,
+    ModelLost,
     SlotModel,
     out_of_memory,
 )
@@ -34,6 +38,7 @@ from specwire.lm.kv_cache import (
     CachedLM,
     KvMemory,
     Runner,
+    Sizes,
     SkimmingRunner,
     TappedRunner,
     position_bytes,
@@ -49,7 +54,7 @@ from specwire.lm.model_config import (
     first_line,
 )
 from specwire.lm.model_files import CONFIG, ModelText, check_files, read_text, weights_fingerprint
-from specwire.lm.runners.select import How, Sizes, cache_dtype, runner_for, split_way
+from specwire.lm.runners.select import How, Trial, cache_dtype, runner_for, split_way
 from specwire.lm.runners.tensor_parallel import FIELD, LeadingRunner, RankGroup, join, rank_device, split, turn
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.progress import LAST_LINE
@@ -161,6 +166,65 @@ def load_pretrained(
         runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
     return _over_slots(runner, info, count, unassigned, kept, drafting)
+
+
+def _check_for_vllm(how: How, heads: str | None) -> None:
+    """ModelError, which names it, for what vLLM's worker does not do here."""
+    given = {
+        "runtime": how.runtime if how.runtime != TORCH else "",
+        "deterministic": how.deterministic,
+        "quantization": how.quantization if how.quantization != NONE else "",
+        "compile": how.compiled,
+        "heads": heads,
+    }
+    for name, value in given.items():
+        if value:
+            raise ModelError(f"{name}: is not served with --engine {VLLM}")
+
+
+def load_in_vllm(
+    spec: str,
+    slots: int | KvMemory,
+    dtype: str,
+    device: str,
+    context: int | None,
+    options: Mapping[str, Any],
+    ranks: RankGroup | None,
+) -> LanguageModel:
+    """The part of `load_model` for vLLM's worker; the model's own modules are read first, to hold it to them."""
+    from specwire.lm.runners.vllm import VllmRank, VllmRunner, prepare, reason_of
+
+    prepare(device, options)
+    known = outline(spec, context)
+    config, positions = known.config, known.context
+    sizes = Sizes(slots_of(slots, config, positions, _dtype(dtype)), positions, config.get_text_config().vocab_size)
+    rank = None if ranks is None else VllmRank(ranks.meet(), ranks.rank, ranks.size)
+    if rank is not None and rank.number > 0:  # what the model is, and whether it is that, rank 0 says
+        follower = VllmRunner(known.location, sizes, _dtype(dtype), options, rank)
+        nobody = ModelInfo("", "", sizes.vocabulary, positions, (), dtype, follower.device, "", "", VLLM)
+        return CachedLM(follower, nobody, sizes.slots)
+    model = _weights(spec, _dtype(dtype), CPU)
+    info, unassigned = _describe(spec, model, known, dtype, How())
+    sizes = sizes._replace(vocabulary=info.vocabulary)
+    trial = Trial(model, sizes, _dtype(dtype))
+    del model
+    try:
+        own = VllmRunner(known.location, sizes, _dtype(dtype), options, rank)
+        runner = own if ranks is None else LeadingRunner(own, ranks)
+        off = trial.deviation(runner)
+    except (ModelError, ModelLost):
+        raise
+    except Exception as error:  # any error of a large library for a model, an option or a machine
+        if out_of_memory(error):
+            message = (
+                f"slots: no memory for {sizes.slots} of {positions} positions in vLLM; give fewer, or a shorter context"
+            )
+            raise ModelError(message) from error
+        raise ModelError(f"engine: vLLM cannot serve this model: {reason_of(error)}") from error
+    if not off <= 1:
+        message = f"engine: vLLM gives other logits than this {info.architecture}"
+        raise ModelError(f"{message} ({off:.1f} times the tolerance)")
+    return CachedLM(runner, replace(info, runtime=VLLM, device=own.device), sizes.slots, unassigned)
 
 
 def _cache_dtype(dtype: torch.dtype, how: How, device: torch.device) -> torch.dtype:
@@ -300,6 +364,8 @@ def load_model(
     compiled: bool = False,
     ranks: RankGroup | None = None,
     heads: str | None = None,
+    engine: str = SPECWIRE,
+    engine_options: Mapping[str, Any] | None = None,
 ) -> LanguageModel:
     """Load a causal language model to serve `slots` texts at once.
 
@@ -326,17 +392,25 @@ def load_model(
         heads: directory of a head (EAGLE-3, Medusa, Hydra, MTP layers), which drafts beside the model
             (`specwire.lm.heads`); or which of its own layers draft (`specwire.lm.heads.self_speculation`), then `auto`
             is torch; of a scripted model, another one. None for none.
+        engine: "specwire", or "vllm": its worker computes the forwards (`specwire.lm.runners.vllm`), and runtime and
+            device are its own. A scripted model ignores it.
+        engine_options: further arguments of vLLM's EngineArgs.
 
     Raises:
         ModelError: with one sentence that names what is wrong.
     """
     _check(slots, runtime, quantization)
+    if engine not in ENGINES:
+        raise ModelError(f"engine: must be one of {', '.join(ENGINES)}, not {engine!r}")
     _set_threads(threads)
     if spec.startswith(PREFIX):
         return _scripted(spec, slots, context, ranks, heads)
     how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)
     with _told_by(ranks):
+        if engine == VLLM:
+            _check_for_vllm(how, heads)
+            return load_in_vllm(spec, size, dtype, device, context, dict(engine_options or {}), ranks)
         return load_pretrained(
             spec, slots=size, dtype=dtype, device=device, context=context, how=how, ranks=ranks, heads=heads
         )

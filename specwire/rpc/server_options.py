@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import QUANTIZATIONS, RUNTIMES
+from specwire.core.model import ENGINES, QUANTIZATIONS, RUNTIMES, SPECWIRE
 from specwire.progress import LAST_LINE
 from specwire.rpc.channel import exposure
 from specwire.rpc.keys import Keys, read_keys
@@ -123,6 +123,8 @@ class ModelServiceOptions:
         heads: what drafts beside a verifier's target (`specwire.lm.load_model`); "" for none. Nothing to a drafter.
         deterministic: a verifier's logits are a function of the text alone, bit for bit; nothing to a drafter.
         tensor_parallel_size: processes over which a verifier splits its model; nothing to a drafter.
+        engine: what a verifier's forwards are computed with, specwire or vllm; nothing to a drafter.
+        engine_options: further arguments of vLLM's EngineArgs, as a JSON object.
     """
 
     model: str
@@ -144,6 +146,8 @@ class ModelServiceOptions:
     metrics: str = ""
     compiled: bool = False
     tensor_parallel_size: int = 1
+    engine: str = SPECWIRE
+    engine_options: str = "{}"
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -166,6 +170,9 @@ class ModelServiceOptions:
             if not 1 <= value <= 1024:
                 raise InvalidParameter(field, f"must be from 1 to 1024, not {value}")
         check_ranks(self.tensor_parallel_size)
+        if self.engine not in ENGINES:
+            raise InvalidParameter("engine", f"must be one of {', '.join(ENGINES)}, not {self.engine!r}")
+        engine_options(self.engine, self.engine_options)
         if self.context is not None and self.context < 2:
             raise InvalidParameter("context", f"must be at least 2, not {self.context}")
 
@@ -184,6 +191,8 @@ class ModelServiceOptions:
             "heads": self.heads or None,
             "context": self.context,
             "threads": self.threads,
+            "engine": self.engine,
+            "engine_options": engine_options(self.engine, self.engine_options),
         }
 
     @property
@@ -200,6 +209,19 @@ def check_deterministic(deterministic: bool, runtime: str) -> None:
     """InvalidParameter for a runtime whose rounding depends on what it computes together."""
     if deterministic and runtime == "openvino":
         raise InvalidParameter("deterministic", "needs the runtime torch, not openvino")
+
+
+def engine_options(engine: str, text: str) -> dict[str, Any]:
+    """What `--engine-options` says; InvalidParameter unless it is a JSON object, empty for our own engine."""
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise InvalidParameter("engine-options", f"must be a JSON object, not {text!r:.80} ({error})") from error
+    if not isinstance(options, dict):
+        raise InvalidParameter("engine-options", f"must be a JSON object, not {text!r:.80}")
+    if options and engine == SPECWIRE:
+        raise InvalidParameter("engine-options", f"are vLLM's, and go with --engine vllm only: {text!r:.80}")
+    return options
 
 
 def check_ranks(size: int) -> None:
@@ -276,6 +298,21 @@ def add_ranks_argument(parser: argparse._ActionsContainer) -> None:
         default=1,
         metavar="N",
         help="split the target over N processes, on GPUs one for each (default: %(default)s)",
+    )
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine",
+        default=SPECWIRE,
+        choices=ENGINES,
+        help="what computes forwards: our own runtimes, or vLLM's worker where it is installed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--engine-options",
+        default="{}",
+        metavar="JSON",
+        help="arguments of vLLM's EngineArgs, such as '{\"enforce_eager\": true}' (default: none)",
     )
 
 

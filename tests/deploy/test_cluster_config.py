@@ -132,6 +132,18 @@ def test_a_drafter_is_not_split() -> None:
         parse(WHOLE.replace("num_cpus: 0.5", "tensor_parallel_size: 2"))
 
 
+def test_a_verifier_on_vllm() -> None:
+    said = "tensor_parallel_size: 2\n    engine: vllm\n    engine_options: {enforce_eager: true}"
+    large = parse(WHOLE.replace("tensor_parallel_size: 2", said)).groups[0]
+    assert large.words[3:5] == ("--engine=vllm", '--engine-options={"enforce_eager": true}')
+    with pytest.raises(InvalidConfig, match=r"pools\.small\.engine: is of verifiers only, not vllm"):
+        parse(WHOLE.replace("num_cpus: 0.5", "engine: vllm"))
+    with pytest.raises(InvalidConfig, match=r"pools\.small\.engine_options: are of engine: vllm only"):
+        parse(WHOLE.replace("num_cpus: 0.5", "engine_options: {enforce_eager: true}"))
+    with pytest.raises(InvalidConfig, match=r"pools\.large\.options: .*--engine: invalid choice: 'own'"):
+        parse(WHOLE.replace("tensor_parallel_size: 2", "engine: own"))
+
+
 def test_a_digest_says_what_a_replica_is_made_by() -> None:
     large = parse(WHOLE).groups[0]
     assert parse(WHOLE).groups[0].digest == large.digest

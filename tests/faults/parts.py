@@ -25,14 +25,14 @@ class Parts:
         self._mark = f"SPECWIRE_TEST_PARTS={uuid.uuid4().hex}"
         self._services: list[Service] = []
 
-    def start(self, *arguments: str, without: str = "", at: str = "") -> Service:
+    def start(self, *arguments: str, without: str = "", at: str = "", python: str = sys.executable) -> Service:
         """Launch a service, at `at` or at a port of its own so that it can be restarted there, or one that dials.
 
-        without: names of packages, with commas, that it cannot import.
+        without: names of packages, with commas, that it cannot import. python: whose environment it runs in.
         """
         said = self._folder / f"{len(self._services)}-{arguments[0]}.stderr"
         address = at or ("" if "--connect" in arguments else free_address())
-        service = Service(arguments, self._environment(without), said, address)
+        service = Service(arguments, self._environment(without), said, address, python=python)
         self._services.append(service)
         return service
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from calendar import timegm
 from collections.abc import Iterator
@@ -64,12 +65,17 @@ class Lines:
 class Place:
     """All processes; owned by `place`. `over_http`: where `apart` (through its relay) and `second` are called so."""
 
-    def __init__(self, owned: Parts, stack: ExitStack, target: str, draft: str, words: tuple[str, ...]) -> None:
+    def __init__(
+        self, owned: Parts, stack: ExitStack, target: str, draft: str, words: tuple[str, ...], vllm: tuple[str, ...]
+    ) -> None:
         self._owned = owned
         self.redis = stack.enter_context(RedisServer(port=free_port()))
         registry = stack.enter_context(Link(stack.enter_context(RedisServer(port=free_port())).tcp))
         found = ("--registry", f"redis://{registry.address}")
-        self.verifiers = [owned.start("verify", target, "--grace", GRACE_S, *found, *words) for _ in range(2)]
+        self.verifiers = [
+            owned.start("verify", target, "--grace", GRACE_S, *found, *words, *more, python=python)
+            for python, *more in (vllm or (sys.executable,), (sys.executable,))
+        ]
         self.drafter = owned.start("draft", draft, "--grace", GRACE_S, *found, *words)
         for service in (*self.verifiers, self.drafter):
             service.ready()
@@ -135,7 +141,10 @@ def said_since(service: Service, moment: float) -> Iterator[tuple[float, str]]:
 
 
 @contextmanager
-def place(target: str, draft: str, *words: str) -> Iterator[Place]:
-    """Targets and drafters as on the command line; `words`: more for both."""
+def place(target: str, draft: str, *words: str, vllm: tuple[str, ...] = ()) -> Iterator[Place]:
+    """Targets and drafters as on the command line; `words`: more for both.
+
+    vllm: the Python whose environment the first verifier runs in, and more words for it.
+    """
     with parts() as owned, ExitStack() as stack:
-        yield Place(owned, stack, target, draft, words)
+        yield Place(owned, stack, target, draft, words, vllm)

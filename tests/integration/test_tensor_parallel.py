@@ -49,18 +49,11 @@ async def test_serves_and_ends_on_a_signal_with_its_other_rank() -> None:
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     prompt = tokenizer.encode(held_out_prompts()[0].text, add_special_tokens=False).ids
     async with verifier() as (process, address, other):
-        async with grpc.aio.insecure_channel(address) as channel:
-            stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            info = await stub.GetModelInfo(common_pb2.GetModelInfoRequest(), timeout=PATIENCE_S)
-            assert info.weights_fingerprint == one.info.weights_fingerprint
-            assert info.kv_bytes == info.slots * one.kv_bytes
-            call = stub.Connect()
-            peer = Peer(call, info)
-            await peer.open(1, prompt, stopping=common_pb2.Stopping(max_tokens=COUNT, ignore_eos=True))
-            await peer.until_finished(1)
-            call.cancel()
-        assert len(peer.tokens[1]) == COUNT
-        assert largest_gap(one, prompt, peer.tokens[1]) <= NEAR_TIE
+        info, tokens = await written(address, prompt)
+        assert info.weights_fingerprint == one.info.weights_fingerprint
+        assert info.kv_bytes == info.slots * one.kv_bytes
+        assert len(tokens) == COUNT
+        assert largest_gap(one, prompt, tokens) <= NEAR_TIE
         for pid in (other, process.pid):  # as a supervisor signals all of them
             os.kill(pid, signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_S):
@@ -72,6 +65,19 @@ async def test_the_other_rank_ends_with_a_verifier_that_is_killed() -> None:
     async with verifier() as (process, _, other):
         process.kill()
         await until(lambda: not lives(process.pid) and not lives(other))
+
+
+async def written(address: str, prompt: Sequence[int]) -> tuple[common_pb2.GetModelInfoResponse, list[int]]:
+    """What the verifier says of itself, and COUNT tokens of its behind the prompt."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        info = await stub.GetModelInfo(common_pb2.GetModelInfoRequest(), timeout=PATIENCE_S)
+        call = stub.Connect()
+        peer = Peer(call, info)
+        await peer.open(1, prompt, stopping=common_pb2.Stopping(max_tokens=COUNT, ignore_eos=True))
+        await peer.until_finished(1)
+        call.cancel()
+        return info, peer.tokens[1]
 
 
 def largest_gap(lm: LanguageModel, prompt: Sequence[int], tokens: Sequence[int]) -> float:

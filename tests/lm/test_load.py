@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from deploy.cli.doctor import Grade
 from deploy.cli.doctor_models import check_models, facts_of
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM
+from specwire.lm.runners import vllm
 from specwire.lm.runners.hugging_face import HuggingFaceRunner, SlotCache
 from tests.lm.models import COMMON, CONTEXT, ROTARY, VOCABULARY, build, config, plain, save
 
@@ -255,3 +257,45 @@ def test_weights_that_lack_a_tensor_are_refused(tmp_path: Path) -> None:
     without_a_tensor(folder)
     with pytest.raises(ModelError, match=r"its files lack model\.norm\.weight"):
         load_model(str(folder), slots=1)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"engine": "own"}, "engine: must be one of specwire, vllm, not 'own'"),
+        ({"runtime": "auto"}, "runtime: is not served with --engine vllm"),
+        ({"deterministic": True}, "deterministic: is not served"),
+        ({"quantization": "int8"}, "quantization: is not served"),
+        ({"compiled": True}, "compile: is not served"),
+        ({"heads": "self:exit=1"}, "heads: is not served"),
+    ],
+)
+def test_what_vllm_s_worker_does_not_do_is_named(how: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_model(save(build(config("llama")), tmp_path), **{"slots": 1, "engine": "vllm", **how})
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "device", "message"),
+    [
+        ("", {}, "cpu", "vLLM is not installed here; tested with vLLM 0.32"),
+        ("0.31.4", {}, "cpu", "vLLM 0.31.4 is not known here; tested with vLLM 0.32"),
+        (
+            "0.32.1",
+            {"max_num_seqs": 3},
+            "cpu",
+            "engine-options: 'max_num_seqs' is not taken here, but attention_backend",
+        ),
+        ("0.32.1", {"quantization": "fp8"}, "cpu", "engine-options: 'quantization' is not taken here"),
+    ],
+)
+def test_a_vllm_that_is_not_known_is_named(
+    found: str, options: dict[str, Any], device: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm, "_version", lambda package: found if package == "vllm" else "")
+    with pytest.raises(ModelError, match=message):
+        vllm.prepare(device, options)
+
+
+def test_a_scripted_model_is_served_on_any_engine() -> None:
+    assert load_model("scripted:7", slots=1, engine="vllm").info.runtime == "scripted"

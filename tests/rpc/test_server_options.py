@@ -19,6 +19,10 @@ from specwire.rpc.server_options import ModelServiceOptions, size_of
         ({"model": "m", "threads": 0}, "threads"),
         ({"model": "m", "slots": -1}, "slots"),
         ({"model": "m", "context": 1}, "context"),
+        ({"model": "m", "engine": "own"}, "engine"),
+        ({"model": "m", "engine": "vllm", "engine_options": "{"}, "engine-options"),
+        ({"model": "m", "engine": "vllm", "engine_options": "[1]"}, "engine-options"),
+        ({"model": "m", "engine_options": '{"enforce_eager": true}'}, "engine-options"),
     ],
 )
 def test_bad_options_name_their_field(options: dict[str, str | int], field: str) -> None:

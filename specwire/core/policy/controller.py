@@ -230,6 +230,7 @@ class Streaming:
     rates: P(accept | tested) by position in the window. agreement: P(a draft token is the decided one), tested or not.
     draft_us: microseconds to draft a token. delay_us: from a verdict to the proposal that answers it, drafting apart.
     forward: V(m) of the verifier. branches: tokens that a forward of the drafter may extend.
+    waits: the verifier can wait for proposals.
     """
 
     rates: Sequence[float]
@@ -238,6 +239,7 @@ class Streaming:
     delay_us: float
     forward: ForwardTimes
     branches: int = 1
+    waits: bool = True
 
     def fastest(self) -> Way:
         """The best plan for a drafter on hardware of its own: stream, with or without waiting, or take turns."""
@@ -245,7 +247,7 @@ class Streaming:
         # A verdict finds a drafter that streams in the middle of a token.
         met_us = self.delay_us + self.draft_us / 2
         speeds = {(Discipline.STREAM, 0): stream_rate(*known, met_us, self._chunk)}
-        for window in range(1, MOST_WINDOW + 1):
+        for window in range(1, MOST_WINDOW + 1) if self.waits else ():
             speeds[Discipline.STREAM, window] = waiting_rate(*known, met_us, window)
             turns = lockstep_rate(self.rates, window, self.draft_us, self.forward, self.delay_us)
             speeds[Discipline.LOCKSTEP, window] = turns
@@ -477,12 +479,16 @@ class Controller:
         forward: V(m) of the verifier, shared by its sessions.
         shared_host: drafter and verifier compute on one machine.
         branches: most tokens that a forward of the drafter extends where it computes elsewhere; 1 asks for chains.
+        waits: the verifier can wait for proposals. One that cannot shares no host with its drafter.
     """
 
-    def __init__(self, forward: ForwardTimes, shared_host: bool, branches: int = MOST_BRANCHES) -> None:
+    def __init__(
+        self, forward: ForwardTimes, shared_host: bool, branches: int = MOST_BRANCHES, waits: bool = True
+    ) -> None:
         self._forward = forward
         self._shared = shared_host
         self._branches = branches
+        self._waits = waits
         self._acceptance = AcceptanceByPosition()
         self._agreement = Agreement()
         self._calibration = Calibration()
@@ -502,7 +508,7 @@ class Controller:
         V(m), and whether the drafter shares the verifier's host, are those of the new session. So a drafter that does
         not pay costs a probe every 128 verdicts, not the beginning of every session.
         """
-        heir = Controller(forward, shared_host, self._branches)
+        heir = Controller(forward, shared_host, self._branches, self._waits)
         heir._acceptance = self._acceptance.faded(INHERITED_TESTS)
         heir._agreement = self._agreement.faded(INHERITED_COMPARISONS)
         heir._calibration = replace(self._calibration, announced=0.0)
@@ -636,7 +642,8 @@ class Controller:
     def _streaming(self, rates: Sequence[float], draft_us: float) -> Streaming:
         """By V of the session alone: in a batch the verifier divides the rows, and drafting elsewhere costs nobody."""
         branches = 1 if self._shared else self._branches
-        return Streaming(rates, self._agreement.rate, draft_us, self._overhead_us or 0.0, self._forward, branches)
+        known = self._agreement.rate, draft_us, self._overhead_us or 0.0, self._forward
+        return Streaming(rates, *known, branches, self._waits)
 
     def _in_turns(self, draft_us: float) -> Plan:
         rates, overhead_us = self._acceptance.rates(MOST_WINDOW), self._overhead_us or 0.0

@@ -1,0 +1,349 @@
+"""Measure vLLM's own speculation beside specwire's on vLLM: python -m bench.vllm.run --help.
+
+Rows are vLLM servers, each of its own: without speculation, with its own n-grams or draft model, and with
+`specwire.vllm.Proposer`, whose drafter is one process behind relays of ours; and a verifier of ours on vLLM's worker,
+behind orchestrators that log to Redis. They write the same held-out prompts in turns, through OpenAI's API, streamed,
+so many at once. A few rows are there at a time, always with the server that has no speculation: with all of them in
+memory the machine took from each what it had not used for some seconds, and gave it back during its turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from bench import machine
+from bench.bars import Bar, at_least
+from bench.entry import terminable
+from bench.interleave import schedule
+from bench.interval import Estimate, estimate
+from bench.progress import tracked
+from bench.record import prompts_of, refused
+from bench.report import table
+from bench.runs import BenchError
+from bench.settings import HERE
+from bench.soak.redis_log import RedisLog, free_port
+from bench.soak.service import ANY_PORT, Service
+from bench.vllm.server import EAGER, PROPOSER, PYTHON, VLLM, Front, Speculation, VllmServer
+from bench.wan.link import Link
+from demo_pair import DRAFT, TARGET
+from deploy.stack.processes import environment
+from specwire.rpc.process import say
+
+OUT = HERE / "results" / "vllm.json"
+OFF, NGRAM, MODEL, IDLE, BOTH = "off", "its ngram", "its draft model", "nothing proposed", "drafter and n-grams"
+DRAFTER = {0: "drafter at 0 ms", 20: "drafter at 20 ms", 80: "drafter at 80 ms"}
+OWN: Mapping[str, Speculation | None] = {
+    OFF: None,
+    NGRAM: {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+    MODEL: {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": 3},
+}
+# A verifier of ours on vLLM's worker, and what may propose there.
+ENGINE_OFF, ENGINE_BOTH = "engine vllm, off", "engine vllm, drafter and n-grams"
+ENGINE = {0: "engine vllm, drafter at 0 ms", 20: "engine vllm, drafter at 20 ms"}
+ENGINES = (ENGINE_OFF, *ENGINE.values(), ENGINE_BOTH)
+TEMPERATURES = (0.0, 0.8)
+LEVELS = (1, 4, 16)
+# Of off: greedily with one session; everywhere else; where nothing is proposed.
+GAINS = {DRAFTER[0]: 1.4, DRAFTER[20]: 1.25, ENGINE[0]: 1.4, ENGINE[20]: 1.25}
+NEVER_SLOWER = 0.97
+# What our service may cost beside a vLLM server, the log included.
+TAX = 0.93
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A group of prompts that one row wrote at once."""
+
+    level: int
+    temperature: float
+    turn: int
+    row: str
+    seconds: float
+    texts: tuple[tuple[int, ...], ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.texts))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row at one level and temperature. to_off: of the same server without drafts. different: texts unlike its."""
+
+    level: int
+    temperature: float
+    row: str
+    tokens_per_second: Estimate
+    to_off: Estimate
+    different: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that take turns with each other, and whether a verifier of ours is beside them."""
+
+    rows: tuple[str, ...]
+    engine: bool = False
+
+
+GROUPS = (
+    Group((OFF, NGRAM, MODEL), engine=True),
+    Group((OFF, NGRAM, MODEL, BOTH)),
+    Group((OFF, IDLE, DRAFTER[0])),
+    Group((OFF, DRAFTER[20], DRAFTER[80])),
+)
+
+
+def servers(folder: Path, group: Group, drafter: str, links: Mapping[int, Link]) -> dict[str, VllmServer]:
+    """Start the servers of a group. drafter: its address, for the row that has n-grams as well."""
+    proposers = {
+        IDLE: "--no-ngram",
+        **{DRAFTER[rtt]: f"--drafter {link.address} --no-ngram" for rtt, link in links.items()},
+        BOTH: f"--drafter {drafter}",
+    }
+    started = {}
+    for number, row in enumerate(group.rows):
+        own = folder / str(number)
+        own.mkdir(parents=True)
+        started[row] = VllmServer(
+            TARGET,
+            own,
+            f"127.0.0.1:{free_port()}",
+            OWN.get(row, PROPOSER),
+            proposers.get(row, ""),
+            sessions=max(LEVELS),
+        )
+    return started
+
+
+def ours(owned: ExitStack, folder: Path, links: Mapping[int, Link]) -> dict[str, Front]:
+    """Start a verifier on vLLM's worker, an orchestrator for each distance of the drafter, and their log."""
+    log = RedisLog(folder)
+    owned.callback(log.kill)
+    told = {**environment(), "OMP_NUM_THREADS": "1"}
+    engine = ("--engine", "vllm", "--engine-options", EAGER)
+    words = ("verify", str(TARGET), "--threads", "1", "--slots", str(max(LEVELS)), "--context", "1024", *engine)
+    verifier = Service(words, told, folder / "verify.stderr", ANY_PORT, python=PYTHON)
+    owned.callback(verifier.kill)
+    logged = ("--redis-url", f"redis://{log.ready()}", "--http", ANY_PORT)
+    verifier.ready()
+    doors = {}
+    for rtt in ENGINE:
+        line = ("orchestrate", "--verifier", verifier.address, "--drafter", links[rtt].address, *logged)
+        one = Service(line, environment(), folder / f"orchestrate-{rtt}.stderr", ANY_PORT)
+        owned.callback(one.kill)
+        one.ready()
+        doors[rtt] = one.http
+    return {
+        ENGINE_OFF: Front(doors[0], "off"),
+        **{row: Front(doors[rtt], "drafters") for rtt, row in ENGINE.items()},
+        ENGINE_BOTH: Front(doors[0], "auto"),
+    }
+
+
+def measure(args: argparse.Namespace) -> list[Turn]:
+    """Start everything, warm up, and let the rows take turns."""
+    prompts = prompts_of(TARGET)[: args.prompts]
+    turns: list[Turn] = []
+    with ExitStack() as owned:
+        folder = Path(owned.enter_context(TemporaryDirectory(prefix="specwire-bench-vllm-")))
+        words = ("draft", str(DRAFT), "--threads", "1", "--slots", "64")
+        drafter = Service(words, environment(), folder / "draft.stderr", ANY_PORT)
+        owned.callback(drafter.kill)
+        drafter.ready()
+        links = {rtt: owned.enter_context(Link(drafter.address)) for rtt in DRAFTER}
+        for rtt, link in links.items():
+            link.shape(rtt)
+        for number, group in enumerate(GROUPS):
+            with ExitStack() as present:
+                rows = beside(present, folder / str(number), group, drafter.address, links)
+                clients = present.enter_context(ThreadPoolExecutor(max(LEVELS)))
+                for level in args.sessions:
+                    turns += at_level(clients, rows, prompts, level, len(turns), args)
+    return turns
+
+
+def beside(
+    present: ExitStack, folder: Path, group: Group, drafter: str, links: Mapping[int, Link]
+) -> dict[str, VllmServer | Front]:
+    """All rows of a group, ready."""
+    folder.mkdir()
+    theirs = servers(folder, group, drafter, links)
+    for server in theirs.values():
+        present.callback(server.end)
+    for row, server in theirs.items():
+        server.ready()
+        say(f"bench: {row} is ready")
+    return {**theirs, **(ours(present, folder, links) if group.engine else {})}
+
+
+def at_level(
+    clients: ThreadPoolExecutor,
+    rows: Mapping[str, VllmServer | Front],
+    prompts: Sequence[Sequence[int]],
+    level: int,
+    first: int,
+    args: argparse.Namespace,
+) -> Iterator[Turn]:
+    """The turns are counted from `first` on."""
+    groups = [prompts[first : first + level] for first in range(0, len(prompts) - level + 1, level)]
+    for temperature in TEMPERATURES:
+        for row, server in rows.items():  # what is compiled for so many is compiled then
+            write(clients, row, server, groups[0], args.tokens, temperature)
+        turns = schedule(args.repeats, len(groups), len(rows))
+        for repeat, group, index in tracked(turns, args.repeats * len(groups) * len(rows), f"{level} at once"):
+            row = list(rows)[index]
+            seconds, texts = write(clients, row, rows[row], groups[group], args.tokens, temperature)
+            yield Turn(level, temperature, first + repeat * len(groups) + group, row, seconds, texts)
+
+
+def write(
+    clients: ThreadPoolExecutor,
+    row: str,
+    server: VllmServer | Front,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    temperature: float,
+) -> tuple[float, tuple[tuple[int, ...], ...]]:
+    """Seconds until all texts are whole, and the texts."""
+    began = time.monotonic()
+    try:
+        texts = list(clients.map(lambda prompt: server.complete(prompt, tokens, temperature), prompts))
+    except OSError as error:
+        raise BenchError(f"{row}: {error}") from error
+    if any(len(text) != tokens for text in texts):
+        raise BenchError(f"{row}: a text has not the {tokens} tokens that were asked for")
+    return time.monotonic() - began, tuple(map(tuple, texts))
+
+
+def lines_of(turns: Sequence[Turn]) -> list[Line]:
+    places = dict.fromkeys((turn.level, turn.temperature, turn.row) for turn in turns)
+    return [_line(turns, *place) for place in places]
+
+
+def _line(turns: Sequence[Turn], level: int, temperature: float, row: str) -> Line:
+    at = [turn for turn in turns if (turn.level, turn.temperature) == (level, temperature)]
+    own = {turn.turn: turn for turn in at if turn.row == row}
+    off = {turn.turn: turn for turn in at if turn.row == off_of(row)}
+    pairs = [(own[turn], off[turn]) for turn in own]
+    return Line(
+        level,
+        temperature,
+        row,
+        estimate([turn.tokens / turn.seconds for turn in own.values()]),
+        ratio(turns, level, temperature, row, off_of(row)),
+        sum(mine != theirs for one, other in pairs for mine, theirs in zip(one.texts, other.texts, strict=True)),
+    )
+
+
+def off_of(row: str) -> str:
+    """The row of the same server where nothing is drafted."""
+    return ENGINE_OFF if row in ENGINES else OFF
+
+
+def ratio(turns: Sequence[Turn], level: int, temperature: float, faster: str, slower: str) -> Estimate:
+    """How many times as fast one row is, turn by turn."""
+    at = [turn for turn in turns if (turn.level, turn.temperature) == (level, temperature)]
+    fast, slow = ({turn.turn: turn.seconds for turn in at if turn.row == row} for row in (faster, slower))
+    return estimate([slow[turn] / fast[turn] for turn in fast if turn in slow])
+
+
+def bars_of(turns: Sequence[Turn], lines: Sequence[Line]) -> Iterator[Bar]:
+    """What is needed of the rows that are ours."""
+    for line in lines:
+        if line.row in (OFF, ENGINE_OFF, NGRAM, MODEL):
+            continue
+        drawn = f", temperature {line.temperature:g}" if line.temperature else ""
+        needed = NEVER_SLOWER
+        if line.level == 1 and not line.temperature:
+            needed = GAINS.get(line.row, NEVER_SLOWER)
+        yield at_least(f"{line.level} at once{drawn}, {line.row} / {off_of(line.row)}", line.to_off, needed)
+    for level, temperature in dict.fromkeys((line.level, line.temperature) for line in lines):
+        own = {line.row: line for line in lines if (line.level, line.temperature) == (level, temperature)}
+        best = max((NGRAM, MODEL), key=lambda row: own[row].tokens_per_second.value)
+        drawn = f", temperature {temperature:g}" if temperature else ""
+        for both in (BOTH, ENGINE_BOTH):
+            found = ratio(turns, level, temperature, both, best)
+            yield at_least(f"{level} at once{drawn}, {both} / {best}", found, 1.0)
+        tax = ratio(turns, level, temperature, ENGINE_OFF, OFF)
+        yield at_least(f"{level} at once{drawn}, {ENGINE_OFF} / {OFF}", tax, TAX)
+
+
+def report(lines: Sequence[Line], bars: Sequence[Bar]) -> str:
+    head = ("at once", "temperature", "row", "tokens/s", "x off", "texts unlike off")
+    rows = [
+        (
+            str(line.level),
+            f"{line.temperature:g}",
+            line.row,
+            f"{line.tokens_per_second.value:.0f}",
+            f"{line.to_off.value:.2f} [{line.to_off.low:.2f}, {line.to_off.high:.2f}]",
+            str(line.different),
+        )
+        for line in lines
+    ]
+    judged = [
+        (bar.name, f"{bar.value:.2f}", f"{bar.sense} {bar.needed:g}", "holds" if bar.holds else "MISSED")
+        for bar in bars
+    ]
+    return "\n".join([*table(head, rows), "", *table(("bar", "value", "needed", ""), judged)])
+
+
+def write_results(args: argparse.Namespace, turns: Sequence[Turn], lines: Sequence[Line], bars: Sequence[Bar]) -> None:
+    found = {
+        "name": args.out.stem,
+        "bars": [asdict(bar) for bar in bars],
+        "lines": [asdict(line) for line in lines],
+        "machine": machine.describe(),
+        "commit": machine.commit(),
+        "arguments": {name: getattr(args, name) for name in ("prompts", "tokens", "repeats", "sessions")},
+        "seconds_of_turns": [[turn.level, turn.temperature, turn.turn, turn.row, turn.seconds] for turn in turns],
+    }
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    line = argparse.ArgumentParser(prog="python -m bench.vllm.run", description=(__doc__ or "").partition(":")[0])
+    line.add_argument("--prompts", type=int, default=16, metavar="N", help="(default: %(default)s)")
+    line.add_argument("--tokens", type=int, default=128, metavar="N", help="new ones for each (default: %(default)s)")
+    line.add_argument("--repeats", type=int, default=2, metavar="N", help="(default: %(default)s)")
+    line.add_argument("--sessions", type=int, nargs="+", default=list(LEVELS), choices=LEVELS, help="at once")
+    line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    if refused(args, ("prompts", "tokens", "repeats")):
+        return 2
+    if not VLLM.exists():
+        say("bench: error: vLLM is not there: make setup-vllm")
+        return 2
+    try:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        with terminable():
+            turns = measure(args)
+    except (BenchError, OSError) as error:
+        say(f"bench: error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    lines = lines_of(turns)
+    bars = list(bars_of(turns, lines))
+    write_results(args, turns, lines, bars)
+    print(report(lines, bars))
+    return 0 if all(bar.holds for bar in bars) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

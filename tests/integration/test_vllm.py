@@ -1,0 +1,106 @@
+"""Drafters of specwire for an unmodified `vllm serve`: its texts stay its own, whatever becomes of a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bench.vllm.server import START_S, VLLM, VllmServer, running
+from demo_pair import DRAFT, TARGET
+from tests.faults.parts import Parts, Service, parts
+from tests.faults.test_demo_pair import asked, check_choices
+from tests.ports import free_address
+from tests.wait import eventually
+
+pytestmark = pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not there: make setup-vllm")
+
+LENGTH = 160
+ACCEPTED, TESTED = "spec_decode_num_accepted_tokens", "spec_decode_num_draft_tokens"
+
+
+@pytest.fixture(scope="module")
+def owned() -> Iterator[Parts]:
+    """Give the owner of this file's drafters."""
+    with parts() as owner:
+        yield owner
+
+
+@pytest.fixture(scope="module")
+def drafter(owned: Parts) -> Service:
+    """Give a drafter of the pair."""
+    service = owned.start("draft", str(DRAFT), "--threads", "1", "--slots", "8")
+    service.ready()
+    return service
+
+
+@pytest.fixture(scope="module")
+def server(drafter: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """Give vLLM with that drafter, and nothing proposed from the texts themselves."""
+    told = f"--drafter {drafter.address} --no-ngram"
+    with running(VllmServer(TARGET, tmp_path_factory.mktemp("vllm"), free_address(), proposer=told)) as one:
+        yield one
+
+
+def drafted(server: VllmServer) -> bool:
+    """Whether a drafter's token was accepted in a text that is written now, which is the target's own."""
+    before = server.counted(ACCEPTED)
+    tokens = server.complete(asked()[0].prompt, LENGTH)
+    check_choices(asked()[0], tokens)
+    return server.counted(ACCEPTED) > before
+
+
+def test_a_drafter_far_away_drafts_for_it(server: VllmServer) -> None:
+    assert eventually(lambda: drafted(server))
+
+
+def test_texts_at_once_are_each_their_own(server: VllmServer) -> None:
+    prompt = asked()[0].prompt
+    prompts = [prompt[: len(prompt) - cut] for cut in range(6)]
+    with ThreadPoolExecutor(len(prompts)) as clients:
+        told = list(clients.map(lambda each: server.complete(each, LENGTH), prompts))
+    for each, tokens in zip(prompts, told, strict=True):
+        assert len(tokens) == LENGTH
+        check_choices(type(asked()[0])(each), tokens)
+
+
+def test_its_own_sampling_goes_on(server: VllmServer) -> None:
+    before = server.counted(TESTED)
+    assert eventually(
+        lambda: (
+            len(server.complete(asked()[0].prompt, LENGTH, temperature=0.8)) == LENGTH
+            and server.counted(TESTED) > before
+        )
+    )
+
+
+def test_a_drafter_dies_in_the_middle_of_a_text_and_comes_back(server: VllmServer, drafter: Service) -> None:
+    assert eventually(lambda: drafted(server))
+    with ThreadPoolExecutor(1) as client:
+        told = client.submit(server.complete, asked()[0].prompt, 4 * LENGTH)
+        written = server.counted("generation_tokens")
+        assert eventually(lambda: server.counted("generation_tokens") > written + LENGTH)
+        drafter.kill()
+        tokens = told.result()
+    assert len(tokens) == 4 * LENGTH
+    check_choices(asked()[0], tokens)
+    assert not drafted(server)
+    drafter.restart()
+    drafter.ready()
+    assert eventually(lambda: drafted(server))
+
+
+def test_with_nobody_to_draft_the_texts_propose_for_themselves(tmp_path: Path) -> None:
+    with running(VllmServer(TARGET, tmp_path, free_address())) as alone:
+        assert eventually(lambda: drafted(alone))
+
+
+def test_options_that_cannot_be_are_named_at_start(tmp_path: Path) -> None:
+    server = VllmServer(TARGET, tmp_path, free_address(), proposer="--draftor a:1")
+    try:
+        assert server.process.process.wait(START_S) != 0
+        assert "SPECWIRE_PROPOSER: unrecognized arguments: --draftor" in server.process.said()
+    finally:
+        server.end()

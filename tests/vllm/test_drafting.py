@@ -1,0 +1,263 @@
+"""What is proposed for the rows of a batch: texts stay the target's own, requests are known by their texts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from draft_service.server import RunningDrafter, start
+from specwire.lm import load_model
+from specwire.lm.scripted import Script
+from specwire.registry.options import NOWHERE, RegistryOptions
+from specwire.rpc.keys import Keys
+from specwire.rpc.server_options import ModelServiceOptions
+from specwire.rpc.tls import ServerTls
+from specwire.vllm.drafting import FIRST_STEPS, KEPT_S, Drafting, DraftingOptions
+from specwire.vllm.engine import Engine
+from tests.certificates import Authority
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.vllm.batch import Batch, Text, rows_of
+from tests.wait import until
+
+MODEL = "scripted:7"
+INFO = load_model(MODEL, slots=1).info
+ENGINE = Engine("target", INFO.vocabulary, INFO.vocabulary_fingerprint, context=256, most=4, leads=True)
+OFF = DraftingOptions(ngram=False)
+# Of a step of the target: drafters compute meanwhile.
+STEP_S = 0.004
+PROMPTS = ((5, 6, 7), (9, 8), (11, 12, 13, 14))
+
+
+@asynccontextmanager
+async def drafter(
+    model: str = MODEL,
+    listen: str = "127.0.0.1:0",
+    tls: ServerTls | None = None,
+    keys: Keys | None = None,
+    registration: RegistryOptions = NOWHERE,
+) -> AsyncIterator[RunningDrafter]:
+    running = await start(ModelServiceOptions(model, listen=listen, slots=8, tls=tls, keys=keys), registration)
+    try:
+        yield running
+    finally:
+        await running.stop()
+
+
+@asynccontextmanager
+async def drafting(*addresses: str, options: DraftingOptions = OFF, engine: Engine = ENGINE) -> AsyncIterator[Drafting]:
+    """Give it with all its drafters connected."""
+    one = Drafting(engine, options, drafters=addresses)
+    one.start()
+    try:
+        await until(lambda: all(peer.info is not None for peer in one.drafters))
+        yield one
+    finally:
+        await one.stop()
+
+
+def batch(one: Drafting, script: str = MODEL, most: int | None = None) -> Batch:
+    return Batch(Script.parse(script), ENGINE, lambda *told: one.step(rows_of(*told)), most)
+
+
+async def write(running: Batch, texts: list[Text], length: int) -> None:
+    """Step until each has `length` tokens, as it would have alone."""
+    while any(len(text.output) < length for text in texts):
+        running.step()
+        await asyncio.sleep(STEP_S)
+    for text in texts:
+        assert text.output == running.plain(text.prompt, len(text.output))
+
+
+@pytest.mark.parametrize("model", [MODEL, "scripted:7:agree=0.6", "scripted:8"], ids=["right", "doubtful", "wrong"])
+async def test_a_drafter_drafts_and_changes_no_text(model: str) -> None:
+    async with drafter(model) as running, drafting(running.address) as one:
+        served = batch(one)
+        texts = [served.add(prompt) for prompt in PROMPTS]
+        await write(served, texts, 80)
+        if model == MODEL:
+            assert sum(text.accepted for text in texts) > 0
+
+
+async def test_what_the_texts_repeat_is_proposed_without_any_drafter() -> None:
+    script = "scripted:7:memory=2:vocab=8"
+    info = load_model(script, slots=1).info
+    engine = Engine("target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True)
+    async with drafting(options=DraftingOptions(), engine=engine) as one:
+        served = batch(one, script)
+        text = served.add((1, 2, 3))
+        await write(served, [text], 120)
+        assert text.accepted > 60
+        assert served.steps < 80
+
+
+async def test_nothing_is_proposed_before_it_is_known_what_steps_take() -> None:
+    async with drafter() as running, drafting(running.address) as one:
+        served = batch(one)
+        text = served.add(PROMPTS[0])
+        for _ in range(FIRST_STEPS):
+            served.step()
+            await asyncio.sleep(STEP_S)
+            assert text.window == []
+
+
+async def test_requests_are_known_by_their_texts_wherever_their_rows_are() -> None:
+    """VLLM moves rows when a request ends, and takes one out and back in when memory is short."""
+    async with drafter() as running, drafting(running.address) as one:
+        served = batch(one)
+        texts = [served.add(prompt) for prompt in PROMPTS]
+        await write(served, texts, 12)
+        opened = next(one._numbers)
+        served.rows = [texts[2], texts[0]]
+        await write(served, [texts[2], texts[0]], 24)
+        served.rows = [texts[1], None, texts[0], texts[2]]
+        await write(served, texts, 48)
+        assert next(one._numbers) == opened + 1
+
+
+async def test_two_requests_with_one_text_are_two() -> None:
+    async with drafter() as running, drafting(running.address) as one:
+        served = batch(one)
+        texts = [served.add(PROMPTS[0]), served.add(PROMPTS[0])]
+        await write(served, texts, 40)
+        assert len(one._requests) == 2
+
+
+async def test_less_may_be_tested_than_was_proposed() -> None:
+    async with drafter() as running, drafting(running.address) as one:
+        served = batch(one, most=1)
+        text = served.add(PROMPTS[0])
+        await write(served, [text], 60)
+        assert text.tested <= served.steps
+
+
+async def test_a_text_ends_at_the_context() -> None:
+    async with drafter() as running, drafting(running.address) as one:
+        served = batch(one)
+        text = served.add(tuple(range(2, 60)) * 3)
+        while len(text.tokens) < ENGINE.context:
+            served.step()
+            await asyncio.sleep(STEP_S)
+        assert text.output == served.plain(text.prompt, len(text.output))
+
+
+async def test_a_lost_drafter_is_replaced_by_another_and_comes_back() -> None:
+    async with drafter() as first:
+        address = first.address
+        async with drafter() as second, drafting(address, second.address) as one:
+            served = batch(one)
+            texts = [served.add(prompt) for prompt in PROMPTS]
+            await write(served, texts, 20)
+            await first.stop()
+            await write(served, texts, 60)
+            drafts = [request.drafter for request in one._requests.values()]
+            assert {each.peer.link.address for each in drafts if each is not None} <= {second.address}
+            async with drafter(listen=address):
+                await until(lambda: all(peer.up for peer in one.drafters))
+                await write(served, texts, 80)
+
+
+async def test_links_are_encrypted_and_show_a_token() -> None:
+    ours, token = Authority(), "a token of this test"
+    async with drafter(tls=ours.server(), keys=Keys({token: "vllm"})) as running:
+        for tls, shown, works in ((ours.client(), token, True), (ours.client(), "", False), (None, token, False)):
+            await dial(Drafting(ENGINE, OFF, tls, shown, [running.address]), works)
+
+
+async def dial(one: Drafting, works: bool) -> None:
+    """Hold that its only drafter takes part in a text, or that it is refused."""
+    one.start()
+    try:
+        (peer,) = one.drafters
+        await until(lambda: peer.up if works else "does not answer" not in (one._dialled.trouble(peer) or ""))
+        assert peer.up is works
+        if works:
+            served = batch(one)
+            text = served.add(PROMPTS[0])
+            await write(served, [text], 40)
+            assert text.accepted > 0
+    finally:
+        await one.stop()
+
+
+async def test_drafters_are_found_in_the_registry() -> None:
+    with RedisServer() as redis:
+        one = Drafting(ENGINE, OFF)
+        one.start(redis.url)
+        try:
+            async with drafter(registration=RegistryOptions(redis.url)):
+                await until(lambda: any(peer.up for peer in one.drafters))
+                served = batch(one)
+                text = served.add(PROMPTS[0])
+                await write(served, [text], 40)
+                assert text.accepted > 0
+            await until(lambda: not one.drafters)
+        finally:
+            await one.stop()
+
+
+async def test_without_any_drafter_left_the_texts_go_on() -> None:
+    async with drafter() as running, drafting(running.address) as one:
+        served = batch(one)
+        texts = [served.add(prompt) for prompt in PROMPTS]
+        await write(served, texts, 20)
+        await running.stop()
+        await write(served, texts, 40)
+
+
+async def test_a_drafter_that_refuses_is_let_be() -> None:
+    """It has room for no text of this length."""
+    async with drafter() as running, drafting(running.address) as one:
+        one._requests.clear()
+        served = batch(one)
+        text = served.add(PROMPTS[0])
+        await write(served, [text], 12)
+        request = next(iter(one._requests.values()))
+        assert request.drafter is not None
+        request.drafter._on_refused(request.drafter, "for this test")
+        assert request.drafter is None
+        assert list(request.rests) == one.drafters
+        await write(served, [text], 20)
+        assert request.drafter is None
+
+
+async def test_one_with_another_vocabulary_is_not_used() -> None:
+    async with drafter("scripted:7:vocab=32") as running, drafting(running.address) as one:
+        assert not one.drafters[0].up
+        served = batch(one)
+        text = served.add(PROMPTS[0])
+        await write(served, [text], 20)
+        assert text.tested == 0
+
+
+async def test_an_ended_request_is_forgotten_here_and_at_its_drafter() -> None:
+    clock = Clock()
+    async with drafter() as running:
+        one = Drafting(ENGINE, OFF, drafters=[running.address], now_s=clock)
+        one.start()
+        try:
+            await until(lambda: one.drafters[0].up)
+            served = batch(one)
+            text = served.add(PROMPTS[0])
+            for _ in range(20):
+                clock.now_s += STEP_S
+                served.step()
+                await asyncio.sleep(STEP_S)
+            assert text.output
+            assert one.drafters[0].sessions == 1
+            clock.now_s += KEPT_S + 1.0
+            one.sweep()
+            assert one._requests == {}
+            assert one.drafters[0].sessions == 0
+        finally:
+            await one.stop()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
