@@ -18,8 +18,10 @@ from google.protobuf.message import Message
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.replies import Part
+from orchestrator.api.scores import PromptScores
 from orchestrator.http.endpoint import Served
 from orchestrator.http.errors import failure_of
+from orchestrator.http.prompts import by_id, by_text, echoed, joined
 from orchestrator.http.requests import CompletionRequest
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import finite
@@ -120,15 +122,9 @@ class CompletionShape:
         return {
             "tokens": [names.text(token) for token in told.tokens],
             "token_logprobs": [finite(known.logprob) for known in told.logprobs],
-            "top_logprobs": [_by_text(known, names) for known in told.logprobs],
+            "top_logprobs": [by_text(known, len(known.top_ids), names) for known in told.logprobs],
             "text_offset": list(told.offsets),
         }
-
-
-def _by_text(known: common_pb2.TokenLogprobs, names: TokenBytes) -> Json:
-    """Log-probabilities by text. Where two tokens have the same text, the most probable one counts."""
-    pairs = zip(known.top_ids, known.top_logprobs, strict=True)
-    return {names.text(token): finite(logprob) for token, logprob in reversed(list(pairs))}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -274,7 +270,9 @@ class EventStream:
                 await self._send(send, COMMENT)
 
 
-Events = AsyncGenerator[tuple[int, Part], None]
+# The scores of a prompt come before its session's own parts.
+Told = Part | PromptScores
+Events = AsyncGenerator[tuple[int, Told], None]
 
 REASONS = {
     common_pb2.FINISH_REASON_EOS: "stop",
@@ -299,7 +297,7 @@ class AnswerChoice:
     """One session, as far as it has been told.
 
     before: what its text begins with. end: where the newest token's text ends in the output, in code points.
-    place: how far its reader has come; None where it cannot come back.
+    place: how far its reader has come; None where it cannot come back. scores: of its prompt, if asked for.
     """
 
     before: str
@@ -310,6 +308,7 @@ class AnswerChoice:
     started: pb.Started = field(default_factory=pb.Started)
     reason: str | None = None
     place: StreamPlace | None = None
+    scores: PromptScores | None = None
 
     def lacks(self, stage: Stage) -> bool:
         """Whether this is new to its reader; from now on it is not."""
@@ -337,7 +336,7 @@ class Answer:
     ) -> None:
         self._shape = shape
         self._request = request
-        self._names = served.names
+        self._served = served
         self._model = {"model": served.name, "system_fingerprint": served.fingerprint}
         self._id = shape.prefix + secrets.token_hex(16)
         self._created = int(time.time())
@@ -357,8 +356,10 @@ class Answer:
         choices = [self._answered(index, choice) for index, choice in enumerate(self._choices)]
         return {**self._envelope(self._shape.whole, choices), "usage": self._usage()}
 
-    def _gather(self, choice: AnswerChoice, part: Part) -> None:
+    def _gather(self, choice: AnswerChoice, part: Told) -> None:
         match part:
+            case PromptScores():
+                choice.scores = part
             case pb.Started():
                 choice.started = part
             case pb.Chunk():
@@ -380,8 +381,12 @@ class Answer:
         if self._request.details:
             more["tokens"] = [token for chunk in choice.chunks for token in chunk.tokens]
             more["outcomes"] = [OUTCOMES.get(each, "") for chunk in choice.chunks for each in chunk.outcomes]
-        told = self._told(choice, choice.chunks)
-        return self._choice(index, self._shape.answer(choice.text), told, choice.reason, more)
+        told = joined(self._of_prompt(choice), self._told(choice, choice.chunks))
+        answer = self._choice(index, self._shape.answer(choice.text), told, choice.reason, more)
+        top = self._request.prompt_logprobs
+        if choice.scores is None or top is None:
+            return answer
+        return {**answer, "prompt_logprobs": by_id(choice.scores, top, self._served.names)}
 
     # As it comes
 
@@ -399,8 +404,11 @@ class Answer:
             yield event(failure_of(error).body())
         yield DONE
 
-    def _events(self, index: int, choice: AnswerChoice, part: Part) -> list[bytes]:
+    def _events(self, index: int, choice: AnswerChoice, part: Told) -> list[bytes]:
         match part:
+            case PromptScores():
+                choice.scores = part
+                return []
             case pb.Started():
                 return self._first(index, choice, part)
             case pb.Chunk():
@@ -417,7 +425,7 @@ class Answer:
             choice.place = StreamPlace.start(part)
         told = [self._part(index, self._shape.first() or self._shape.delta(""), None, None, _opening(part))]
         if choice.before and choice.lacks(Stage.GOING):
-            told.append(self._part(index, self._shape.delta(choice.before)))
+            told.append(self._part(index, self._shape.delta(choice.before), self._of_prompt(choice)))
         return told
 
     def _chunk(self, index: int, choice: AnswerChoice, part: pb.Chunk) -> list[bytes]:
@@ -442,7 +450,12 @@ class Answer:
 
     # Parts of both
 
-    def _told(self, choice: AnswerChoice, chunks: Sequence[pb.Chunk]) -> TokenReport | None:
+    def _of_prompt(self, choice: AnswerChoice) -> Json | None:
+        """What stands before the output's own log-probabilities."""
+        top = self._request.echo_logprobs
+        return None if choice.scores is None or top is None else echoed(choice.scores, top, self._served)
+
+    def _told(self, choice: AnswerChoice, chunks: Sequence[pb.Chunk]) -> Json | None:
         tokens = [token for chunk in chunks for token in chunk.tokens]
         logprobs = [known for chunk in chunks for known in chunk.logprobs]
         if not self._request.logprobs or len(logprobs) < len(tokens):
@@ -450,13 +463,14 @@ class Answer:
         ends = [end for chunk in chunks for end in chunk.text_ends]
         begins = [choice.end, *ends][: len(ends)]
         choice.end = ends[-1] if ends else choice.end
-        return TokenReport(tokens, logprobs, [len(choice.before) + begin for begin in begins])
+        told = TokenReport(tokens, logprobs, [len(choice.before) + begin for begin in begins])
+        return self._shape.logprobs(told, self._served.names)
 
     def _part(
         self,
         index: int,
         content: Json,
-        told: TokenReport | None = None,
+        told: Json | None = None,
         reason: str | None = None,
         more: Json | None = None,
     ) -> bytes:
@@ -468,11 +482,8 @@ class Answer:
         """The reader's place after everything sent so far, this event included."""
         return written(choice.place for choice in self._choices) if self._request.template.request_id else None
 
-    def _choice(
-        self, index: int, content: Json, told: TokenReport | None, reason: str | None, more: Json | None
-    ) -> Json:
-        logprobs = None if told is None else self._shape.logprobs(told, self._names)
-        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+    def _choice(self, index: int, content: Json, told: Json | None, reason: str | None, more: Json | None) -> Json:
+        choice = {"index": index, **content, "logprobs": told, "finish_reason": reason}
         return choice if more is None else {**choice, "specwire": more}
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:

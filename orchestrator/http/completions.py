@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from orchestrator.api.calls import merged, single_requests
-from orchestrator.api.replies import Part
 from orchestrator.api.requests import check_size
+from orchestrator.api.scores import PromptScorer, PromptScores
 from orchestrator.http.answers import (
     FIELD,
     Answer,
@@ -23,10 +24,12 @@ from orchestrator.http.answers import (
     EventStream,
     Leave,
     StreamPlace,
+    Told,
 )
 from orchestrator.http.answers import parse as parse_places
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import failure_of
+from orchestrator.http.prompts import scored
 from orchestrator.http.requests import (
     MOST_CHOICES,
     CompletionRequest,
@@ -54,6 +57,7 @@ class Completions:
 
     def __init__(self, service: HttpService) -> None:
         self._service = service
+        self._scorer = PromptScorer(service.orchestrator)
         self._quiet = service.orchestrator.options.sse_keep_alive
 
     async def chat(self, call: Call) -> ASGIApp:
@@ -93,20 +97,44 @@ class Completions:
         handler, parent = self._service.handler, call.headers.get(TRACEPARENT, "")
         reached = [None if place is None else place.reached for place in places]
         seeds = await handler.seeds.of(request.template, call.tenant, len(prompts))
-        asked = zip(requests, [seed for seed in seeds for _ in range(request.n)], reached, strict=True)
-        more = (call.tenant, request.timeout)
-        events = merged(
-            [
-                handler.generate(each, *more, seed, at, traceparent=parent, target=served.target)
-                for each, seed, at in asked
-            ]
-        )
+        asked = list(zip(requests, [seed for seed in seeds for _ in range(request.n)], reached, strict=True))
+
+        def generated(left: float | None) -> Events:
+            """left: seconds for everything, None for no limit."""
+            more: dict[str, Any] = {"traceparent": parent, "target": served.target}
+            return merged([handler.generate(each, call.tenant, left, seed, at, **more) for each, seed, at in asked])
+
+        if request.scores_only or request.scored is not None:
+            events = self._scored(call, request, requests, served, generated)
+        else:
+            events = generated(request.timeout)
         echoed = [_echo(each, served) if request.echo else "" for each in requests]
         answer = Answer(shape, request, served, echoed, places)
         if request.stream:
             begins, leave = await begun(events, self._quiet)
             return EventStream(answer.stream(begins), self._quiet, leave)
         return _json(await answer.whole(events))
+
+    async def _scored(
+        self,
+        call: Call,
+        request: CompletionRequest,
+        requests: Sequence[pb.GenerateRequest],
+        served: Served,
+        generated: Callable[[float | None], Events],
+    ) -> Events:
+        """The prompts' scores, then what the sessions say, in the time that is left."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with aclosing(scored(self._scorer, request, requests, call.tenant, served)) as scores:
+            async for each in scores:
+                yield each
+        if request.scores_only:
+            return
+        left = None if request.timeout is None else max(0.0, request.timeout - (clock() - began))
+        async with aclosing(generated(left)) as events:
+            async for told in events:
+                yield told
 
 
 def _json(content: dict[str, Any]) -> Response:
@@ -174,7 +202,7 @@ async def begun(events: Events, patience: float) -> tuple[Events, Leave]:
     their source. After `patience` seconds the answer begins anyway, so that the caller sees that the request has
     arrived.
     """
-    head: list[tuple[int, Part]] = []
+    head: list[tuple[int, Told]] = []
     first = asyncio.ensure_future(_begin(events, head))
     try:
         await asyncio.wait({first}, timeout=patience)
@@ -186,10 +214,10 @@ async def begun(events: Events, patience: float) -> tuple[Events, Leave]:
     return _chained(head, first, events), partial(_left, first, events)
 
 
-async def _begin(events: Events, head: list[tuple[int, Part]]) -> None:
+async def _begin(events: Events, head: list[tuple[int, Told]]) -> None:
     async for index, part in events:
         head.append((index, part))
-        if not isinstance(part, pb.Started):
+        if not isinstance(part, pb.Started | PromptScores):
             break
 
 
@@ -200,8 +228,8 @@ async def _left(first: asyncio.Future[None], events: Events) -> None:
 
 
 async def _chained(
-    head: list[tuple[int, Part]], first: asyncio.Future[None], events: Events
-) -> AsyncGenerator[tuple[int, Part], None]:
+    head: list[tuple[int, Told]], first: asyncio.Future[None], events: Events
+) -> AsyncGenerator[tuple[int, Told], None]:
     told = 0
     while told < len(head):
         yield head[told]

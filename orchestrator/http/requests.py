@@ -6,7 +6,7 @@ import json
 import re
 import reprlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.http.templates import ChatMessage
@@ -343,6 +343,9 @@ class CompletionRequest:
         include_usage: streams end with the usage of all.
         details: tell each token's id and outcome.
         timeout: seconds for everything; None for no limit.
+        echo_logprobs: most probable ids told with each token of the echoed prompt; None for no log-probabilities.
+        prompt_logprobs: likewise, in vLLM's form beside the answer.
+        scores_only: the prompt is all; nothing is generated.
     """
 
     model: str | None
@@ -354,6 +357,14 @@ class CompletionRequest:
     timeout: float | None
     logprobs: bool
     echo: bool = False
+    echo_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    scores_only: bool = False
+
+    @property
+    def scored(self) -> int | None:
+        """Most probable ids to be told with each token of the prompt; None where its log-probabilities are not."""
+        return max((each for each in (self.echo_logprobs, self.prompt_logprobs) if each is not None), default=None)
 
     def for_prompt(self, prompt: str | list[int]) -> pb.GenerateRequest:
         """What is asked for with one prompt."""
@@ -396,16 +407,34 @@ def _answer_tokens(fields: Fields) -> int:
 def take_completion(fields: Fields, request_id: str) -> CompletionRequest:
     """All of a completion's fields but its prompt."""
     sampling = _sampling(fields)
-    top, echo = fields.whole("logprobs"), fields.flag("echo")
+    top, echo = fields.whole("logprobs", most=MOST_LOGPROBS), fields.flag("echo")
     if top is not None:
         sampling.logprobs = top
-        if echo:
-            raise InvalidParameter("logprobs", "of the prompt are not served: leave out echo or logprobs")
-    stopping = _stopping(fields, fields.whole("max_tokens", least=1))
+    max_tokens, of_prompt = fields.whole("max_tokens"), fields.whole("prompt_logprobs", most=MOST_LOGPROBS)
+    stopping = _stopping(fields, 1 if max_tokens == 0 else max_tokens)
     fields.fixed("suffix", "")
     n = fields.whole("n", least=1, most=MOST_CHOICES) or 1
     fields.fixed("best_of", n)
-    return _request(fields, sampling, stopping, request_id, top is not None, echo, n)
+    request = _request(fields, sampling, stopping, request_id, top is not None, echo, n)
+    request = replace(
+        request,
+        echo_logprobs=top if echo else None,
+        prompt_logprobs=of_prompt,
+        scores_only=max_tokens == 0,
+    )
+    _check_scored(request)
+    if request.scores_only:
+        request.template.ClearField("request_id")  # no session that an id could stand for
+    return request
+
+
+def _check_scored(request: CompletionRequest) -> None:
+    """Refuse what a prompt's log-probabilities cannot go with."""
+    if request.template.parent and (request.scores_only or request.scored is not None):
+        field = "max_tokens" if request.scores_only else "logprobs" if request.echo else "prompt_logprobs"
+        raise InvalidParameter(field, "of a prompt that goes on behind a parent is not served: give the whole prompt")
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidParameter("prompt_logprobs", "are not told in streams: use echo with logprobs")
 
 
 def _request(

@@ -165,15 +165,21 @@ class StepTimings(_message.Message):
     def __init__(self, step: _Optional[int] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., choose_us: _Optional[int] = ..., gap_us: _Optional[int] = ..., waited_us: _Optional[int] = ..., forward_ended_ns: _Optional[int] = ..., plain_us: _Optional[int] = ..., drafts_us: _Optional[int] = ..., drafted_us: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("tokens", "from_position")
+    __slots__ = ("tokens", "from_position", "top")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FROM_POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     from_position: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., from_position: _Optional[int] = ...) -> None: ...
+    top: int
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., from_position: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("log_probabilities",)
+    __slots__ = ("log_probabilities", "scored", "ranks")
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     log_probabilities: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, log_probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
+    scored: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, log_probabilities: _Optional[_Iterable[float]] = ..., scored: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
