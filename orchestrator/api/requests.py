@@ -51,7 +51,7 @@ async def record_of(
     info = target.info
     prompt = [*before, *await prompt_tokens(request, target)]
     check_prompt(prompt, info.vocabulary, target.context)
-    drafting, ngram = drafting_of(request.drafting)
+    sources = sources_of(request)
     sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=seed, vocabulary=info.vocabulary)
     stopping = stopping_of(request.stopping, target, len(prompt))
     check_constraint(sampling.constraint, stopping, info.eos_ids)
@@ -63,8 +63,9 @@ async def record_of(
         sampling=sampling,
         stopping=stopping,
         stop=checked_stop(tuple(request.stop)),
-        drafting=drafting,
-        ngram=ngram,
+        drafting=sources.drafters,
+        ngram=sources.ngram,
+        heads=sources.heads,
         prediction=await prediction_tokens(request, target),
         echo=request.echo,
         weights_fingerprint=info.weights_fingerprint,
@@ -196,13 +197,18 @@ def checked_request_id(request_id: str) -> str:
     return request_id
 
 
-def drafting_of(value: generation_pb2.Drafting) -> tuple[bool, bool]:
-    """Whether drafters may propose, and whether the verifier may, from the text itself."""
+def sources_of(request: generation_pb2.GenerateRequest) -> generation_pb2.Sources:
+    """What may propose draft tokens. Raises InvalidParameter."""
+    value = request.drafting
     if value not in generation_pb2.Drafting.values():
         raise InvalidParameter("drafting", f"{value} is not a known value")
+    if request.HasField("sources"):
+        if value != generation_pb2.DRAFTING_UNSPECIFIED:
+            raise InvalidParameter("sources", "contradicts drafting: give one of the two")
+        return request.sources
     drafters = value not in (generation_pb2.DRAFTING_OFF, generation_pb2.DRAFTING_NGRAM)
     ngram = value not in (generation_pb2.DRAFTING_OFF, generation_pb2.DRAFTING_DRAFTERS)
-    return drafters, ngram
+    return generation_pb2.Sources(drafters=drafters, ngram=ngram, heads=drafters and ngram)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from orchestrator.http.endpoint import Served
 from orchestrator.http.errors import failure_of
 from orchestrator.http.prompts import by_id, by_text, echoed, joined
 from orchestrator.http.requests import CompletionRequest
+from orchestrator.http.usage import metrics_of, usage_of
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import finite
 from specwire.core.text import extend_hash
@@ -354,7 +355,7 @@ class Answer:
             async for index, part in events:
                 self._gather(self._choices[index], part)
         choices = [self._answered(index, choice) for index, choice in enumerate(self._choices)]
-        return {**self._envelope(self._shape.whole, choices), "usage": self._usage()}
+        return {**self._envelope(self._shape.whole, choices), "usage": self._usage(), "metrics": metrics_of(self.stats)}
 
     def _gather(self, choice: AnswerChoice, part: Told) -> None:
         match part:
@@ -395,11 +396,12 @@ class Answer:
         try:
             async with aclosing(events):
                 async for index, part in events:
-                    for told in self._events(index, self._choices[index], part):
-                        yield told
+                    for each in self._events(index, self._choices[index], part):
+                        yield each
             lacking = [choice.lacks(Stage.COUNTED) for choice in self._choices]
             if self._request.include_usage and any(lacking):
-                yield event({**self._envelope(self._shape.part, []), "usage": self._usage()}, self._place())
+                told = {"usage": self._usage(), "metrics": metrics_of(self.stats)}
+                yield event({**self._envelope(self._shape.part, []), **told}, self._place())
         except Exception as error:
             yield event(failure_of(error).body())
         yield DONE
@@ -490,21 +492,13 @@ class Answer:
         return {"id": self._id, "object": kind, "created": self._created, **self._model, "choices": choices}
 
     def _usage(self) -> Json:
-        """Several choices of one prompt share it."""
-        stats = [choice.stats for choice in self._choices]
-        prompt = sum(each.prompt_tokens for each in stats[:: self._request.n])
-        completion = sum(each.output_tokens for each in stats)
-        accepted = sum(each.accepted_prediction for each in stats)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in stats[:: self._request.n])},
-            "completion_tokens_details": {
-                "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": sum(each.proposed_prediction for each in stats) - accepted,
-            },
-        }
+        predicted = self._request.template.WhichOneof("prediction") is not None
+        return usage_of(self.stats, self._request.n, predicted)
+
+    @property
+    def stats(self) -> list[pb.Stats]:
+        """Of each choice; empty ones before it has ended."""
+        return [choice.stats for choice in self._choices]
 
 
 def _check_goes_on(place: StreamPlace) -> None:

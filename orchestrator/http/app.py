@@ -26,6 +26,7 @@ from orchestrator.http.endpoint import Endpoint, HttpService, Responder
 from orchestrator.http.errors import INVALID, Failure, failure_of, request_name
 from orchestrator.http.info import Info, Metrics
 from orchestrator.http.page import routes as page_routes
+from orchestrator.http.usage import SPECULATION
 from orchestrator.options import ANY, HttpAccess
 from specwire.rpc.channel import host_of, is_loopback
 
@@ -46,9 +47,8 @@ def shared(app: ASGIApp, access: HttpAccess) -> ASGIApp:
     if not access.origins:
         return app
     origins = [each.lower() for each in access.origins]
-    return CORSMiddleware(
-        app, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=(REQUEST_ID, "retry-after")
-    )
+    methods, shown = ("GET", "POST", "DELETE"), (REQUEST_ID, "retry-after", *SPECULATION)
+    return CORSMiddleware(app, origins, allow_methods=methods, allow_headers=("*",), expose_headers=shown)
 
 
 class RequestIds:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from orchestrator.api.calls import merged, single_requests
@@ -40,6 +40,7 @@ from orchestrator.http.requests import (
     take_completion,
     take_messages,
 )
+from orchestrator.http.usage import headers_of
 from specwire.core.invalid import InvalidParameter
 from specwire.telemetry.tracing import TRACEPARENT
 from specwire.v1 import generation_pb2 as pb
@@ -113,7 +114,7 @@ class Completions:
         if request.stream:
             begins, leave = await begun(events, self._quiet)
             return EventStream(answer.stream(begins), self._quiet, leave)
-        return _json(await answer.whole(events))
+        return JSONResponse(await answer.whole(events), headers=headers_of(answer.stats))
 
     async def _scored(
         self,
@@ -135,10 +136,6 @@ class Completions:
         async with aclosing(generated(left)) as events:
             async for told in events:
                 yield told
-
-
-def _json(content: dict[str, Any]) -> Response:
-    return JSONResponse(content)
 
 
 def take_template_values(fields: Fields) -> dict[str, Any]:

@@ -330,6 +330,7 @@ DRAFTING = {
     "drafters": pb.DRAFTING_DRAFTERS,
     "ngram": pb.DRAFTING_NGRAM,
 }
+SOURCES = ("drafters", "ngram", "heads")
 LOGPROBS_OF = {"model": common_pb2.LOGPROBS_OF_MODEL, "processed": common_pb2.LOGPROBS_OF_PROCESSED}
 
 
@@ -517,12 +518,15 @@ def _stopping(fields: Fields, max_tokens: int | None) -> common_pb2.Stopping:
 def _template(
     fields: Fields, sampling: common_pb2.Sampling, stopping: common_pb2.Stopping, request_id: str
 ) -> pb.GenerateRequest:
-    drafting = fields.choice("drafting", DRAFTING)
+    drafting, sources = fields.choice("drafting", DRAFTING), _sources(fields)
+    if drafting is not None and sources is not None:
+        raise InvalidParameter("specwire.sources", "contradicts drafting: give one of the two")
     return pb.GenerateRequest(
         sampling=sampling,
         stopping=stopping,
         stop=fields.texts("stop"),
-        drafting=DRAFTING[drafting or "auto"],
+        drafting=DRAFTING[drafting or "auto"] if sources is None else pb.DRAFTING_UNSPECIFIED,
+        sources=sources,
         request_id=request_id,
         take_over=fields.flag("take_over"),
         provisional=fields.flag("provisional"),
@@ -530,6 +534,21 @@ def _template(
         priority=fields.whole("priority", least=-100, most=100),
         prediction_text=take_prediction(fields),
     )
+
+
+def _sources(fields: Fields) -> pb.Sources | None:
+    """What may propose, of `specwire.sources`; None where the request leaves it open."""
+    inner = fields.inner("specwire")
+    if inner is None:
+        return None
+    named = inner.texts("sources") if "sources" in inner.names() else None
+    inner.end()
+    if named is None:
+        return None
+    for name in named:
+        if name not in SOURCES:
+            raise inner.invalid("sources", f"must be of {', '.join(SOURCES)}, not {shown(name)}")
+    return pb.Sources(**{name: name in named for name in SOURCES})
 
 
 def _include_usage(fields: Fields, stream: bool) -> bool:

@@ -254,7 +254,8 @@ def random_step() -> int:
 class SessionRecord:
     """What a session was asked for; never changes.
 
-    drafting: whether drafters may take part. ngram: whether the verifier may guess from the text itself.
+    drafting: whether drafters may take part. ngram: whether the verifier may guess from the text itself. heads: whether
+    its heads may.
     prediction: what else it may guess from; not in the log, for no text depends on it.
     echo: readers are shown the prompt.
     created: Unix time in seconds, by the clock of who created it.
@@ -275,6 +276,7 @@ class SessionRecord:
     stop: tuple[str, ...] = ()
     drafting: bool = True
     ngram: bool = True
+    heads: bool = True
     prediction: tuple[int, ...] = ()
     echo: bool = False
     weights_fingerprint: str = ""
