@@ -23,26 +23,30 @@ from orchestrator.http.answers import (
     Events,
     EventStream,
     Leave,
+    ParsedChatShape,
     StreamPlace,
     Told,
 )
 from orchestrator.http.answers import parse as parse_places
+from orchestrator.http.chat import Talk, take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import failure_of
 from orchestrator.http.prompts import scored
 from orchestrator.http.requests import (
     MOST_CHOICES,
     CompletionRequest,
-    Fields,
     is_ids,
     shown,
     take_chat,
     take_completion,
-    take_messages,
 )
 from orchestrator.http.usage import headers_of
 from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint
+from specwire.rpc.convert import constraint_to_wire
+from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import TRACEPARENT
+from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
 REQUEST_ID = "x-specwire-request-id"
@@ -64,19 +68,23 @@ class Completions:
     async def chat(self, call: Call) -> ASGIApp:
         fields = await self._service.fields(call)
         newer = "max_completion_tokens" in fields.names()
-        messages = take_messages(fields)
-        add_prompt = fields.flag("add_generation_prompt", default=True)
-        more = take_template_values(fields)
+        talk = take_talk(fields)
         request = take_chat(fields, call.headers.get(REQUEST_ID, ""))
         fields.end()
         served = await self._service.served_for(request.template, call.tenant)
-        prompt = await self._service.prompt(served, messages, add_prompt, more)
+        prompt = await self._service.prompt(served, talk)
+        shape = _chat_shape(served, talk, prompt)
+        constraint = talk.tools.constraint(served.family, talk.opens_thought(prompt))
+        if constraint is not None:
+            _demand(request.template.sampling, constraint)
         try:
-            return await self._answer(call, ChatShape(), request, served, [prompt])
-        except InvalidParameter as error:
+            return await self._answer(call, shape, request, served, [prompt])
+        except (InvalidParameter, StatusError) as error:
             failure, asked = failure_of(error), {"prompt": "messages"}
             if newer:
                 asked["max_tokens"] = "max_completion_tokens"
+            if constraint is not None:
+                asked[constraint.kind] = "tools"
             failure.param = asked.get(failure.param or "", failure.param)  # what the session's own was made of
             raise failure from None
 
@@ -94,7 +102,7 @@ class Completions:
         for prompt in prompts:
             check_size(prompt, served.target)  # before it is copied for each of its sessions
         requests = sessions_of(request, prompts)
-        places = _places(call, request, len(requests))
+        places = _places(call, request, len(requests), shape.resumable)
         handler, parent = self._service.handler, call.headers.get(TRACEPARENT, "")
         reached = [None if place is None else place.reached for place in places]
         seeds = await handler.seeds.of(request.template, call.tenant, len(prompts))
@@ -138,11 +146,19 @@ class Completions:
                 yield told
 
 
-def take_template_values(fields: Fields) -> dict[str, Any]:
-    """What the model's template takes beside the messages: chat_template_kwargs, and OpenAI's own name for one."""
-    inner, effort = fields.inner("chat_template_kwargs"), fields.text("reasoning_effort")
-    more = {} if effort is None else {"reasoning_effort": effort}
-    return more if inner is None else more | {name: inner.take(name) for name in inner.names()}
+def _chat_shape(served: Served, talk: Talk, prompt: str) -> ChatShape:
+    if talk.tools.functions or served.family.thinks:
+        return ParsedChatShape(served.family, talk.tools, talk.opens_thought(prompt))
+    return ChatShape()
+
+
+def _demand(sampling: common_pb2.Sampling, constraint: Constraint) -> None:
+    """Have the tools' grammar see to the text. InvalidParameter: another form is demanded as well."""
+    if sampling.WhichOneof("constraint"):
+        raise InvalidParameter(
+            "response_format", "contradicts tools that a grammar must see to: an answer has one form"
+        )
+    sampling.MergeFrom(constraint_to_wire(constraint))
 
 
 def prompts_of(value: object) -> list[Prompt]:
@@ -176,11 +192,14 @@ def named(requests: list[pb.GenerateRequest], request_id: str) -> list[pb.Genera
     return requests
 
 
-def _places(call: Call, request: CompletionRequest, sessions: int) -> list[StreamPlace | None]:
+def _places(call: Call, request: CompletionRequest, sessions: int, resumable: bool) -> list[StreamPlace | None]:
     """Where a returning caller left off in each session; only streams with a request id have places."""
     shown_id = call.headers.get(LAST_EVENT_ID)
     if shown_id is None or not request.stream:
         return [None] * sessions
+    if not resumable:
+        message = "is not served where tools or reasoning are told apart: repeat the request_id without it"
+        raise InvalidParameter(FIELD, message)
     if not request.template.request_id:
         raise InvalidParameter(FIELD, "needs the request_id of the request that it resumes")
     return parse_places(shown_id, sessions)

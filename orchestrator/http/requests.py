@@ -70,10 +70,14 @@ class Fields:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
+        value = self.flag_if_any(name)
+        return default if value is None else value
+
+    def flag_if_any(self, name: str) -> bool | None:
         value = self.take(name)
         if value is not None and not isinstance(value, bool):
             raise self._wrong(name, "true or false", value)
-        return default if value is None else value
+        return value
 
     def whole(self, name: str, least: int = 0, most: int = (1 << 32) - 1) -> int | None:
         """A whole number; 1.0 is one, too: some clients have only one type for numbers."""
@@ -221,15 +225,16 @@ def _constraint(name: str, kind: ConstraintKind, value: Any) -> Constraint:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         wanted = "a list of strings" if kind is ConstraintKind.CHOICES else "a string"
         raise InvalidParameter(name, f"must be {wanted}, not {shown(value)}")
-    return _made(name, kind, texts)
+    return made_constraint(name, kind, texts)
 
 
 def _schema(name: str, value: Any) -> Constraint:
     """An object, or one as a string, which vLLM's clients may send."""
-    return _made(name, ConstraintKind.JSON_SCHEMA, [value if isinstance(value, str) else json.dumps(value)])
+    return made_constraint(name, ConstraintKind.JSON_SCHEMA, [value if isinstance(value, str) else json.dumps(value)])
 
 
-def _made(name: str, kind: ConstraintKind, texts: list[str]) -> Constraint:
+def made_constraint(name: str, kind: ConstraintKind, texts: list[str]) -> Constraint:
+    """name: of the field that a refusal names."""
     try:
         return Constraint(kind, tuple(texts))
     except InvalidParameter as error:
@@ -262,11 +267,53 @@ def _message(name: str, value: object) -> ChatMessage:
     role = value.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidParameter("messages", f"{name}.role must be one of {', '.join(ROLES)}, not {shown(role)}")
-    for field in ("tool_calls", "function_call", "audio"):
+    for field in ("function_call", "audio"):
         if value.get(field):
-            raise InvalidParameter("messages", f"{name}.{field} is not served: there are no tools here")
+            raise InvalidParameter("messages", f"{name}.{field} is not served")
     rest = {key: each for key, each in value.items() if each is not None and key not in ("tool_calls", "function_call")}
-    return {**rest, "role": ROLES[role], "content": text_of(f"{name}.content", value.get("content"))}
+    calls, content = value.get("tool_calls"), value.get("content")
+    if calls:
+        if role != "assistant":
+            raise InvalidParameter("messages", f"{name}.tool_calls is for assistants, not {role}")
+        rest["tool_calls"] = _calls(f"{name}.tool_calls", calls)
+        content = "" if content is None else content  # clients leave it out
+    return {**rest, "role": ROLES[role], "content": text_of(f"{name}.content", content)}
+
+
+def _calls(name: str, value: object) -> list[dict[str, Any]]:
+    """With arguments as objects: what templates write as JSON."""
+    if not isinstance(value, list):
+        raise InvalidParameter("messages", f"{name} must be a list, not {shown(value)}")
+    return [_call(f"{name}[{index}]", each) for index, each in enumerate(value)]
+
+
+def _call(name: str, value: object) -> dict[str, Any]:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(function, dict):
+        raise InvalidParameter("messages", f"{name} must be an object with a function, not {shown(value)}")
+    if value.get("type", "function") != "function":
+        raise InvalidParameter("messages", f"{name}.type must be 'function', not {shown(value['type'])}")
+    if not isinstance(function.get("name"), str):
+        raise InvalidParameter("messages", f"{name}.function.name must be a string, not {shown(function.get('name'))}")
+    arguments = _arguments(f"{name}.function.arguments", function.get("arguments"))
+    return {**value, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _arguments(name: str, value: object) -> dict[str, Any]:
+    """None and "" are what some clients send where there are none."""
+    found: object = value or {}
+    if isinstance(value, str) and value:
+        try:
+            found = json.loads(value, parse_constant=_no_number)
+        except (ValueError, RecursionError):
+            found = None
+    if not isinstance(found, dict):
+        raise InvalidParameter("messages", f"{name} must be a JSON object as a string, not {shown(value)}")
+    return found
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def text_of(name: str, content: object, field: str = "messages") -> str:
@@ -380,7 +427,7 @@ class CompletionRequest:
 
 
 def take_chat(fields: Fields, request_id: str) -> CompletionRequest:
-    """All of a chat's fields but its messages and what its template takes."""
+    """All of a chat's fields but its messages, its tools and what its template takes."""
     sampling = _sampling(fields)
     wanted, top = fields.flag("logprobs"), fields.whole("top_logprobs", most=MOST_LOGPROBS)
     if top is not None and not wanted:
@@ -389,11 +436,6 @@ def take_chat(fields: Fields, request_id: str) -> CompletionRequest:
         sampling.logprobs = top or 0
     stopping = _stopping(fields, _answer_tokens(fields))
     fields.fixed("modalities", ["text"])
-    for name in ("tools", "functions"):
-        fields.fixed(name, [])
-    fields.fixed("tool_choice", "none", "auto")
-    fields.fixed("function_call", "none", "auto")
-    fields.flag("parallel_tool_calls")  # there are none
     return _request(fields, sampling, stopping, request_id, wanted, echo=False)
 
 
