@@ -31,6 +31,7 @@ from specwire.v1 import common_pb2, generation_pb2
 from specwire.v1 import generation_pb2 as pb
 
 MOST_REQUEST_ID = 128
+MOST_NOTE_BYTES = 1 << 22
 # Bits of a drawn seed: what a JSON number holds in every language, so that a reported seed can be sent again.
 DRAWN_SEED_BITS = 53
 SECRET_BYTES = 32
@@ -78,6 +79,7 @@ async def record_of(
         priority=check_priority(request.priority),
         parent=request.parent,
         request_digest=digest_of(request) if request.request_id else "",
+        note=checked_note(request.note),
     )
 
 
@@ -195,6 +197,12 @@ def checked_request_id(request_id: str) -> str:
     if len(request_id) > MOST_REQUEST_ID:
         raise InvalidParameter("request_id", f"at most {MOST_REQUEST_ID} characters are allowed, not {len(request_id)}")
     return request_id
+
+
+def checked_note(note: str) -> str:
+    if len(note.encode()) > MOST_NOTE_BYTES:
+        raise InvalidParameter("note", f"at most {MOST_NOTE_BYTES} bytes are kept, not {len(note.encode())}")
+    return note
 
 
 def sources_of(request: generation_pb2.GenerateRequest) -> generation_pb2.Sources:

@@ -76,7 +76,7 @@ class Completions:
         shape = _chat_shape(served, talk, prompt)
         constraint = talk.tools.constraint(served.family, talk.opens_thought(prompt))
         if constraint is not None:
-            _demand(request.template.sampling, constraint)
+            demand(request.template.sampling, constraint)
         try:
             return await self._answer(call, shape, request, served, [prompt])
         except (InvalidParameter, StatusError) as error:
@@ -152,7 +152,7 @@ def _chat_shape(served: Served, talk: Talk, prompt: str) -> ChatShape:
     return ChatShape()
 
 
-def _demand(sampling: common_pb2.Sampling, constraint: Constraint) -> None:
+def demand(sampling: common_pb2.Sampling, constraint: Constraint) -> None:
     """Have the tools' grammar see to the text. InvalidParameter: another form is demanded as well."""
     if sampling.WhichOneof("constraint"):
         raise InvalidParameter(

@@ -91,6 +91,7 @@ class HttpService:
         self._served: dict[Identity, Served] = {}
         self._renderer = Renderer()
         self._parser = BodyParser()
+        self._left: set[asyncio.Task[None]] = set()
 
     def served(self, model: str | None = None) -> Served:
         """The target for new sessions of the model with this name; of the only model where no name is given.
@@ -181,8 +182,15 @@ class HttpService:
             finally:
                 template.close()
 
+    def soon(self, work: Coroutine[None, None, None]) -> None:
+        """Do it whatever becomes of the caller; `stop` waits for it."""
+        task = asyncio.create_task(work)
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+
     async def stop(self) -> None:
         """Idempotent."""
+        await asyncio.gather(*self._left, return_exceptions=True)
         for served in self._served.values():
             served.close()
         self._parser.stop()
