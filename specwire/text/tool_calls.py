@@ -429,12 +429,18 @@ class ToolParser:
             if mark == form.opener:
                 self._opened(mark)
         elif self._mark:
-            released = self._mark
-            self._content(released[0])
-            self._again(released[1:] + char)
-        elif char in SPACE:
+            released, self._mark = self._mark + char, ""
+            self._no_mark(released[0])
+            for each in released[1:]:
+                self._take(each)
+        else:
+            self._no_mark(char)
+
+    def _no_mark(self, char: str) -> None:
+        """A character that begins no opener."""
+        if char in SPACE:
             self._space += char
-        elif form.leads and self._untold and char in "{[":
+        elif self._form.leads and self._untold and char in "{[":
             self._opened("")
             self._gap(char)
         else:
