@@ -16,6 +16,7 @@ from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arg
 from specwire.registry.registrar import LoadReader, Registrar
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.process import say, share_interpreter
+from specwire.rpc.renewal import Renewal
 from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
     ModelServiceOptions,
@@ -64,6 +65,7 @@ class RunningVerifier:
         info: common_pb2.GetModelInfoResponse,
         metrics: MetricsListener | None,
         registrar: Registrar,
+        renewal: Renewal,
         meter: LoadReader | None = None,
     ) -> None:
         self._thread = thread
@@ -72,6 +74,7 @@ class RunningVerifier:
         self.info = info
         self.metrics = metrics
         self._registrar = registrar
+        self._renewal = renewal
         self._meter = meter or LoadReader()
 
     @property
@@ -90,6 +93,7 @@ class RunningVerifier:
         await self._let_it_be_known(grace / 2)
         await self._servicer.drain(max(0.0, began + grace - asyncio.get_running_loop().time()))
         await self._server.stop(LAST_CALLS_S)
+        await self._renewal.stop()
         await self._registrar.close()
         await self._thread.stop()
         if self.metrics is not None:
@@ -154,7 +158,8 @@ async def start(
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = register_model(registration, Role.VERIFIER, info, server.address, lambda: meter.read())
         started.pop_all()
-    return RunningVerifier(thread, servicer, server, info, metrics, registrar, meter)
+    renewal = Renewal(options.origins, server.recheck)
+    return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter)
 
 
 def _of_links(servicer: VerifyServicer) -> Families:
