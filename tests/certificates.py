@@ -43,10 +43,10 @@ class Authority:
         builder = _builder(self._name, signer._name, self._key.public_key()).add_extension(constraints, critical=True)
         self.pem = _pem(builder.sign(signer._key, hashes.SHA256()))
 
-    def sign(self, host: str = "127.0.0.1") -> Signed:
+    def sign(self, host: str = "127.0.0.1", name: str = "test") -> Signed:
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.IPAddress(ipaddress.ip_address(host)), x509.DNSName("localhost")]
-        builder = _builder(_name("test"), self._name, key.public_key())
+        builder = _builder(_name(name), self._name, key.public_key())
         certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         secret = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

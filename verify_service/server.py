@@ -7,10 +7,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError
+from specwire.core.policy.shares import TenantShares
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
 from specwire.registry.registrar import LoadReader, Registrar
@@ -38,6 +40,7 @@ from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.engine.messages import Command, QueuePatience, Reports
 from verify_service.ranks import Ranks
 from verify_service.service import EngineThread, VerifyServicer
+from verify_service.tenants import add_tenants_argument, read_tenants, tenant_of
 
 # Seconds for calls that are not links, such as a health watch.
 LAST_CALLS_S = 0.2
@@ -116,6 +119,7 @@ async def start(
     detach_grace: float = DETACH_GRACE_S,
     patience: QueuePatience = PATIENCE,
     registration: RegistryOptions = NOWHERE,
+    shares: TenantShares | None = None,
 ) -> RunningVerifier:
     """Load and measure the model, then listen; health says SERVING from the first answer on.
 
@@ -124,6 +128,7 @@ async def start(
         detach_grace: seconds for which a session without its link is kept; 0 drops it at once.
         patience: with sessions that find no slot.
         registration: where the verifier registers.
+        shares: what tenants may have; None where there are none.
 
     Raises:
         InvalidParameter: as `check_grace`, `check_patience`.
@@ -138,11 +143,12 @@ async def start(
     registry, meter = Registry(), LoadReader()
     size = options.tensor_parallel_size
     ranks = Ranks(size, options.loading()) if size > 1 else None
-    loader = _loader(options, patient, detach_grace, patience, registry, meter, ranks)
+    loader = _loader(options, patient, detach_grace, patience, registry, meter, ranks, shares)
     thread = ServiceThread(VERIFIER, loader, helpers=ranks)
     info = await thread.start()
     info.region = registration.region
-    servicer = VerifyServicer(thread, info)
+    whose = None if shares is None else partial(tenant_of, keys=options.keys, shares=shares)
+    servicer = VerifyServicer(thread, info, whose)
     registry.add(VERIFIER, lambda: _of_links(servicer))
     registry.add(VERIFIER, process_families)
     service = Service(
@@ -191,6 +197,7 @@ def _loader(
     registry: Registry,
     meter: LoadReader,
     ranks: Ranks | None,
+    shares: TenantShares | None,
 ) -> Load[Reports, Command, common_pb2.GetModelInfoResponse]:
     def load(
         deliver: Callable[[Reports], None], go_on: GoOn
@@ -231,6 +238,7 @@ def _loader(
             detach_grace_us=grace_us,
             patience=patience,
             drafting=drafting,
+            shares=shares,
         )
         registry.add(VERIFIER, lambda: families(engine))
         meter.read = lambda: load_of(engine)
@@ -246,6 +254,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ranks_argument(parser)
     add_engine_arguments(parser)
     add_registry_arguments(parser, "orchestrators look for it")
+    add_tenants_argument(parser)
     parser.add_argument(
         "--patient", action="store_true", help="wait for all due draft tokens: a baseline to measure, never faster"
     )
@@ -290,6 +299,7 @@ def run(args: argparse.Namespace) -> int:
         engine_options(args.engine, args.engine_options)
         telemetry, registration = telemetry_of(args), registry_of(args)
         registration.check_listen(args.listen)
+        shares = read_tenants(args.tenants)
     except InvalidParameter as error:
         say(f"specwire verify: error: {error}")
         return 2
@@ -305,6 +315,6 @@ def run(args: argparse.Namespace) -> int:
             engine=args.engine,
             engine_options=args.engine_options,
         )
-        return start(options, args.patient, args.detach_grace, patience, registration)
+        return start(options, args.patient, args.detach_grace, patience, registration, shares)
 
     return run_model_service(args, "verify", serve_with)

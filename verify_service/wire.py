@@ -26,14 +26,18 @@ SHOWN_HEX = 12
 
 
 def tick_from_wire(
-    link: int, message: verify_pb2.ConnectVerifyRequest, info: common_pb2.GetModelInfoResponse, now_us: float
+    link: int,
+    message: verify_pb2.ConnectVerifyRequest,
+    info: common_pb2.GetModelInfoResponse,
+    now_us: float,
+    tenant: str = "",
 ) -> tuple[Tick, list[Refusal]]:
     """One message of a link as a command; refused opens count as closed, so that nothing stays under their handles."""
     opens: list[Opening] = []
     refusals: list[Refusal] = []
     for opening in message.opens:
         try:
-            opens.append(opening_from_wire(opening, info, now_us))
+            opens.append(opening_from_wire(opening, info, now_us, tenant))
         except InvalidParameter as error:
             refusals.append(Refusal(opening.handle, Code.INVALID_ARGUMENT, str(error)))
         except StatusError as error:
@@ -50,7 +54,9 @@ def tick_from_wire(
     return tick, refusals
 
 
-def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoResponse, now_us: float = 0.0) -> Opening:
+def opening_from_wire(
+    message: verify_pb2.Open, info: common_pb2.GetModelInfoResponse, now_us: float = 0.0, tenant: str = ""
+) -> Opening:
     """Raises InvalidParameter, or StatusError (FAILED_PRECONDITION) for another vocabulary."""
     check_vocabulary(message.vocabulary_fingerprint, info.vocabulary_fingerprint)
     if not 1 <= len(message.session_id) <= MOST_SESSION_ID:
@@ -83,6 +89,7 @@ def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoRes
         check_prediction(message.prediction, info.vocabulary, info.context),
         # An older orchestrator knows of n-grams only, and who turns these off means any guess of the verifier's.
         not (message.no_head or message.no_ngram),
+        tenant,
     )
 
 
@@ -129,7 +136,11 @@ def report_to_wire(report: Report) -> verify_pb2.ConnectVerifyResponse:
 
 def refusal_to_wire(refusal: Refusal) -> common_pb2.Refused:
     return common_pb2.Refused(
-        handle=refusal.handle, code=int(refusal.code), message=refusal.message, fence=refusal.fence
+        handle=refusal.handle,
+        code=int(refusal.code),
+        message=refusal.message,
+        fence=refusal.fence,
+        retry_after_ms=refusal.retry_ms,
     )
 
 

@@ -151,6 +151,21 @@ def certificates_of(context: Context) -> tuple[bytes, bytes]:
     return first, more
 
 
+COMMON_NAME = "x509_common_name"
+
+
+def certified_names(context: Context) -> set[str]:
+    """What the caller's certificate calls it: alternative names and the common name."""
+    shown = context.auth_context()
+    fields = ("x509_subject_alternative_name", COMMON_NAME)
+    return {name.decode(errors="replace") for field in fields for name in shown.get(field, ())}
+
+
+def common_name(context: Context) -> str:
+    """Of the caller's certificate; "" without one."""
+    return next((name.decode(errors="replace") for name in context.auth_context().get(COMMON_NAME, ())), "")
+
+
 def _refusing(handler: Handler, error: StatusError) -> Handler:
     """A handler of the same kind that reads nothing."""
 
