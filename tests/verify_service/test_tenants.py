@@ -308,6 +308,30 @@ async def test_a_token_names_the_tenant_of_all_its_links() -> None:
     assert shares.refused == {"ada": 1}
 
 
+async def test_nobody_reaches_another_tenants_session_or_cache() -> None:
+    """Bob knows the id and the scope of Ada's session, and names a newer fence."""
+    ada, bob = "the-token-of-ada", "the-token-of-bob"
+    prompt = [*range(3, 40)]
+    async with (
+        sharing(TenantShares({}), keys=Keys({ada: "ada", bob: "bob"})) as running,
+        linked(running, None, ada) as hers,
+        linked(running, None, bob) as his,
+    ):
+        same = {"session_id": "the-same", "cache_scope": b"scope"}
+        await hers.open(1, prompt, **same, progress=verify_pb2.Progress(credit=len(prompt) + 4))
+        while len(hers.tokens.get(1, ())) < 4:
+            await hers.receive()
+        await his.open(1, prompt, **same, fence=9)
+        await his.send(forgotten=["the-same"])
+        opened = (await his.receive()).opened
+        assert [(each.resumed, each.cached) for each in opened] == [(False, 0)]
+        await his.until_finished(1)
+        await hers.send(progress=[verify_pb2.Progress(handle=1, credit=1 << 20)])
+        await hers.until_finished(1)
+        assert hers.tokens[1] == his.tokens[1]
+        assert not hers.refused
+
+
 async def test_a_certificate_names_the_tenant() -> None:
     ours = Authority()
     shares = TenantShares({"berlin": TenantLimits(sessions=1)}, TenantLimits(sessions=2))
