@@ -7,15 +7,18 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError
+from specwire.core.policy.shares import TenantShares
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
 from specwire.registry.registrar import LoadReader, Registrar
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.process import say, share_interpreter
+from specwire.rpc.renewal import Renewal
 from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
     ModelServiceOptions,
@@ -37,6 +40,7 @@ from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.engine.messages import Command, QueuePatience, Reports
 from verify_service.ranks import Ranks
 from verify_service.service import EngineThread, VerifyServicer
+from verify_service.tenants import add_tenants_argument, read_tenants, tenant_of
 
 # Seconds for calls that are not links, such as a health watch.
 LAST_CALLS_S = 0.2
@@ -64,6 +68,7 @@ class RunningVerifier:
         info: common_pb2.GetModelInfoResponse,
         metrics: MetricsListener | None,
         registrar: Registrar,
+        renewal: Renewal,
         meter: LoadReader | None = None,
     ) -> None:
         self._thread = thread
@@ -72,6 +77,7 @@ class RunningVerifier:
         self.info = info
         self.metrics = metrics
         self._registrar = registrar
+        self._renewal = renewal
         self._meter = meter or LoadReader()
 
     @property
@@ -90,6 +96,7 @@ class RunningVerifier:
         await self._let_it_be_known(grace / 2)
         await self._servicer.drain(max(0.0, began + grace - asyncio.get_running_loop().time()))
         await self._server.stop(LAST_CALLS_S)
+        await self._renewal.stop()
         await self._registrar.close()
         await self._thread.stop()
         if self.metrics is not None:
@@ -112,6 +119,7 @@ async def start(
     detach_grace: float = DETACH_GRACE_S,
     patience: QueuePatience = PATIENCE,
     registration: RegistryOptions = NOWHERE,
+    shares: TenantShares | None = None,
 ) -> RunningVerifier:
     """Load and measure the model, then listen; health says SERVING from the first answer on.
 
@@ -120,6 +128,7 @@ async def start(
         detach_grace: seconds for which a session without its link is kept; 0 drops it at once.
         patience: with sessions that find no slot.
         registration: where the verifier registers.
+        shares: what tenants may have; None where there are none.
 
     Raises:
         InvalidParameter: as `check_grace`, `check_patience`.
@@ -134,11 +143,12 @@ async def start(
     registry, meter = Registry(), LoadReader()
     size = options.tensor_parallel_size
     ranks = Ranks(size, options.loading()) if size > 1 else None
-    loader = _loader(options, patient, detach_grace, patience, registry, meter, ranks)
+    loader = _loader(options, patient, detach_grace, patience, registry, meter, ranks, shares)
     thread = ServiceThread(VERIFIER, loader, helpers=ranks)
     info = await thread.start()
     info.region = registration.region
-    servicer = VerifyServicer(thread, info)
+    whose = None if shares is None else partial(tenant_of, keys=options.keys, shares=shares)
+    servicer = VerifyServicer(thread, info, whose)
     registry.add(VERIFIER, lambda: _of_links(servicer))
     registry.add(VERIFIER, process_families)
     service = Service(
@@ -154,7 +164,8 @@ async def start(
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = register_model(registration, Role.VERIFIER, info, server.address, lambda: meter.read())
         started.pop_all()
-    return RunningVerifier(thread, servicer, server, info, metrics, registrar, meter)
+    renewal = Renewal(options.origins, server.recheck)
+    return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter)
 
 
 def _of_links(servicer: VerifyServicer) -> Families:
@@ -186,6 +197,7 @@ def _loader(
     registry: Registry,
     meter: LoadReader,
     ranks: Ranks | None,
+    shares: TenantShares | None,
 ) -> Load[Reports, Command, common_pb2.GetModelInfoResponse]:
     def load(
         deliver: Callable[[Reports], None], go_on: GoOn
@@ -226,6 +238,7 @@ def _loader(
             detach_grace_us=grace_us,
             patience=patience,
             drafting=drafting,
+            shares=shares,
         )
         registry.add(VERIFIER, lambda: families(engine))
         meter.read = lambda: load_of(engine)
@@ -241,6 +254,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ranks_argument(parser)
     add_engine_arguments(parser)
     add_registry_arguments(parser, "orchestrators look for it")
+    add_tenants_argument(parser)
     parser.add_argument(
         "--patient", action="store_true", help="wait for all due draft tokens: a baseline to measure, never faster"
     )
@@ -285,6 +299,7 @@ def run(args: argparse.Namespace) -> int:
         engine_options(args.engine, args.engine_options)
         telemetry, registration = telemetry_of(args), registry_of(args)
         registration.check_listen(args.listen)
+        shares = read_tenants(args.tenants)
     except InvalidParameter as error:
         say(f"specwire verify: error: {error}")
         return 2
@@ -300,6 +315,6 @@ def run(args: argparse.Namespace) -> int:
             engine=args.engine,
             engine_options=args.engine_options,
         )
-        return start(options, args.patient, args.detach_grace, patience, registration)
+        return start(options, args.patient, args.detach_grace, patience, registration, shares)
 
     return run_model_service(args, "verify", serve_with)

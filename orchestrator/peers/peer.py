@@ -21,6 +21,7 @@ from specwire.core.policy.controller import Planner
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.registry.entry import ServiceEntry, ServiceState
 from specwire.registry.registrar import HEARTBEAT_S
+from specwire.rpc.keys import Token
 from specwire.rpc.model_info import Identity
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
@@ -423,7 +424,7 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
 
 
 def verifier_link(
-    address: str, tls: ClientTls | None, token: str = "", tokenizers: Tokenizers | None = None
+    address: str, tls: ClientTls | None, token: Token | str = "", tokenizers: Tokenizers | None = None
 ) -> VerifierLink:
     return Link(
         address,
@@ -435,7 +436,7 @@ def verifier_link(
     )
 
 
-def drafter_link(address: str, tls: ClientTls | None, token: str = "") -> DrafterLink:
+def drafter_link(address: str, tls: ClientTls | None, token: Token | str = "") -> DrafterLink:
     return Link(
         address,
         lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Connect(),
@@ -458,7 +459,7 @@ class Dialled:
     """
 
     def __init__(
-        self, tls: ClientTls | None, token: str, tokenizers: Tokenizers, on_change: Callable[[], None]
+        self, tls: ClientTls | None, token: Token | str, tokenizers: Tokenizers, on_change: Callable[[], None]
     ) -> None:
         self._tokenizers = tokenizers
         self._tls = tls

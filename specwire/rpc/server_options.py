@@ -16,6 +16,7 @@ from specwire.progress import LAST_LINE
 from specwire.rpc.channel import exposure
 from specwire.rpc.keys import Keys, read_keys
 from specwire.rpc.process import DRAIN_GRACE, R, run_until_signalled, say
+from specwire.rpc.renewal import Renewable
 from specwire.rpc.server import Admission
 from specwire.rpc.tls import ServerTls, add_server_arguments, server_tls
 
@@ -199,6 +200,11 @@ class ModelServiceOptions:
     def listened(self) -> list[tuple[str, str]]:
         """Where it listens, by option."""
         return [("listen", self.listen), *([("metrics", self.metrics)] if self.metrics else [])]
+
+    @property
+    def origins(self) -> tuple[Renewable | None, ...]:
+        """Of keys and certificates that may change while it runs; None for those that were not read of files."""
+        return tuple(None if each is None else each.origin for each in (self.tls, self.keys))
 
     @property
     def admission(self) -> Admission:

@@ -174,16 +174,18 @@ class DraftWeights(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("handle", "code", "message", "fence")
+    __slots__ = ("handle", "code", "message", "fence", "retry_after_ms")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     code: int
     message: str
     fence: int
-    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., fence: _Optional[int] = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., fence: _Optional[int] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ("handle",)

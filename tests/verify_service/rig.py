@@ -14,6 +14,7 @@ from specwire.core.messages import FinishReason, Outcome, Proposal
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.heads import HeadDepth
+from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.core.stop_conditions import Stopping
 from specwire.core.text import hash_of
@@ -67,6 +68,7 @@ class Rig:
         growth: float | None = None,
         drafting: HeadDrafting | None = None,
         heads: str | None = None,
+        shares: TenantShares | None = None,
     ) -> None:
         """growth: share of a millisecond that a row more costs; forwards then take their time. drafting: of a head, or
         `heads`, what drafts beside a model that is no script.
@@ -90,6 +92,7 @@ class Rig:
             detach_grace_us=detach_grace_us,
             patience=patience,
             drafting=drafting,
+            shares=shares,
         )
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, list[Outcome]] = {}
