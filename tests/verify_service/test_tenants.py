@@ -333,7 +333,7 @@ async def test_nobody_reaches_another_tenants_session_or_cache() -> None:
         linked(running, None, ada) as hers,
         linked(running, None, bob) as his,
     ):
-        same = {"session_id": "the-same", "cache_scope": b"scope"}
+        same: dict[str, Any] = {"session_id": "the-same", "cache_scope": b"scope"}
         await hers.open(1, prompt, **same, progress=verify_pb2.Progress(credit=len(prompt) + 4))
         while len(hers.tokens.get(1, ())) < 4:
             await hers.receive()
