@@ -238,7 +238,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._beginnings.begin(link, constraint, opening.tokens[opening.prompt_length :], tell)
 
     async def _read(
-        self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], link: int, outbox: Responses, tenant: str
+        self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], link: int, outbox: Responses, tenant: str = ""
     ) -> None:
         async for message in requests:
             late = turned_away(message) if self._draining else []

@@ -21,9 +21,8 @@ from specwire.core.invalid import InvalidParameter
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Seconds between looks. With what `on_change` takes, a revoked key ends its links within ENDED_WITHIN_S.
+# Seconds between looks. docs/SECURITY.md promises that a revoked key ends its links within twice that.
 LOOK_EVERY_S = 1.0
-ENDED_WITHIN_S = 2.0
 # A file that was changed so lately may change once more without another time stamp, so it is read again (as git does).
 SETTLED_S = 2.0
 

@@ -71,6 +71,22 @@ def test_a_flood_of_sessions_costs_a_neighbour_its_share_only() -> None:
     assert max(theirs) - min(theirs) <= 3  # they take turns
 
 
+@pytest.mark.parametrize("growth", [0.02, 0.2, 1.0])
+def test_beside_a_flood_a_neighbour_is_about_as_fast_as_beside_an_ordinary_tenant(growth: float) -> None:
+    """By the emulated forwards' time, however much a further row costs."""
+
+    def speed(sessions: int) -> float:
+        rig = big(growth, TenantShares({}))
+        rig.open(0, PROMPT, tenant="ada", max_tokens=ENDLESS)
+        floods(rig, sessions)
+        stepped(rig, 40)
+        began, before = rig.now, len(rig.tokens[0])
+        stepped(rig, 200)
+        return (len(rig.tokens[0]) - before) / (rig.now - began)
+
+    assert speed(15) >= 0.9 * speed(1)
+
+
 def test_without_tenants_the_flood_has_it_all() -> None:
     rig = big(1.0, None)
     rig.open(0, PROMPT, max_tokens=ENDLESS)
@@ -317,7 +333,7 @@ async def test_nobody_reaches_another_tenants_session_or_cache() -> None:
         linked(running, None, ada) as hers,
         linked(running, None, bob) as his,
     ):
-        same = {"session_id": "the-same", "cache_scope": b"scope"}
+        same: dict[str, Any] = {"session_id": "the-same", "cache_scope": b"scope"}
         await hers.open(1, prompt, **same, progress=verify_pb2.Progress(credit=len(prompt) + 4))
         while len(hers.tokens.get(1, ())) < 4:
             await hers.receive()

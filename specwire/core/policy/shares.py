@@ -22,14 +22,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from specwire.core.invalid import InvalidParameter
+from specwire.core.policy.tunables import BURST_S, LEEWAY
 
 # V(m): expected microseconds of a step of m rows.
 V = Callable[[int], float]
 
-# How much longer than its share allows a step may be for work that no tenant is entitled to: what is all but free.
-LEEWAY = 1.05
-# Seconds whose tokens a bucket holds.
-BURST_S = 1.0
 MOST_WEIGHT = 1000.0
 # The label of tenants without an entry of their own: names that peers choose are no labels.
 OTHER = "other"
