@@ -24,10 +24,12 @@ from specwire.rpc.server_options import (
     add_heads_argument,
     add_model_arguments,
     add_ranks_argument,
+    add_text_memory_argument,
     check_deterministic,
     check_ranks,
     engine_options,
     run_model_service,
+    text_memory_of,
 )
 from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
 from specwire.telemetry.listener import MetricsListener, listen
@@ -226,6 +228,7 @@ def _loader(
             detach_grace_us=grace_us,
             patience=patience,
             drafting=drafting,
+            text_memory=options.text_memory if options.ngram and not patient else 0,
         )
         registry.add(VERIFIER, lambda: families(engine))
         meter.read = lambda: load_of(engine)
@@ -250,6 +253,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="propose what followed the same tokens earlier in the text, where that pays (default: on)",
     )
+    add_text_memory_argument(parser)
     add_heads_argument(parser)
     parser.add_argument(
         "--detach-grace",
@@ -283,6 +287,7 @@ def run(args: argparse.Namespace) -> int:
         check_deterministic(args.deterministic, args.runtime)
         check_ranks(args.tensor_parallel_size)
         engine_options(args.engine, args.engine_options)
+        text_memory = text_memory_of(args.text_memory)
         telemetry, registration = telemetry_of(args), registry_of(args)
         registration.check_listen(args.listen)
     except InvalidParameter as error:
@@ -294,6 +299,7 @@ def run(args: argparse.Namespace) -> int:
         options = replace(
             options,
             ngram=args.ngram,
+            text_memory=text_memory,
             deterministic=args.deterministic,
             heads=args.heads,
             tensor_parallel_size=args.tensor_parallel_size,

@@ -83,6 +83,7 @@ def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoRes
         check_prediction(message.prediction, info.vocabulary, info.context),
         # An older orchestrator knows of n-grams only, and who turns these off means any guess of the verifier's.
         not (message.no_head or message.no_ngram),
+        message.share_text,
     )
 
 

@@ -6,7 +6,7 @@ import random
 
 from specwire.core.messages import SourceKind
 from specwire.core.policy.tunables import REACH, READ_AT_ONCE
-from specwire.core.verify.text_sources import TextSource, PredictionIndex
+from specwire.core.verify.text_sources import PredictionIndex, TextSource
 
 PROMPT = [1, 2, 3, 4, 5]
 PREDICTED = [10, 11, 12, 13, 14, 15, 16, 17]

@@ -1,4 +1,4 @@
-"""Proposals from other sessions' texts against a search through all of them, and that no text outlives its session's."""
+"""Proposals from other sessions' texts against a search through them all; of a text that is gone nothing is left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from specwire.core.policy.tunables import SHARED_ORDERS, VECTOR_TOKENS, VOTES
 from specwire.core.verify import shared_texts
 from specwire.core.verify.shared_texts import (
-    BEGINNING_TOKENS,
     FIRST_TOKENS,
     TOKEN_BYTES,
     Occurrence,

@@ -13,7 +13,15 @@ TABLE = Path(tunables.__file__)
 DRAFTING = [*TABLE.parent.glob("*.py"), *(TABLE.parents[1] / "verify").glob("*.py"), TABLE.parents[1] / "draft.py"]
 # What is no choice of speed: bounds on memory and messages, and on a verifier that is not served so.
 REMEMBERED = {"REMEMBERED_VERDICTS", "REMEMBERED_CHAINS", "REMEMBERED_FORWARDS"}
-KEPT = {"OFFSET_BITS", "OFFSET_MASK", "FIRST_TOKENS", "TOKEN_BYTES", "TOKENS_A_TEXT", "BEGINNING_TOKENS", "MOST_LINEAGE"}
+KEPT = {
+    "OFFSET_BITS",
+    "OFFSET_MASK",
+    "FIRST_TOKENS",
+    "TOKEN_BYTES",
+    "TOKENS_A_TEXT",
+    "BEGINNING_TOKENS",
+    "MOST_LINEAGE",
+}
 HASHING = {"HASH_BASE", "HASH_SPREAD", "HASH_SHIFT"}
 BOUNDS = {*REMEMBERED, *KEPT, *HASHING, "MOST_AWAITED", "MOST_ROWS", "PATIENCE_US", "MOST_NODES", "MOST_STALE"}
 

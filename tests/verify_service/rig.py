@@ -67,6 +67,7 @@ class Rig:
         growth: float | None = None,
         drafting: HeadDrafting | None = None,
         heads: str | None = None,
+        text_memory: int = 0,
     ) -> None:
         """growth: share of a millisecond that a row more costs; forwards then take their time. drafting: of a head, or
         `heads`, what drafts beside a model that is no script.
@@ -90,6 +91,7 @@ class Rig:
             detach_grace_us=detach_grace_us,
             patience=patience,
             drafting=drafting,
+            text_memory=text_memory,
         )
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, list[Outcome]] = {}

@@ -121,6 +121,7 @@ class Engine:
         detach_grace_us: float = DETACH_GRACE_US,
         patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
         drafting: HeadDrafting | None = None,
+        text_memory: int = 0,
     ) -> None:
         """patient: see `specwire.core.policy.scheduler.schedule`; ngram and those after it: see `SessionManager`.
 
@@ -132,7 +133,14 @@ class Engine:
         self.inbox: Inbox[Command] = Inbox()
         self.tally = EngineTally()
         self.sessions = SessionManager(
-            lm, now_us, ngram, detach_grace_us, patience, self.tally.offers, head=drafting is not None
+            lm,
+            now_us,
+            ngram,
+            detach_grace_us,
+            patience,
+            self.tally.offers,
+            head=drafting is not None,
+            text_memory=text_memory,
         )
         self.roster = self.sessions.roster
         self.steps = 0

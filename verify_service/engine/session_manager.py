@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from specwire.core.invalid import Code
 from specwire.core.messages import FinishReason, Verdict
@@ -16,6 +16,8 @@ from specwire.core.policy.heads import HeadAcceptance
 from specwire.core.stop_conditions import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
+from specwire.core.verify.shared_texts import SharedIndex, SharedTexts
+from specwire.core.verify.text_sources import NgramSource
 from verify_service.engine.messages import (
     Admitted,
     Begun,
@@ -38,7 +40,8 @@ class SessionManager:
     Args:
         ngram: sessions may guess from their own text. detach_grace_us: how long a session is kept after it lost its
         link, or after an end that nobody acknowledged. patience: with sessions that find no slot. offers: where
-        outcomes of proposals are counted. head: sessions take what a head proposes.
+        outcomes of proposals are counted. head: sessions take what a head proposes. text_memory: bytes for texts of
+        sessions, which others of their scope may be proposed.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class SessionManager:
         patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
         offers: Counter[Offer] | None = None,
         head: bool = False,
+        text_memory: int = 0,
     ) -> None:
         self.roster = Roster()
         self.reports: Reports = {}
@@ -62,6 +66,7 @@ class SessionManager:
         self._patience = patience
         self.scheduler = SlotScheduler(lm, self.roster, patience, self.counts, now_us, self._seated)
         self._eos_ids = frozenset(lm.info.eos_ids)
+        self.texts = SharedTexts(text_memory, lambda scope: any(held.scope == scope for held in self.roster))
 
     def report(self, link: int) -> Report:
         known = self.reports.get(link)
@@ -91,6 +96,7 @@ class SessionManager:
         self._close(tick)
         for session_id in tick.forgotten:
             self.scheduler.forget(session_id)
+            self.texts.forget(session_id)
 
     def begun(self, begun: Begun) -> None:
         """Start a session whose constraint is compiled, or refuse it.
@@ -250,9 +256,18 @@ class SessionManager:
             epoch=opening.epoch,
             prediction=opening.prediction,
             head=self._head.of(opening.sampling.temperature) if self._head is not None and opening.head else None,
+            others=lambda text: self._others(opening, text),
         )
         session.ledger.balance_us = float(opening.ledger_us)
         return session
+
+    def _others(self, opening: Opening, text: Sequence[int]) -> list[NgramSource]:
+        """What else may be proposed behind a text."""
+        shared = self.texts.of(opening.scope) if opening.shared else None
+        if shared is None:
+            return []
+        index = SharedIndex(shared, text, opening.session_id)
+        return [NgramSource(text, index=index, learnt=shared.learnt[opening.sampling.temperature > 0.0])]
 
     def _seated(self, held: Held) -> None:
         if held.session.ready and not held.told:
@@ -312,9 +327,10 @@ class SessionManager:
         self.roster.detach(held, self._now_us() + self._grace_us)
 
     def fail(self, held: Held, code: Code, message: str) -> None:
-        """Drop a session and tell its link why. A failed session's slot is emptied."""
+        """Drop a session and tell its link why. A failed session leaves nothing."""
         self.report_of(held).refused.append(Refusal(held.handle, code, message))
         held.scope = b""
+        self.texts.forget(held.session_id)
         self.release(held)
 
     def give_up(self, held: Held) -> None:

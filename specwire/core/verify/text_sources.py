@@ -75,7 +75,7 @@ class Match(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What followed the text's last tokens elsewhere. alike: the class of matches whose acceptance is learnt together."""
+    """What followed the text's last tokens elsewhere. alike: the class of matches whose acceptance is learnt as one."""
 
     tokens: tuple[int, ...]
     alike: int
