@@ -22,6 +22,7 @@ from specwire.rpc.server_options import (
     add_deterministic_argument,
     add_engine_arguments,
     add_heads_argument,
+    add_known_texts_arguments,
     add_model_arguments,
     add_ranks_argument,
     add_text_memory_argument,
@@ -199,6 +200,7 @@ def _loader(
         from verify_service.engine.engine import Engine
         from verify_service.engine.heads import HeadDrafting
         from verify_service.engine.sampler import LogitsSampler
+        from verify_service.known_texts import known_texts
         from verify_service.metrics import families, load_of
 
         over = "" if ranks is None else f" over {ranks.size} processes"
@@ -217,6 +219,9 @@ def _loader(
             drafting = HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, DraftingModel) and not patient else None
         except HeadFailed as error:
             raise ModelError(f"heads: {options.heads}: {error}") from error
+        known = known_texts(lm.info, options.references, options.table)
+        for line in known.told():
+            say(f"specwire verify: {line}")
         grace_us = detach_grace * 1e6
         engine = Engine(
             lm,
@@ -229,6 +234,7 @@ def _loader(
             patience=patience,
             drafting=drafting,
             text_memory=options.text_memory if options.ngram and not patient else 0,
+            known=known,
         )
         registry.add(VERIFIER, lambda: families(engine))
         meter.read = lambda: load_of(engine)
@@ -254,6 +260,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="propose what followed the same tokens earlier in the text, where that pays (default: on)",
     )
     add_text_memory_argument(parser)
+    add_known_texts_arguments(parser)
     add_heads_argument(parser)
     parser.add_argument(
         "--detach-grace",
@@ -300,6 +307,8 @@ def run(args: argparse.Namespace) -> int:
             options,
             ngram=args.ngram,
             text_memory=text_memory,
+            references=tuple(args.reference),
+            table=args.table,
             deterministic=args.deterministic,
             heads=args.heads,
             tensor_parallel_size=args.tensor_parallel_size,

@@ -146,6 +146,9 @@ class PlainService:
             own += ["--tensor-parallel-size", str(o.tensor_parallel_size)]
         if o.text_memory != TEXT_MEMORY:
             own += ["--text-memory", str(o.text_memory)]
+        own += [word for path in o.references for word in ("--reference", path)]
+        if o.table:
+            own += ["--table", o.table]
         if o.heads:
             own += ["--heads", o.heads]
         if o.metrics:

@@ -121,6 +121,8 @@ class ModelServiceOptions:
         keys: who may call; None lets in everybody who can connect.
         ngram: a verifier proposes from the text itself, too; nothing to a drafter.
         text_memory: bytes in which a verifier keeps texts to propose from in other sessions of their tenants; 0: none.
+        references: files and folders of documents that a verifier proposes from. table: file of a table of n-grams that
+            it does; "" for none.
         quantization: of the linear layers' weights, none or int8.
         compiled: run the model as compiled graphs of static shapes (`specwire.lm.load.load_model`).
         heads: what drafts beside a verifier's target (`specwire.lm.load_model`); "" for none. Nothing to a drafter.
@@ -143,6 +145,8 @@ class ModelServiceOptions:
     keys: Keys | None = None
     ngram: bool = True
     text_memory: int = TEXT_MEMORY
+    references: tuple[str, ...] = ()
+    table: str = ""
     quantization: str = "none"
     deterministic: bool = False
     heads: str = ""
@@ -287,6 +291,20 @@ def add_text_memory_argument(parser: argparse._ActionsContainer) -> None:
         metavar="SIZE",
         help="for texts of sessions, which others of their tenant are proposed; 64 bytes a token; 0 keeps none; only "
         "where callers have --api-keys (default: %(default)s)",
+    )
+
+
+def add_known_texts_arguments(parser: argparse._ActionsContainer) -> None:
+    """`ModelServiceOptions.references` and `table` of a verifier."""
+    parser.add_argument(
+        "--reference",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="documents to propose from, a file or a folder of .txt, .md, .py, .jsonl; may be repeated (default: none)",
+    )
+    parser.add_argument(
+        "--table", default="", metavar="FILE", help="n-grams to propose from, by `specwire table build` (default: none)"
     )
 
 

@@ -33,6 +33,7 @@ from verify_service.engine.messages import (
     Tick,
 )
 from verify_service.engine.sampler import LogitsSampler
+from verify_service.known_texts import KnownTexts
 
 FLAT = {1: 1000.0, 32: 1000.0}
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -68,6 +69,7 @@ class Rig:
         drafting: HeadDrafting | None = None,
         heads: str | None = None,
         text_memory: int = 0,
+        known: KnownTexts | None = None,
     ) -> None:
         """growth: share of a millisecond that a row more costs; forwards then take their time. drafting: of a head, or
         `heads`, what drafts beside a model that is no script.
@@ -92,6 +94,7 @@ class Rig:
             patience=patience,
             drafting=drafting,
             text_memory=text_memory,
+            known=known,
         )
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, list[Outcome]] = {}

@@ -47,6 +47,7 @@ from verify_service.engine.scoring import Scorer
 from verify_service.engine.session_manager import SessionManager
 from verify_service.engine.sessions import Held
 from verify_service.engine.tally import EngineTally
+from verify_service.known_texts import KnownTexts
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ class Engine:
         patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
         drafting: HeadDrafting | None = None,
         text_memory: int = 0,
+        known: KnownTexts | None = None,
     ) -> None:
         """patient: see `specwire.core.policy.scheduler.schedule`; ngram and those after it: see `SessionManager`.
 
@@ -141,6 +143,7 @@ class Engine:
             self.tally.offers,
             head=drafting is not None,
             text_memory=text_memory,
+            known=known,
         )
         self.roster = self.sessions.roster
         self.steps = 0

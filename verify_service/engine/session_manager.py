@@ -32,6 +32,7 @@ from verify_service.engine.messages import (
 )
 from verify_service.engine.sessions import NO_SLOT, Held, Roster
 from verify_service.engine.slots import SlotScheduler
+from verify_service.known_texts import KnownTexts
 
 
 class SessionManager:
@@ -41,7 +42,7 @@ class SessionManager:
         ngram: sessions may guess from their own text. detach_grace_us: how long a session is kept after it lost its
         link, or after an end that nobody acknowledged. patience: with sessions that find no slot. offers: where
         outcomes of proposals are counted. head: sessions take what a head proposes. text_memory: bytes for texts of
-        sessions, which others of their scope may be proposed.
+        sessions, which others of their scope may be proposed. known: what else sessions may be proposed.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SessionManager:
         offers: Counter[Offer] | None = None,
         head: bool = False,
         text_memory: int = 0,
+        known: KnownTexts | None = None,
     ) -> None:
         self.roster = Roster()
         self.reports: Reports = {}
@@ -66,6 +68,7 @@ class SessionManager:
         self._patience = patience
         self.scheduler = SlotScheduler(lm, self.roster, patience, self.counts, now_us, self._seated)
         self._eos_ids = frozenset(lm.info.eos_ids)
+        self._known = known or KnownTexts(lm.info.vocabulary)
         self.texts = SharedTexts(text_memory, lambda scope: any(held.scope == scope for held in self.roster))
 
     def report(self, link: int) -> Report:
@@ -264,10 +267,11 @@ class SessionManager:
     def _others(self, opening: Opening, text: Sequence[int]) -> list[NgramSource]:
         """What else may be proposed behind a text."""
         shared = self.texts.of(opening.scope) if opening.shared else None
+        known = self._known.sources(text)
         if shared is None:
-            return []
+            return known
         index = SharedIndex(shared, text, opening.session_id)
-        return [NgramSource(text, index=index, learnt=shared.learnt[opening.sampling.temperature > 0.0])]
+        return [NgramSource(text, index=index, learnt=shared.learnt[opening.sampling.temperature > 0.0]), *known]
 
     def _seated(self, held: Held) -> None:
         if held.session.ready and not held.told:

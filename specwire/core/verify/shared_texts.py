@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,9 +40,10 @@ OFFSET_BITS = 24
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 # Tokens that a scope has room for at first; it doubles as they come.
 FIRST_TOKENS = 1 << 12
-# What a token takes, all told: its place (8), two links of 4 for each order, itself (4, and what arrays keep in hand),
-# and its part in the text's own objects, of which there is at most one for TOKENS_A_TEXT tokens.
+# What a token takes, all told: its place (8), two links of 4 and a tag of 1 for each order, itself (4, and what arrays
+# keep in hand), and its part in the text's own objects, of which there is at most one for TOKENS_A_TEXT tokens.
 TOKEN_BYTES = 64
+TAG_MASK = 0xFF
 TOKENS_A_TEXT = 64
 # Tokens by which texts that begin alike are found, and texts behind one another that are followed to compare them.
 BEGINNING_TOKENS = 32
@@ -50,7 +51,8 @@ MOST_LINEAGE = 64
 # Factors of the n-grams' hash: a polynomial's base, and what spreads its bits (Knuth 1973, section 6.4).
 HASH_BASE = 0x5851F42D4C957F2D
 HASH_SPREAD = 0x9E3779B97F4A7C15
-HASH_SHIFT = 20
+HASH_SHIFT, TAG_SHIFT = 20, 36
+POWERS = [pow(HASH_BASE, exponent, 1 << 64) for exponent in range(SHARED_ORDERS[0])]
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +61,7 @@ class SharedText:
 
     beginning: by which texts that begin alike are found; empty for a shorter one. base: number of the text that it is
     the same as before position `own_from`; None: of none. What a conversation's turns have in common is kept, and
-    counted, once.
+    counted, once. hashes: of the n-grams at its end, where the last token came alone.
     """
 
     session_id: str
@@ -69,6 +71,7 @@ class SharedText:
     own_from: int = 0
     base: int | None = None
     tokens: array[int] = field(default_factory=lambda: array("I"))
+    hashes: list[int | None] | None = None
 
     @property
     def end(self) -> int:
@@ -87,8 +90,9 @@ class ScopeTexts:
     """The texts of one scope, and where the n-grams of each length of SHARED_ORDERS ended in them.
 
     Every end of an n-gram has a *slot*, used in turn; heads[bucket] is the latest slot of a hash, links[slot] the one
-    before it, as numbers from 1 on. A link whose slot was used again is told by its age, and an end whose text is gone
-    or differs by comparing tokens: so nothing follows evictions.
+    before it, as numbers from 1 on. tags[slot] is another part of its hash, by which most others are told without a
+    look at their tokens. A link whose slot was used again is told by its age, and an end whose text is gone or differs
+    by comparing tokens: so nothing follows evictions.
 
     Invariant: a text of which a slot is used again is gone as a whole.
 
@@ -111,6 +115,7 @@ class ScopeTexts:
         self._places = np.zeros(tokens, np.int64)
         self._heads = [np.zeros(tokens, np.uint32) for _ in SHARED_ORDERS]
         self._links = [np.zeros(tokens, np.uint32) for _ in SHARED_ORDERS]
+        self._tags = [np.zeros(tokens, np.uint8) for _ in SHARED_ORDERS]
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -154,6 +159,7 @@ class ScopeTexts:
         if len(text.tokens) == text.own_from - text.start:
             first -= 1  # what follows the common part is its own
         text.tokens.extend(tokens)
+        text.hashes = None
         ends = range(max(first, SHARED_ORDERS[-1]), len(text.tokens) + 1)
         if len(ends) < VECTOR_TOKENS:
             for end in ends:
@@ -217,6 +223,7 @@ class ScopeTexts:
             # A bucket becomes two. Which of them a link belongs to is found out by comparing.
             self._heads = [np.concatenate([heads, heads]) for heads in self._heads]
             self._links = [np.concatenate([links, np.zeros_like(links)]) for links in self._links]
+            self._tags = [np.concatenate([tags, np.zeros_like(tags)]) for tags in self._tags]
             self.capacity *= 2
         return self.used + count > self.capacity
 
@@ -232,14 +239,15 @@ class ScopeTexts:
                 return
         self.used += 1
         self._places[slot] = text.number << OFFSET_BITS | end
-        hashes = _hashes(text.tokens[max(0, end - SHARED_ORDERS[0]) : end])
-        for heads, links, bucket in zip(self._heads, self._links, hashes, strict=True):
-            if bucket is None:
+        mask = self.capacity - 1
+        text.hashes = _hashes(text.tokens[max(0, end - SHARED_ORDERS[0]) : end])
+        for heads, links, tags, value in zip(self._heads, self._links, self._tags, text.hashes, strict=True):
+            if value is None:
                 links[slot] = 0
             else:
-                bucket &= self.capacity - 1
-                links[slot] = heads[bucket]
-                heads[bucket] = slot + 1
+                links[slot] = heads[value & mask]
+                heads[value & mask] = slot + 1
+                tags[slot] = value >> TAG_SHIFT & TAG_MASK
 
     def _note_all(self, text: SharedText, ends: range) -> None:
         """The same of many, by vectors; at most `capacity` of them."""
@@ -256,45 +264,53 @@ class ScopeTexts:
         self._places[slots] = np.arange(ends.start, ends.stop) + (text.number << OFFSET_BITS)
         before = max(0, ends.start - SHARED_ORDERS[0])
         ids = np.array(text.tokens[before : ends.stop - 1], np.uint64) + np.uint64(1)
-        for heads, links, (length, hashes) in zip(self._heads, self._links, _all_hashes(ids), strict=True):
+        by_order = zip(self._heads, self._links, self._tags, _all_hashes(ids), strict=True)
+        for heads, links, tags, (length, hashes) in by_order:
             # The n-grams of the first ends may be too short.
             behind = max(ends.start, before + length) - ends.start
             links[slots[:behind]] = 0
-            buckets = hashes[ends.start + behind - before - length :] & np.uint64(self.capacity - 1)
-            _link(heads, links, slots[behind:], buckets.astype(np.int64))
+            values = hashes[ends.start + behind - before - length :].astype(np.int64)
+            tags[slots[behind:]] = values >> TAG_SHIFT & TAG_MASK
+            _link(heads, links, slots[behind:], values & (self.capacity - 1))
 
     # Looking up
 
-    def occurrences(self, tail: Sequence[int]) -> tuple[int, list[Occurrence]]:
+    def occurrences(self, tail: Sequence[int], text: SharedText | None = None) -> tuple[int, list[Occurrence]]:
         """Index of the longest order whose n-gram at the end of `tail` occurs, and its latest occurrences.
 
         At most VOTES of them, of CHAIN_LINKS that are looked at; the latest first. Only those that something follows.
+
+        text: the one that `tail` is the end of, if it is among them.
         """
         ids = array("I", tail[-SHARED_ORDERS[0] :])
-        for index, bucket in enumerate(_hashes(ids)):
-            if bucket is not None:
-                found = list(self._walk(index, bucket, ids[-SHARED_ORDERS[index] :]))
-                if found:
-                    return index, found
+        hashes = text.hashes if text is not None and text.hashes is not None else _hashes(ids)
+        for index, value in enumerate(hashes):
+            if value is not None and (found := self._walk(index, value, ids[-SHARED_ORDERS[index] :])):
+                return index, found
         return len(SHARED_ORDERS), []
 
-    def _walk(self, index: int, bucket: int, gram: array[int]) -> Iterator[Occurrence]:
-        places, links, capacity, newest = self._places, self._links[index], self.capacity, self.used - 1
-        length, age, left = len(gram), -1, VOTES
-        slot = int(self._heads[index][bucket & (capacity - 1)]) - 1
+    def _walk(self, index: int, value: int, gram: array[int]) -> list[Occurrence]:
+        places, links, tags, texts = self._places, self._links[index], self._tags[index], self._texts
+        capacity, newest, length, age = self.capacity, self.used - 1, len(gram), -1
+        tag = value >> TAG_SHIFT & TAG_MASK
+        found: list[Occurrence] = []
+        slot = self._heads[index].item(value & (capacity - 1)) - 1
         for _ in range(CHAIN_LINKS):
             older = (newest - slot) % capacity
-            if slot < 0 or older <= age or not left:
-                return
+            if slot < 0 or older <= age:
+                break
             age = older
-            place = int(places[slot])
-            text = self._texts.get(place >> OFFSET_BITS)
-            if text is not None:
-                end, tokens = place & OFFSET_MASK, text.tokens
-                if end < len(tokens) and tokens[end - length : end] == gram:
-                    left -= 1
-                    yield Occurrence(tokens, end)
-            slot = int(links[slot]) - 1
+            if tags.item(slot) == tag:
+                place = places.item(slot)
+                text = texts.get(place >> OFFSET_BITS)
+                if text is not None:
+                    end, tokens = place & OFFSET_MASK, text.tokens
+                    if end < len(tokens) and tokens[end - length : end] == gram:
+                        found.append(Occurrence(tokens, end))
+                        if len(found) == VOTES:
+                            break
+            slot = links.item(slot) - 1
+        return found
 
 
 def _beginning(tokens: Sequence[int]) -> bytes:
@@ -311,13 +327,12 @@ def _common(some: array[int], other: array[int]) -> int:
 def _hashes(tail: Sequence[int]) -> list[int | None]:
     """Of the last tokens, as many as each order has; None where there are fewer."""
     found: list[int | None] = [None] * len(SHARED_ORDERS)
-    value, power, index = 0, 1, len(SHARED_ORDERS) - 1
-    for count, token in enumerate(reversed(tail), 1):
-        value = value + (token + 1) * power & MASK
+    value, index = 0, len(SHARED_ORDERS) - 1
+    for count, (token, power) in enumerate(zip(reversed(tail), POWERS, strict=False), 1):
+        value += (token + 1) * power
         if count == SHARED_ORDERS[index]:
             found[index] = (value * HASH_SPREAD & MASK) >> HASH_SHIFT
             index -= 1
-        power = power * HASH_BASE & MASK
     return found
 
 
@@ -420,7 +435,8 @@ class SharedIndex:
             self._text, self.done = None, 0
 
     def find(self, most: int) -> Found | None:
-        order, occurrences = self._texts.occurrences(self._tokens)
+        whole = self._text is not None and self.done == len(self._tokens) and self._texts.holds(self._text)
+        order, occurrences = self._texts.occurrences(self._tokens, self._text if whole else None)
         if not occurrences:
             return None
         tokens, share = voted(occurrences, most)
