@@ -287,7 +287,7 @@ def test_memory_is_bounded_and_idle_scopes_go_first() -> None:
     grown(first, "and more", more[::-1])
     assert texts.evicted == 1, "that of the idle scope"
     assert first.capacity == 2 * FIRST_TOKENS, "but not enough for twice as much"
-    assert texts.bytes <= 4 * FIRST_TOKENS * TOKEN_BYTES
+    assert texts.size <= 4 * FIRST_TOKENS * TOKEN_BYTES
     assert texts.of(b"d") is not None
     busy.add(b"d")
     assert texts.of(b"e") is None, "three are in use, and a fourth has taken the rest"

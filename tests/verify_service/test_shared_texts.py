@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from specwire.core.law.sampling import Sampling
@@ -23,10 +25,10 @@ def rig(memory: int = MEMORY, slots: int = 4) -> Rig:
     return Rig(SPEC, context=1024, growth=0.01, text_memory=memory, slots=slots)
 
 
-def steps(on: Rig, handle: int, sampling: Sampling = GREEDY, **changes: object) -> int:
+def steps(on: Rig, handle: int, sampling: Sampling = GREEDY, **changes: Any) -> int:
     """Forwards that a session took; its text is the target's."""
     before = on.engine.steps
-    fields: dict[str, object] = {"shared": True, "scope": OURS, **changes}
+    fields: dict[str, Any] = {"shared": True, "scope": OURS, **changes}
     on.open(handle, PROMPT, max_tokens=LENGTH, sampling=sampling, **fields)
     on.run()
     assert on.tokens[handle] == oracle(on.lm, PROMPT, LENGTH, sampling)
@@ -58,7 +60,7 @@ def test_while_the_first_one_runs() -> None:
 @pytest.mark.parametrize(
     "changes", [{"scope": THEIRS}, {"scope": b""}, {"shared": False}, {"ngram": False}], ids=lambda each: str(each)
 )
-def test_neither_another_scope_nor_who_does_not_share_is_proposed_anything(changes: dict[str, object]) -> None:
+def test_neither_another_scope_nor_who_does_not_share_is_proposed_anything(changes: dict[str, Any]) -> None:
     on = rig()
     first = steps(on, 1)
     assert steps(on, 2, **changes) >= first
@@ -111,7 +113,7 @@ def test_deleted_while_it_runs_it_leaves_at_once_and_for_good() -> None:
 def test_without_memory_for_them_nothing_is_kept() -> None:
     on = rig(memory=0)
     assert steps(on, 1) == steps(on, 2)
-    assert on.engine.sessions.texts.bytes == 0
+    assert on.engine.sessions.texts.size == 0
 
 
 def test_a_session_opened_again_elsewhere_is_kept_once() -> None:
@@ -128,8 +130,10 @@ async def test_over_the_wire() -> None:
     stopping = common_pb2.Stopping(max_tokens=LENGTH)
     tested = dict.fromkeys((1, 2, 3, 4), 0)
     async with serving(f"{SPEC}:delay_ms=1") as running, connected(running) as peer:
-        for handle, changes in ((1, {}), (2, {"share_text": False}), (3, {"cache_scope": THEIRS}), (4, {})):
-            await peer.open(handle, PROMPT, stopping=stopping, **{"share_text": True, "cache_scope": OURS, **changes})
+        asked: list[dict[str, Any]] = [{}, {"share_text": False}, {"cache_scope": THEIRS}, {}]
+        for handle, changes in enumerate(asked, 1):
+            fields: dict[str, Any] = {"share_text": True, "cache_scope": OURS, **changes}
+            await peer.open(handle, PROMPT, stopping=stopping, **fields)
             while handle not in peer.finished:
                 for verdict in (await peer.receive()).verdicts:
                     tested[verdict.handle] += verdict.tested

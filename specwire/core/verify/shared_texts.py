@@ -470,8 +470,8 @@ class SharedTexts:
         return sum(len(texts) for texts in list(self._scopes.values()))
 
     @property
-    def bytes(self) -> int:
-        """Memory in use, at most."""
+    def size(self) -> int:
+        """Bytes of memory in use, at most."""
         return self.capacity * TOKEN_BYTES
 
     def of(self, scope: bytes) -> ScopeTexts | None:
