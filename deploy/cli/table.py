@@ -21,7 +21,7 @@ BUILD = "build"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("action", choices=[BUILD], help="count a corpus")
+    parser.add_argument("action", choices=[BUILD], metavar=BUILD, help="count a corpus")
     parser.add_argument("corpus", nargs="+", type=Path, metavar="CORPUS", help="texts to count")
     parser.add_argument("--tokenizer", required=True, metavar="MODEL", help="path or hub id of the target")
     parser.add_argument(

@@ -15,7 +15,7 @@ def test_each_prompt_is_another_and_most_repeat_the_code() -> None:
         assert len(set(asked)) == len(STEPS)
         end = prompt.text[-40:]
         assert all(text.endswith(end) for text in asked)
-    assert "return 1" in asked[2]
+        assert "return 1" in asked[2]
 
 
 def test_the_first_step_of_each_piece_is_cold() -> None:

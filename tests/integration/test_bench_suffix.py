@@ -27,8 +27,9 @@ def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys
     rows = {(row["key"], row["steps"]): row for row in found["rows"]}
     assert len(rows) == 2 * 3 * 2
     for (key, _), row in rows.items():
-        assert (row["acceptance"] is None) == key.startswith("off")
+        assert row["acceptance"] is None or not key.startswith("off")
         assert row["tokens_per_forward"] >= 1.0
+    assert any(row["acceptance"] for row in rows.values())
     assert len(found["raw"]) == 4 * 6
     assert len(found["bars"]) == 5
     assert found["look_up"]["bytes_a_token"] > 0
