@@ -1,7 +1,8 @@
 """Measure proposals from what was said before, on a trace like an agent's: python -m bench.suffix --help.
 
-Tenants have code written, edit it, run it and ask again: four sessions for each piece of held-out code, each prompt
-made of the code and of what the target wrote. The first one is cold, the others repeat what the tenant said before. The
+Tenants have code written, edit it, run it, read a part of it, and repeat the first request as it was, seed included:
+five sessions for each piece of held-out code, each prompt made of the code and of what the target wrote. The first one
+is cold, the others repeat what the tenant said before. The
 rows differ in what the verifier may propose: nothing, from the session's own text only, from the tenant's texts too.
 They take turns on one stack; each row has tenants of its own, so that none begins from another's keys and values.
 """
@@ -72,9 +73,14 @@ def run(code: str, written: Sequence[str]) -> str:
     return f"{code}{written[0]}\n\n# failed, once more:\n{_end(code)}"
 
 
-def repeat(code: str, _: Sequence[str]) -> str:
+def reread(code: str, _: Sequence[str]) -> str:
     """Only the end of the code is shown."""
     return _end(code)
+
+
+def repeat(code: str, _: Sequence[str]) -> str:
+    """The first request again: with its seed, the text is the same."""
+    return code
 
 
 def _end(code: str) -> str:
@@ -82,7 +88,7 @@ def _end(code: str) -> str:
     return "".join(lines[len(lines) // 2 :])
 
 
-STEPS: tuple[Callable[[str, Sequence[str]], str], ...] = (write, edit, run, repeat)
+STEPS: tuple[Callable[[str, Sequence[str]], str], ...] = (write, edit, run, reread, repeat)
 
 
 @dataclass(frozen=True, slots=True)

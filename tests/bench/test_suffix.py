@@ -9,10 +9,10 @@ from bench.suffix import STEPS, cold, keys, main, parser, tenant_names, warm
 from demo_pair import held_out_prompts
 
 
-def test_each_prompt_is_another_and_most_repeat_the_code() -> None:
+def test_each_prompt_ends_as_the_code_does() -> None:
     for prompt in held_out_prompts():
         asked = [step(prompt.text, ["    return 1\n"]) for step in STEPS]
-        assert len(set(asked)) == len(STEPS)
+        assert len(set(asked)) == len(STEPS) - 1, "the last one is the first again"
         end = prompt.text[-40:]
         assert all(text.endswith(end) for text in asked)
         assert "return 1" in asked[2]
@@ -21,8 +21,8 @@ def test_each_prompt_is_another_and_most_repeat_the_code() -> None:
 def test_the_first_step_of_each_piece_is_cold() -> None:
     run = Run((1,), 1.0, 0.1, 1)
     samples = [Sample(0, prompt, "own_0", run) for prompt in range(2 * len(STEPS))]
-    assert [sample.prompt for sample in cold(samples)] == [0, 4]
-    assert len(warm(samples)) == 6
+    assert [sample.prompt for sample in cold(samples)] == [0, len(STEPS)]
+    assert len(warm(samples)) == 2 * len(STEPS) - 2
 
 
 def test_no_two_rows_or_repeats_share_a_tenant() -> None:

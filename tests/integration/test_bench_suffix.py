@@ -30,7 +30,7 @@ def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys
         assert row["acceptance"] is None or not key.startswith("off")
         assert row["tokens_per_forward"] >= 1.0
     assert any(row["acceptance"] for row in rows.values())
-    assert len(found["raw"]) == 4 * 6
+    assert len(found["raw"]) == len(suffix.STEPS) * 6
     assert len(found["bars"]) == 5
     assert found["look_up"]["bytes_a_token"] > 0
     assert str(tmp_path) not in out.read_text()
