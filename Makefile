@@ -30,7 +30,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm node demo test test-vllm test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
+.PHONY: help setup setup-vllm node demo test test-vllm test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-suffix bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
 .SILENT:
 
 help: ## show this list
@@ -224,6 +224,9 @@ bench: $(STAMP) ## measure speed against the plain target and its peers
 
 bench-copy: $(STAMP) ## measure proposals from the text itself on prompts that ask for a copy
 	$(BIN)/python -m bench.copy
+
+bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said before, on a trace like an agent's (a quarter of an hour)
+	$(BIN)/python -m bench.suffix
 
 bench-constrained: $(STAMP) ## count what a drafter's copy of a constraint is worth
 	$(BIN)/python -m bench.constrained

@@ -65,6 +65,9 @@ def _of_sessions(engine: Engine) -> Families:
     yield gauge("kv_cache_bytes", "Memory of keys and values.", lm.kv_bytes)
     prefixes = dict(sessions.scheduler.slots.counts)
     yield by_label(counter, "kv_prefixes_total", "Kept prefixes, by what became of them.", "event", prefixes)
+    texts = sessions.texts
+    yield gauge("shared_texts", "Texts of sessions kept to propose from.", texts.texts)
+    yield gauge("shared_texts_bytes", "Memory that they may take.", texts.size)
     ignored = dict(sessions.counts)
     yield by_label(counter, "ignored_total", "What was ignored or let go.", "reason", ignored)
     plain_us = engine.costs.plain(1)

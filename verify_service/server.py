@@ -25,12 +25,15 @@ from specwire.rpc.server_options import (
     add_deterministic_argument,
     add_engine_arguments,
     add_heads_argument,
+    add_known_texts_arguments,
     add_model_arguments,
     add_ranks_argument,
+    add_text_memory_argument,
     check_deterministic,
     check_ranks,
     engine_options,
     run_model_service,
+    text_memory_of,
 )
 from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
 from specwire.telemetry.listener import MetricsListener, listen
@@ -209,6 +212,7 @@ def _loader(
         from verify_service.engine.engine import Engine
         from verify_service.engine.heads import HeadDrafting
         from verify_service.engine.sampler import LogitsSampler
+        from verify_service.known_texts import known_texts
         from verify_service.metrics import families, load_of
 
         over = "" if ranks is None else f" over {ranks.size} processes"
@@ -227,6 +231,9 @@ def _loader(
             drafting = HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, DraftingModel) and not patient else None
         except HeadFailed as error:
             raise ModelError(f"heads: {options.heads}: {error}") from error
+        known = known_texts(lm.info, options.references, options.table)
+        for line in known.told():
+            say(f"specwire verify: {line}")
         grace_us = detach_grace * 1e6
         engine = Engine(
             lm,
@@ -239,6 +246,8 @@ def _loader(
             patience=patience,
             drafting=drafting,
             shares=shares,
+            text_memory=options.text_memory if options.ngram and not patient else 0,
+            known=known,
         )
         registry.add(VERIFIER, lambda: families(engine))
         meter.read = lambda: load_of(engine)
@@ -264,6 +273,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="propose what followed the same tokens earlier in the text, where that pays (default: on)",
     )
+    add_text_memory_argument(parser)
+    add_known_texts_arguments(parser)
     add_heads_argument(parser)
     parser.add_argument(
         "--detach-grace",
@@ -297,6 +308,7 @@ def run(args: argparse.Namespace) -> int:
         check_deterministic(args.deterministic, args.runtime)
         check_ranks(args.tensor_parallel_size)
         engine_options(args.engine, args.engine_options)
+        text_memory = text_memory_of(args.text_memory)
         telemetry, registration = telemetry_of(args), registry_of(args)
         registration.check_listen(args.listen)
         shares = read_tenants(args.tenants)
@@ -309,6 +321,9 @@ def run(args: argparse.Namespace) -> int:
         options = replace(
             options,
             ngram=args.ngram,
+            text_memory=text_memory,
+            references=tuple(args.reference),
+            table=args.table,
             deterministic=args.deterministic,
             heads=args.heads,
             tensor_parallel_size=args.tensor_parallel_size,

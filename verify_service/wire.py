@@ -94,6 +94,7 @@ def opening_from_wire(
         # An older orchestrator knows of n-grams only, and who turns these off means any guess of the verifier's.
         not (message.no_head or message.no_ngram),
         tenant,
+        message.share_text,
     )
 
 

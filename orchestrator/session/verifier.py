@@ -261,6 +261,7 @@ class SessionVerifier:
             prediction=record.prediction,
             epoch=self._session.epoch(record.sampling.weighed),
             cache_scope=self._options.access.cache_scope(record.tenant),
+            share_text=self._options.access.keys is not None and not record.private,
             priority=record.priority,
             traceparent=self._view.span.traceparent,
         )

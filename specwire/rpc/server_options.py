@@ -101,6 +101,8 @@ def size_of(field: str, text: str | None) -> int | None:
 
 MOST_RANKS = 64
 DTYPES = ("float32", "bfloat16")
+# A million tokens of texts.
+TEXT_MEMORY = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,9 @@ class ModelServiceOptions:
         metrics: HOST:PORT where figures are read by HTTP (docs/OPERATIONS.md); "" for nowhere.
         keys: who may call; None lets in everybody who can connect.
         ngram: a verifier proposes from the text itself, too; nothing to a drafter.
+        text_memory: bytes in which a verifier keeps texts to propose from in other sessions of their tenants; 0: none.
+        references: files and folders of documents that a verifier proposes from. table: file of a table of n-grams that
+            it does; "" for none.
         quantization: of the linear layers' weights, none or int8.
         compiled: run the model as compiled graphs of static shapes (`specwire.lm.load.load_model`).
         heads: what drafts beside a verifier's target (`specwire.lm.load_model`); "" for none. Nothing to a drafter.
@@ -140,6 +145,9 @@ class ModelServiceOptions:
     tls: ServerTls | None = None
     keys: Keys | None = None
     ngram: bool = True
+    text_memory: int = TEXT_MEMORY
+    references: tuple[str, ...] = ()
+    table: str = ""
     quantization: str = "none"
     deterministic: bool = False
     heads: str = ""
@@ -274,6 +282,35 @@ def add_runtime_argument(parser: argparse._ActionsContainer) -> None:
         default="none",
         choices=QUANTIZATIONS,
         help="int8: round the weights of linear layers to 8 bits; quick with openvino (default: none)",
+    )
+
+
+def text_memory_of(text: str) -> int:
+    """Bytes that --text-memory says; raises InvalidParameter."""
+    return 0 if text == "0" else size_of("text-memory", text) or 0
+
+
+def add_text_memory_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--text-memory",
+        default=f"{TEXT_MEMORY >> 20}M",
+        metavar="SIZE",
+        help="for texts of sessions, which others of their tenant are proposed; 64 bytes a token; 0 keeps none; only "
+        "where callers have --api-keys (default: %(default)s)",
+    )
+
+
+def add_known_texts_arguments(parser: argparse._ActionsContainer) -> None:
+    """`ModelServiceOptions.references` and `table` of a verifier."""
+    parser.add_argument(
+        "--reference",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="documents to propose from, a file or a folder of .txt, .md, .py, .jsonl; may be repeated (default: none)",
+    )
+    parser.add_argument(
+        "--table", default="", metavar="FILE", help="n-grams to propose from, by `specwire table build` (default: none)"
     )
 
 

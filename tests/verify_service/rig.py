@@ -34,6 +34,7 @@ from verify_service.engine.messages import (
     Tick,
 )
 from verify_service.engine.sampler import LogitsSampler
+from verify_service.known_texts import KnownTexts
 
 FLAT = {1: 1000.0, 32: 1000.0}
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -69,6 +70,8 @@ class Rig:
         drafting: HeadDrafting | None = None,
         heads: str | None = None,
         shares: TenantShares | None = None,
+        text_memory: int = 0,
+        known: KnownTexts | None = None,
     ) -> None:
         """growth: share of a millisecond that a row more costs; forwards then take their time. drafting: of a head, or
         `heads`, what drafts beside a model that is no script.
@@ -93,6 +96,8 @@ class Rig:
             patience=patience,
             drafting=drafting,
             shares=shares,
+            text_memory=text_memory,
+            known=known,
         )
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, list[Outcome]] = {}

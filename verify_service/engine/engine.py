@@ -49,6 +49,7 @@ from verify_service.engine.session_manager import SessionManager
 from verify_service.engine.sessions import Held
 from verify_service.engine.sharing import StepSharing
 from verify_service.engine.tally import EngineTally
+from verify_service.known_texts import KnownTexts
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +125,8 @@ class Engine:
         patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
         drafting: HeadDrafting | None = None,
         shares: TenantShares | None = None,
+        text_memory: int = 0,
+        known: KnownTexts | None = None,
     ) -> None:
         """patient: see `specwire.core.policy.scheduler.schedule`; ngram and those after it: see `SessionManager`.
 
@@ -135,7 +138,16 @@ class Engine:
         self.inbox: Inbox[Command] = Inbox()
         self.tally = EngineTally()
         self.sessions = SessionManager(
-            lm, now_us, ngram, detach_grace_us, patience, self.tally.offers, drafting is not None, shares
+            lm,
+            now_us,
+            ngram,
+            detach_grace_us,
+            patience,
+            self.tally.offers,
+            head=drafting is not None,
+            shares=shares,
+            text_memory=text_memory,
+            known=known,
         )
         self.roster = self.sessions.roster
         self.steps = 0

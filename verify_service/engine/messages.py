@@ -34,7 +34,8 @@ class Opening:
 
     ngram, head: the verifier may propose from the text itself, by a head. epoch: see `specwire.core.law.noise`.
     prediction: what the output may look like.
-    scope: sessions of the same scope may share its cache. priority: orders the sessions that wait within a scope.
+    scope: sessions of the same scope may share its cache; shared: and be proposed its text.
+    priority: orders the sessions that wait within a scope.
     tenant: whom the link belongs to, where there are tenants (`specwire.core.policy.shares`).
     """
 
@@ -56,6 +57,7 @@ class Opening:
     prediction: tuple[int, ...] = ()
     head: bool = True
     tenant: str = ""
+    shared: bool = False
 
     @property
     def generation(self) -> tuple[int, int]:

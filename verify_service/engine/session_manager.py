@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from specwire.core.invalid import Code
 from specwire.core.messages import FinishReason, Verdict
@@ -17,6 +17,8 @@ from specwire.core.policy.shares import TenantShares
 from specwire.core.stop_conditions import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
+from specwire.core.verify.shared_texts import SharedIndex, SharedTexts
+from specwire.core.verify.text_sources import NgramSource
 from verify_service.engine.messages import (
     Admitted,
     Begun,
@@ -31,6 +33,7 @@ from verify_service.engine.messages import (
 )
 from verify_service.engine.sessions import NO_SLOT, Held, Roster
 from verify_service.engine.slots import SlotScheduler
+from verify_service.known_texts import KnownTexts
 
 # Milliseconds after which a tenant that has all that it may have is told to ask again.
 RETRY_MS = 1000
@@ -43,7 +46,8 @@ class SessionManager:
         ngram: sessions may guess from their own text. detach_grace_us: how long a session is kept after it lost its
         link, or after an end that nobody acknowledged. patience: with sessions that find no slot. offers: where
         outcomes of proposals are counted. head: sessions take what a head proposes. shares: what tenants may have; None
-        where there are none.
+        where there are none. text_memory: bytes for texts of sessions, which others of their scope may be proposed.
+        known: what else sessions may be proposed.
     """
 
     def __init__(
@@ -56,6 +60,8 @@ class SessionManager:
         offers: Counter[Offer] | None = None,
         head: bool = False,
         shares: TenantShares | None = None,
+        text_memory: int = 0,
+        known: KnownTexts | None = None,
     ) -> None:
         self.roster = Roster()
         self.reports: Reports = {}
@@ -70,6 +76,8 @@ class SessionManager:
         self._shares = shares
         self._position_bytes = lm.kv_bytes // (lm.slots * lm.info.context)
         self._eos_ids = frozenset(lm.info.eos_ids)
+        self._known = known or KnownTexts(lm.info.vocabulary)
+        self.texts = SharedTexts(text_memory, lambda scope: any(held.scope == scope for held in self.roster))
 
     def report(self, link: int) -> Report:
         known = self.reports.get(link)
@@ -99,6 +107,7 @@ class SessionManager:
         self._close(tick)
         for session_id in tick.forgotten:
             self.scheduler.forget(session_id)
+            self.texts.forget(session_id)
 
     def begun(self, begun: Begun) -> None:
         """Start a session whose constraint is compiled, or refuse it.
@@ -274,9 +283,19 @@ class SessionManager:
             epoch=opening.epoch,
             prediction=opening.prediction,
             head=self._head.of(opening.sampling.temperature) if self._head is not None and opening.head else None,
+            others=lambda text: self._others(opening, text),
         )
         session.ledger.balance_us = float(opening.ledger_us)
         return session
+
+    def _others(self, opening: Opening, text: Sequence[int]) -> list[NgramSource]:
+        """What else may be proposed behind a text."""
+        shared = self.texts.of(opening.scope) if opening.shared else None
+        known = self._known.sources(text)
+        if shared is None:
+            return known
+        index = SharedIndex(shared, text, opening.session_id)
+        return [NgramSource(text, index=index, learnt=shared.learnt[opening.sampling.temperature > 0.0]), *known]
 
     def _seated(self, held: Held) -> None:
         if held.session.ready and not held.told:
@@ -336,9 +355,10 @@ class SessionManager:
         self.roster.detach(held, self._now_us() + self._grace_us)
 
     def fail(self, held: Held, code: Code, message: str) -> None:
-        """Drop a session and tell its link why. A failed session's slot is emptied."""
+        """Drop a session and tell its link why. A failed session leaves nothing."""
         self.report_of(held).refused.append(Refusal(held.handle, code, message))
         held.scope = b""
+        self.texts.forget(held.session_id)
         self.release(held)
 
     def give_up(self, held: Held) -> None:
