@@ -14,7 +14,7 @@ SPECWIRE, VLLM = ENGINES = ("specwire", "vllm")
 # What a GGUF file's keys and values may be kept in, with the bytes of an element; AUTO_KV: float32 where the weights
 # are float32, else float16. Those in blocks of KV_BLOCK elements share a scale.
 AUTO_KV, KV_BLOCK = "auto", 32
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 KV_TYPES = (AUTO_KV, *KV_BYTES)
 # What weights may be rounded to beyond the dtype.
 NONE, INT8 = QUANTIZATIONS = ("none", "int8")

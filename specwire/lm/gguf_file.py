@@ -126,9 +126,7 @@ class GgufFile:
             return "f32" if self.dtype == "f32" else "f16"
         least = self.attention.least_head
         if asked.startswith("q") and least % KV_BLOCK:
-            raise ModelError(
-                f"kv-type: {asked} needs heads of a multiple of {KV_BLOCK} elements, not of {least}"
-            )
+            raise ModelError(f"kv-type: {asked} needs heads of a multiple of {KV_BLOCK} elements, not of {least}")
         return asked
 
     def position_bytes(self, kv_type: str) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -30,8 +31,9 @@ logger = logging.getLogger(__name__)
 MOST_SLOTS = 256
 # What llama_decode returns where an allocator failed.
 NO_MEMORY = -2
-# Levels of llama.cpp's log: what it says above them is kept for errors of ours.
-WARNING, ERROR = 2, 3
+# Levels of llama.cpp's log (ggml.h): the latest errors are kept for ours.
+WARNING, ERROR = 3, 4
+MOST_TOLD = 8
 
 
 class Library:
@@ -46,7 +48,7 @@ class Library:
         except (OSError, RuntimeError) as error:  # of the shared library
             raise ModelError(f"runtime: llamacpp cannot be loaded: {error}") from error
         self.functions: Any = llama_cpp
-        self.told = ""
+        self._told: deque[str] = deque(maxlen=MOST_TOLD)
         # Kept as long as llama.cpp may call it.
         self._callback = llama_cpp.llama_log_callback(self._hear)
         llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
@@ -55,14 +57,15 @@ class Library:
     def _hear(self, level: int, text: bytes, _: object) -> None:
         said = text.decode(errors="replace").strip()
         if level == ERROR and said:
-            self.told = said
+            self._told.append(said)
         if level in (WARNING, ERROR) and said:
             logger.debug("llama.cpp: %s", said)
 
     def reason(self) -> str:
-        """What llama.cpp told of the last failure, without the name of its function."""
-        told, self.told = self.told, ""
-        return told.partition(": ")[2].rstrip(".") or told or "llama.cpp told no reason"
+        """What llama.cpp told first of the last failure, without the name of its function."""
+        told = next(iter(self._told), "no reason was told")
+        self._told.clear()
+        return told.partition(": ")[2].rstrip(".") or told
 
 
 @cache
@@ -136,8 +139,7 @@ class LlamaCppRunner(LineRunner):
         self._memory = llama.llama_get_memory(self._context)
         self.kv_bytes = int(int(llama.llama_n_ctx(self._context)) * file.position_bytes(kv_type))
         self._tips = [0] * sizes.slots
-        self._last = torch.empty(0)
-        self._rows = Batch(llama, 64)
+        self._batch = Batch(llama, 64)
 
     def _parameters(self, sizes: Sizes, kv_type: str, threads: int) -> Any:
         llama, on_gpu = self._llama, self._weights.gpu_layers > 0
@@ -148,24 +150,28 @@ class LlamaCppRunner(LineRunner):
         params.kv_unified = True  # streams of their own cannot share the cells of a part of a text
         params.swa_full = True
         params.type_k = params.type_v = getattr(llama, f"GGML_TYPE_{kv_type.upper()}")
-        # Quantised values are read by flash attention only.
-        quantised = kv_type.startswith("q")
-        flash = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if quantised else llama.LLAMA_FLASH_ATTN_TYPE_AUTO
-        params.flash_attn_type = flash
+        # Flash attention rounds to 16 bits here and there; quantised values are read by nothing else.
+        flash = {"f32": "DISABLED", "q8_0": "ENABLED", "q4_0": "ENABLED"}.get(kv_type, "AUTO")
+        params.flash_attn_type = getattr(llama, f"LLAMA_FLASH_ATTN_TYPE_{flash}")
         params.offload_kqv = params.op_offload = on_gpu
         return params
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Raises MemoryError, or RuntimeError with what llama.cpp told."""
+        rows = self._decoded(feeds)
+        return rows if _finite(rows) else self._apart(feeds)
+
+    def _decoded(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """Logits of one forward."""
         llama = self._llama
         for feed in feeds:
             if self._tips[feed.slot] > feed.start:
                 self._remove(feed.slot, feed.start)
             self._tips[feed.slot] = feed.stop
         count = sum(len(feed.tokens) for feed in feeds)
-        if count > self._rows.room:
-            self._rows = Batch(llama, count)
-        status = llama.llama_decode(self._context, self._rows.filled(feeds, count))
+        if count > self._batch.room:
+            self._batch = Batch(llama, count)
+        status = llama.llama_decode(self._context, self._batch.filled(feeds, count))
         if status != 0:
             told = f"llama.cpp computed nothing (status {status}): {self._library.reason()}"
             raise MemoryError(told) if status == NO_MEMORY else RuntimeError(told)
@@ -173,15 +179,31 @@ class LlamaCppRunner(LineRunner):
         # A copy: llama.cpp writes the next logits to the same place.
         rows = torch.empty(wanted, self._weights.width)
         ctypes.memmove(rows.data_ptr(), llama.llama_get_logits(self._context), rows.nbytes)
-        self._last = rows
         return rows
 
+    def _apart(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """Logits of a forward for each feed, after one that was not finite.
+
+        All texts share a cache, and in it a NaN poisons attention even where it is masked: also that of texts in the
+        same forward. What is not finite by itself is taken out of the cache again.
+        """
+        for feed in feeds:
+            self._remove(feed.slot, feed.start)
+        self._scrub()
+        parts = []
+        for feed in feeds:
+            parts.append(self._decoded([feed]))
+            if not _finite(parts[-1]):
+                self._remove(feed.slot, feed.start)
+                self._scrub()
+        return torch.cat(parts)
+
     def zero(self, slot: int, stop: int) -> None:
-        """Give the slot's cells back. What lies in them is read by nobody, unless it is a NaN: then all are zeroed."""
+        """Give the slot's cells back: nobody reads them, and the next text that takes them overwrites what they hold.
+
+        So they are not zeroed here. What is not finite never stays in them.
+        """
         self._remove(slot, 0)
-        last, self._last = self._last, torch.empty(0)
-        if not bool(last.isfinite().all()):
-            self._scrub()
 
     def copy(self, source: int, target: int, stop: int) -> None:
         self._remove(target, 0)
@@ -195,10 +217,7 @@ class LlamaCppRunner(LineRunner):
         self._tips[slot] = start
 
     def _scrub(self) -> None:
-        """Zero every cell that no text holds: a NaN poisons attention even where it is masked.
-
-        llama.cpp zeroes all cells or none, so what the texts hold is taken out and put back.
-        """
+        """Zero every cell that no text holds. llama.cpp zeroes all or none: what texts hold is taken out and put back."""
         llama = self._llama
         held = {slot: self._state(slot) for slot, tip in enumerate(self._tips) if tip > 0}
         llama.llama_memory_clear(self._memory, True)
@@ -249,6 +268,11 @@ class Batch:
             at = stop
         self._batch.n_tokens = count
         return self._batch
+
+
+def _finite(rows: torch.Tensor) -> bool:
+    """A finite sum proves it in one cheap pass; sums can also overflow."""
+    return bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all())
 
 
 def _pointer(array: Any, kind: Any) -> Any:
