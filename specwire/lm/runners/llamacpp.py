@@ -217,7 +217,7 @@ class LlamaCppRunner(LineRunner):
         self._tips[slot] = start
 
     def _scrub(self) -> None:
-        """Zero every cell that no text holds. llama.cpp zeroes all or none: what texts hold is taken out and put back."""
+        """Zero every cell that no text holds. llama.cpp zeroes all or none: what they hold is taken out and back."""
         llama = self._llama
         held = {slot: self._state(slot) for slot, tip in enumerate(self._tips) if tip > 0}
         llama.llama_memory_clear(self._memory, True)
