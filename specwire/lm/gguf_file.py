@@ -75,13 +75,15 @@ class Attention(NamedTuple):
 class GgufFile:
     """What a file's head says.
 
-    elements: of all tensors, by their type's name. ids: rows of the embedding.
+    elements: of all tensors, by their type's name. ids: rows of the embedding. turns_longer: positions are turned by
+    other factors in a cache longer than the model's original context (longrope).
     """
 
     path: Path
     metadata: Mapping[str, Any]
     elements: Counter[str]
     ids: int
+    turns_longer: bool = False
 
     @property
     def architecture(self) -> str:
@@ -106,6 +108,15 @@ class GgufFile:
         if wanted > limit:
             raise ModelError(f"context: the model was made for {limit} positions, not {wanted}")
         return wanted
+
+    def check_rotation(self, slots: int, context: int) -> None:
+        """ModelError if llama.cpp would turn short texts as long ones, because the cache of all slots is long."""
+        limit = self.of_model("rope.scaling.original_context_length", 0)
+        if self.turns_longer and context <= limit < slots * context:
+            raise ModelError(
+                f"slots: llama.cpp turns positions of this model otherwise in a cache beyond {limit} positions "
+                f"(longrope), and {slots} slots of {context} are more; give fewer, or a context beyond {limit}"
+            )
 
     @property
     def attention(self) -> Attention:
@@ -196,7 +207,8 @@ def read_gguf(spec: str) -> GgufFile:
     if not elements:
         raise ModelError(f"model {spec!r} has no tensors")
     embedding = tensors.get("token_embd.weight", ((), 0))[0]
-    return GgufFile(path, metadata, elements, embedding[-1] if embedding else 0)
+    ids = embedding[-1] if embedding else 0
+    return GgufFile(path, metadata, elements, ids, "rope_factors_long.weight" in tensors)
 
 
 class Reader:

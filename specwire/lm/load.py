@@ -265,6 +265,7 @@ def load_gguf(
     slot = int(positions * file.position_bytes(kept))
     count = slots_of_size(slots.size, slot, positions) if isinstance(slots, KvMemory) else slots
     sizes = Sizes(count, positions, vocabulary)
+    file.check_rotation(count, positions)
     runner = LlamaCppRunner(weights, file, sizes, kept, torch.get_num_threads())
     off = OwnTrial(runner, sizes, TOLERANCES[torch.float32 if kept == "f32" else torch.float16]).deviation(runner)
     if not off <= 1:

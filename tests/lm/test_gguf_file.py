@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,17 @@ def test_the_narrowest_head_decides_which_keys_and_values_can_be_kept(tmp_path: 
     assert (file.kv_type("auto"), file.kv_type("f16")) == ("f32", "f16")
     with pytest.raises(ModelError, match="kv-type: q8_0 needs heads of a multiple of 32 elements, not of 8"):
         file.kv_type("q8_0")
+
+
+def test_a_cache_beyond_the_original_context_of_longrope_is_refused(tmp_path: Path) -> None:
+    changed = {"rope.scaling.original_context_length": 32}
+    file = read_gguf(write(build(config("llama")), tmp_path / "a.gguf", changed=changed))
+    file.check_rotation(8, 32)
+    file = replace(file, turns_longer=True)
+    file.check_rotation(1, 32)
+    file.check_rotation(8, 33)
+    with pytest.raises(ModelError, match="slots: llama.cpp turns .* beyond 32 positions .* 2 slots of 32 are more"):
+        file.check_rotation(2, 32)
 
 
 def test_the_doctor_holds_a_file_against_the_target(draft: Path) -> None:
