@@ -256,7 +256,7 @@ class Reader:
         return self._bytes(self._number("Q")).decode(errors="replace")
 
     def _count(self, form: str) -> int:
-        count = self._number(form)
+        count = int(self._number(form))
         if count > MOST:
             raise ValueError(f"it says that it has {count} entries")
         return count
