@@ -78,10 +78,11 @@ $(VLLM): constraints-vllm.txt $(STAMP)
 	$(VENV)/vllm/bin/python -m pip install -q --no-compile --no-deps --no-build-isolation --editable .
 	touch $@
 
-setup-llamacpp: $(LLAMACPP) ## llama.cpp for GGUF files, compiled into .venv (needs cmake and a C++ compiler, a quarter of an hour)
+setup-llamacpp: $(LLAMACPP) ## llama.cpp for GGUF files, compiled into .venv (needs cmake, a C++ compiler, up to an hour)
 
+# Without its image models, which nothing here asks for.
 $(LLAMACPP): constraints.txt $(STAMP)
-	$(BIN)/python -m pip install -q --no-compile --constraint constraints.txt llama-cpp-python
+	CMAKE_ARGS="$${CMAKE_ARGS:--DLLAVA_BUILD=OFF}" $(BIN)/python -m pip install -q --no-compile --constraint constraints.txt llama-cpp-python
 	touch $@
 
 demo: $(STAMP) ## real completions through the whole stack, drafting off and on
