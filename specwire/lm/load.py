@@ -267,7 +267,11 @@ def load_gguf(
     sizes = Sizes(count, positions, vocabulary)
     file.check_rotation(count, positions)
     runner = LlamaCppRunner(weights, file, sizes, kept, torch.get_num_threads())
-    off = OwnTrial(runner, sizes, TOLERANCES[torch.float32 if kept == "f32" else torch.float16]).deviation(runner)
+    try:
+        trial = OwnTrial(runner, sizes, TOLERANCES[torch.float32 if kept == "f32" else torch.float16])
+        off = trial.deviation(runner)
+    except (MemoryError, RuntimeError) as error:
+        raise ModelError(f"{file.path.name} cannot be served: {first_line(error)}") from error
     if not off <= 1:
         raise ModelError(
             f"{file.path.name} gives other logits in pieces than at once ({off:.1f} times the tolerance), so it "

@@ -186,6 +186,30 @@ def test_a_runner_that_disagrees_with_itself_is_refused(tmp_path: Path, monkeypa
         load(build(config("llama")), tmp_path)
 
 
+def test_a_forward_that_fails_in_the_trial_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llamacpp.library().functions, "llama_decode", lambda *_: -3)
+    with pytest.raises(ModelError, match=r"model\.gguf cannot be served: llama\.cpp computed nothing \(status -3\)"):
+        load(build(config("llama")), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("told", "answer", "message"),
+    [
+        ("llama_model_is_recurrent", True, "this llama model has recurrent layers, whose state cannot be rolled back"),
+        ("llama_model_is_hybrid", True, "this llama model has recurrent layers"),
+        ("llama_model_is_diffusion", True, "this llama model writes by diffusion"),
+        ("llama_model_has_encoder", True, "llama models have an encoder"),
+        ("llama_model_n_swa", 48, "a sliding window of 48 positions, and llama.cpp overwrites .* a context below 48"),
+    ],
+)
+def test_models_without_positions_to_go_back_to_are_refused(
+    told: str, answer: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llamacpp.library().functions, told, lambda _: answer)
+    with pytest.raises(ModelError, match=message):
+        load(build(config("llama")), tmp_path)
+
+
 # Drafts of the demo drafter that the demo target would accept, greedily.
 
 LEAST_ACCEPTANCE = {Type.F32: 1.0, Type.Q8_0: 0.97, Type.Q4_0: 0.8}
