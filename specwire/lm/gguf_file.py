@@ -1,4 +1,4 @@
-"""GGUF files without llama.cpp: their metadata, what they say of model and vocabulary, and the tokenizer beside them.
+"""GGUF files without llama.cpp: their metadata, what they say of model and vocabulary, and their tokenizer.
 
 The format: magic, version, counts of tensors and of entries, the entries (name, type, value), then names, shapes and
 types of the tensors. All numbers are little-endian (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
@@ -15,6 +15,12 @@ from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as Pieces
 
 from specwire.core.model import AUTO_KV, KV_BLOCK, KV_BYTES, KV_TYPES, ModelError
 from specwire.lm.model_files import TOKENIZER, ModelText, file_of
@@ -56,9 +62,17 @@ TENSOR_TYPES = {
     35: "tq2_0",
     39: "mxfp4",
 }
-# The type of a token that fills a gap between ids.
-UNUSED = 5
+# Types of tokens: one that stands for no text, one beside the merged ones, one that fills a gap between ids.
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 NO_TOKENIZER = ("none", "no_vocab")
+# How byte-level tokenizers cut a text before they merge, by the file's name of it; "" for GPT-2's own way.
+PATTERNS = {
+    "gpt-2": "",
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+}
 # What chat templates may name, by the entry that has its id.
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding", "sep_token": "sep"}
 
@@ -177,6 +191,26 @@ class GgufFile:
         ids = {name: self.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL.items()}
         special = {name: tokens[id_] for name, id_ in ids.items() if id_ in tokens} if template else {}
         return ModelText(serialised, template, special, tokens)
+
+    def tokenizer(self) -> bytes:
+        """A serialisation of `tokenizers` made of the file's table; empty for a kind that is not known here."""
+        cut = PATTERNS.get(str(self.metadata.get("tokenizer.ggml.pre")))
+        if self.metadata.get("tokenizer.ggml.model") != "gpt2" or cut is None:
+            return b""
+        tokens, types = self.tokens, self.metadata.get("tokenizer.ggml.token_type") or []
+        parts = [str(merge).partition(" ") for merge in self.metadata.get("tokenizer.ggml.merges") or []]
+        merges = [(left, right) for left, _, right in parts]
+        try:
+            made = Tokenizer(BPE({name: id_ for id_, name in tokens.items()}, merges, ignore_merges=bool(cut)))
+        except Exception:  # merges of what are no tokens
+            return b""
+        bytes_of = ByteLevel(add_prefix_space=False, use_regex=not cut)
+        made.pre_tokenizer = Pieces([Split(Regex(cut), "isolated"), bytes_of]) if cut else bytes_of
+        made.decoder = ByteDecoder()
+        kinds = {id_: kind for id_, kind in enumerate(types) if id_ in tokens}
+        made.add_special_tokens([AddedToken(tokens[id_]) for id_, kind in kinds.items() if kind == CONTROL])
+        made.add_tokens([AddedToken(tokens[id_]) for id_, kind in kinds.items() if kind == USER_DEFINED])
+        return str(made.to_str()).encode()
 
     def fingerprint(self) -> str:
         """sha256 (hex) over the whole file."""

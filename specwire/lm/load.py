@@ -261,6 +261,8 @@ def load_gguf(
     text = file.text()
     weights = GgufWeights(file, gpu_layers)
     weights.check_context(positions)
+    if not text.tokenizer_json and (made := file.tokenizer()) and weights.agrees(made):
+        text = text._replace(tokenizer_json=made)
     vocabulary = min(max(text.tokens) + 1, weights.width)
     slot = int(positions * file.position_bytes(kept))
     count = slots_of_size(slots.size, slot, positions) if isinstance(slots, KvMemory) else slots

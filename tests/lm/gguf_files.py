@@ -46,11 +46,12 @@ def write(
     tokenizer: Path | None = None,
     padding: int = 0,
     changed: dict[str, int] | None = None,
+    cut: str = "gpt-2",
 ) -> str:
     """Write the model in `kind`, where a row has whole blocks, else in float32; the path.
 
     tokenizer: a tokenizer.json of byte-level BPE; None for none. padding: ids behind its own. changed: entries of the
-    architecture.
+    architecture. cut: how the tokenizer cuts texts, by its name.
     """
     architecture = ARCHITECTURES[model.config.model_type]
     writer = gguf.GGUFWriter(path, architecture)
@@ -59,7 +60,7 @@ def write(
         writer.add_tokenizer_model("none")
         writer.add_vocab_size(model.config.vocab_size)
     else:
-        _add_tokenizer(writer, tokenizer, padding)
+        _add_tokenizer(writer, tokenizer, padding, cut)
     for name, values in _tensors(model, architecture):
         own = kind if _fits(values, kind) else Type.F32
         writer.add_tensor(name, quantize(values, own), raw_dtype=own)
@@ -70,10 +71,10 @@ def write(
     return str(path)
 
 
-def written(folder: Path, path: Path, kind: Type = Type.F32) -> str:
+def written(folder: Path, path: Path, kind: Type = Type.F32, cut: str = "gpt-2") -> str:
     """A GGUF file, in float32 first, of a saved model with its tokenizer."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return write(model, path, kind, folder / "tokenizer.json")
+    return write(model, path, kind, folder / "tokenizer.json", cut=cut)
 
 
 @torch.no_grad()
@@ -107,7 +108,7 @@ def _describe(writer: gguf.GGUFWriter, model: PreTrainedModel, architecture: str
         writer.add_uint32(f"{architecture}.{key}", value)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, path: Path, padding: int) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, path: Path, padding: int, cut: str) -> None:
     told = json.loads(path.read_text())
     tokens = {id_: token for token, id_ in told["model"]["vocab"].items()}
     types = dict.fromkeys(tokens, gguf.TokenType.NORMAL)
@@ -116,7 +117,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, path: Path, padding: int) -> None:
         types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
     width = max(tokens) + 1 + padding
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(cut)
     writer.add_token_list([tokens.get(id_, f"[PAD{id_}]") for id_ in range(width)])
     writer.add_token_types([types.get(id_, gguf.TokenType.UNUSED) for id_ in range(width)])
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in told["model"]["merges"]])

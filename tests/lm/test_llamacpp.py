@@ -14,10 +14,12 @@ from transformers import PreTrainedModel
 
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
+from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.runners import llamacpp
-from specwire.lm.runners.llamacpp import LlamaCppRunner
+from specwire.lm.runners.llamacpp import GgufWeights, LlamaCppRunner
 from specwire.text import encode, load_tokenizer
+from specwire.text.detokenizer import vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import rounded, write, written
 from tests.lm.models import CONTEXT, EMBEDDING, VOCABULARY, build, config, plain, save
 from tests.lm.walk import Texts
@@ -119,6 +121,34 @@ def test_what_the_demo_pair_is_told_by_its_file(tmp_path: Path) -> None:
     assert (info.vocabulary, info.eos_ids, info.context) == (own.vocabulary, own.eos_ids, 64)
     assert (info.name, info.runtime, info.architecture, info.dtype) == ("demo", "llamacpp", "llama", "f32")
     assert info.weights_fingerprint != own.weights_fingerprint
+
+
+@pytest.mark.parametrize("cut", ["gpt-2", "qwen2", "llama-bpe"])
+def test_a_tokenizer_is_made_of_the_files_table(cut: str, tmp_path: Path) -> None:
+    """It makes llama.cpp's own tokens, gives the text back, and has the model's vocabulary."""
+    path = written(DRAFT, tmp_path / "demo.gguf", cut=cut)
+    info = load_model(path, slots=1, context=64).info
+    tokenizer = load_tokenizer(info.tokenizer_json)
+    weights = GgufWeights(read_gguf(path))
+    for text in ("x = 1234567\n\n  y", *llamacpp.TRIAL_TEXTS):
+        ids = encode(tokenizer, text)
+        assert ids == weights.tokens(text)
+        assert tokenizer.decode(ids) == text
+    assert vocabulary_fingerprint(vocabulary_map(info.tokenizer_json, 0)) == info.vocabulary_fingerprint
+
+
+def test_a_tokenizer_that_makes_other_tokens_than_llama_cpp_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, right = written(DRAFT, tmp_path / "demo.gguf"), GgufWeights.tokens
+    monkeypatch.setattr(GgufWeights, "tokens", lambda weights, text: [*right(weights, text), 0])
+    assert load_model(path, slots=1, context=64).info.tokenizer_json == b""
+
+
+def test_a_table_that_is_cut_in_an_unknown_way_gives_no_tokenizer(tmp_path: Path) -> None:
+    assert (
+        load_model(written(DRAFT, tmp_path / "demo.gguf", cut="tekken"), slots=1, context=64).info.tokenizer_json == b""
+    )
 
 
 def test_ids_without_a_token_are_masked(tmp_path: Path) -> None:

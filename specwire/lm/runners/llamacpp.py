@@ -24,6 +24,7 @@ import torch
 from specwire.core.model import Feed, ModelError
 from specwire.lm.gguf_file import GgufFile
 from specwire.lm.kv_cache import LineRunner, Sizes
+from specwire.text import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,12 @@ NO_MEMORY = -2
 # Levels of llama.cpp's log (ggml.h): the latest errors are kept for ours.
 WARNING, ERROR = 3, 4
 MOST_TOLD = 8
+# Words, numbers, whitespace, marks and scripts that tokenizers cut in unlike ways.
+TRIAL_TEXTS = (
+    "def fibonacci(n):\n    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)\n\n\n",
+    "It's 12345.678 % of what we'll have; DON'T  they say?!  \t\r\n  (yes)...",
+    "Grüße, naïve café \u2014 日本語のテキスト, русский текст, ไทย, العربية 🙂👍🏽",
+)
 
 
 class Library:
@@ -118,6 +125,18 @@ class GgufWeights:
         """Every id at which llama.cpp itself would end a text."""
         is_end = self.library.functions.llama_vocab_is_eog
         return tuple(id_ for id_ in range(self.width) if is_end(self._vocabulary, id_))
+
+    def agrees(self, tokenizer_json: bytes) -> bool:
+        """Whether a tokenizer makes the tokens that llama.cpp makes, of texts that tokenizers differ at."""
+        tokenizer = load_tokenizer(tokenizer_json)
+        return all(tokenizer.encode(text, add_special_tokens=False).ids == self.tokens(text) for text in TRIAL_TEXTS)
+
+    def tokens(self, text: str) -> list[int]:
+        """What llama.cpp makes of a text."""
+        data = text.encode()
+        room = (ctypes.c_int32 * (len(data) + 1))()
+        count = self.library.functions.llama_tokenize(self._vocabulary, data, len(data), room, len(room), False, False)
+        return list(room[:count])
 
 
 class LlamaCppRunner(LineRunner):
