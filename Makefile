@@ -9,6 +9,7 @@ STAMP  := $(VENV)/.stamp
 CLIENTS := $(VENV)/clients/.stamp
 FLOORS := $(VENV)/floors/.stamp
 VLLM := $(VENV)/vllm/.stamp
+LLAMACPP := $(VENV)/.llamacpp
 comma  := ,
 EXTRAS := lm,ray,embedded-redis,http,openvino,constrained,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
@@ -30,7 +31,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm node demo test test-vllm test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-suffix bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
+.PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-suffix bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
 .SILENT:
 
 help: ## show this list
@@ -77,6 +78,13 @@ $(VLLM): constraints-vllm.txt $(STAMP)
 	$(VENV)/vllm/bin/python -m pip install -q --no-compile --no-deps --no-build-isolation --editable .
 	touch $@
 
+setup-llamacpp: $(LLAMACPP) ## llama.cpp for GGUF files, compiled into .venv (needs cmake, a C++ compiler, up to an hour)
+
+# Without its image models, which nothing here asks for.
+$(LLAMACPP): constraints.txt $(STAMP)
+	CMAKE_ARGS="$${CMAKE_ARGS:--DLLAVA_BUILD=OFF}" $(BIN)/python -m pip install -q --no-compile --constraint constraints.txt llama-cpp-python
+	touch $@
+
 demo: $(STAMP) ## real completions through the whole stack, drafting off and on
 	$(BIN)/specwire demo
 
@@ -121,6 +129,9 @@ FLOORS_TESTS := tests/registry tests/rpc tests/telemetry tests/text tests/orches
 
 test-vllm: $(VLLM) ## what runs on vLLM: a verifier on its worker, drafters for its server; make test runs it too once this is there
 	$(PYTEST) --timeout=600 --session-timeout=1800 tests/integration/test_vllm.py tests/faults/test_vllm_engine.py
+
+test-llamacpp: $(LLAMACPP) ## what runs on llama.cpp; make test runs it too once this is there
+	$(PYTEST) --timeout=600 --session-timeout=1800 tests/lm/test_gguf_file.py tests/lm/test_llamacpp.py tests/integration/test_llamacpp.py
 
 test-floors: $(FLOORS) ## the lowest versions that pyproject.toml permits: what speaks to them, and a stack under Ray
 	$(VENV)/floors/bin/python -m pytest -q --max-worker-restart=0 -n $(WORKERS) --dist loadfile --session-timeout=3600 $(FLOORS_TESTS)

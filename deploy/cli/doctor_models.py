@@ -5,13 +5,17 @@ Imports torch and transformers, unlike the other checks: `specwire doctor` must 
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from deploy.cli.doctor import Finding, bad, ok, warn
+from specwire.core.model import AUTO_KV, is_gguf
+from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_cache import position_bytes, readable
 from specwire.lm.load import outline
 from specwire.lm.scripted import PREFIX, ScriptedLM
@@ -53,7 +57,11 @@ def check_models(
             known[model] = facts_of(model, dtype)
         except Exception as error:  # any error that the library raises for a broken directory or an unreachable hub
             reason = str(error).strip().partition("\n")[0]
-            yield bad("model", f"{model} cannot be read: {reason}", "give a directory with a model, or a hub id")
+            yield bad(
+                "model", f"{model} cannot be read: {reason}", "give a directory, a hub id or a GGUF file"
+            )
+    if any(map(is_gguf, known)):
+        yield _check_llamacpp()
     if target in known:
         for draft in (each for each in drafts if each in known):
             yield _check_pair(known[target], known[draft])
@@ -67,11 +75,24 @@ def facts_of(model: str, dtype: str) -> Facts:
     if model.startswith(PREFIX):
         info = ScriptedLM.parse(model, slots=1).info
         return Facts(model, info.vocabulary_fingerprint, info.vocabulary, info.context, 0, 0)
+    if is_gguf(model):
+        file = read_gguf(model)
+        tokens, context = file.text().tokens, file.context(None)
+        kept = int(context * file.position_bytes(file.kv_type(AUTO_KV)))
+        return Facts(model, vocabulary_fingerprint(tokens), len(tokens), context, kept, file.path.stat().st_size)
     known = outline(model)
     config, precision = known.config, getattr(torch, dtype)
     tokens = known.text.vocabulary(config.get_text_config().vocab_size)
     kv, weights = known.context * position_bytes(config, precision), _weight_bytes(known.location, config, precision)
     return Facts(model, vocabulary_fingerprint(tokens), len(tokens), known.context, kv, weights)
+
+
+def _check_llamacpp() -> Finding:
+    if importlib.util.find_spec("llama_cpp") is None:
+        return bad(
+            "llamacpp", "llama_cpp not installed: no GGUF file is served", "pip install 'specwire[llamacpp]'"
+        )
+    return ok("llamacpp", f"llama_cpp {version('llama-cpp-python')}")
 
 
 def _weight_bytes(path: str, config: object, dtype: torch.dtype) -> int | None:
