@@ -74,7 +74,7 @@ class TokenBytes:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._added = frozenset(tokenizer.get_added_tokens_decoder())
-        self._byte_level = "ByteLevel" in type(tokenizer.decoder).__name__
+        self._byte_level = "ByteLevel" in decoder_types(tokenizer)
 
     def of(self, token: int) -> bytes:
         """Empty for an id that has no token."""
@@ -141,17 +141,21 @@ class Detokenizer:
 
 
 def _pieces(tokenizer: Tokenizer) -> Pieces:
-    description = json.loads(tokenizer.to_str())["decoder"] or {}
-    if description.get("type") == "ByteLevel":
+    if type(tokenizer.decoder).__name__ == "ByteLevel":
         return ByteLevelPieces()
-    return WindowPieces(tokenizer, _decoder_types(description))
+    return WindowPieces(tokenizer, decoder_types(tokenizer))
 
 
-def _decoder_types(description: dict[str, object]) -> frozenset[str]:
+def decoder_types(tokenizer: Tokenizer) -> frozenset[str]:
+    """Names of the decoder and of its parts, such as ByteLevel; empty where tokens are whole words."""
+    return _types_in(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder is not None else frozenset()
+
+
+def _types_in(description: dict[str, object]) -> frozenset[str]:
     parts = description.get("decoders", ())
     types = {str(description.get("type"))}
     if isinstance(parts, list):
-        types.update(*(_decoder_types(part) for part in parts))
+        types.update(*(_types_in(part) for part in parts))
     return frozenset(types)
 
 
