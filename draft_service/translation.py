@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from draft_service.commands import LearnVocabulary
@@ -96,7 +96,7 @@ class ForeignSlot:
 
     def _append(self, tokens: Sequence[int]) -> bool:
         """Feed a draft token as the same token of the drafter; False where the text is to be tokenised instead."""
-        own = self.map.own_of[tokens[0]] if len(tokens) == 1 and self.line else -1
+        own = self.map.own_of[tokens[0]] if len(tokens) == 1 and not self.speechless else -1
         if own < 0:
             return False
         self.line.append(own)
@@ -144,7 +144,8 @@ class ForeignSlot:
         if token not in own.unwritten:
             self._ahead += self._spelt(token)
             self.line.append(token)
-        ahead = self._ahead[: whole_characters(self._ahead)].decode(errors="replace")
+        ahead, broken = _read(self._ahead)
+        self._ended |= broken
         self._next = deque(continuation(self.map, self._tail.decode(errors="ignore"), ahead, self._ended))
         if token in own.eos_ids and target.eos_ids:
             self._next.append(min(target.eos_ids))
@@ -155,6 +156,15 @@ class ForeignSlot:
             return own.bytes[token]
         before = self.line[-NEIGHBOURS:]
         return str(own.tokenizer.decode([*before, token])[len(own.tokenizer.decode(before)) :]).encode()
+
+
+def _read(data: bytes) -> tuple[str, bool]:
+    """The characters that bytes begin with, and whether they are followed by what can be none."""
+    whole = data[: whole_characters(data)]
+    try:
+        return whole.decode(), False
+    except UnicodeDecodeError as error:
+        return whole[: error.start].decode(), True
 
 
 class Computed(NamedTuple):
@@ -338,6 +348,3 @@ class Vocabularies:
         if isinstance(found, TokenizerError):
             raise found
         return found
-
-    def __iter__(self) -> Iterator[VocabularyMap]:
-        return (found for found in self._known.values() if isinstance(found, VocabularyMap))

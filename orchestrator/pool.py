@@ -305,6 +305,7 @@ class Pool:
                 verifier.refusal = None  # it came with it before that was wanted
         for drafter in self.drafters:
             drafter.refusal = None if drafter.info is None else self._accept_drafter(drafter.info)
+            drafter.introduce()
         return refusal
 
     def _accept_drafter(self, info: Info) -> str | None:

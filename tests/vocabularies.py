@@ -16,18 +16,21 @@ from specwire.text.detokenizer import BYTE_OF
 
 EMBEDDINGS = "model.embed_tokens.weight"
 END = AddedToken("</s>", special=True)
-SPELT = {byte: character for character, byte in BYTE_OF.items()}
 
 
 def demo_tokens() -> dict[bytes, int]:
     """Of the pair in the box, which is byte-level: the bytes of its tokens; its end of text is id 0."""
     tokens: dict[str, int] = json.loads((demo_pair.DRAFT / "tokenizer.json").read_text())["model"]["vocab"]
-    return {bytes(BYTE_OF[character] for character in token): index for token, index in tokens.items() if index}
+    return {_bytes(token): index for token, index in tokens.items() if index}
 
 
 def demo_merges() -> list[tuple[bytes, bytes]]:
     merges = json.loads((demo_pair.DRAFT / "tokenizer.json").read_text())["model"]["merges"]
-    return [tuple(bytes(BYTE_OF[character] for character in part) for part in merge) for merge in merges]
+    return [(_bytes(one), _bytes(other)) for one, other in merges]
+
+
+def _bytes(name: str) -> bytes:
+    return bytes(BYTE_OF[character] for character in name)
 
 
 def written(token: bytes) -> str | None:

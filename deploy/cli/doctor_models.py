@@ -12,10 +12,12 @@ from pathlib import Path
 import torch
 
 from deploy.cli.doctor import Finding, bad, ok, warn
+from specwire.core.policy.tunables import LEAST_SHARED
 from specwire.lm.kv_cache import position_bytes, readable
 from specwire.lm.load import outline
 from specwire.lm.scripted import PREFIX, ScriptedLM
-from specwire.text.detokenizer import vocabulary_fingerprint
+from specwire.text.detokenizer import TokenizerError, vocabulary_fingerprint
+from specwire.text.vocabulary_map import TokenTable, VocabularyMap
 
 # Share of the available memory that weights and caches may take: forwards need some, too.
 SHARE = 0.9
@@ -23,7 +25,10 @@ SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """kv_bytes: of one slot. weight_bytes: in the asked dtype; None where the files are not here."""
+    """kv_bytes: of one slot. weight_bytes: in the asked dtype; None where the files are not here.
+
+    tokenizer_json: empty where the model has none.
+    """
 
     model: str
     vocabulary: str
@@ -31,6 +36,7 @@ class Facts:
     context: int
     kv_bytes: int
     weight_bytes: int | None
+    tokenizer_json: bytes = b""
 
 
 def check_devices() -> Iterator[Finding]:
@@ -66,12 +72,13 @@ def facts_of(model: str, dtype: str) -> Facts:
     """Raises ModelError for everything that `verify` and `draft` refuse before they load the weights."""
     if model.startswith(PREFIX):
         info = ScriptedLM.parse(model, slots=1).info
-        return Facts(model, info.vocabulary_fingerprint, info.vocabulary, info.context, 0, 0)
+        return Facts(model, info.vocabulary_fingerprint, info.vocabulary, info.context, 0, 0, info.tokenizer_json)
     known = outline(model)
     config, precision = known.config, getattr(torch, dtype)
     tokens = known.text.vocabulary(config.get_text_config().vocab_size)
     kv, weights = known.context * position_bytes(config, precision), _weight_bytes(known.location, config, precision)
-    return Facts(model, vocabulary_fingerprint(tokens), len(tokens), known.context, kv, weights)
+    text = known.text.tokenizer_json
+    return Facts(model, vocabulary_fingerprint(tokens), len(tokens), known.context, kv, weights, text)
 
 
 def _weight_bytes(path: str, config: object, dtype: torch.dtype) -> int | None:
@@ -86,7 +93,14 @@ def _check_pair(target: Facts, draft: Facts) -> Finding:
     if target.vocabulary == draft.vocabulary:
         return ok("pair", f"{draft.model} and {target.model} have the same {target.ids} tokens")
     text = f"{draft.model} has {draft.ids} tokens, {target.model} {target.ids}, and they are not the same"
-    return bad("pair", text, "choose a draft model with the target's tokenizer, of the same family")
+    same = "choose a draft model with the target's tokenizer, of the same family"
+    try:
+        tables = [TokenTable(each.tokenizer_json, each.ids, ()) for each in (target, draft)]
+        found = VocabularyMap(*tables, least_share=LEAST_SHARED)
+    except TokenizerError as error:
+        return bad("pair", f"{text}: {error}", same)
+    told = f"{text}; {found}"
+    return warn("pair", told, f"to guess more: {same}") if found.by_text else ok("pair", told)
 
 
 def _describe(facts: Facts, slots: int) -> Finding:

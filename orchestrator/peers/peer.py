@@ -396,6 +396,7 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
         self._strays = Quota(MOST_STRAYS)
         self._told.clear()
         super().on_up(info)
+        self.introduce()
 
     def maps(self, vocabulary: str) -> Target | None:
         """The target of this vocabulary, if it is another one than the drafter's, which can map it."""
@@ -410,6 +411,11 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
         if target is not None:
             self._told.add(vocabulary)
             self.link.send(draft_pb2.ConnectDraftRequest(vocabularies=[target.vocabulary]))
+
+    def introduce(self) -> None:
+        """Tell the vocabularies of all targets there are: the first session need not wait for the drafter's map."""
+        for target in self._targets() if self.up else ():
+            self.tell_vocabulary(target.identity.vocabulary)
 
     def attach(self, subject: DrafterSubject) -> int:
         self._strays.ask(ANSWERS)

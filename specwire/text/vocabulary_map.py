@@ -154,7 +154,10 @@ class VocabularyMap:
         self.by_text = own.convention is not Convention.BYTES or self.share < least_share
 
     def __str__(self) -> str:
+        """For people."""
         way = "its text is read in the target's tokens" if self.by_text else "it drafts in these"
+        if self.own.convention is not Convention.BYTES:
+            return f"what the drafter's tokens stand for depends on their neighbours; {way}"
         return f"{self.shared} of the target's {self.of} tokens are shared ({self.share:.0%} of a text); {way}"
 
 
