@@ -13,6 +13,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import demo_pair
+from bench import vocabularies
 from draft_service import translation
 from draft_service.commands import AdvanceSession, Dropped, LearnVocabulary, OpenSession
 from draft_service.sampler import guesses
@@ -23,11 +25,10 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Pace
 from specwire.lm import LanguageModel, load_model
 from specwire.lm.draft_sampler import CANDIDATES, LEAST_LOG
-from tests import vocabularies
 from tests.draft_service.test_sessions import Recorder
 from tests.text.tokenizers_for_tests import byte_level, word_piece
 
-TARGET = Tokenizer.from_file(str(vocabularies.demo_pair.TARGET / "tokenizer.json"))
+TARGET = Tokenizer.from_file(str(demo_pair.TARGET / "tokenizer.json"))
 TEXTS = ("def area(width, height):\n    ", "日本語のテキスト 🙂 und naïve", "Ελληνικά and кириллица then ")
 LENGTH = 24
 COUPLED = Sampling(temperature=1.0, seed=11)

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import demo_pair
-from tests import vocabularies
+from bench import vocabularies
 from tests.faults.parts import Parts, Service, parts
 from tests.integration.stack_process import running
 from tests.orchestrator.stack import plain
@@ -45,7 +45,7 @@ def generated(address: str) -> list[int]:
     """The tokens, once some of a drafter were accepted in them."""
 
     def done() -> Any:
-        length = ("--max-tokens", str(LENGTH), "--ignore-eos", "--json")
+        length = ("--max-tokens", str(LENGTH), "--ignore-eos", "--no-ngram", "--json")
         with running("generate", PROMPT, "--address", address, *length) as command:
             assert command.wait(LIMIT_S) == 0, command.said()
             return json.loads(command.line())
@@ -65,7 +65,7 @@ WAYS = {
 def test_a_drafter_with_another_tokenizer(owned: Parts, verifier: Service, way: str, tmp_path: Path) -> None:
     made, told = WAYS[way]
     drafter = owned.start("draft", vocabularies.save(tmp_path / way, made))
-    at = ("--verifier", verifier.address, "--drafter", drafter.ready(), "--plan", "lockstep:3", "--no-ngram")
+    at = ("--verifier", verifier.address, "--drafter", drafter.ready(), "--plan", "lockstep:3")
     orchestrator = owned.start("orchestrate", *at)
     assert generated(orchestrator.ready()) == expected()
     assert told in drafter.said()
@@ -76,7 +76,7 @@ def test_a_drafter_with_another_tokenizer(owned: Parts, verifier: Service, way: 
 def test_an_edge_with_another_tokenizer(verifier: Service, tmp_path: Path) -> None:
     draft = vocabularies.save(tmp_path / "pieces", vocabularies.sentencepiece)
     listen = ("--listen", "127.0.0.1:0", "--json")
-    with running("edge", "--verifier", verifier.address, "--draft", draft, *listen, "--plan", "lockstep:3") as command:
+    with running("edge", "--verifier", verifier.address, "--draft", draft, *listen) as command:
         line = command.line()
         assert line, command.said()
         assert generated(json.loads(line)["address"]) == expected()

@@ -12,13 +12,13 @@ from tokenizers import Tokenizer
 
 import demo_pair
 import draft_service.server
+from bench import vocabularies
 from orchestrator.peers.models import maps_vocabulary, vocabulary_mismatch
 from specwire.client import AsyncClient, Completion
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.placement import PlacementCandidate, PlacementRequest, place
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, draft_pb2
-from tests import vocabularies
 from tests.draft_service.peer import connected, pace, serving
 from tests.orchestrator.stack import TURNS, drafted, plain, stack
 

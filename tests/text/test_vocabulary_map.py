@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+import demo_pair
+from bench import vocabularies
 from specwire.text.detokenizer import TokenizerError
 from specwire.text.vocabulary_map import (
     CONTEXT,
@@ -18,7 +20,6 @@ from specwire.text.vocabulary_map import (
     convention_of,
     whole_characters,
 )
-from tests import vocabularies
 from tests.text.tokenizers_for_tests import ALL, byte_level, id_of, metaspace, sentencepiece_like
 
 TEXTS = (
@@ -27,7 +28,7 @@ TEXTS = (
     "Ελληνικά, кириллица, العربية, हिन्दी, 한국어, 中文。 " * 4,
 )
 SENTENCEPIECE = vocabularies.sentencepiece()[0]
-DEMO = Tokenizer.from_file(str(vocabularies.demo_pair.TARGET / "tokenizer.json"))
+DEMO = Tokenizer.from_file(str(demo_pair.TARGET / "tokenizer.json"))
 
 
 def table(tokenizer: Tokenizer, eos: str = "") -> TokenTable:

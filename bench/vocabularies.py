@@ -1,31 +1,49 @@
-"""The pair in the box, its drafter in other vocabularies: the same model, its rows renamed, other tokenizers."""
+"""A model in other vocabularies than its own, and what it is worth as a drafter there: python -m bench.vocabularies.
+
+The models are the pair in the box, its drafter's rows renamed, with other tokenizers: what differs between the rows of
+the table is the vocabulary alone. Counts of tokens, which do not depend on the machine: nothing here is timed.
+"""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-import demo_pair
+import draft_service.server
+import orchestrator.server
+import verify_service.server
+from bench.report import table
+from demo_pair import DRAFT, TARGET, held_out_prompts
+from orchestrator.options import OrchestratorOptions
+from specwire.client import AsyncClient
+from specwire.rpc.server_options import ANY_PORT, ModelServiceOptions
 from specwire.text.detokenizer import BYTE_OF
 
 EMBEDDINGS = "model.embed_tokens.weight"
 END = AddedToken("</s>", special=True)
+TEMPERATURES = (0.0, 0.8)
+# Draft tokens for each forward, however few of them are accepted.
+PLAN = "lockstep:4"
 
 
 def demo_tokens() -> dict[bytes, int]:
     """Of the pair in the box, which is byte-level: the bytes of its tokens; its end of text is id 0."""
-    tokens: dict[str, int] = json.loads((demo_pair.DRAFT / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens: dict[str, int] = json.loads((DRAFT / "tokenizer.json").read_text())["model"]["vocab"]
     return {_bytes(token): index for token, index in tokens.items() if index}
 
 
 def demo_merges() -> list[tuple[bytes, bytes]]:
-    merges = json.loads((demo_pair.DRAFT / "tokenizer.json").read_text())["model"]["merges"]
+    merges = json.loads((DRAFT / "tokenizer.json").read_text())["model"]["merges"]
     return [(_bytes(one), _bytes(other)) for one, other in merges]
 
 
@@ -75,7 +93,7 @@ def word_piece() -> tuple[Tokenizer, list[int]]:
     return tokenizer, list(tokens.values())
 
 
-def save(folder: Path, made: Callable[[], tuple[Tokenizer, list[int]]], source: Path = demo_pair.DRAFT) -> str:
+def save(folder: Path, made: Callable[[], tuple[Tokenizer, list[int]]], source: Path = DRAFT) -> str:
     """The model of `source`, which is one of the pair, in another vocabulary; returns where it is."""
     shutil.copytree(source, folder)
     tokenizer, rows = made()
@@ -90,3 +108,52 @@ def save(folder: Path, made: Callable[[], tuple[Tokenizer, list[int]]], source: 
     (folder / "tokenizer_config.json").unlink()
     tokenizer.save(str(folder / "tokenizer.json"))
     return str(folder)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Acceptance side by side.
+
+
+async def measure(draft: str, count: int, length: int) -> list[str]:
+    """Accepted of tested draft tokens at each temperature, all parts in this process."""
+    async with AsyncExitStack() as parts:
+        verifier = await verify_service.server.start(ModelServiceOptions(str(TARGET), slots=2))
+        parts.push_async_callback(verifier.stop, 0.0)
+        drafter = await draft_service.server.start(ModelServiceOptions(draft, slots=2))
+        parts.push_async_callback(drafter.stop, 0.0)
+        options = OrchestratorOptions((verifier.address,), (drafter.address,), listen=ANY_PORT, plan=PLAN)
+        running = await orchestrator.server.start(options)
+        parts.push_async_callback(running.stop, 0.0)
+        client = await parts.enter_async_context(AsyncClient(running.address))
+        return [await _accepted(client, temperature, count, length) for temperature in TEMPERATURES]
+
+
+async def _accepted(client: AsyncClient, temperature: float, count: int, length: int) -> str:
+    tested = accepted = 0
+    for prompt in held_out_prompts()[:count]:
+        asked = client.complete(prompt.text, max_tokens=length, temperature=temperature, seed=1, ngram=False)
+        drafters = (await asked).stats.drafters
+        tested += sum(each.tested for each in drafters)
+        accepted += sum(each.accepted for each in drafters)
+    return f"{accepted} / {tested} = {accepted / max(1, tested):.2f}"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=16, metavar="N", help="held-out prompts (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=96, metavar="N", help="tokens behind each (default: %(default)s)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = {
+            "the target's": str(DRAFT),
+            "SentencePiece, by token": save(Path(folder) / "pieces", sentencepiece),
+            "WordPiece, by text": save(Path(folder) / "words", word_piece),
+        }
+        measured = [[name, *asyncio.run(measure(draft, args.prompts, args.tokens))] for name, draft in rows.items()]
+    head = ["the drafter's vocabulary", *(f"temperature {each:g}" for each in TEMPERATURES)]
+    print("\n".join(table(head, measured)))
+
+
+if __name__ == "__main__":
+    main()
