@@ -25,8 +25,9 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Pace
 from specwire.lm import LanguageModel, load_model
 from specwire.lm.draft_sampler import CANDIDATES, LEAST_LOG
+from specwire.text.detokenizer import BYTE_OF
 from tests.draft_service.test_sessions import Recorder
-from tests.text.tokenizers_for_tests import byte_level, word_piece
+from tests.text.tokenizers_for_tests import byte_level, id_of, word_piece
 
 TARGET = Tokenizer.from_file(str(demo_pair.TARGET / "tokenizer.json"))
 TEXTS = ("def area(width, height):\n    ", "日本語のテキスト 🙂 und naïve", "Ελληνικά and кириллица then ")
@@ -89,12 +90,12 @@ def scores(model: LlamaForCausalLM, own: Sequence[int]) -> torch.Tensor:
 
 def by_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     """Read off the surface form, by the conventions' own definitions."""
-    name = tokenizer.id_to_token(token)
+    name = str(tokenizer.id_to_token(token))
     if name.startswith("<0x"):
         return bytes([int(name[3:5], 16)])
     if "▁" in name or tokenizer is not TARGET:
         return name.replace("▁", " ").encode()
-    return bytes(vocabularies.BYTE_OF[character] for character in name)
+    return bytes(BYTE_OF[character] for character in name)
 
 
 def expected_by_token(model: LlamaForCausalLM, own: Tokenizer, text: str, sampling: Sampling, count: int) -> list[int]:
@@ -105,7 +106,7 @@ def expected_by_token(model: LlamaForCausalLM, own: Tokenizer, text: str, sampli
     rank = {by_bytes(own, token): token for token in range(own.get_vocab_size() - 1, 1, -1) if token > 257}
     rank = {bytes([token - 2]): token for token in range(2, 258)} | rank
     pairs = [(token, rank[by_bytes(TARGET, token)]) for token in range(1, TARGET.get_vocab_size())]
-    pairs.append((0, own.token_to_id("</s>")))
+    pairs.append((0, id_of(own, "</s>")))
     theirs, ours = np.array([one for one, _ in pairs]), torch.tensor([other for _, other in pairs])
     line, position, found = own.encode(text, add_special_tokens=False).ids, len(TARGET.encode(text).ids), []
     for at in range(position, position + count):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from unittest.mock import patch
 
 import grpc
@@ -27,6 +27,7 @@ TOKENIZER = Tokenizer.from_file(f"{TARGET}/tokenizer.json")
 PROMPTS = ("def area(width, height):\n    ", "# für später: naïve 日本語 🙂\nimport os\n\nclass Server:\n    def ")
 SEED = 5
 LENGTH = 32
+GREEDY = Sampling()
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}, "required": ["name"]}'
 
 Info = common_pb2.GetModelInfoResponse
@@ -52,7 +53,9 @@ def expected(prompt: str, sampling: Sampling, length: int = LENGTH) -> list[int]
     return plain(TARGET, TOKENIZER.encode(prompt).ids, length, sampling)
 
 
-def asking(client: AsyncClient, prompt: str, sampling: Sampling, length: int = LENGTH) -> Callable[..., object]:
+def asking(
+    client: AsyncClient, prompt: str, sampling: Sampling = GREEDY, length: int = LENGTH
+) -> Callable[[], Awaitable[Completion]]:
     return lambda: client.complete(
         prompt, max_tokens=length, ignore_eos=True, temperature=sampling.temperature, seed=sampling.seed
     )
@@ -68,7 +71,7 @@ async def test_the_text_is_the_targets_own(way: str, temperature: float) -> None
     async with stack(TARGET, way, plan=TURNS) as running:
         total = 0
         for prompt in PROMPTS:
-            done = await drafted(asking(running.client, prompt, sampling))  # type: ignore[arg-type]
+            done = await drafted(asking(running.client, prompt, sampling))
             assert list(done.tokens) == expected(prompt, sampling)
             total += accepted(done)
         assert total > 1
@@ -78,7 +81,7 @@ async def test_every_seed_gives_the_plain_text(way: str) -> None:
     """Of a seed the text is the same function as without drafters: so over seeds the law is the target's."""
     prompt, total = PROMPTS[0], 0
     async with stack(TARGET, way, plan=TURNS) as running:
-        await drafted(asking(running.client, prompt, Sampling()))  # type: ignore[arg-type]
+        await drafted(asking(running.client, prompt))
         for seed in range(12):
             sampling = Sampling(temperature=1.0, seed=seed)
             done = await running.client.complete(prompt, max_tokens=6, ignore_eos=True, temperature=1.0, seed=seed)
@@ -91,19 +94,24 @@ async def test_a_drafter_may_dial_in(folders: dict[str, str]) -> None:
     async with stack(TARGET, plan=TURNS, accept_drafters=True) as running:
         address = running.orchestrator.address
         drafter = await draft_service.server.dial_in(ModelServiceOptions(folders["pieces"]), address, None)
-        done = await drafted(asking(running.client, PROMPTS[1], Sampling()))  # type: ignore[arg-type]
+        done = await drafted(asking(running.client, PROMPTS[1]))
         await drafter.stop()
     assert list(done.tokens) == expected(PROMPTS[1], Sampling())
 
 
 async def test_options_that_the_drafter_leaves_to_the_target(way: str) -> None:
     """A constraint is applied by the target alone; bias and penalties are of the target's ids."""
-    asked = {"max_tokens": 40, "json_schema": SCHEMA, "repetition_penalty": 1.3, "logit_bias": {7: 2.0}}
+
+    def ask(client: AsyncClient) -> Awaitable[Completion]:
+        return client.complete(
+            PROMPTS[0], max_tokens=40, json_schema=SCHEMA, repetition_penalty=1.3, logit_bias={7: 2.0}
+        )
+
     async with stack(TARGET) as running:
-        alone = await running.client.complete(PROMPTS[0], **asked)
+        alone = await ask(running.client)
     async with stack(TARGET, way, plan=TURNS) as running:
-        await drafted(asking(running.client, PROMPTS[0], Sampling()))  # type: ignore[arg-type]
-        done = await running.client.complete(PROMPTS[0], **asked)
+        await drafted(asking(running.client, PROMPTS[0]))
+        done = await ask(running.client)
     assert done.tokens == alone.tokens
 
 
@@ -112,7 +120,7 @@ async def test_options_that_the_drafter_leaves_to_the_target(way: str) -> None:
 
 async def test_under_rules_that_weigh_a_text_has_no_such_drafter(folders: dict[str, str]) -> None:
     async with stack(TARGET, folders["pieces"], plan=TURNS) as running:
-        await drafted(asking(running.client, PROMPTS[0], Sampling()))  # type: ignore[arg-type]
+        await drafted(asking(running.client, PROMPTS[0]))
         done = await running.client.complete(PROMPTS[0], max_tokens=8, temperature=1.0, rule="rejection")
     assert len(done.tokens) == 8
     assert not done.stats.drafters
