@@ -56,7 +56,8 @@ class ForeignSlot:
     Invariant: `_text` holds the first `_agreed` tokens of `told`; line begins with `_text.own` unless `told` went back.
     """
 
-    def __init__(self, vocabularies: VocabularyMap) -> None:
+    def __init__(self, slot: int, vocabularies: VocabularyMap) -> None:
+        self.slot = slot
         self.map = vocabularies
         self.told: list[int] = []
         self.line: list[int] = []
@@ -122,14 +123,16 @@ class ForeignSlot:
     # By text
 
     @property
-    def answer(self) -> Drawn | None:
-        """What may follow, without a further forward; None where one is needed."""
-        if not self.map.by_text:
-            return None
-        if self._next:
-            drawn, self._confidence, self._tries = Drawn((self._next[0],), self._confidence), 1.0, 0
-            return drawn
-        return NOTHING if self._ended else None
+    def knows(self) -> bool:
+        """What may follow is known without a further forward."""
+        return self.map.by_text and (bool(self._next) or self._ended)
+
+    def answer(self) -> Drawn:
+        """What may follow; only where that is known."""
+        if not self._next:
+            return NOTHING
+        drawn, self._confidence, self._tries = Drawn((self._next[0],), self._confidence), 1.0, 0
+        return drawn
 
     def end(self) -> None:
         """Nothing more can be drafted."""
@@ -191,7 +194,7 @@ class TranslatingModel:
 
     def translate(self, slot: int, vocabularies: VocabularyMap) -> None:
         """The empty slot is to hold a text in the target's ids."""
-        self._foreign[slot] = ForeignSlot(vocabularies)
+        self._foreign[slot] = ForeignSlot(slot, vocabularies)
 
     def cached(self, slot: int) -> int:
         foreign = self._foreign.get(slot)
@@ -221,24 +224,24 @@ class TranslatingModel:
         fed: list[Feed] = []
         at: list[int] = []
         answers: dict[int, Drawn] = {}
-        by_text: dict[int, int] = {}
+        by_text: dict[int, ForeignSlot] = {}
+        rows = 0
         for feed in feeds:
             own, answer = self._own(feed)
             if own is not None:
-                by_text |= {len(at): feed.slot} if feed.wanted and self._drafts_by_text(feed.slot) else {}
-                at += range(before := sum(each.wanted for each in fed), before + own.wanted)
+                foreign = self._foreign.get(feed.slot)
+                if own.wanted and foreign is not None and foreign.map.by_text:
+                    by_text[len(at)] = foreign
+                at += range(rows, rows + own.wanted)
+                rows += own.wanted
                 fed.append(own)
             elif feed.wanted:
                 answers[len(at)] = answer
                 at.append(-1)
         computed = self._model.forward(fed) if fed else None
         self.failed = self._model.failed if fed else frozenset()
-        self._draft_on(computed, {row: at[row] for row in by_text}, by_text)
-        answers |= {row: self._foreign[slot].answer or NOTHING for row, slot in by_text.items()}
-        return Computed(computed, at, answers)
-
-    def _drafts_by_text(self, slot: int) -> bool:
-        return slot in self._foreign and self._foreign[slot].map.by_text
+        self._draft_on(computed, {at[row]: foreign.slot for row, foreign in by_text.items()})
+        return Computed(computed, at, answers | {row: foreign.answer() for row, foreign in by_text.items()})
 
     def _own(self, feed: Feed) -> tuple[Feed | None, Drawn]:
         """The feed in own ids; where none is needed, what may follow."""
@@ -250,8 +253,8 @@ class TranslatingModel:
             self._model.rollback(feed.slot, start)
         if len(foreign.line) > self._context or (feed.wanted and foreign.speechless):
             return None, NOTHING
-        if feed.wanted and (answer := foreign.answer) is not None:
-            return None, answer
+        if feed.wanted and foreign.knows:
+            return None, foreign.answer()
         return self._rest(feed.slot, start, feed.wanted), NOTHING
 
     def _rest(self, slot: int, start: int, wanted: int) -> Feed | None:
@@ -260,19 +263,16 @@ class TranslatingModel:
         start = min(start, len(line) - 1) if wanted else start
         return Feed(slot, start, line[start:], wanted) if start < len(line) else None
 
-    def _draft_on(self, computed: Any, rows: dict[int, int], by_text: dict[int, int]) -> None:
-        """Draft by text until each of these slots knows a token of its target.
-
-        rows: of `computed`, by a row that is wanted; by_text: the slot that wants it.
-        """
-        while open_rows := [row for row, slot in by_text.items() if row in rows and slot not in self.failed]:
-            drawn = draw(computed[[rows[row] for row in open_rows]], [DraftRow(0, GREEDILY, True)] * len(open_rows))
-            for row, (token, confidence) in zip(open_rows, drawn, strict=True):
-                self._foreign[by_text[row]].draft(token, confidence)
-            feeds = {row: feed for row in open_rows if (feed := self._further(by_text[row])) is not None}
-            rows = {row: index for index, row in enumerate(feeds)}
+    def _draft_on(self, computed: Any, slots: dict[int, int]) -> None:
+        """Draft by text until each of these slots knows a token of its target; they are named by rows of `computed`."""
+        while slots := {row: slot for row, slot in slots.items() if slot not in self.failed}:
+            drawn = draw(computed[list(slots)], [DraftRow(0, GREEDILY, True)] * len(slots))
+            for slot, (token, confidence) in zip(slots.values(), drawn, strict=True):
+                self._foreign[slot].draft(token, confidence)
+            feeds = [feed for slot in slots.values() if (feed := self._further(slot)) is not None]
+            slots = {row: feed.slot for row, feed in enumerate(feeds)}
             if feeds:
-                computed = self._model.forward(list(feeds.values()))
+                computed = self._model.forward(feeds)
                 self.failed |= self._model.failed
 
     def _further(self, slot: int) -> Feed | None:
@@ -280,7 +280,7 @@ class TranslatingModel:
         foreign = self._foreign[slot]
         if len(foreign.line) > self._context:
             foreign.end()
-        return None if foreign.answer is not None else self._rest(slot, self._model.cached(slot), 1)
+        return None if foreign.knows else self._rest(slot, self._model.cached(slot), 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
