@@ -79,14 +79,19 @@ class TokenBytes:
     def of(self, token: int) -> bytes:
         """Empty for an id that has no token."""
         content = self._tokenizer.id_to_token(token)
-        if content is None:
-            return b""
+        return b"" if content is None else self.spelt(token, content)
+
+    def spelt(self, token: int, content: str) -> bytes:
+        """Of an id whose token is `content`."""
         if token in self._added:
             return content.encode()
-        if BYTE_TOKEN.fullmatch(content):
+        if content.startswith("<0x") and BYTE_TOKEN.fullmatch(content):
             return bytes([int(content[3:5], 16)])
-        if self._byte_level and set(content) <= BYTE_OF.keys():
-            return bytes(BYTE_OF[character] for character in content)
+        if self._byte_level:
+            try:
+                return bytes(map(BYTE_OF.__getitem__, content))
+            except KeyError:
+                pass  # a character outside the alphabet: the token stands for its own text
         return content.replace(SPACE, " ").encode()
 
     def text(self, token: int) -> str:
@@ -148,14 +153,15 @@ def _pieces(tokenizer: Tokenizer) -> Pieces:
 
 def decoder_types(tokenizer: Tokenizer) -> frozenset[str]:
     """Names of the decoder and of its parts, such as ByteLevel; empty where tokens are whole words."""
-    return _types_in(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder is not None else frozenset()
+    return types_in(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder is not None else frozenset()
 
 
-def _types_in(description: dict[str, object]) -> frozenset[str]:
+def types_in(description: dict[str, object]) -> frozenset[str]:
+    """As `decoder_types`, from a decoder's description in JSON."""
     parts = description.get("decoders", ())
     types = {str(description.get("type"))}
     if isinstance(parts, list):
-        types.update(*(_types_in(part) for part in parts))
+        types.update(*(types_in(part) for part in parts))
     return frozenset(types)
 
 

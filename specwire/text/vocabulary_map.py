@@ -9,14 +9,15 @@ proposal.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from enum import IntEnum
 from itertools import islice
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
-from specwire.text.detokenizer import TokenBytes, TokenizerError, decoder_types, load_tokenizer
+from specwire.text.detokenizer import TokenBytes, TokenizerError, decoder_types, load_tokenizer, types_in
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What the ids of a vocabulary stand for.
@@ -34,15 +35,16 @@ BYTE_DECODERS = frozenset({"ByteLevel", "Metaspace", "ByteFallback", "Replace", 
 
 
 def convention_of(tokenizer_json: bytes) -> Convention:
-    """WORDS also where these bytes are no tokenizer."""
+    """Read off the decoder alone; WORDS also where these bytes are no tokenizer."""
     try:
-        return _convention(load_tokenizer(tokenizer_json))
-    except TokenizerError:
+        decoder = json.loads(tokenizer_json)["decoder"]
+        return _convention(types_in(decoder) if decoder else frozenset())
+    except (ValueError, TypeError, KeyError):
         return Convention.WORDS
 
 
-def _convention(tokenizer: Tokenizer) -> Convention:
-    types = decoder_types(tokenizer)
+def _convention(types: frozenset[str]) -> Convention:
+    """types: of the tokenizer's decoder."""
     if types & BYTE_DECODERS:
         return Convention.BYTES
     return Convention.NEIGHBOURS if types else Convention.WORDS
@@ -61,7 +63,7 @@ class TokenTable:
 
     def __init__(self, tokenizer_json: bytes, width: int, eos_ids: Collection[int]) -> None:
         self.tokenizer = load_tokenizer(tokenizer_json)
-        self.convention = _convention(self.tokenizer)
+        self.convention = _convention(decoder_types(self.tokenizer))
         self.width = width
         self.eos_ids = frozenset(token for token in eos_ids if token < width)
         added = self.tokenizer.get_added_tokens_decoder().items()
@@ -70,14 +72,17 @@ class TokenTable:
         spelt = TokenBytes(self.tokenizer)
         known = self.tokenizer.get_vocab(with_added_tokens=True)
         self.bytes = [b""] * width
-        for token in known.values():
+        last: list[int] = []  # byte tokens
+        for name, token in known.items():
             if token < width and token not in self.unwritten:
-                self.bytes[token] = spelt.of(token)
-        names = {token: name for name, token in known.items()}
+                self.bytes[token] = spelt.spelt(token, name)
+                if _is_byte_token(name):
+                    last.append(token)
         self.ids: dict[bytes, int] = {}
-        for token in sorted(range(width), key=lambda each: (_is_byte_token(names.get(each, "")), each)):
-            if self.bytes[token]:
-                self.ids.setdefault(self.bytes[token], token)
+        for tokens in (set(range(width)).difference(last), last):
+            for token in sorted(tokens):
+                if self.bytes[token]:
+                    self.ids.setdefault(self.bytes[token], token)
         self.leads = self.encode("a")[2] > 0
 
     def encode(self, text: str) -> tuple[list[int], list[int], int]:
