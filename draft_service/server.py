@@ -35,6 +35,7 @@ from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Registry, process_families
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
+from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 # Seconds for links to end. Some calls never do, such as a health watch.
@@ -192,7 +193,9 @@ def _loader(
         sessions = Sessions(model, guesses, deliver)
         registry.add(DRAFTER, lambda: families(sessions, model))
         meter.read = lambda: load_of(sessions, model)
-        return sessions, model_info_to_wire(model.info, model.slots, model.kv_bytes)
+        return sessions, model_info_to_wire(
+            model.info, model.slots, model.kv_bytes, convention_of(model.info.tokenizer_json)
+        )
 
     return load
 

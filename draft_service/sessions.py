@@ -23,22 +23,27 @@ from draft_service.commands import (
     Command,
     DraftedProposal,
     Dropped,
+    LearnVocabulary,
     LoseLink,
     Opened,
     OpenSession,
     Replies,
     Reply,
     ReplyLink,
+    check_tokens,
 )
+from draft_service.translation import TranslatingModel, Vocabularies
 from specwire.core.draft import Desynchronised, DraftNode, DraftSession, Drawn, check_pace
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.sampling import Sampling, Seen, seen_in
 from specwire.core.model import Feed, SlotModel, TreeFeed
 from specwire.core.policy.estimates import CandidateRates, RowTimes
-from specwire.core.policy.tunables import FURTHER_WORTH
+from specwire.core.policy.tunables import FURTHER_WORTH, LEAST_SHARED
 from specwire.rpc.service_thread import Inbox, Stop
 from specwire.telemetry.metrics import SIZES, STEPS, Histogram
+from specwire.text.detokenizer import TokenizerError
+from specwire.text.vocabulary_map import VocabularyMap
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +100,7 @@ class DraftingSession:
 
     number: of its opening. unready: its constraint is being compiled. matcher: that constraint, behind a part of the
     output; None where there is none, or it is unknown here. rows: the draft tokens that the slot holds behind the text.
+    vocabularies: the target's and the drafter's, where these differ; all ids of the session are the target's.
     """
 
     link: ReplyLink
@@ -108,6 +114,7 @@ class DraftingSession:
     matcher: Matcher | None = None
     spent_ns: int = 0
     rows: list[DraftNode] = field(default_factory=list)
+    vocabularies: VocabularyMap | None = None
 
     @property
     def wants_token(self) -> bool:
@@ -209,8 +216,9 @@ class Sessions:
         self.inbox: Inbox[Command] = Inbox()
         self.step_began_s: float | None = None
         self._deliver = deliver
-        self._model = model
-        self._context = model.info.context
+        self._model = TranslatingModel(model)
+        self._vocabularies = Vocabularies(model, LEAST_SHARED)
+        self._context, self._vocabulary = model.info.context, model.info.vocabulary
         self._free = list(range(model.slots))
         self._open: dict[Key, DraftingSession] = {}
         self._replies: Replies = {}
@@ -254,6 +262,8 @@ class Sessions:
                 self._advance(command)
             case OpenSession():
                 self._start(command)
+            case LearnVocabulary():
+                self._vocabularies.learn(command)
             case BeginSession():
                 self._begin(command)
             case CloseSession():
@@ -271,24 +281,32 @@ class Sessions:
             message = f"all {self._model.slots} slots of this drafter are taken"
             self._drop(key, Code.RESOURCE_EXHAUSTED, message)
             return
+        try:
+            vocabularies = self._vocabularies.of(command.vocabulary) if command.vocabulary else None
+        except TokenizerError as error:
+            self._drop(key, Code.FAILED_PRECONDITION, f"vocabulary_fingerprint: {error}")
+            return
         sampling = command.sampling
+        branching = self._model.branches and sampling.guessed and sampling.constraint is None and vocabularies is None
         session = DraftSession(
             command.tokens,
             command.pace,
             chain,
-            self._context,
+            self._context if vocabularies is None else None,
             sampling.weighed,
             command.epoch,
-            branching=self._model.branches and sampling.guessed and sampling.constraint is None,
+            branching=branching,
             rates=self._rates[sampling.temperature == 0.0],
         )
         self.tally.opened += 1
         prompt_length = len(command.tokens) if command.prompt_length is None else command.prompt_length
         slot = self._free.pop()
-        unready = command.sampling.constraint is not None
-        self._open[key] = DraftingSession(
-            command.link, command.handle, slot, command.sampling, session, prompt_length, command.number, unready
+        if vocabularies is not None:
+            self._model.translate(slot, vocabularies)
+        self._open[key] = drafting = DraftingSession(
+            command.link, command.handle, slot, sampling, session, prompt_length, command.number
         )
+        drafting.unready, drafting.vocabularies = sampling.constraint is not None, vocabularies
         self._reply(command.link, Opened(command.handle))
 
     def _begin(self, command: BeginSession) -> None:
@@ -303,8 +321,11 @@ class Sessions:
         drafting = self._open.get(key)
         if drafting is None:
             return
+        vocabularies = drafting.vocabularies
+        limit = self._vocabulary if vocabularies is None else vocabularies.target.width
         try:
             check_pace(command.pace, drafting.sampling)
+            check_tokens(command.tokens, limit)
         except InvalidParameter as error:
             self._drop(key, Code.INVALID_ARGUMENT, str(error))
             return
@@ -445,11 +466,12 @@ class Sessions:
             broken = [drafting for drafting in batch if drafting.slot in self._model.failed]
             # Neither request nor service is at fault, and the same text would fail again here.
             self._drop_all(broken, Code.ABORTED, "the drafter's logits are not finite")
-        if not rows:
-            return []
-        drawing = [places[row] for row in rows]
-        drawn = self._draw(computed, rows, drawing)
-        return [(place.drafting, place.node, found) for place, found in zip(drawing, drawn, strict=True)]
+        drawing = [row for row in rows if row not in computed.answers]
+        drawn = dict(computed.answers)
+        if drawing:
+            found = self._draw(computed.rows, [computed.at[row] for row in drawing], [places[row] for row in drawing])
+            drawn |= zip(drawing, found, strict=True)
+        return [(places[row].drafting, places[row].node, drawn[row]) for row in rows]
 
     def _lacks(self, drafting: DraftingSession) -> int:
         """How many tokens of its decided text the slot lacks."""

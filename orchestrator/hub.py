@@ -41,7 +41,7 @@ STRINGS = (
     "vocabulary_fingerprint",
     "region",
 )
-NUMBERS = ("vocabulary", "context", "slots")
+NUMBERS = ("vocabulary", "context", "slots", "token_text")
 MOST_CHARACTERS = 1024
 SHOWN = 64
 

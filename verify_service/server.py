@@ -39,6 +39,7 @@ from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Families, Registry, by_label, counter, gauge, process_families
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
+from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.engine.messages import Command, QueuePatience, Reports
 from verify_service.ranks import Ranks
@@ -223,7 +224,7 @@ def _loader(
         say(f"specwire verify: {lm.slots} slots of {lm.info.context} positions{kept}")
         say("specwire verify: measuring forward times")
         costs = step_costs(lm, go_on)
-        info = model_info_to_wire(lm.info, lm.slots, lm.kv_bytes)
+        info = model_info_to_wire(lm.info, lm.slots, lm.kv_bytes, convention_of(lm.info.tokenizer_json))
         for rows, microseconds in costs.forward.points.items():
             info.forward_times.add(rows=rows, microseconds=round(microseconds))
         try:

@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from google.protobuf.message import Message
 
 from orchestrator.peers.link import Line, Link
-from orchestrator.peers.models import Info, Tokenizers
+from orchestrator.peers.models import Info, Target, Tokenizers, maps_vocabulary
 from specwire.core.law.sampling import Rule
 from specwire.core.policy.controller import Planner
 from specwire.core.policy.estimates import ForwardTimes
@@ -369,12 +369,22 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
 class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
     """A drafter; it may vanish at any time. `accept` says why a description must not be used, or None.
 
+    targets: the models that it may draft for. A drafter of another vocabulary than one of theirs is told that.
+
     `_strays` is what it may say, in tokens or else replies, that no open session's quota is charged for.
     """
 
-    def __init__(self, link: DrafterLine, on_change: Callable[[], None], accept: Callable[[Info], str | None]) -> None:
+    def __init__(
+        self,
+        link: DrafterLine,
+        on_change: Callable[[], None],
+        accept: Callable[[Info], str | None],
+        targets: Callable[[], Sequence[Target]] = tuple,
+    ) -> None:
         super().__init__(link, on_change)
         self._accept = accept
+        self._targets = targets
+        self._told: set[str] = set()
         self._strays = Quota(MOST_STRAYS)
 
     def _refusal(self, info: Info) -> str | None:
@@ -385,7 +395,28 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
 
     def on_up(self, info: Info) -> None:
         self._strays = Quota(MOST_STRAYS)
+        self._told.clear()
         super().on_up(info)
+        self.introduce()
+
+    def maps(self, vocabulary: str) -> Target | None:
+        """The target of this vocabulary, if it is another one than the drafter's, which can map it."""
+        if self.info is None or self.info.vocabulary_fingerprint == vocabulary:
+            return None
+        found = (each for each in self._targets() if each.identity.vocabulary == vocabulary)
+        return next((each for each in found if maps_vocabulary(each.info, self.info)), None)
+
+    def tell_vocabulary(self, vocabulary: str) -> None:
+        """Before a session is opened whose vocabulary is another one than the drafter's."""
+        target = self.maps(vocabulary) if vocabulary not in self._told else None
+        if target is not None:
+            self._told.add(vocabulary)
+            self.link.send(draft_pb2.ConnectDraftRequest(vocabularies=[target.vocabulary]))
+
+    def introduce(self) -> None:
+        """Tell the vocabularies of all targets there are: the first session need not wait for the drafter's map."""
+        for target in self._targets() if self.up else ():
+            self.tell_vocabulary(target.identity.vocabulary)
 
     def attach(self, subject: DrafterSubject) -> int:
         self._strays.ask(ANSWERS)
@@ -477,10 +508,10 @@ class Dialled:
         self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
         return peer
 
-    def drafter(self, address: str, accept: Accept) -> DrafterPeer:
-        """Like `verifier`, for a drafter."""
+    def drafter(self, address: str, accept: Accept, targets: Callable[[], Sequence[Target]] = tuple) -> DrafterPeer:
+        """Like `verifier`, for a drafter. targets: see DrafterPeer."""
         link = drafter_link(address, self._tls, self._token)
-        peer = DrafterPeer(link, self._on_change, accept)
+        peer = DrafterPeer(link, self._on_change, accept, targets)
         self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
         return peer
 

@@ -176,6 +176,10 @@ LEAST_PATH = 0.005
 # stands on the likeliest path. Less than half is best where rows cost much, and as good as 1 where they do not
 # (simulated cells).
 FURTHER_WORTH = 0.3
+# Of a target's tokens, weighed as texts use them, the share that a drafter of another vocabulary must have to draft one
+# by one. With less, most words are ones that it could only spell otherwise than the target does; its text, read in the
+# target's tokens, says them.
+LEAST_SHARED = 0.5
 # Tokens of prompts in a step: a long prompt delays the others by no more than that.
 PREFILL_ROWS = 512
 
