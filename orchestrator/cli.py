@@ -99,6 +99,7 @@ def serving_options(
         plan=plan,
         http=http_of(args),
         chat_template=chat_template_of(args),
+        tool_format=args.tool_format or "",
         http_access=http_access_of(args),
         sse_keep_alive=args.sse_keep_alive,
         metrics=args.metrics,

@@ -19,7 +19,7 @@ from specwire.core.messages import Outcome
 from specwire.core.placement import Reason
 from specwire.core.session import State
 from specwire.registry.entry import Role
-from specwire.telemetry.metrics import Families, by_label, by_labels, counter, draft_families, gauge, histogram
+from specwire.telemetry.metrics import VLLM, Families, by_label, by_labels, counter, draft_families, gauge, histogram
 
 # Where a plan's reason turns to numbers; the part before has few values.
 NUMBERS = re.compile(r"[\s,:]*[-+]?\d.*")
@@ -30,6 +30,7 @@ def families(orchestrator: Orchestrator) -> Families:
     totals = orchestrator.totals.with_running(driver.view.stats for driver in running)
     yield from _of_sessions(running, totals, orchestrator.tally)
     yield from _of_speculation(totals.stats)
+    yield from _as_vllm(totals.stats)
     yield from _of_latency(orchestrator.tally)
     yield from _of_failures(totals.stats, orchestrator.tally)
     yield from _of_plans(running)
@@ -73,6 +74,17 @@ def _of_speculation(stats: SessionStats) -> Families:
         "position",
         by_position,
     )
+
+
+def _as_vllm(stats: SessionStats) -> Families:
+    """The counters that vLLM's own benchmark reads, by its names: without kinds, tokens of all sources together."""
+    prefix, drafts = f"{VLLM}spec_decode_num", stats.drafted
+    by_position = {str(index): count for index, count in enumerate(stats.accepted_at[: positions(stats)])}
+    yield counter(f"{prefix}_drafts_total", "Windows of draft tokens.", stats.tested_at[0])
+    yield counter(f"{prefix}_draft_tokens_total", "Draft tokens put to the target.", drafts.proposed)
+    yield counter(f"{prefix}_accepted_tokens_total", "Draft tokens that were accepted.", drafts.accepted)
+    text = "Draft tokens accepted, by place in the window."
+    yield by_label(counter, f"{prefix}_accepted_tokens_per_pos_total", text, "position", by_position)
 
 
 def positions(stats: SessionStats) -> int:

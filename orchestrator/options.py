@@ -20,6 +20,7 @@ from specwire.rpc.keys import Token
 from specwire.rpc.renewal import Renewable
 from specwire.rpc.server_options import check_exposure, check_listen, check_metrics
 from specwire.rpc.tls import ClientTls, ServerTls
+from specwire.text.tool_calls import FORMATS
 
 # ----------------------------------------------------------------------------------------------------------------------
 # How long the session log is kept, and what it survives: the options of every command that runs an orchestrator.
@@ -86,6 +87,11 @@ def add_http_arguments(parser: argparse.ArgumentParser, default: str, meaning: s
     )
     group.add_argument(
         "--chat-template", metavar="FILE", help="Jinja template of chats (default: the model's, if it has one)"
+    )
+    group.add_argument(
+        "--tool-format",
+        choices=sorted(FORMATS),
+        help="how the model writes calls of tools (default: as its chat template says)",
     )
     group.add_argument(
         "--sse-keep-alive",
@@ -219,6 +225,7 @@ class OrchestratorOptions:
         there, too. "" for nowhere.
     log_prompts: what is asked and answered may be logged, at level info.
     chat_template: Jinja source in place of the model's own; "" takes that.
+    tool_format: of `specwire.text.tool_calls.FORMATS`; "" for what the chat template tells.
     http_access: what is let in there.
     sse_keep_alive: a stream of events over HTTP that is silent for so long gets a comment.
     plan: auto, or a fixed plan for every session (`specwire.core.policy.controller.parse_plan`), for measurements.
@@ -248,6 +255,7 @@ class OrchestratorOptions:
     plan: str = "auto"
     http: str = ""
     chat_template: str = ""
+    tool_format: str = ""
     http_access: HttpAccess = HttpAccess()
     sse_keep_alive: float = SSE_KEEP_ALIVE_S
     metrics: str = ""

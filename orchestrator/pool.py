@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import grpc
+
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.discovery import Place, RegistryFeed, SessionAffinity
 from orchestrator.peers.models import (
@@ -33,6 +35,7 @@ from specwire.core.session import State
 from specwire.registry.directory import Directory
 from specwire.registry.entry import Role
 from specwire.rpc.channel import check_token_is_safe
+from specwire.rpc.errors import RETRY_AFTER, StatusError
 from specwire.rpc.model_info import Identity
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -418,6 +421,16 @@ class Pool:
     def require_target(self) -> Target:
         """The served model, of several the first. Raises StatusError (UNAVAILABLE) before any verifier has answered."""
         return self.target_named(next(iter(self.models.names()), ""))
+
+    def scoring_peer(self, identity: Identity, length: int) -> VerifierPeer:
+        """The verifier with the fewest sessions for each slot that may score a text of this length.
+
+        Raises StatusError (UNAVAILABLE).
+        """
+        peers = [each for each in self.verifiers if each.takes_sessions and each.serves(identity, length)]
+        if not peers:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, "no verifier is there", RETRY_AFTER)
+        return min(peers, key=lambda each: each.sessions / max(1, each.info.slots if each.info else 1))
 
     @property
     def decides(self) -> bool:

@@ -196,7 +196,7 @@ async def _serve_http(orchestrator: Orchestrator) -> RunningHttp | None:
         return None
     from orchestrator.http.server import serve as serve_http  # an extra
 
-    return await serve_http(orchestrator, options.http, options.tls, options.chat_template)
+    return await serve_http(orchestrator, options.http, options.tls, options.chat_template, options.tool_format)
 
 
 def _generation(api: GenerationApi, keys: Keys | None) -> Service:

@@ -352,9 +352,9 @@ class Orchestrator:
             self._accounting.refused(error)
             raise
 
-    def dismiss(self, record: SessionRecord) -> None:
-        """A session that was admitted does not begin."""
-        self._allowances.settle(record, 0)
+    def dismiss(self, record: SessionRecord, used: int = 0) -> None:
+        """A session that was admitted does not begin. used: tokens that its tenant is charged for all the same."""
+        self._allowances.settle(record, used)
 
     async def begin(self, record: SessionRecord, deadline: float | None, span: Span = NO_SPAN) -> SessionDriver:
         """`open` what was admitted."""

@@ -14,6 +14,8 @@ import grpc.aio
 
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.constraint import Matcher
+from specwire.core.law.sampling import MOST_LOGPROBS
+from specwire.rpc.convert import logprobs_to_wire
 from specwire.rpc.errors import StatusError, code_of
 from specwire.rpc.model_info import answer
 from specwire.rpc.outbox import Outbox
@@ -31,6 +33,7 @@ from verify_service.engine.messages import (
     Report,
     Reports,
     Scoring,
+    TokenScore,
     TurnAway,
 )
 from verify_service.engine.sessions import Presence
@@ -165,20 +168,28 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             raise InvalidParameter(
                 "from_position", f"must be from 1 to {len(request.tokens) - 1}, not {request.from_position}"
             )
-        return verify_pb2.ScoreResponse(log_probabilities=await self._score(request))
+        if request.top > MOST_LOGPROBS:
+            raise InvalidParameter("top", f"must be from 0 to {MOST_LOGPROBS}, not {request.top}")
+        scores = await self._score(request)
+        told = scores if request.HasField("top") else []
+        return verify_pb2.ScoreResponse(
+            log_probabilities=[each.logprobs.logprob for each in scores],
+            scored=logprobs_to_wire(each.logprobs for each in told),
+            ranks=[each.rank for each in told],
+        )
 
-    async def _score(self, request: verify_pb2.ScoreRequest) -> list[float]:
+    async def _score(self, request: verify_pb2.ScoreRequest) -> list[TokenScore]:
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[list[float] | Refusal] = loop.create_future()
+        done: asyncio.Future[list[TokenScore] | Refusal] = loop.create_future()
 
-        def settle(result: list[float] | Refusal) -> None:
+        def settle(result: list[TokenScore] | Refusal) -> None:
             if not done.done():
                 done.set_result(result)
 
-        def reply(result: list[float] | Refusal) -> None:
+        def reply(result: list[TokenScore] | Refusal) -> None:
             loop.call_soon_threadsafe(settle, result)
 
-        scoring = Scoring(tuple(request.tokens), request.from_position, reply)
+        scoring = Scoring(tuple(request.tokens), request.from_position, reply, request.top)
         self._thread.send(scoring)
         try:
             result = await done

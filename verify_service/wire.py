@@ -92,7 +92,7 @@ def opening_from_wire(
         check_priority(message.priority),
         check_prediction(message.prediction, info.vocabulary, info.context),
         # An older orchestrator knows of n-grams only, and who turns these off means any guess of the verifier's.
-        not (message.no_head or message.no_ngram),
+        not message.no_head and (message.head_alone or not message.no_ngram),
         tenant,
         message.share_text,
     )

@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
             metrics=args.metrics,
             log_prompts=args.log_prompts,
             chat_template=chat_template_of(args),
+            tool_format=args.tool_format or "",
             http_access=http_access_of(args),
             sse_keep_alive=args.sse_keep_alive,
             insecure=args.insecure,

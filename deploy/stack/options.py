@@ -208,8 +208,8 @@ class StackOptions:
         quantization: of both models' weights. deterministic, tensor_parallel_size, text_memory, references, table: of
             the verifier. See ModelServiceOptions.
         ngram: the verifier proposes from the text itself, too. heads: directory of a head beside the target, or "".
-        insecure, tls, access, http, chat_template, http_access, sse_keep_alive, log_prompts: see OrchestratorOptions;
-            only it is reached remotely.
+        insecure, tls, access, http, chat_template, tool_format, http_access, sse_keep_alive, log_prompts: see
+            OrchestratorOptions; only it is reached remotely.
         metrics: HOST:PORT of the orchestrator's figures, encrypted as `tls` says; the others' at the ports behind
             it, plain. "" for nowhere.
         grace: seconds for which sessions may go on when the stack stops.
@@ -250,6 +250,7 @@ class StackOptions:
     drafters_per_session: int = 1
     http: str = ""
     chat_template: str = ""
+    tool_format: str = ""
     http_access: HttpAccess = HttpAccess()
     sse_keep_alive: float = SSE_KEEP_ALIVE_S
     metrics: str = ""

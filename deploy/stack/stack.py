@@ -136,6 +136,7 @@ class Stack:
             peer_timeout=RELOAD_LIMIT,
             http=self.options.http,
             chat_template=self.options.chat_template,
+            tool_format=self.options.tool_format,
             http_access=self.options.http_access,
             sse_keep_alive=self.options.sse_keep_alive,
             metrics=self.options.metrics,

@@ -327,7 +327,10 @@ class GenerationHandler:
         """The request's session. One that would be refused now may have begun under its id with an earlier version."""
         vocabulary, store = target.info.vocabulary_fingerprint, self._orchestrator.store
         try:
-            before = await tokens_of(request.parent, tenant, vocabulary, store)
+            if request.whole_prompt and request.parent:
+                check_owner(request.parent, tenant, "parent")
+            parent = "" if request.whole_prompt else request.parent
+            before = await tokens_of(parent, tenant, vocabulary, store)
             record = await record_of(request, target, tenant, seed, before)
         except (InvalidParameter, StatusError):
             driver = await self._repeats.begun(request, tenant)

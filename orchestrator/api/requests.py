@@ -31,6 +31,7 @@ from specwire.v1 import common_pb2, generation_pb2
 from specwire.v1 import generation_pb2 as pb
 
 MOST_REQUEST_ID = 128
+MOST_NOTE_BYTES = 1 << 22
 # Bits of a drawn seed: what a JSON number holds in every language, so that a reported seed can be sent again.
 DRAWN_SEED_BITS = 53
 SECRET_BYTES = 32
@@ -51,7 +52,7 @@ async def record_of(
     info = target.info
     prompt = [*before, *await prompt_tokens(request, target)]
     check_prompt(prompt, info.vocabulary, target.context)
-    drafting, ngram = drafting_of(request.drafting)
+    sources = sources_of(request)
     sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=seed, vocabulary=info.vocabulary)
     stopping = stopping_of(request.stopping, target, len(prompt))
     check_constraint(sampling.constraint, stopping, info.eos_ids)
@@ -63,8 +64,9 @@ async def record_of(
         sampling=sampling,
         stopping=stopping,
         stop=checked_stop(tuple(request.stop)),
-        drafting=drafting,
-        ngram=ngram,
+        drafting=sources.drafters,
+        ngram=sources.ngram,
+        heads=sources.heads,
         prediction=await prediction_tokens(request, target),
         echo=request.echo,
         weights_fingerprint=info.weights_fingerprint,
@@ -78,6 +80,7 @@ async def record_of(
         parent=request.parent,
         request_digest=digest_of(request) if request.request_id else "",
         private=request.private,
+        note=checked_note(request.note),
     )
 
 
@@ -197,13 +200,24 @@ def checked_request_id(request_id: str) -> str:
     return request_id
 
 
-def drafting_of(value: generation_pb2.Drafting) -> tuple[bool, bool]:
-    """Whether drafters may propose, and whether the verifier may, from the text itself."""
+def checked_note(note: str) -> str:
+    if len(note.encode()) > MOST_NOTE_BYTES:
+        raise InvalidParameter("note", f"at most {MOST_NOTE_BYTES} bytes are kept, not {len(note.encode())}")
+    return note
+
+
+def sources_of(request: generation_pb2.GenerateRequest) -> generation_pb2.Sources:
+    """What may propose draft tokens. Raises InvalidParameter."""
+    value = request.drafting
     if value not in generation_pb2.Drafting.values():
         raise InvalidParameter("drafting", f"{value} is not a known value")
+    if request.HasField("sources"):
+        if value != generation_pb2.DRAFTING_UNSPECIFIED:
+            raise InvalidParameter("sources", "contradicts drafting: give one of the two")
+        return request.sources
     drafters = value not in (generation_pb2.DRAFTING_OFF, generation_pb2.DRAFTING_NGRAM)
     ngram = value not in (generation_pb2.DRAFTING_OFF, generation_pb2.DRAFTING_DRAFTERS)
-    return drafters, ngram
+    return generation_pb2.Sources(drafters=drafters, ngram=ngram, heads=drafters and ngram)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import secrets
 import time
@@ -18,14 +19,29 @@ from google.protobuf.message import Message
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.replies import Part
+from orchestrator.api.scores import PromptScores
+from orchestrator.http.chat import ToolUse
 from orchestrator.http.endpoint import Served
 from orchestrator.http.errors import failure_of
+from orchestrator.http.prompts import by_id, by_text, echoed, joined
 from orchestrator.http.requests import CompletionRequest
+from orchestrator.http.usage import metrics_of, usage_of
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import finite
 from specwire.core.text import extend_hash
 from specwire.rpc.errors import StatusError
 from specwire.text.detokenizer import TokenBytes
+from specwire.text.tool_calls import (
+    CallBegun,
+    CallDelta,
+    CallEnded,
+    ChatFamily,
+    ContentDelta,
+    OutputEvent,
+    OutputParser,
+    ReasoningDelta,
+    gathered,
+)
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
@@ -33,6 +49,7 @@ from specwire.v1 import generation_pb2 as pb
 # How OpenAI's API writes completions and chats: the two differ in names and in where text and logprobs stand.
 
 Json = dict[str, Any]
+CALL_ID_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +62,18 @@ class TokenReport:
 
 
 class AnswerShape(Protocol):
-    """whole, part: the `object` names of an answer, whole and in a stream."""
+    """whole, part: the `object` names of an answer, whole and in a stream. resumable: a reader may come back."""
 
     prefix: str
     whole: str
     part: str
+    resumable: bool
+
+    def of_choice(self) -> AnswerShape:
+        """The shape of one choice: where it reads the text, each has its own."""
+        ...
+
+    def begin(self, session_id: str) -> None: ...
 
     def first(self) -> Json | None:
         """The choice's content that opens its stream, if there is one."""
@@ -57,19 +81,45 @@ class AnswerShape(Protocol):
 
     def delta(self, text: str) -> Json: ...
 
+    def rest(self) -> Json | None:
+        """The content of the event behind the whole text, if there is any."""
+        ...
+
     def last(self) -> Json:
         """The content of the event that says why it ended."""
         ...
 
     def answer(self, text: str) -> Json: ...
 
+    def reason(self, reason: str | None) -> str | None:
+        """Why it ended, once its text was told."""
+        ...
+
     def logprobs(self, told: TokenReport, names: TokenBytes) -> Json: ...
 
 
-class ChatShape:
+class PlainShape:
+    """What tells the text as it is."""
+
+    resumable = True
+
+    def begin(self, session_id: str) -> None:
+        """Nothing depends on it."""
+
+    def rest(self) -> Json | None:
+        return None
+
+    def reason(self, reason: str | None) -> str | None:
+        return reason
+
+
+class ChatShape(PlainShape):
     """/v1/chat/completions."""
 
     prefix, whole, part = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def of_choice(self) -> ChatShape:
+        return self
 
     def first(self) -> Json | None:
         return {"delta": {"role": "assistant", "content": ""}}
@@ -99,10 +149,91 @@ def _chat_entry(token: int, logprob: float, names: TokenBytes) -> Json:
     return {"token": data.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(data)}
 
 
-class CompletionShape:
+class ParsedChatShape(ChatShape):
+    """/v1/chat/completions, of a text that may have calls or reasoning; one for each choice."""
+
+    resumable = False
+
+    def __init__(self, family: ChatFamily, tools: ToolUse, thinking: bool) -> None:
+        """thinking: the prompt has opened the model's reasoning."""
+        self._family = family
+        self._tools = tools
+        self._thinking = thinking
+        self._session = ""
+        self._called = False
+        self._parser = self._new_parser()
+
+    def of_choice(self) -> ParsedChatShape:
+        return ParsedChatShape(self._family, self._tools, self._thinking)
+
+    def _new_parser(self) -> OutputParser:
+        names = [each.name for each in self._tools.functions]
+        form = self._family.format if names else None
+        return OutputParser(form, names, self._thinking if self._family.thinks else None)
+
+    def begin(self, session_id: str) -> None:
+        self._session = session_id
+
+    def delta(self, text: str) -> Json:
+        return self._delta(self._parser.feed(text))
+
+    def rest(self) -> Json | None:
+        delta = self._delta(self._parser.finish())
+        return delta if delta["delta"] else None
+
+    def answer(self, text: str) -> Json:
+        parser = self._new_parser()
+        found = gathered([*parser.feed(text), *parser.finish()])
+        message: Json = {"role": "assistant", "content": found.content, "refusal": None}
+        if found.reasoning:
+            message["reasoning_content"] = found.reasoning
+        if found.calls:
+            self._called = True
+            message["content"] = found.content or None
+            message["tool_calls"] = [
+                {**self._opening(index), "function": {"name": call.name, "arguments": call.arguments}}
+                for index, call in enumerate(found.calls)
+            ]
+        return {"message": message}
+
+    def reason(self, reason: str | None) -> str | None:
+        return "tool_calls" if self._called and reason == "stop" else reason
+
+    def _opening(self, index: int) -> Json:
+        """The same each time that a session is told again."""
+        digest = hashlib.blake2b(f"{self._session}:{index}".encode(), digest_size=CALL_ID_BYTES)
+        return {"id": f"call_{digest.hexdigest()}", "type": "function"}
+
+    def _delta(self, events: Sequence[OutputEvent]) -> Json:
+        """One delta for all of them: clients merge calls by index, and one delta has each index once."""
+        delta: Json = {}
+        calls: dict[int, Json] = {}
+        for event in events:
+            match event:
+                case ReasoningDelta():
+                    delta["reasoning_content"] = delta.get("reasoning_content", "") + event.text
+                case ContentDelta():
+                    delta["content"] = delta.get("content", "") + event.text
+                case CallBegun():
+                    function = {"name": event.name, "arguments": ""}
+                    calls[event.index] = {"index": event.index, **self._opening(event.index), "function": function}
+                case CallDelta():
+                    call = calls.setdefault(event.index, {"index": event.index, "function": {"arguments": ""}})
+                    call["function"]["arguments"] += event.arguments
+                case CallEnded():
+                    self._called |= event.whole
+        if calls:
+            delta["tool_calls"] = list(calls.values())
+        return {"delta": delta}
+
+
+class CompletionShape(PlainShape):
     """/v1/completions."""
 
     prefix, whole, part = "cmpl-", "text_completion", "text_completion"
+
+    def of_choice(self) -> CompletionShape:
+        return self
 
     def first(self) -> Json | None:
         return None
@@ -120,15 +251,9 @@ class CompletionShape:
         return {
             "tokens": [names.text(token) for token in told.tokens],
             "token_logprobs": [finite(known.logprob) for known in told.logprobs],
-            "top_logprobs": [_by_text(known, names) for known in told.logprobs],
+            "top_logprobs": [by_text(known, len(known.top_ids), names) for known in told.logprobs],
             "text_offset": list(told.offsets),
         }
-
-
-def _by_text(known: common_pb2.TokenLogprobs, names: TokenBytes) -> Json:
-    """Log-probabilities by text. Where two tokens have the same text, the most probable one counts."""
-    pairs = zip(known.top_ids, known.top_logprobs, strict=True)
-    return {names.text(token): finite(logprob) for token, logprob in reversed(list(pairs))}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -274,7 +399,9 @@ class EventStream:
                 await self._send(send, COMMENT)
 
 
-Events = AsyncGenerator[tuple[int, Part], None]
+# The scores of a prompt come before its session's own parts.
+Told = Part | PromptScores
+Events = AsyncGenerator[tuple[int, Told], None]
 
 REASONS = {
     common_pb2.FINISH_REASON_EOS: "stop",
@@ -299,7 +426,7 @@ class AnswerChoice:
     """One session, as far as it has been told.
 
     before: what its text begins with. end: where the newest token's text ends in the output, in code points.
-    place: how far its reader has come; None where it cannot come back.
+    place: how far its reader has come; None where it cannot come back. scores: of its prompt, if asked for.
     """
 
     before: str
@@ -310,6 +437,7 @@ class AnswerChoice:
     started: pb.Started = field(default_factory=pb.Started)
     reason: str | None = None
     place: StreamPlace | None = None
+    scores: PromptScores | None = None
 
     def lacks(self, stage: Stage) -> bool:
         """Whether this is new to its reader; from now on it is not."""
@@ -336,8 +464,10 @@ class Answer:
         places: Sequence[StreamPlace | None] = (),
     ) -> None:
         self._shape = shape
+        self._shapes = [shape.of_choice() for _ in before]
+        self._resumable = shape.resumable and bool(request.template.request_id)
         self._request = request
-        self._names = served.names
+        self._served = served
         self._model = {"model": served.name, "system_fingerprint": served.fingerprint}
         self._id = shape.prefix + secrets.token_hex(16)
         self._created = int(time.time())
@@ -355,10 +485,12 @@ class Answer:
             async for index, part in events:
                 self._gather(self._choices[index], part)
         choices = [self._answered(index, choice) for index, choice in enumerate(self._choices)]
-        return {**self._envelope(self._shape.whole, choices), "usage": self._usage()}
+        return {**self._envelope(self._shape.whole, choices), "usage": self._usage(), "metrics": metrics_of(self.stats)}
 
-    def _gather(self, choice: AnswerChoice, part: Part) -> None:
+    def _gather(self, choice: AnswerChoice, part: Told) -> None:
         match part:
+            case PromptScores():
+                choice.scores = part
             case pb.Started():
                 choice.started = part
             case pb.Chunk():
@@ -380,8 +512,15 @@ class Answer:
         if self._request.details:
             more["tokens"] = [token for chunk in choice.chunks for token in chunk.tokens]
             more["outcomes"] = [OUTCOMES.get(each, "") for chunk in choice.chunks for each in chunk.outcomes]
-        told = self._told(choice, choice.chunks)
-        return self._choice(index, self._shape.answer(choice.text), told, choice.reason, more)
+        told = joined(self._of_prompt(choice), self._told(choice, choice.chunks))
+        shape = self._shapes[index]
+        shape.begin(choice.started.session_id)
+        content = shape.answer(choice.text)
+        answer = self._choice(index, content, told, shape.reason(choice.reason), more)
+        top = self._request.prompt_logprobs
+        if choice.scores is None or top is None:
+            return answer
+        return {**answer, "prompt_logprobs": by_id(choice.scores, top, self._served.names)}
 
     # As it comes
 
@@ -390,34 +529,39 @@ class Answer:
         try:
             async with aclosing(events):
                 async for index, part in events:
-                    for told in self._events(index, self._choices[index], part):
-                        yield told
+                    for each in self._events(index, self._choices[index], part):
+                        yield each
             lacking = [choice.lacks(Stage.COUNTED) for choice in self._choices]
             if self._request.include_usage and any(lacking):
-                yield event({**self._envelope(self._shape.part, []), "usage": self._usage()}, self._place())
+                told = {"usage": self._usage(), "metrics": metrics_of(self.stats)}
+                yield event({**self._envelope(self._shape.part, []), **told}, self._place())
         except Exception as error:
             yield event(failure_of(error).body())
         yield DONE
 
-    def _events(self, index: int, choice: AnswerChoice, part: Part) -> list[bytes]:
+    def _events(self, index: int, choice: AnswerChoice, part: Told) -> list[bytes]:
         match part:
+            case PromptScores():
+                choice.scores = part
+                return []
             case pb.Started():
                 return self._first(index, choice, part)
             case pb.Chunk():
                 return self._chunk(index, choice, part)
             case pb.Provisional():
                 guess = {"position": part.position, "tokens": list(part.tokens), "text": part.text}
-                return [self._part(index, self._shape.delta(""), None, None, {"provisional": guess})]
+                return [self._part(index, self._shapes[index].delta(""), None, None, {"provisional": guess})]
             case pb.Finished():
                 return self._last(index, choice, part)
 
     def _first(self, index: int, choice: AnswerChoice, part: pb.Started) -> list[bytes]:
         choice.started = part
-        if self._request.template.request_id and choice.place is None:
+        self._shapes[index].begin(part.session_id)
+        if self._resumable and choice.place is None:
             choice.place = StreamPlace.start(part)
         told = [self._part(index, self._shape.first() or self._shape.delta(""), None, None, _opening(part))]
         if choice.before and choice.lacks(Stage.GOING):
-            told.append(self._part(index, self._shape.delta(choice.before)))
+            told.append(self._part(index, self._shape.delta(choice.before), self._of_prompt(choice)))
         return told
 
     def _chunk(self, index: int, choice: AnswerChoice, part: pb.Chunk) -> list[bytes]:
@@ -428,21 +572,32 @@ class Answer:
         elif not (part.text or told or self._request.details):
             return []
         more = _details(part) if self._request.details else None
-        return [self._part(index, self._shape.delta(part.text), told, None, more)]
+        delta = self._shapes[index].delta(part.text)
+        if not (self._shape.resumable or told or more or any(delta.values())):
+            return []  # it is held back
+        return [self._part(index, delta, told, None, more)]
 
     def _last(self, index: int, choice: AnswerChoice, part: pb.Finished) -> list[bytes]:
         self._finish(choice, part)
-        told = []
+        shape, told = self._shapes[index], []
         if part.text and choice.lacks(Stage.COMPLETE):
-            told.append(self._part(index, self._shape.delta(part.text)))
+            told.append(self._part(index, shape.delta(part.text)))
+        rest = shape.rest()
+        if rest is not None:
+            told.append(self._part(index, rest))
         if choice.lacks(Stage.ENDED):
             more = {"stats": figures(part.stats)}
-            told.append(self._part(index, self._shape.last(), None, choice.reason, more))
+            told.append(self._part(index, shape.last(), None, shape.reason(choice.reason), more))
         return told
 
     # Parts of both
 
-    def _told(self, choice: AnswerChoice, chunks: Sequence[pb.Chunk]) -> TokenReport | None:
+    def _of_prompt(self, choice: AnswerChoice) -> Json | None:
+        """What stands before the output's own log-probabilities."""
+        top = self._request.echo_logprobs
+        return None if choice.scores is None or top is None else echoed(choice.scores, top, self._served)
+
+    def _told(self, choice: AnswerChoice, chunks: Sequence[pb.Chunk]) -> Json | None:
         tokens = [token for chunk in chunks for token in chunk.tokens]
         logprobs = [known for chunk in chunks for known in chunk.logprobs]
         if not self._request.logprobs or len(logprobs) < len(tokens):
@@ -450,13 +605,14 @@ class Answer:
         ends = [end for chunk in chunks for end in chunk.text_ends]
         begins = [choice.end, *ends][: len(ends)]
         choice.end = ends[-1] if ends else choice.end
-        return TokenReport(tokens, logprobs, [len(choice.before) + begin for begin in begins])
+        told = TokenReport(tokens, logprobs, [len(choice.before) + begin for begin in begins])
+        return self._shape.logprobs(told, self._served.names)
 
     def _part(
         self,
         index: int,
         content: Json,
-        told: TokenReport | None = None,
+        told: Json | None = None,
         reason: str | None = None,
         more: Json | None = None,
     ) -> bytes:
@@ -466,34 +622,23 @@ class Answer:
 
     def _place(self) -> str | None:
         """The reader's place after everything sent so far, this event included."""
-        return written(choice.place for choice in self._choices) if self._request.template.request_id else None
+        return written(choice.place for choice in self._choices) if self._resumable else None
 
-    def _choice(
-        self, index: int, content: Json, told: TokenReport | None, reason: str | None, more: Json | None
-    ) -> Json:
-        logprobs = None if told is None else self._shape.logprobs(told, self._names)
-        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+    def _choice(self, index: int, content: Json, told: Json | None, reason: str | None, more: Json | None) -> Json:
+        choice = {"index": index, **content, "logprobs": told, "finish_reason": reason}
         return choice if more is None else {**choice, "specwire": more}
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
         return {"id": self._id, "object": kind, "created": self._created, **self._model, "choices": choices}
 
     def _usage(self) -> Json:
-        """Several choices of one prompt share it."""
-        stats = [choice.stats for choice in self._choices]
-        prompt = sum(each.prompt_tokens for each in stats[:: self._request.n])
-        completion = sum(each.output_tokens for each in stats)
-        accepted = sum(each.accepted_prediction for each in stats)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in stats[:: self._request.n])},
-            "completion_tokens_details": {
-                "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": sum(each.proposed_prediction for each in stats) - accepted,
-            },
-        }
+        predicted = self._request.template.WhichOneof("prediction") is not None
+        return usage_of(self.stats, self._request.n, predicted)
+
+    @property
+    def stats(self) -> list[pb.Stats]:
+        """Of each choice; empty ones before it has ended."""
+        return [choice.stats for choice in self._choices]
 
 
 def _check_goes_on(place: StreamPlace) -> None:

@@ -26,6 +26,8 @@ from orchestrator.http.endpoint import Endpoint, HttpService, Responder
 from orchestrator.http.errors import INVALID, Failure, failure_of, request_name
 from orchestrator.http.info import Info, Metrics
 from orchestrator.http.page import routes as page_routes
+from orchestrator.http.responses import Responses
+from orchestrator.http.usage import SPECULATION
 from orchestrator.options import ANY, HttpAccess
 from specwire.rpc.channel import host_of, is_loopback
 
@@ -46,9 +48,8 @@ def shared(app: ASGIApp, access: HttpAccess) -> ASGIApp:
     if not access.origins:
         return app
     origins = [each.lower() for each in access.origins]
-    return CORSMiddleware(
-        app, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=(REQUEST_ID, "retry-after")
-    )
+    methods, shown = ("GET", "POST", "DELETE"), (REQUEST_ID, "retry-after", *SPECULATION)
+    return CORSMiddleware(app, origins, allow_methods=methods, allow_headers=("*",), expose_headers=shown)
 
 
 class RequestIds:
@@ -78,7 +79,7 @@ class RequestIds:
 def routed(service: HttpService) -> Starlette:
     """All endpoints."""
     completions, console = Completions(service), ConsoleEndpoints(service)
-    info, metrics, bodies = Info(service), Metrics(service), Bodies()
+    responses, info, metrics, bodies = Responses(service), Info(service), Metrics(service), Bodies()
 
     def route(method: str, path: str, answer: Responder, guarded: bool = True) -> Route:
         return Route(path, Endpoint(service, answer, path, guarded, metrics.observe, bodies), methods=[method])
@@ -86,6 +87,10 @@ def routed(service: HttpService) -> Starlette:
     routes = [
         route("POST", "/v1/completions", completions.complete),
         route("POST", "/v1/chat/completions", completions.chat),
+        route("POST", "/v1/responses", responses.create),
+        route("GET", "/v1/responses/{response}", responses.retrieve),
+        route("DELETE", "/v1/responses/{response}", responses.delete),
+        route("POST", "/v1/responses/{response}/cancel", responses.cancel),
         route("GET", "/v1/models", info.models),
         route("GET", "/v1/models/{model:path}", info.model),
         route("POST", "/tokenize", info.tokenize),

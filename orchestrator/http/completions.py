@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from orchestrator.api.calls import merged, single_requests
-from orchestrator.api.replies import Part
 from orchestrator.api.requests import check_size
+from orchestrator.api.scores import PromptScorer, PromptScores
 from orchestrator.http.answers import (
     FIELD,
     Answer,
@@ -22,23 +23,30 @@ from orchestrator.http.answers import (
     Events,
     EventStream,
     Leave,
+    ParsedChatShape,
     StreamPlace,
+    Told,
 )
 from orchestrator.http.answers import parse as parse_places
+from orchestrator.http.chat import Talk, take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import failure_of
+from orchestrator.http.prompts import scored
 from orchestrator.http.requests import (
     MOST_CHOICES,
     CompletionRequest,
-    Fields,
     is_ids,
     shown,
     take_chat,
     take_completion,
-    take_messages,
 )
+from orchestrator.http.usage import headers_of
 from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint
+from specwire.rpc.convert import constraint_to_wire
+from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import TRACEPARENT
+from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
 REQUEST_ID = "x-specwire-request-id"
@@ -54,24 +62,29 @@ class Completions:
 
     def __init__(self, service: HttpService) -> None:
         self._service = service
+        self._scorer = PromptScorer(service.orchestrator)
         self._quiet = service.orchestrator.options.sse_keep_alive
 
     async def chat(self, call: Call) -> ASGIApp:
         fields = await self._service.fields(call)
         newer = "max_completion_tokens" in fields.names()
-        messages = take_messages(fields)
-        add_prompt = fields.flag("add_generation_prompt", default=True)
-        more = take_template_values(fields)
+        talk = take_talk(fields)
         request = take_chat(fields, call.headers.get(REQUEST_ID, ""))
         fields.end()
         served = await self._service.served_for(request.template, call.tenant)
-        prompt = await self._service.prompt(served, messages, add_prompt, more)
+        prompt = await self._service.prompt(served, talk)
+        shape = _chat_shape(served, talk, prompt)
+        constraint = talk.tools.constraint(served.family, talk.opens_thought(prompt))
+        if constraint is not None:
+            demand(request.template.sampling, constraint)
         try:
-            return await self._answer(call, ChatShape(), request, served, [prompt])
-        except InvalidParameter as error:
+            return await self._answer(call, shape, request, served, [prompt])
+        except (InvalidParameter, StatusError) as error:
             failure, asked = failure_of(error), {"prompt": "messages"}
             if newer:
                 asked["max_tokens"] = "max_completion_tokens"
+            if constraint is not None:
+                asked[constraint.kind] = "tools"
             failure.param = asked.get(failure.param or "", failure.param)  # what the session's own was made of
             raise failure from None
 
@@ -89,35 +102,63 @@ class Completions:
         for prompt in prompts:
             check_size(prompt, served.target)  # before it is copied for each of its sessions
         requests = sessions_of(request, prompts)
-        places = _places(call, request, len(requests))
+        places = _places(call, request, len(requests), shape.resumable)
         handler, parent = self._service.handler, call.headers.get(TRACEPARENT, "")
         reached = [None if place is None else place.reached for place in places]
         seeds = await handler.seeds.of(request.template, call.tenant, len(prompts))
-        asked = zip(requests, [seed for seed in seeds for _ in range(request.n)], reached, strict=True)
-        more = (call.tenant, request.timeout)
-        events = merged(
-            [
-                handler.generate(each, *more, seed, at, traceparent=parent, target=served.target)
-                for each, seed, at in asked
-            ]
-        )
+        asked = list(zip(requests, [seed for seed in seeds for _ in range(request.n)], reached, strict=True))
+
+        def generated(left: float | None) -> Events:
+            """left: seconds for everything, None for no limit."""
+            more: dict[str, Any] = {"traceparent": parent, "target": served.target}
+            return merged([handler.generate(each, call.tenant, left, seed, at, **more) for each, seed, at in asked])
+
+        if request.scores_only or request.scored is not None:
+            events = self._scored(call, request, requests, served, generated)
+        else:
+            events = generated(request.timeout)
         echoed = [_echo(each, served) if request.echo else "" for each in requests]
         answer = Answer(shape, request, served, echoed, places)
         if request.stream:
             begins, leave = await begun(events, self._quiet)
             return EventStream(answer.stream(begins), self._quiet, leave)
-        return _json(await answer.whole(events))
+        return JSONResponse(await answer.whole(events), headers=headers_of(answer.stats))
+
+    async def _scored(
+        self,
+        call: Call,
+        request: CompletionRequest,
+        requests: Sequence[pb.GenerateRequest],
+        served: Served,
+        generated: Callable[[float | None], Events],
+    ) -> Events:
+        """The prompts' scores, then what the sessions say, in the time that is left."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with aclosing(scored(self._scorer, request, requests, call.tenant, served)) as scores:
+            async for each in scores:
+                yield each
+        if request.scores_only:
+            return
+        left = None if request.timeout is None else max(0.0, request.timeout - (clock() - began))
+        async with aclosing(generated(left)) as events:
+            async for told in events:
+                yield told
 
 
-def _json(content: dict[str, Any]) -> Response:
-    return JSONResponse(content)
+def _chat_shape(served: Served, talk: Talk, prompt: str) -> ChatShape:
+    if talk.tools.functions or served.family.thinks:
+        return ParsedChatShape(served.family, talk.tools, talk.opens_thought(prompt))
+    return ChatShape()
 
 
-def take_template_values(fields: Fields) -> dict[str, Any]:
-    """What the model's template takes beside the messages: chat_template_kwargs, and OpenAI's own name for one."""
-    inner, effort = fields.inner("chat_template_kwargs"), fields.text("reasoning_effort")
-    more = {} if effort is None else {"reasoning_effort": effort}
-    return more if inner is None else more | {name: inner.take(name) for name in inner.names()}
+def demand(sampling: common_pb2.Sampling, constraint: Constraint) -> None:
+    """Have the tools' grammar see to the text. InvalidParameter: another form is demanded as well."""
+    if sampling.WhichOneof("constraint"):
+        raise InvalidParameter(
+            "response_format", "contradicts tools that a grammar must see to: an answer has one form"
+        )
+    sampling.MergeFrom(constraint_to_wire(constraint))
 
 
 def prompts_of(value: object) -> list[Prompt]:
@@ -151,11 +192,14 @@ def named(requests: list[pb.GenerateRequest], request_id: str) -> list[pb.Genera
     return requests
 
 
-def _places(call: Call, request: CompletionRequest, sessions: int) -> list[StreamPlace | None]:
+def _places(call: Call, request: CompletionRequest, sessions: int, resumable: bool) -> list[StreamPlace | None]:
     """Where a returning caller left off in each session; only streams with a request id have places."""
     shown_id = call.headers.get(LAST_EVENT_ID)
     if shown_id is None or not request.stream:
         return [None] * sessions
+    if not resumable:
+        message = "is not served where tools or reasoning are told apart: repeat the request_id without it"
+        raise InvalidParameter(FIELD, message)
     if not request.template.request_id:
         raise InvalidParameter(FIELD, "needs the request_id of the request that it resumes")
     return parse_places(shown_id, sessions)
@@ -174,7 +218,7 @@ async def begun(events: Events, patience: float) -> tuple[Events, Leave]:
     their source. After `patience` seconds the answer begins anyway, so that the caller sees that the request has
     arrived.
     """
-    head: list[tuple[int, Part]] = []
+    head: list[tuple[int, Told]] = []
     first = asyncio.ensure_future(_begin(events, head))
     try:
         await asyncio.wait({first}, timeout=patience)
@@ -186,10 +230,10 @@ async def begun(events: Events, patience: float) -> tuple[Events, Leave]:
     return _chained(head, first, events), partial(_left, first, events)
 
 
-async def _begin(events: Events, head: list[tuple[int, Part]]) -> None:
+async def _begin(events: Events, head: list[tuple[int, Told]]) -> None:
     async for index, part in events:
         head.append((index, part))
-        if not isinstance(part, pb.Started):
+        if not isinstance(part, pb.Started | PromptScores):
             break
 
 
@@ -200,8 +244,8 @@ async def _left(first: asyncio.Future[None], events: Events) -> None:
 
 
 async def _chained(
-    head: list[tuple[int, Part]], first: asyncio.Future[None], events: Events
-) -> AsyncGenerator[tuple[int, Part], None]:
+    head: list[tuple[int, Told]], first: asyncio.Future[None], events: Events
+) -> AsyncGenerator[tuple[int, Told], None]:
     told = 0
     while told < len(head):
         yield head[told]

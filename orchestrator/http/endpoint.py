@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 from starlette.requests import ClientDisconnect, Request
@@ -22,9 +21,10 @@ from orchestrator.http.bodies import (
     most_body_bytes,
     read_body,
 )
+from orchestrator.http.chat import Talk
 from orchestrator.http.errors import INVALID, SERVER, Failure, failure_of
 from orchestrator.http.requests import Fields
-from orchestrator.http.templates import ChatMessage, RemoteTemplate, Renderer, TemplateInvalid
+from orchestrator.http.templates import RemoteTemplate, Renderer, TemplateInvalid
 from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
 from orchestrator.tenants import ANONYMOUS
@@ -33,6 +33,7 @@ from specwire.rpc.errors import StatusError
 from specwire.rpc.model_info import Identity
 from specwire.text.detokenizer import TokenBytes
 from specwire.text.sandbox import Busy
+from specwire.text.tool_calls import ChatFamily
 from specwire.v1 import generation_pb2 as pb
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -56,11 +57,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model as HTTP's callers see it. template: None where it has none."""
+    """A model as HTTP's callers see it. template: None where it has none. family: what that tells of the model."""
 
     target: Target
     names: TokenBytes
     template: RemoteTemplate | None
+    family: ChatFamily
 
     @property
     def name(self) -> str:
@@ -78,16 +80,18 @@ class Served:
 
 
 class HttpService:
-    """chat_template: instead of the model's own; "" takes that."""
+    """chat_template: instead of the model's own; tool_format: of `FORMATS`; "" takes the model's, as it is found."""
 
-    def __init__(self, orchestrator: Orchestrator, chat_template: str = "") -> None:
+    def __init__(self, orchestrator: Orchestrator, chat_template: str = "", tool_format: str = "") -> None:
         self.orchestrator = orchestrator
         self.handler = GenerationHandler(orchestrator)
         self.started = int(time.time())
         self._chat_template = chat_template
+        self._tool_format = tool_format
         self._served: dict[Identity, Served] = {}
         self._renderer = Renderer()
         self._parser = BodyParser()
+        self._left: set[asyncio.Task[None]] = set()
 
     def served(self, model: str | None = None) -> Served:
         """The target for new sessions of the model with this name; of the only model where no name is given.
@@ -134,21 +138,19 @@ class HttpService:
     def _described(self, target: Target, known: Served | None) -> Served:
         """`known`: the same version, as it was described before."""
         if known is not None and _template_of(known.target) == _template_of(target):
-            return Served(target, known.names, known.template)
+            return Served(target, known.names, known.template, known.family)
         if known is not None:
             known.close()
         source = self._chat_template or target.info.chat_template
         template = self._renderer.template(source, target.info.special_tokens) if source else None
-        return Served(target, TokenBytes(target.tokenizer), template)
+        return Served(target, TokenBytes(target.tokenizer), template, ChatFamily.of(source, self._tool_format))
 
     async def fields(self, call: Call) -> Fields:
         """Fields of the JSON object in the body. Raises InvalidParameter."""
         return Fields(await self._parser.parse(call.body, call.tenant))
 
-    async def prompt(
-        self, served: Served, messages: Sequence[ChatMessage], add_generation_prompt: bool, more: Mapping[str, Any]
-    ) -> str:
-        """The messages as the model's chat template writes them. more: what it is given beside them.
+    async def prompt(self, served: Served, talk: Talk) -> str:
+        """The talk as the model's chat template writes it.
 
         Raises:
             InvalidParameter: it refuses them, fails on them, or takes too long or too much memory.
@@ -158,7 +160,8 @@ class HttpService:
             message = f"messages: model {served.name!r} has no chat template, so it cannot chat; {INSTEAD}"
             raise Failure(400, message, INVALID, "messages", "no_chat_template")
         try:
-            return await served.template.render(messages, add_generation_prompt, more)
+            messages, more = talk.told(served.family)
+            return talk.prompt(await served.template.render(messages, talk.asks, more))
         except InvalidParameter as error:
             message = str(error).removeprefix(f"{error.field}: ")
             raise InvalidParameter(error.field, f"model {served.name!r}: {message}") from None
@@ -179,8 +182,15 @@ class HttpService:
             finally:
                 template.close()
 
+    def soon(self, work: Coroutine[None, None, None]) -> None:
+        """Do it whatever becomes of the caller; `stop` waits for it."""
+        task = asyncio.create_task(work)
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+
     async def stop(self) -> None:
         """Idempotent."""
+        await asyncio.gather(*self._left, return_exceptions=True)
         for served in self._served.values():
             served.close()
         self._parser.stop()

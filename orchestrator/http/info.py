@@ -8,9 +8,8 @@ from typing import Any
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from orchestrator.api.requests import encoded
-from orchestrator.http.completions import take_template_values
+from orchestrator.http.chat import take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
-from orchestrator.http.requests import take_messages
 from orchestrator.sessions import ORCHESTRATOR
 from specwire.core.invalid import InvalidParameter
 from specwire.telemetry.metrics import CONTENT_TYPE, PACKAGE, Families, by_labels, counter, installed_version
@@ -85,9 +84,7 @@ class Info:
         served = self._service.served(fields.text("model"))
         prompt = fields.text("prompt")
         if prompt is None:
-            messages, add_prompt = take_messages(fields), fields.flag("add_generation_prompt", default=True)
-            more = take_template_values(fields)
-            prompt = await self._service.prompt(served, messages, add_prompt, more)
+            prompt = await self._service.prompt(served, take_talk(fields))
         fields.fixed("add_special_tokens", False)
         with_texts = fields.flag("return_token_strs")
         fields.end()

@@ -6,7 +6,7 @@ import json
 import re
 import reprlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.http.templates import ChatMessage
@@ -70,10 +70,14 @@ class Fields:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
+        value = self.flag_if_any(name)
+        return default if value is None else value
+
+    def flag_if_any(self, name: str) -> bool | None:
         value = self.take(name)
         if value is not None and not isinstance(value, bool):
             raise self._wrong(name, "true or false", value)
-        return default if value is None else value
+        return value
 
     def whole(self, name: str, least: int = 0, most: int = (1 << 32) - 1) -> int | None:
         """A whole number; 1.0 is one, too: some clients have only one type for numbers."""
@@ -221,15 +225,16 @@ def _constraint(name: str, kind: ConstraintKind, value: Any) -> Constraint:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         wanted = "a list of strings" if kind is ConstraintKind.CHOICES else "a string"
         raise InvalidParameter(name, f"must be {wanted}, not {shown(value)}")
-    return _made(name, kind, texts)
+    return made_constraint(name, kind, texts)
 
 
 def _schema(name: str, value: Any) -> Constraint:
     """An object, or one as a string, which vLLM's clients may send."""
-    return _made(name, ConstraintKind.JSON_SCHEMA, [value if isinstance(value, str) else json.dumps(value)])
+    return made_constraint(name, ConstraintKind.JSON_SCHEMA, [value if isinstance(value, str) else json.dumps(value)])
 
 
-def _made(name: str, kind: ConstraintKind, texts: list[str]) -> Constraint:
+def made_constraint(name: str, kind: ConstraintKind, texts: list[str]) -> Constraint:
+    """name: of the field that a refusal names."""
     try:
         return Constraint(kind, tuple(texts))
     except InvalidParameter as error:
@@ -262,11 +267,53 @@ def _message(name: str, value: object) -> ChatMessage:
     role = value.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidParameter("messages", f"{name}.role must be one of {', '.join(ROLES)}, not {shown(role)}")
-    for field in ("tool_calls", "function_call", "audio"):
+    for field in ("function_call", "audio"):
         if value.get(field):
-            raise InvalidParameter("messages", f"{name}.{field} is not served: there are no tools here")
+            raise InvalidParameter("messages", f"{name}.{field} is not served")
     rest = {key: each for key, each in value.items() if each is not None and key not in ("tool_calls", "function_call")}
-    return {**rest, "role": ROLES[role], "content": text_of(f"{name}.content", value.get("content"))}
+    calls, content = value.get("tool_calls"), value.get("content")
+    if calls:
+        if role != "assistant":
+            raise InvalidParameter("messages", f"{name}.tool_calls is for assistants, not {role}")
+        rest["tool_calls"] = _calls(f"{name}.tool_calls", calls)
+        content = "" if content is None else content  # clients leave it out
+    return {**rest, "role": ROLES[role], "content": text_of(f"{name}.content", content)}
+
+
+def _calls(name: str, value: object) -> list[dict[str, Any]]:
+    """With arguments as objects: what templates write as JSON."""
+    if not isinstance(value, list):
+        raise InvalidParameter("messages", f"{name} must be a list, not {shown(value)}")
+    return [_call(f"{name}[{index}]", each) for index, each in enumerate(value)]
+
+
+def _call(name: str, value: object) -> dict[str, Any]:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(function, dict):
+        raise InvalidParameter("messages", f"{name} must be an object with a function, not {shown(value)}")
+    if value.get("type", "function") != "function":
+        raise InvalidParameter("messages", f"{name}.type must be 'function', not {shown(value['type'])}")
+    if not isinstance(function.get("name"), str):
+        raise InvalidParameter("messages", f"{name}.function.name must be a string, not {shown(function.get('name'))}")
+    arguments = _arguments(f"{name}.function.arguments", function.get("arguments"))
+    return {**value, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _arguments(name: str, value: object) -> dict[str, Any]:
+    """None and "" are what some clients send where there are none."""
+    found: object = value or {}
+    if isinstance(value, str) and value:
+        try:
+            found = json.loads(value, parse_constant=_no_number)
+        except (ValueError, RecursionError):
+            found = None
+    if not isinstance(found, dict):
+        raise InvalidParameter("messages", f"{name} must be a JSON object as a string, not {shown(value)}")
+    return found
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def text_of(name: str, content: object, field: str = "messages") -> str:
@@ -330,6 +377,7 @@ DRAFTING = {
     "drafters": pb.DRAFTING_DRAFTERS,
     "ngram": pb.DRAFTING_NGRAM,
 }
+SOURCES = ("drafters", "ngram", "heads")
 LOGPROBS_OF = {"model": common_pb2.LOGPROBS_OF_MODEL, "processed": common_pb2.LOGPROBS_OF_PROCESSED}
 
 
@@ -343,6 +391,9 @@ class CompletionRequest:
         include_usage: streams end with the usage of all.
         details: tell each token's id and outcome.
         timeout: seconds for everything; None for no limit.
+        echo_logprobs: most probable ids told with each token of the echoed prompt; None for no log-probabilities.
+        prompt_logprobs: likewise, in vLLM's form beside the answer.
+        scores_only: the prompt is all; nothing is generated.
     """
 
     model: str | None
@@ -354,6 +405,14 @@ class CompletionRequest:
     timeout: float | None
     logprobs: bool
     echo: bool = False
+    echo_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    scores_only: bool = False
+
+    @property
+    def scored(self) -> int | None:
+        """Most probable ids to be told with each token of the prompt; None where its log-probabilities are not."""
+        return max((each for each in (self.echo_logprobs, self.prompt_logprobs) if each is not None), default=None)
 
     def for_prompt(self, prompt: str | list[int]) -> pb.GenerateRequest:
         """What is asked for with one prompt."""
@@ -368,7 +427,7 @@ class CompletionRequest:
 
 
 def take_chat(fields: Fields, request_id: str) -> CompletionRequest:
-    """All of a chat's fields but its messages and what its template takes."""
+    """All of a chat's fields but its messages, its tools and what its template takes."""
     sampling = _sampling(fields)
     wanted, top = fields.flag("logprobs"), fields.whole("top_logprobs", most=MOST_LOGPROBS)
     if top is not None and not wanted:
@@ -377,11 +436,6 @@ def take_chat(fields: Fields, request_id: str) -> CompletionRequest:
         sampling.logprobs = top or 0
     stopping = _stopping(fields, _answer_tokens(fields))
     fields.fixed("modalities", ["text"])
-    for name in ("tools", "functions"):
-        fields.fixed(name, [])
-    fields.fixed("tool_choice", "none", "auto")
-    fields.fixed("function_call", "none", "auto")
-    fields.flag("parallel_tool_calls")  # there are none
     return _request(fields, sampling, stopping, request_id, wanted, echo=False)
 
 
@@ -396,16 +450,34 @@ def _answer_tokens(fields: Fields) -> int:
 def take_completion(fields: Fields, request_id: str) -> CompletionRequest:
     """All of a completion's fields but its prompt."""
     sampling = _sampling(fields)
-    top, echo = fields.whole("logprobs"), fields.flag("echo")
+    top, echo = fields.whole("logprobs", most=MOST_LOGPROBS), fields.flag("echo")
     if top is not None:
         sampling.logprobs = top
-        if echo:
-            raise InvalidParameter("logprobs", "of the prompt are not served: leave out echo or logprobs")
-    stopping = _stopping(fields, fields.whole("max_tokens", least=1))
+    max_tokens, of_prompt = fields.whole("max_tokens"), fields.whole("prompt_logprobs", most=MOST_LOGPROBS)
+    stopping = _stopping(fields, 1 if max_tokens == 0 else max_tokens)
     fields.fixed("suffix", "")
     n = fields.whole("n", least=1, most=MOST_CHOICES) or 1
     fields.fixed("best_of", n)
-    return _request(fields, sampling, stopping, request_id, top is not None, echo, n)
+    request = _request(fields, sampling, stopping, request_id, top is not None, echo, n)
+    request = replace(
+        request,
+        echo_logprobs=top if echo else None,
+        prompt_logprobs=of_prompt,
+        scores_only=max_tokens == 0,
+    )
+    _check_scored(request)
+    if request.scores_only:
+        request.template.ClearField("request_id")  # no session that an id could stand for
+    return request
+
+
+def _check_scored(request: CompletionRequest) -> None:
+    """Refuse what a prompt's log-probabilities cannot go with."""
+    if request.template.parent and (request.scores_only or request.scored is not None):
+        field = "max_tokens" if request.scores_only else "logprobs" if request.echo else "prompt_logprobs"
+        raise InvalidParameter(field, "of a prompt that goes on behind a parent is not served: give the whole prompt")
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidParameter("prompt_logprobs", "are not told in streams: use echo with logprobs")
 
 
 def _request(
@@ -488,12 +560,15 @@ def _stopping(fields: Fields, max_tokens: int | None) -> common_pb2.Stopping:
 def _template(
     fields: Fields, sampling: common_pb2.Sampling, stopping: common_pb2.Stopping, request_id: str
 ) -> pb.GenerateRequest:
-    drafting = fields.choice("drafting", DRAFTING)
+    drafting, sources = fields.choice("drafting", DRAFTING), _sources(fields)
+    if drafting is not None and sources is not None:
+        raise InvalidParameter("specwire.sources", "contradicts drafting: give one of the two")
     return pb.GenerateRequest(
         sampling=sampling,
         stopping=stopping,
         stop=fields.texts("stop"),
-        drafting=DRAFTING[drafting or "auto"],
+        drafting=DRAFTING[drafting or "auto"] if sources is None else pb.DRAFTING_UNSPECIFIED,
+        sources=sources,
         request_id=request_id,
         take_over=fields.flag("take_over"),
         provisional=fields.flag("provisional"),
@@ -502,6 +577,21 @@ def _template(
         prediction_text=take_prediction(fields),
         private=fields.flag("private"),
     )
+
+
+def _sources(fields: Fields) -> pb.Sources | None:
+    """What may propose, of `specwire.sources`; None where the request leaves it open."""
+    inner = fields.inner("specwire")
+    if inner is None:
+        return None
+    named = inner.texts("sources") if "sources" in inner.names() else None
+    inner.end()
+    if named is None:
+        return None
+    for name in named:
+        if name not in SOURCES:
+            raise inner.invalid("sources", f"must be of {', '.join(SOURCES)}, not {shown(name)}")
+    return pb.Sources(**{name: name in named for name in SOURCES})
 
 
 def _include_usage(fields: Fields, stream: bool) -> bool:

@@ -114,13 +114,15 @@ class HttpServer:
         await asyncio.gather(*left, return_exceptions=True)
 
 
-async def serve(orchestrator: Orchestrator, listen: str, tls: ServerTls | None, chat_template: str = "") -> HttpServer:
+async def serve(
+    orchestrator: Orchestrator, listen: str, tls: ServerTls | None, chat_template: str = "", tool_format: str = ""
+) -> HttpServer:
     """Listen for HTTP.
 
     Raises:
         ListenError: the address cannot be used. TemplateInvalid: the template does not compile.
     """
-    service = HttpService(orchestrator, chat_template)
+    service = HttpService(orchestrator, chat_template, tool_format)
     async with AsyncExitStack() as owned:
         owned.push_async_callback(service.stop)
         await service.check_template()

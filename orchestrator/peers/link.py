@@ -79,6 +79,7 @@ class Link(Generic[Request, Response]):
         token: shown to the peer. Both are taken anew, as their files have become, at each connection.
         tokenizers: keeps the peer's tokenizer; None where it is not needed.
 
+    `channel`: for calls beside the stream; None while the link is down.
     `round_trip_us`: to the peer and back, the least of the latest measurements; 0 before the link was ever up.
     `trouble`: why it is down, one sentence. `distrusted`: it is down because the two ends do not trust each other,
     which seldom passes by itself.
@@ -106,6 +107,7 @@ class Link(Generic[Request, Response]):
         self._tokenizers = tokenizers
         self._tokenizer_hash = ""
         self._outbox: Outbox[Request] | None = None
+        self.channel: grpc.aio.Channel | None = None
         self._break: Callable[[LinkError], None] = lambda _: None
         self._was_cut = False
         self._told = False  # operators, that it is down
@@ -172,8 +174,10 @@ class Link(Generic[Request, Response]):
             self.distrusted = False
             gauging = asyncio.create_task(self._gauge(channel), name=f"gauge of {self.address}")
             try:
+                self.channel = channel
                 return True, await self._converse(call, info, listener)
             finally:
+                self.channel = None
                 gauging.cancel()
                 await asyncio.gather(gauging, return_exceptions=True)
 

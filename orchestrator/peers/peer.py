@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+import grpc
+import grpc.aio
 from google.protobuf.message import Message
 
 from orchestrator.peers.link import Line, Link
@@ -21,6 +23,7 @@ from specwire.core.policy.controller import Planner
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.registry.entry import ServiceEntry, ServiceState
 from specwire.registry.registrar import HEARTBEAT_S
+from specwire.rpc.errors import RETRY_AFTER, StatusError, retry_after
 from specwire.rpc.keys import Token
 from specwire.rpc.model_info import Identity
 from specwire.rpc.tls import ClientTls
@@ -355,6 +358,26 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
             if (subject := self.subjects.pop(refused.handle, None)) is not None:
                 with guarded(subject):
                     subject.on_refused_by_verifier(refused)
+
+    async def score(self, request: verify_pb2.ScoreRequest) -> verify_pb2.ScoreResponse:
+        """Log-probabilities of given tokens, by a call beside the sessions.
+
+        Raises:
+            StatusError: the verifier's own; UNAVAILABLE, the link is down.
+        """
+        channel = self.link.channel
+        if channel is None:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, "no verifier is there", RETRY_AFTER)
+        try:
+            response: verify_pb2.ScoreResponse = await verify_pb2_grpc.VerifyServiceStub(channel).Score(request)
+            return response
+        except grpc.aio.AioRpcError as error:
+            raise StatusError(error.code(), error.details() or "", retry_after(error)) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, "the verifier's link was lost", RETRY_AFTER) from None
 
     def forget(self, session_id: str) -> None:
         """The session was deleted: nothing of it may stay there."""

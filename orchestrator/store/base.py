@@ -254,12 +254,14 @@ def random_step() -> int:
 class SessionRecord:
     """What a session was asked for; never changes.
 
-    drafting: whether drafters may take part. ngram: whether the verifier may guess from the text itself.
+    drafting: whether drafters may take part. ngram: whether the verifier may guess from the text itself. heads: whether
+    its heads may.
     prediction: what else it may guess from; not in the log, for no text depends on it.
     echo: readers are shown the prompt.
     created: Unix time in seconds, by the clock of who created it.
     deadline: likewise, when the session ends at the latest; 0 for none.
-    priority, parent, private: as in the request that began it. request_digest: of that request, where it had an id.
+    priority, parent, private, note: as in the request that began it.
+    request_digest: of that request, where it had an id.
     The fingerprints and eos_ids pin the session to a model (`orchestrator.peers.models.identity_of`):
     weights_fingerprint
     covers weights, configuration, dtype and quantisation. eos_ids is None of a session that was begun before they were
@@ -275,6 +277,7 @@ class SessionRecord:
     stop: tuple[str, ...] = ()
     drafting: bool = True
     ngram: bool = True
+    heads: bool = True
     prediction: tuple[int, ...] = ()
     echo: bool = False
     weights_fingerprint: str = ""
@@ -289,6 +292,7 @@ class SessionRecord:
     parent: str = ""
     request_digest: str = ""
     private: bool = False
+    note: str = ""
 
     @property
     def prompt_length(self) -> int:

@@ -121,6 +121,7 @@ class RecordFields(Struct, kw_only=True):
     stop: tuple[str, ...]
     drafting: bool
     ngram: bool | None = None  # by `drafting`
+    heads: bool | None = None  # by both
     echo: bool = False
     weights_fingerprint: str
     vocabulary_fingerprint: str
@@ -134,6 +135,7 @@ class RecordFields(Struct, kw_only=True):
     parent: str = ""
     request_digest: str = ""
     private: bool = False
+    note: str = ""
 
 
 class RecordHead(Struct):
@@ -166,10 +168,12 @@ def decode_record(data: bytes, tokens: tuple[int, ...]) -> SessionRecord:
     if found.prompt_length > len(tokens):
         raise ValueError(f"prompt_length: {found.prompt_length} where the log holds {len(tokens)} tokens")
     check_priority(found.priority)
+    ngram = found.drafting if found.ngram is None else found.ngram
     own = {
         "sampling": _sampling(found.sampling),
         "stopping": Stopping(**asdict(found.stopping)),
-        "ngram": found.drafting if found.ngram is None else found.ngram,
+        "ngram": ngram,
+        "heads": (found.drafting and ngram) if found.heads is None else found.heads,
     }
     shared = {name: getattr(found, name) for name in SHARED}
     return SessionRecord(prompt=tokens[: found.prompt_length], **{**shared, **own})

@@ -14,7 +14,7 @@ from typing import Any
 
 from specwire.core.draft import HeadRequest
 from specwire.core.law.acceptance import DraftCounts
-from specwire.core.messages import SourceKind
+from specwire.core.messages import SourceKind, TokenLogprobs
 from specwire.core.model import Feed, ModelInfo
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
@@ -25,7 +25,7 @@ from specwire.sim.guesses import VOCABULARY
 from verify_service.engine.batch import Part, RowChoice
 from verify_service.engine.engine import Engine, Rest, UnderWay
 from verify_service.engine.heads import HeadDrafting
-from verify_service.engine.messages import Opening, Report, Reports, Tick
+from verify_service.engine.messages import Opening, Report, Reports, Tick, TokenScore
 
 # Widths at which V(m) is known at start; a linear V is known everywhere.
 WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -131,8 +131,8 @@ class KnownTexts:
         position, target = part.held.session.position, self.texts[part.held.session_id]
         return RowChoice([target(position + index) for index in range(part.wanted)], None, None)
 
-    def score(self, _: object, tokens: Sequence[int]) -> list[float]:
-        return [0.0] * len(tokens)
+    def score(self, _: object, tokens: Sequence[int], __: int) -> list[TokenScore]:
+        return [TokenScore(TokenLogprobs(0.0), 1)] * len(tokens)
 
 
 class SimHead:

@@ -23,6 +23,8 @@ from specwire.core.messages import SourceKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "specwire:"
+# Names that have it already are another server's, for tools that know only those.
+VLLM = "vllm:"
 
 # Seconds. Buckets of what clients wait for, of a step and its parts, and of a write into the log.
 LATENCIES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
@@ -112,10 +114,11 @@ class Registry(Collector):
         shown: dict[str, Metric] = {}
         for service, families in self._services:
             for family in families():
-                name = PREFIX + family.name
+                prefix = "" if family.name.startswith(VLLM) else PREFIX
+                name = prefix + family.name
                 whole = shown.setdefault(name, Metric(name, family.documentation, family.type))
                 for sample in family.samples:
-                    whole.add_sample(PREFIX + sample.name, {"service": service, **sample.labels}, sample.value)
+                    whole.add_sample(prefix + sample.name, {"service": service, **sample.labels}, sample.value)
         return shown.values()
 
     def text(self) -> str:

@@ -37,7 +37,7 @@ class ConnectVerifyResponse(_message.Message):
     def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_common_pb2.Refused, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("handle", "session_id", "fence", "attach", "tokens", "prompt_length", "sampling", "stopping", "progress", "deadline_ms", "vocabulary_fingerprint", "ledger_us", "no_ngram", "cache_scope", "priority", "epoch", "prediction", "traceparent", "no_head", "share_text")
+    __slots__ = ("handle", "session_id", "fence", "attach", "tokens", "prompt_length", "sampling", "stopping", "progress", "deadline_ms", "vocabulary_fingerprint", "ledger_us", "no_ngram", "cache_scope", "priority", "epoch", "prediction", "traceparent", "no_head", "share_text", "head_alone")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class Open(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     NO_HEAD_FIELD_NUMBER: _ClassVar[int]
     SHARE_TEXT_FIELD_NUMBER: _ClassVar[int]
+    HEAD_ALONE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     session_id: str
     fence: int
@@ -78,7 +79,8 @@ class Open(_message.Message):
     traceparent: str
     no_head: bool
     share_text: bool
-    def __init__(self, handle: _Optional[int] = ..., session_id: _Optional[str] = ..., fence: _Optional[int] = ..., attach: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., ledger_us: _Optional[int] = ..., no_ngram: _Optional[bool] = ..., cache_scope: _Optional[bytes] = ..., priority: _Optional[int] = ..., epoch: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ..., no_head: _Optional[bool] = ..., share_text: _Optional[bool] = ...) -> None: ...
+    head_alone: bool
+    def __init__(self, handle: _Optional[int] = ..., session_id: _Optional[str] = ..., fence: _Optional[int] = ..., attach: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., ledger_us: _Optional[int] = ..., no_ngram: _Optional[bool] = ..., cache_scope: _Optional[bytes] = ..., priority: _Optional[int] = ..., epoch: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ..., no_head: _Optional[bool] = ..., share_text: _Optional[bool] = ..., head_alone: _Optional[bool] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("handle", "attach", "position", "resumed", "tail", "cached")
@@ -167,15 +169,21 @@ class StepTimings(_message.Message):
     def __init__(self, step: _Optional[int] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., choose_us: _Optional[int] = ..., gap_us: _Optional[int] = ..., waited_us: _Optional[int] = ..., forward_ended_ns: _Optional[int] = ..., plain_us: _Optional[int] = ..., drafts_us: _Optional[int] = ..., drafted_us: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("tokens", "from_position")
+    __slots__ = ("tokens", "from_position", "top")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FROM_POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     from_position: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., from_position: _Optional[int] = ...) -> None: ...
+    top: int
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., from_position: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("log_probabilities",)
+    __slots__ = ("log_probabilities", "scored", "ranks")
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     log_probabilities: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, log_probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
+    scored: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, log_probabilities: _Optional[_Iterable[float]] = ..., scored: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...

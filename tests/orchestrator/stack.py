@@ -110,6 +110,7 @@ async def stack(
     plan: str = "auto",
     http: str = "",
     chat_template: str = "",
+    tool_format: str = "",
     patience: QueuePatience = PATIENCE,
     access: Access = ANYBODY,
     context: int | None = None,
@@ -144,6 +145,7 @@ async def stack(
             plan=plan,
             http=http,
             chat_template=chat_template,
+            tool_format=tool_format,
             access=access,
         )
         orchestrator = await server.start(known)

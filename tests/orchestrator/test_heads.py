@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from orchestrator.session.verifier import SessionVerifier
 from specwire.client import Chunk, Completion
 from specwire.client.requests import RequestOptions
-from specwire.v1 import verify_pb2
+from specwire.v1 import generation_pb2 as pb
+from specwire.v1 import generation_pb2_grpc, verify_pb2
 from tests.lm.heads.by_hand import nearly_bigram
 from tests.lm.models import VOCABULARY
 from tests.orchestrator.stack import PROMPT, TARGET, stack
@@ -69,3 +71,19 @@ async def test_a_verifier_is_told_whose_session_goes_without(monkeypatch: pytest
         (True, False),
         (True, True),
     ]
+
+
+async def test_heads_alone(tmp_path: Path) -> None:
+    """Without drafters and n-grams a head drafts all the same, if a request wants just that."""
+    where, heads = nearly_bigram(tmp_path, 512, WORDS)
+    request = pb.GenerateRequest(tokens=pb.TokenIds(ids=PROMPT), sources=pb.Sources(heads=True))
+    request.stopping.max_tokens = LENGTH
+    async with stack(where, heads=heads) as running, grpc.aio.insecure_channel(running.orchestrator.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+
+        async def ask() -> pb.Stats:
+            return [event.finished.stats async for event in stub.Generate(request) if event.HasField("finished")][-1]
+
+        stats = await asked(ask, lambda told: told.tested_head)
+    assert stats.proposed_ngram == 0
+    assert stats.accepted_head > 0

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from orchestrator.api.requests import LONG_TEXT, digest_of, drafting_of, encoded
+from orchestrator.api.requests import LONG_TEXT, digest_of, encoded, sources_of
 from orchestrator.peers.models import ReadTokenizer, Target
 from specwire.core.invalid import InvalidParameter
 from specwire.v1 import common_pb2, generation_pb2
@@ -68,12 +68,22 @@ async def test_a_long_text_is_encoded_beside_the_event_loop(words: int) -> None:
     ],
 )
 def test_who_may_propose(asked: generation_pb2.Drafting, drafters: bool, ngram: bool) -> None:
-    assert drafting_of(asked) == (drafters, ngram)
+    """Heads only where nothing is turned off: they came last."""
+    found = sources_of(generation_pb2.GenerateRequest(drafting=asked))
+    assert (found.drafters, found.ngram, found.heads) == (drafters, ngram, drafters and ngram)
+
+
+def test_each_kind_of_source_by_itself() -> None:
+    for wanted in (generation_pb2.Sources(), generation_pb2.Sources(heads=True), generation_pb2.Sources(ngram=True)):
+        assert sources_of(generation_pb2.GenerateRequest(sources=wanted)) == wanted
+    both = generation_pb2.GenerateRequest(drafting=generation_pb2.DRAFTING_OFF, sources=generation_pb2.Sources())
+    with pytest.raises(InvalidParameter, match="^sources: contradicts drafting"):
+        sources_of(both)
 
 
 def test_an_unknown_wish_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="^drafting: 9 is not a known value"):
-        drafting_of(cast(generation_pb2.Drafting, 9))
+        sources_of(generation_pb2.GenerateRequest(drafting=cast(generation_pb2.Drafting, 9)))
 
 
 def test_what_a_request_id_may_be_repeated_with() -> None:

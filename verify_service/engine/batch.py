@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from specwire.core.messages import Draft, SourceKind, TokenLogprobs
 from specwire.core.policy.scheduler import Share
 from specwire.core.verify.session import Judge
+from verify_service.engine.messages import TokenScore
 from verify_service.engine.sessions import Held
 
 
@@ -66,6 +67,6 @@ class RowSampler(Protocol):
         """
         ...
 
-    def score(self, rows: Any, tokens: Sequence[int]) -> list[float]:
-        """The log-probability of each token in its row."""
+    def score(self, rows: Any, tokens: Sequence[int], top: int) -> list[TokenScore]:
+        """Each token in its row, with the `top` most probable ids there."""
         ...

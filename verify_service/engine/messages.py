@@ -12,7 +12,7 @@ from typing import NamedTuple
 from specwire.core.invalid import Code
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import Proposal, Verdict
+from specwire.core.messages import Proposal, TokenLogprobs, Verdict
 from specwire.core.stop_conditions import Stopping
 from specwire.core.verify.session import Allowance
 
@@ -108,13 +108,24 @@ class LinkLost:
     weight: int = 1
 
 
+class TokenScore(NamedTuple):
+    """A given token at its position. rank: how many ids are at least as probable, itself included."""
+
+    logprobs: TokenLogprobs
+    rank: int
+
+
 @dataclass(slots=True)
 class Scoring:
-    """Score tokens[from_position:]; `reply` gets log-probabilities, or a code and a message, in the engine's thread."""
+    """Score tokens[from_position:]; `reply` gets the scores, or a code and a message, in the engine's thread.
+
+    top: how many of the most probable ids are told with each.
+    """
 
     tokens: tuple[int, ...]
     from_position: int
-    reply: Callable[[list[float] | Refusal], None]
+    reply: Callable[[list[TokenScore] | Refusal], None]
+    top: int = 0
     cancelled: bool = False
 
     @property

@@ -8,11 +8,15 @@ from itertools import accumulate, islice
 import torch
 
 from specwire.core.law.acceptance import Floats, TargetRows, judge
-from specwire.core.law.sampling import Acceptance
+from specwire.core.law.sampling import Acceptance, Sampling
 from specwire.core.messages import Decision, Draft, TokenLogprobs
 from specwire.core.verify.session import Judge
 from specwire.lm import RowSampling, choose, log_probabilities, logprobs
 from verify_service.engine.batch import Part, RowChoice
+from verify_service.engine.messages import TokenScore
+
+# Rows that are scored together.
+SCORED_ROWS = 32
 
 
 class LogitsSampler:
@@ -33,9 +37,16 @@ class LogitsSampler:
             for start, each, part in zip(starts, rows, parts, strict=True)
         ]
 
-    def score(self, logits: torch.Tensor, tokens: Sequence[int]) -> list[float]:
-        targets = torch.tensor(tokens, device=logits.device)
-        scores: list[float] = logits.log_softmax(dim=1).gather(1, targets.unsqueeze(1)).squeeze(1).tolist()
+    def score(self, logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenScore]:
+        """A part of the rows at a time: in float64 a large vocabulary's take twice their memory."""
+        sampling = RowSampling(0, Sampling(logprobs=top))
+        scores: list[TokenScore] = []
+        for start in range(0, len(tokens), SCORED_ROWS):
+            part, given = logits[start : start + SCORED_ROWS], tokens[start : start + SCORED_ROWS]
+            reported = logprobs(part, [sampling] * len(given), given)
+            own = part.gather(1, torch.tensor(given, device=part.device).unsqueeze(1))
+            ranks = (part >= own).sum(dim=1).tolist()
+            scores += map(TokenScore, reported, ranks)
         return scores
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from specwire.core.invalid import Code
 from specwire.core.model import Feed, ModelLost, SlotModel
 from verify_service.engine.batch import RowSampler
-from verify_service.engine.messages import Refusal, Scoring
+from verify_service.engine.messages import Refusal, Scoring, TokenScore
 from verify_service.engine.prefill import OUT_OF_MEMORY_MESSAGE, ShortOfMemory, detect_out_of_memory
 from verify_service.engine.session_manager import SessionManager
 
@@ -22,7 +22,7 @@ CHUNK_ROWS = 256
 class _ScoringJob:
     request: Scoring
     slot: int
-    done: list[float] = field(default_factory=list)
+    done: list[TokenScore] = field(default_factory=list)
 
 
 class Scorer:
@@ -71,7 +71,7 @@ class Scorer:
             self._end(job)
             job.request.reply(Refusal(0, Code.UNAVAILABLE, "the verifier is stopping"))
 
-    def _advance(self, job: _ScoringJob) -> list[float] | Refusal | None:
+    def _advance(self, job: _ScoringJob) -> list[TokenScore] | Refusal | None:
         """The scores once the whole text is fed, a refusal, or None where there is more to do."""
         tokens, first = job.request.tokens, job.request.from_position
         start = self._lm.cached(job.slot)
@@ -81,7 +81,7 @@ class Scorer:
         rows = self._lm.forward([Feed(job.slot, start, tokens[start:stop], wanted)])
         if job.slot in self._lm.failed:
             return Refusal(0, Code.ABORTED, f"the target's logits before position {stop} are not finite")
-        job.done += self._sampler.score(rows, tokens[stop - wanted + 1 : stop + 1]) if wanted else []
+        job.done += self._sampler.score(rows, tokens[stop - wanted + 1 : stop + 1], job.request.top) if wanted else []
         return job.done if stop == len(tokens) - 1 else None
 
     def _end(self, job: _ScoringJob) -> None:

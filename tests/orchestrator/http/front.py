@@ -139,6 +139,7 @@ def another(
     tls: ServerTls | None = None,
     verify: Any = True,
     chat_template: str = TEMPLATE,
+    tool_format: str = "",
     sse_keep_alive: float = SSE_KEEP_ALIVE_S,
     http_access: HttpAccess = ANYTHING,
 ) -> Iterator[Front]:
@@ -149,6 +150,7 @@ def another(
         access=access,
         tls=tls,
         chat_template=chat_template,
+        tool_format=tool_format,
         sse_keep_alive=sse_keep_alive,
         http_access=http_access,
     )

@@ -202,10 +202,16 @@ def test_a_prediction_saves_forwards_and_changes_nothing(door: Front) -> None:
         """Forwards, tokens of the prediction that were accepted, and refused."""
         content = None if prediction is None else {"type": "content", "content": prediction}
         answer = door.done(COMPLETIONS, prediction=content, **wish)
-        choice, details = answer["choices"][0], answer["usage"]["completion_tokens_details"]
+        choice, usage = answer["choices"][0], answer["usage"]
         assert choice["text"] == whole
         forwards = choice["specwire"]["stats"]["target_forwards"]
-        return forwards, details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+        counted = usage["speculative_decoding"]["sources"]["prediction"]
+        refused = counted["proposed"] - counted["accepted"]
+        if prediction is not None:
+            details = usage["completion_tokens_details"]
+            assert details["accepted_prediction_tokens"] == counted["accepted"]
+            assert details["rejected_prediction_tokens"] == refused
+        return forwards, counted["accepted"], refused
 
     def saves_more(seen: list[tuple[int, int, int]]) -> bool:
         """How wide windows are is measured, and on a busy machine not in every text the same."""

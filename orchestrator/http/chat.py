@@ -1,0 +1,224 @@
+"""A chat's talk: messages, tools and what else its template is told, taken from the request and put before it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.http.requests import Fields, made_constraint, shown, take_messages
+from orchestrator.http.templates import ChatMessage
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint, ConstraintKind
+from specwire.text.tool_calls import THINK, THOUGHT, ChatFamily, ToolFunction, call_grammar
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The fields: `tools`, `tool_choice`, `parallel_tool_calls`.
+
+MOST_TOOLS = 128
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+AUTO, NONE, REQUIRED = "auto", "none", "required"
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a chat may call.
+
+    Attributes:
+        told: the tools as the caller describes them, for the template.
+        functions: those that may be called; none with `tool_choice` "none".
+        forced: the answer is a call. several: it may have more than one.
+    """
+
+    told: tuple[dict[str, Any], ...] = ()
+    functions: tuple[ToolFunction, ...] = ()
+    forced: bool = False
+    several: bool = True
+
+    @property
+    def held(self) -> bool:
+        """Whether a grammar must see to what was asked for."""
+        return self.forced or bool(self.functions and not self.several) or any(each.strict for each in self.functions)
+
+    def constraint(self, family: ChatFamily, thinking: bool) -> Constraint | None:
+        """What form the text must have. InvalidParameter: the tools are too much for one."""
+        if not self.held:
+            return None
+        grammar = call_grammar(family.format, self.functions, self.forced, self.several, thinking)
+        return made_constraint("tools", ConstraintKind.GRAMMAR, [grammar])
+
+
+def take_tools(fields: Fields) -> ToolUse:
+    """InvalidParameter names the field."""
+    fields.fixed("functions", [])
+    fields.fixed("function_call", NONE, AUTO)
+    value, choice = fields.take("tools"), fields.take("tool_choice")
+    several = fields.flag("parallel_tool_calls", default=True)
+    if not isinstance(value, list | None):
+        raise InvalidParameter("tools", f"must be a list of tools, not {shown(value)}")
+    if not value:
+        if choice not in (None, NONE, AUTO):
+            raise InvalidParameter("tool_choice", f"{shown(choice)} needs tools")
+        return ToolUse()
+    if len(value) > MOST_TOOLS:
+        raise InvalidParameter("tools", f"at most {MOST_TOOLS} are allowed, not {len(value)}")
+    functions = {}
+    for index, each in enumerate(value):
+        function = _function(f"tools[{index}]", each)
+        if function.name in functions:
+            raise InvalidParameter("tools", f"tools[{index}].function.name: {function.name!r} stands there twice")
+        functions[function.name] = function
+    return _chosen(tuple(value), functions, choice, several)
+
+
+def _function(path: str, value: object) -> ToolFunction:
+    if not isinstance(value, dict):
+        raise InvalidParameter("tools", f"{path} must be an object, not {shown(value)}")
+    if value.get("type") != "function":
+        raise InvalidParameter("tools", f"{path}.type must be 'function', not {shown(value.get('type'))}")
+    inner = value.get("function")
+    if not isinstance(inner, dict):
+        raise InvalidParameter("tools", f"{path}.function must be an object, not {shown(inner)}")
+    name, parameters, strict = inner.get("name"), inner.get("parameters"), inner.get("strict")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        message = f"{path}.function.name must be 1 to 64 letters, digits, _, . or -, not {shown(name)}"
+        raise InvalidParameter("tools", message)
+    if not isinstance(inner.get("description"), str | None):
+        raise InvalidParameter("tools", f"{path}.function.description must be a string")
+    if parameters is None:
+        parameters = NO_PARAMETERS
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        message = f"{path}.function.parameters must be the JSON schema of an object, not {shown(parameters)}"
+        raise InvalidParameter("tools", message)
+    if not isinstance(parameters.get("x-guidance", {}), dict):
+        raise InvalidParameter("tools", f"{path}.function.parameters.x-guidance must be an object")
+    if not isinstance(strict, bool | None):
+        raise InvalidParameter("tools", f"{path}.function.strict must be true or false, not {shown(strict)}")
+    return ToolFunction(name, parameters, bool(strict))
+
+
+def _chosen(
+    told: tuple[dict[str, Any], ...], functions: dict[str, ToolFunction], choice: object, several: bool
+) -> ToolUse:
+    everything = tuple(functions.values())
+    match choice:
+        case None | "auto":
+            return ToolUse(told, everything, several=several)
+        case "none":
+            return ToolUse()
+        case "required":
+            return ToolUse(told, everything, forced=True, several=several)
+        case {"type": "function", "function": {"name": str(name)}} if name in functions:
+            return ToolUse(told, (functions[name],), forced=True, several=False)
+        case {"type": "function", "function": {"name": name}}:
+            raise InvalidParameter("tool_choice", f"function.name: {shown(name)} is none of the tools")
+    message = f"must be none, auto, required or a function by name, not {shown(choice)}"
+    raise InvalidParameter("tool_choice", message)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a template is told. One that knows no tools gets them as text.
+
+INSTRUCTION = """You may call these functions, each described by a JSON schema:
+{tools}
+To call one, answer with nothing but {{"name": NAME, "{arguments}": ARGUMENTS}}; for several, with a list of such."""
+
+
+def told_messages(messages: Sequence[ChatMessage], tools: ToolUse, family: ChatFamily) -> list[ChatMessage]:
+    """The messages as the template can write them."""
+    if family.tells:
+        return list(messages)
+    plain = [_without_calls(each, family) for each in messages]
+    if not tools.told:
+        return plain
+    listed = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in tools.told)
+    text = INSTRUCTION.format(tools=listed, arguments=family.format.arguments)
+    if plain[0]["role"] == "system":
+        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
+    return [{"role": "system", "content": text}, *plain]
+
+
+def _without_calls(message: ChatMessage, family: ChatFamily) -> ChatMessage:
+    """With its calls as text, as the model writes them."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    form = family.format
+    parts = [
+        json.dumps(
+            {"name": each["function"]["name"], form.arguments: each["function"]["arguments"]}, ensure_ascii=False
+        )
+        for each in calls
+    ]
+    text = form.before + form.between.join(parts) + form.behind
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "content": f"{message['content']}\n{text}" if message["content"] else text}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# All of it.
+
+# Marks where the last message ends in what the template makes, as transformers does it; the space tells whether the
+# template keeps what ends a message.
+END_MARK = "SPECWIRE_END_OF_THE_FINAL_MESSAGE "
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """What a template is told.
+
+    Attributes:
+        asks: the prompt asks for an answer (`add_generation_prompt`).
+        goes_on: the answer goes on with the last message (`continue_final_message`).
+        more: further values for the template.
+    """
+
+    messages: list[ChatMessage]
+    tools: ToolUse
+    asks: bool
+    goes_on: bool
+    more: dict[str, Any]
+
+    def told(self, family: ChatFamily) -> tuple[list[ChatMessage], dict[str, Any]]:
+        """Messages and values for a template of this family."""
+        messages = told_messages(self.messages, self.tools, family)
+        if self.goes_on:
+            last = messages[-1]
+            messages = [*messages[:-1], {**last, "content": last["content"] + END_MARK}]
+        return messages, {"tools": list(self.tools.told), **self.more} if self.tools.told else self.more
+
+    def prompt(self, rendered: str) -> str:
+        """The prompt in what the template has made. InvalidParameter: it does not have the last message."""
+        if not self.goes_on:
+            return rendered
+        end = rendered.rfind(END_MARK.strip())
+        if end < 0:
+            message = "the chat template does not write the last message whole"
+            raise InvalidParameter("continue_final_message", message)
+        return rendered[:end] if rendered.startswith(END_MARK, end) else rendered[:end].rstrip()
+
+    def opens_thought(self, prompt: str) -> bool:
+        """Whether the answer begins in the middle of the model's reasoning."""
+        if self.goes_on:
+            last = self.messages[-1]["content"]
+            return bool(last.rfind(THINK) > last.rfind(THOUGHT))
+        return prompt.rstrip().endswith(THINK)
+
+
+def take_talk(fields: Fields) -> Talk:
+    """InvalidParameter names the field."""
+    messages, tools = take_messages(fields), take_tools(fields)
+    goes_on, asks = fields.flag("continue_final_message"), fields.flag_if_any("add_generation_prompt")
+    if goes_on and asks:
+        raise InvalidParameter("continue_final_message", "contradicts add_generation_prompt")
+    return Talk(messages, tools, not goes_on if asks is None else asks, goes_on, _template_values(fields))
+
+
+def _template_values(fields: Fields) -> dict[str, Any]:
+    """What the model's template takes beside the messages: chat_template_kwargs, and OpenAI's own name for one."""
+    inner, effort = fields.inner("chat_template_kwargs"), fields.text("reasoning_effort")
+    more = {} if effort is None else {"reasoning_effort": effort}
+    return more if inner is None else more | {name: inner.take(name) for name in inner.names()}

@@ -1,0 +1,233 @@
+"""/v1/responses with the official client, unmodified: created, streamed, followed, read again, cancelled, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from orchestrator.tenants import Access
+from specwire.rpc.keys import read_keys
+from tests.orchestrator.http.front import LIMIT_S, MODEL, Front, another
+from tests.orchestrator.stack import PROMPT, TARGET, held, plain
+from tests.wait import asked_blocking
+
+WORDS = " ".join(map(str, PROMPT))
+GREEDY = {"ignore_eos": True}
+LENGTH = 20
+TOKENS = plain(TARGET, PROMPT, LENGTH)
+WHOLE = " ".join(map(str, TOKENS))
+STOPPED = {**GREEDY, "stop": [f" {plain(TARGET, PROMPT, LENGTH + 1)[-1]}"]}
+
+
+@pytest.fixture
+def client(door: Front) -> Iterator[openai.OpenAI]:
+    with client_of(door) as found:
+        yield found
+
+
+def client_of(door: Front) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{door.url}/v1", api_key="any", timeout=LIMIT_S, max_retries=0)
+
+
+def created(client: openai.OpenAI, given: Any = WORDS, **more: Any) -> Any:
+    wish = {"model": MODEL, "max_output_tokens": LENGTH, "temperature": 0, "extra_body": GREEDY, **more}
+    return client.responses.create(input=given, **wish)
+
+
+def test_created_and_read_again(client: openai.OpenAI) -> None:
+    done = created(client, metadata={"for": "a test"}, instructions=None)
+    assert done.output_text == WHOLE
+    assert (done.status, done.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (done.usage.input_tokens, done.usage.output_tokens, done.usage.total_tokens) == (3, LENGTH, 3 + LENGTH)
+    assert (done.model, done.metadata, done.temperature) == (MODEL, {"for": "a test"}, 0)
+    again = client.responses.retrieve(done.id)
+    assert again == done
+    stopped = created(client, extra_body={**GREEDY, "stop": [f" {TOKENS[5]}"]})
+    assert (stopped.status, stopped.output_text) == ("completed", " ".join(map(str, TOKENS[:5])))
+    assert client.responses.retrieve(stopped.id) == stopped
+
+
+def test_at_another_orchestrator_of_the_log_it_would_be_told_from_there(door: Front, client: openai.OpenAI) -> None:
+    """What this one forgot is made of the log again; whose guesses were right is not in it."""
+    done = created(client)
+    session = done.id.removeprefix("resp_")
+    door.loop.run(forgotten(door, session))
+    again: Any = client.responses.retrieve(done.id)
+    assert (again.output, again.status, again.usage.output_tokens) == (done.output, done.status, LENGTH)
+
+
+async def forgotten(door: Front, session_id: str) -> None:
+    del door.serving.orchestrator.sessions[session_id]
+
+
+def test_streamed_events(client: openai.OpenAI) -> None:
+    """The client's own accumulator follows them; they are numbered, and each text is told once more at its end."""
+    wish: dict[str, Any] = {"max_output_tokens": 40, "temperature": 0, "extra_body": STOPPED}
+    with client.responses.stream(model=MODEL, input=WORDS, **wish) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == WHOLE
+    assert next(event.text for event in events if event.type == "response.output_text.done") == WHOLE
+    assert final.output_text == WHOLE
+    assert client.responses.retrieve(final.id).output_text == WHOLE
+
+
+def test_plain_streams_and_asyncio(door: Front) -> None:
+    async def told() -> str:
+        async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key="any", max_retries=0) as client:
+            wish: dict[str, Any] = {"max_output_tokens": LENGTH, "temperature": 0, "extra_body": GREEDY}
+            stream = await client.responses.create(model=MODEL, input=WORDS, stream=True, **wish)
+            return "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
+
+    assert asyncio.run(told()) == WHOLE
+
+
+def test_a_next_response_goes_on_behind_the_last(door: Front, client: openai.OpenAI) -> None:
+    """As if the client had sent the whole conversation; instructions are those of each request alone."""
+    first = created(client, instructions="1 2")
+    second = created(client, "8 9", previous_response_id=first.id)
+    third = created(client, "10", previous_response_id=second.id, instructions="3")
+    for told, words in (
+        (second, f"{WORDS} {first.output_text} 8 9"),
+        (third, f"3 {WORDS} {first.output_text} 8 9 {second.output_text} 10"),
+    ):
+        tokens = [int(word) for word in words.split()]
+        assert told.output_text == " ".join(map(str, plain(TARGET, tokens, LENGTH)))
+        assert told.usage.input_tokens == len(tokens)
+    assert second.previous_response_id == first.id
+    whole = [
+        {"role": "user", "content": WORDS},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": [{"type": "input_text", "text": "8 9"}]},
+    ]
+    assert created(client, whole).output_text == second.output_text
+    items = [*whole[:1], *[item.model_dump(exclude_none=True) for item in first.output], whole[2]]
+    assert created(client, items).output_text == second.output_text
+    record = door.serving.orchestrator.sessions[second.id.removeprefix("resp_")].view.record
+    assert record.parent == first.id.removeprefix("resp_")
+
+
+def test_what_is_not_to_be_stored_is_gone(door: Front, client: openai.OpenAI) -> None:
+    done = created(client, store=False)
+    assert done.output_text == WHOLE
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(done.id)
+    with pytest.raises(openai.NotFoundError) as caught:
+        created(client, previous_response_id=done.id)
+    assert caught.value.param == "previous_response_id"
+    log = asked_blocking(lambda: door.loop.run(left(door, done.id)), lambda found: found is None)
+    assert log is None
+
+
+async def left(door: Front, response: str) -> object:
+    try:
+        return await door.serving.orchestrator.store.read(response.removeprefix("resp_"))
+    except Exception as error:
+        assert type(error).__name__ == "DeletedSession"  # noqa: PT017
+        return None
+
+
+def test_deleted(client: openai.OpenAI) -> None:
+    done = created(client)
+    client.responses.delete(done.id)
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError):
+            call(done.id)
+
+
+def test_cancelled_while_it_runs(door: Front, client: openai.OpenAI) -> None:
+    with held(2) as let_go:
+        wish: dict[str, Any] = {"max_output_tokens": 400, "temperature": 0, "extra_body": GREEDY}
+        with client.responses.create(model=MODEL, input=WORDS, stream=True, **wish) as stream:
+            begun = next(iter(stream))
+            assert begun.type == "response.created"
+            found = begun.response.id
+            assert client.responses.retrieve(found).status == "in_progress"
+            let_go(4)
+            assert client.responses.cancel(found).status == "cancelled"
+            let_go(1000)
+            kinds = [event.type for event in stream]
+    assert kinds[-1] == "response.failed"
+    told = client.responses.retrieve(found)
+    assert told.status == "cancelled"
+    assert WHOLE.startswith(told.output_text[: len(WHOLE)])
+    assert client.responses.cancel(found) == told
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"max_tool_calls": 1}, "max_tool_calls"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 5000}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"previous_response_id": "resp_none"}, "previous_response_id"),
+        ({"extra_body": {"messages": []}}, "messages"),
+        ({"extra_body": {"n": 2}}, "n"),
+        ({"extra_body": {"reasoning": {"summary": "auto"}}}, "reasoning.summary"),
+        ({"given": [{"type": "image_generation_call", "id": "x", "result": None, "status": "completed"}]}, "input"),
+        ({"given": []}, "input"),
+        ({"given": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        ({"given": [{"role": "critic", "content": "1"}]}, "input"),
+        ({"given": "5 " * 5000}, "input"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(client: openai.OpenAI, more: dict[str, Any], param: str) -> None:
+    asked = dict(more)
+    with pytest.raises(openai.APIStatusError) as caught:
+        created(client, asked.pop("given", WORDS), **asked)
+    assert (caught.value.status_code, caught.value.param) == (404 if "previous" in param else 400, param)
+
+
+def test_sessions_of_other_calls_are_no_responses(door: Front, client: openai.OpenAI) -> None:
+    done = client.completions.create(model=MODEL, prompt=WORDS, max_tokens=3, temperature=0)
+    session: Any = done.choices[0].model_extra or {}
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve("resp_" + session["specwire"]["session_id"])
+
+
+def test_another_tenant_sees_nothing(door: Front, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.touch(0o600)
+    keys.write_text("one secret-of-one-1\nother secret-of-other-1\n")
+    with another(door, access=Access(keys=read_keys("--api-keys", str(keys)))) as guarded:
+        one, other = (
+            openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=key, max_retries=0)
+            for key in ("secret-of-one-1", "secret-of-other-1")
+        )
+        with one, other:
+            done = created(one)
+            assert one.responses.retrieve(done.id) == done
+            for call in (other.responses.retrieve, other.responses.cancel, other.responses.delete):
+                with pytest.raises(openai.NotFoundError):
+                    call(done.id)
+            with pytest.raises(openai.NotFoundError):
+                created(other, previous_response_id=done.id)
