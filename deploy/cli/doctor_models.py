@@ -57,9 +57,7 @@ def check_models(
             known[model] = facts_of(model, dtype)
         except Exception as error:  # any error that the library raises for a broken directory or an unreachable hub
             reason = str(error).strip().partition("\n")[0]
-            yield bad(
-                "model", f"{model} cannot be read: {reason}", "give a directory, a hub id or a GGUF file"
-            )
+            yield bad("model", f"{model} cannot be read: {reason}", "give a directory, a hub id or a GGUF file")
     if any(map(is_gguf, known)):
         yield _check_llamacpp()
     if target in known:
@@ -89,9 +87,7 @@ def facts_of(model: str, dtype: str) -> Facts:
 
 def _check_llamacpp() -> Finding:
     if importlib.util.find_spec("llama_cpp") is None:
-        return bad(
-            "llamacpp", "llama_cpp not installed: no GGUF file is served", "pip install 'specwire[llamacpp]'"
-        )
+        return bad("llamacpp", "llama_cpp not installed: no GGUF file is served", "pip install 'specwire[llamacpp]'")
     return ok("llamacpp", f"llama_cpp {version('llama-cpp-python')}")
 
 
