@@ -112,8 +112,8 @@ def _check_pair(target: Facts, draft: Facts) -> Finding:
     text = f"{draft.model} has {draft.ids} tokens, {target.model} {target.ids}, and they are not the same"
     same = "choose a draft model with the target's tokenizer, of the same family"
     try:
-        tables = [TokenTable(each.tokenizer_json, each.ids, ()) for each in (target, draft)]
-        found = VocabularyMap(*tables, least_share=LEAST_SHARED)
+        theirs, own = (TokenTable(each.tokenizer_json, each.ids, ()) for each in (target, draft))
+        found = VocabularyMap(theirs, own, LEAST_SHARED)
     except TokenizerError as error:
         return bad("pair", f"{text}: {error}", same)
     told = f"{text}; {found}"
