@@ -2,9 +2,9 @@
 
 Tenants have code written, edit it, run it, read a part of it, and repeat the first request as it was, seed included:
 five sessions for each piece of held-out code, each prompt made of the code and of what the target wrote. The first one
-is cold, the others repeat what the tenant said before. The
-rows differ in what the verifier may propose: nothing, from the session's own text only, from the tenant's texts too.
-They take turns on one stack; each row has tenants of its own, so that none begins from another's keys and values.
+is cold, the others repeat what the tenant said before. The rows differ in what the verifier may propose: nothing, from
+the session's own text only, from the tenant's texts too. They take turns on one stack; each row has tenants of its own,
+so that none begins from another's keys and values.
 """
 
 from __future__ import annotations
