@@ -2,9 +2,9 @@
 
 Tenants have code written, edit it, run it, read a part of it, and repeat the first request as it was, seed included:
 five sessions for each piece of held-out code, each prompt made of the code and of what the target wrote. The first one
-is cold, the others repeat what the tenant said before. The
-rows differ in what the verifier may propose: nothing, from the session's own text only, from the tenant's texts too.
-They take turns on one stack; each row has tenants of its own, so that none begins from another's keys and values.
+is cold, the others repeat what the tenant said before. The rows differ in what the verifier may propose: nothing, from
+the session's own text only, from the tenant's texts too. They take turns on one stack; each row has tenants of its own,
+so that none begins from another's keys and values.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def warm(samples: Sequence[Sample]) -> list[Sample]:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """us: from a token's arrival to the next proposal. bytes_a_token: resident, of what is kept, at its full size."""
+    """us: from a token's arrival to the next proposal. bytes_a_token: of the arrays, room for more included."""
 
     others: int
     own_us: Estimate
@@ -216,7 +216,7 @@ class LookUp:
 def filled(others: int, chance: random.Random) -> tuple[ScopeTexts, float, float]:
     """Texts of so many tokens, which repeat each other; bytes and microseconds that a token took."""
     pool = np.array([int(200 * chance.paretovariate(0.7)) % 50000 for _ in range(50000)], np.uint32)
-    texts, before, spent_ns = ScopeTexts(lambda _: True), resident(), 0
+    texts, spent_ns = ScopeTexts(lambda _: True), 0
     for number in range(max(1, others // SESSION_TOKENS)):
         text = repeating(pool, SESSION_TOKENS, chance)
         index = SharedIndex(texts, text, str(number))
@@ -225,7 +225,7 @@ def filled(others: int, chance: random.Random) -> tuple[ScopeTexts, float, float
             index.read()
         spent_ns += time.perf_counter_ns() - began_ns
     count = texts.tokens
-    return texts, (resident() - before) / count, spent_ns / 1000 / count
+    return texts, texts.size / count, spent_ns / 1000 / count
 
 
 def repeating(pool: np.ndarray[tuple[int], np.dtype[np.uint32]], tokens: int, chance: random.Random) -> list[int]:
@@ -235,11 +235,6 @@ def repeating(pool: np.ndarray[tuple[int], np.dtype[np.uint32]], tokens: int, ch
         start = chance.randrange(len(pool) - 80)
         text += pool[start : start + chance.randrange(5, 80)].tolist()
     return text[:tokens]
-
-
-def resident() -> int:
-    """Bytes of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def proposal_us(text: list[int], source: NgramSource | TextSource, proposals: int, chance: random.Random) -> float:

@@ -155,6 +155,7 @@ def test_a_full_scope_gives_up_whole_texts_the_oldest_first() -> None:
     assert texts.evicted == 5
     assert texts.capacity == FIRST_TOKENS
     assert texts.tokens <= FIRST_TOKENS
+    assert texts.size <= FIRST_TOKENS * TOKEN_BYTES
 
 
 @pytest.mark.parametrize("step", [1, 100])

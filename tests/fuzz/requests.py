@@ -53,6 +53,7 @@ REQUEST: dict[str, Values] = {
     "request_id": st.sampled_from(["", "h1", "h2", "x" * 129]),
     "parent": st.sampled_from(["", "nobody's"]),
     "priority": st.sampled_from([0, 5, -100, 100, 101]),
+    "private": st.booleans(),
     "take_over": st.booleans(),
     "details": st.booleans(),
     "provisional": st.booleans(),

@@ -125,6 +125,13 @@ class ScopeTexts:
         """How many are kept."""
         return sum(len(text.tokens) for text in self._texts.values())
 
+    @property
+    def size(self) -> int:
+        """Bytes of its arrays, at most TOKEN_BYTES for each token that there is room for."""
+        of_slots = [self._places, *self._heads, *self._links, *self._tags]
+        kept = sum(len(text.tokens) * text.tokens.itemsize for text in self._texts.values())
+        return sum(each.nbytes for each in of_slots) + kept
+
     def holds(self, text: SharedText) -> bool:
         return self._texts.get(text.number) is text
 

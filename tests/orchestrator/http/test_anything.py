@@ -56,6 +56,7 @@ FIELDS = [
     "request_id",
     "parent",
     "priority",
+    "private",
     "logprobs_of",
     "details",
     "provisional",
