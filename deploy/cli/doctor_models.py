@@ -83,7 +83,9 @@ def facts_of(model: str, dtype: str) -> Facts:
         file = read_gguf(model)
         tokens, context = file.text().tokens, file.context(None)
         kept = int(context * file.position_bytes(file.kv_type(AUTO_KV)))
-        return Facts(model, vocabulary_fingerprint(tokens), len(tokens), context, kept, file.path.stat().st_size)
+        told = file.text().tokenizer_json or file.tokenizer()
+        size = file.path.stat().st_size
+        return Facts(model, vocabulary_fingerprint(tokens), len(tokens), context, kept, size, told)
     known = outline(model)
     config, precision = known.config, getattr(torch, dtype)
     tokens = known.text.vocabulary(config.get_text_config().vocab_size)
