@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +128,7 @@ class ScopeTexts:
     @property
     def size(self) -> int:
         """Bytes of its arrays, at most TOKEN_BYTES for each token that there is room for."""
-        of_slots = [self._places, *self._heads, *self._links, *self._tags]
+        of_slots: list[NDArray[Any]] = [self._places, *self._heads, *self._links, *self._tags]
         kept = sum(len(text.tokens) * text.tokens.itemsize for text in self._texts.values())
         return sum(each.nbytes for each in of_slots) + kept
 
