@@ -31,7 +31,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-suffix bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
+.PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-tools bench-copy bench-suffix bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
 .SILENT:
 
 help: ## show this list
@@ -241,6 +241,11 @@ bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said b
 
 bench-constrained: $(STAMP) ## count what a drafter's copy of a constraint is worth
 	$(BIN)/python -m bench.constrained
+
+CALLS ?= 10000
+
+bench-tools: $(STAMP) ## count what drafting and chunking change in forced tool calls (make bench-tools CALLS=10000)
+	$(BIN)/python -m bench.tools --calls $(CALLS)
 
 bench-step: $(STAMP) ## measure a step of the target on each runtime, beside OpenVINO GenAI
 	$(BIN)/python -m bench.step

@@ -178,6 +178,17 @@ def constrained_table(results: dict[str, Any]) -> str:
     return grid(rows)
 
 
+def tools_table(results: dict[str, Any]) -> str:
+    """Render the counts of `make bench-tools`."""
+    counts = {"differing": "differ", "unparsable": "do not parse", "violating": "violate", "cut": "others in pieces"}
+    rows = [["format", "calls", *counts.values(), "tokens/forward, drafting off", "on"]]
+    for row in results["rows"]:
+        forwards = (f"{row['tokens'] / (row[name] or 1):.2f}" for name in ("forwards_off", "forwards_on"))
+        name = f"{row['form']}, {'sampled' if row['sampled'] else 'greedy'}"
+        rows.append([name, str(row["calls"]), *(str(row[each]) for each in counts), *forwards])
+    return "\n\n".join([grid(rows), bars_table(results)])
+
+
 def gpu_table(results: dict[str, Any]) -> str:
     """Render what `make bench-gpu` measured, with the device's name."""
     steps = [["sessions", "positions of each", "ms per step", "floor, ms", "x floor"]]
@@ -263,6 +274,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "dtypes": ("dtypes.json", "make bench-dtypes", dtypes_table),
     "deterministic": ("deterministic.json", "make bench-deterministic", deterministic_table),
     "constrained": ("constrained.json", "make bench-constrained", constrained_table),
+    "tools": ("tools.json", "make bench-tools", tools_table),
     "vllm": ("vllm.json", "make bench-vllm", vllm_table),
     "large": ("large.json", "make bench-large", large_table),
     "gpu": ("gpu.json", "make bench-gpu", gpu_table),
