@@ -279,7 +279,8 @@ def test_what_is_mistaken(body: dict[str, Any], message: str) -> None:
 
 
 def test_what_is_taken_for_no_tools() -> None:
-    for body in ({}, {"tools": []}, {"tools": None, "tool_choice": "auto"}, {"tools": TOOLS, "tool_choice": "none"}):
+    bodies: list[dict[str, Any]] = [{}, {"tools": []}, {"tool_choice": "auto"}, {"tools": TOOLS, "tool_choice": "none"}]
+    for body in bodies:
         assert take_talk(Fields({"messages": [USER], **body})).tools == ToolUse()
 
 

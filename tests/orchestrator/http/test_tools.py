@@ -64,21 +64,21 @@ def test_forced_calls_in_every_format(tiny_door: Front, form: str) -> None:
     with another(tiny_door, chat_template=HERMES, tool_format=form) as door, client_of(door) as client:
         model = client.models.list().data[0].id
         common: Any = {"model": model, "messages": TALK, "tools": TOOLS, "max_completion_tokens": 200, "seed": 5}
-        named = {"type": "function", "function": {"name": "weather"}}
+        named: Any = {"type": "function", "function": {"name": "weather"}}
         done = client.chat.completions.create(**common, tool_choice=named, n=3)
         for choice in done.choices:
             assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
-            (call,) = choice.message.tool_calls or ()
+            (call,) = choice.message.tool_calls or []
             assert call.type == "function"
             assert call.function.name == "weather"
             checked(call)
         with client.chat.completions.stream(**common, tool_choice=named) as stream:
             gathered = stream.get_final_completion().choices[0]
-        (told,) = gathered.message.tool_calls or ()
+        (told,) = gathered.message.tool_calls or []
         assert gathered.finish_reason == "tool_calls"
         assert told.function.arguments == (done.choices[0].message.tool_calls or [])[0].function.arguments
         some = client.chat.completions.create(**common, tool_choice="required", parallel_tool_calls=False)
-        (call,) = some.choices[0].message.tool_calls or ()
+        (call,) = some.choices[0].message.tool_calls or []
         checked(call)
 
 
