@@ -2,9 +2,10 @@
 
 Tenants have code written, edit it, run it, read a part of it, and repeat the first request as it was, seed included:
 five sessions for each piece of held-out code, each prompt made of the code and of what the target wrote. The first one
-is cold, the others repeat what the tenant said before. The rows differ in what the verifier may propose: nothing, from
-the session's own text only, from the tenant's texts too. They take turns on one stack; each row has tenants of its own,
-so that none begins from another's keys and values.
+is cold, the next ones (warm) have much of what the tenant said before, and the last one is told by itself. The rows
+differ in what the verifier may propose: nothing, from the session's own text only, from the tenant's texts too. They
+take turns on one stack; each row has tenants of its own, so that none begins from
+another's keys and values.
 """
 
 from __future__ import annotations
@@ -195,7 +196,13 @@ def cold(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def warm(samples: Sequence[Sample]) -> list[Sample]:
-    return [sample for sample in samples if sample.prompt % len(STEPS)]
+    """Those whose prompts and texts are partly new."""
+    return [sample for sample in samples if 0 < sample.prompt % len(STEPS) < len(STEPS) - 1]
+
+
+def again(samples: Sequence[Sample]) -> list[Sample]:
+    """Those of last steps, whose text is the first one's to the last token: told by themselves."""
+    return [sample for sample in samples if sample.prompt % len(STEPS) == len(STEPS) - 1]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -297,7 +304,7 @@ def bars(samples: Sequence[Sample], found: LookUp) -> list[Bar]:
 
 @dataclass(frozen=True, slots=True)
 class RowFigures:
-    """A row at a temperature, in cold steps or in warm ones. acceptance: None where nothing was tested."""
+    """A row at a temperature, in steps of one kind. acceptance: None where nothing was tested."""
 
     key: str
     label: str
@@ -314,7 +321,7 @@ def row_figures(samples: Sequence[Sample]) -> list[RowFigures]:
     for temperature in TEMPERATURES:
         for row, label in LABELS.items():
             key, off = row_key(row, temperature), row_key(OFF, temperature)
-            for name, part in (("cold", cold(samples)), ("warm", warm(samples))):
+            for name, part in (("cold", cold(samples)), ("warm", warm(samples)), ("again", again(samples))):
                 runs = [sample.run for sample in of_row(part, key)]
                 tested = sum(done.tested or 0 for done in runs)
                 accepted = sum(done.accepted or 0 for done in runs) / tested if tested else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.runs import Run, Sample
-from bench.suffix import STEPS, cold, keys, main, parser, tenant_names, warm
+from bench.suffix import STEPS, again, cold, keys, main, parser, tenant_names, warm
 from demo_pair import held_out_prompts
 
 
@@ -18,11 +18,12 @@ def test_each_prompt_ends_as_the_code_does() -> None:
         assert "return 1" in asked[2]
 
 
-def test_the_first_step_of_each_piece_is_cold() -> None:
+def test_the_first_step_of_each_piece_is_cold_and_the_last_one_by_itself() -> None:
     run = Run((1,), 1.0, 0.1, 1)
     samples = [Sample(0, prompt, "own_0", run) for prompt in range(2 * len(STEPS))]
     assert [sample.prompt for sample in cold(samples)] == [0, len(STEPS)]
-    assert len(warm(samples)) == 2 * len(STEPS) - 2
+    assert [sample.prompt for sample in again(samples)] == [len(STEPS) - 1, 2 * len(STEPS) - 1]
+    assert len(warm(samples)) == 2 * len(STEPS) - 4
 
 
 def test_no_two_rows_or_repeats_share_a_tenant() -> None:

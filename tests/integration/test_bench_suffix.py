@@ -25,7 +25,7 @@ def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys
         assert label in printed
     found = json.loads(out.read_text())
     rows = {(row["key"], row["steps"]): row for row in found["rows"]}
-    assert len(rows) == 2 * 3 * 2
+    assert len(rows) == 2 * 3 * 3
     for (key, _), row in rows.items():
         assert row["acceptance"] is None or not key.startswith("off")
         assert row["tokens_per_forward"] >= 1.0
