@@ -185,12 +185,13 @@ def _loader(
         from draft_service.metrics import families, load_of
         from draft_service.sampler import guesses
         from draft_service.sessions import Sessions
+        from draft_service.translation import TranslatingModel
         from specwire.lm import load_model
 
         say(f"specwire draft: loading {options.model}")
         model = load_model(**options.loading())
         go_on()
-        sessions = Sessions(model, guesses, deliver)
+        sessions = Sessions(model, guesses, deliver, texts=TranslatingModel)
         registry.add(DRAFTER, lambda: families(sessions, model))
         meter.read = lambda: load_of(sessions, model)
         return sessions, model_info_to_wire(

@@ -32,18 +32,15 @@ from draft_service.commands import (
     ReplyLink,
     check_tokens,
 )
-from draft_service.translation import TranslatingModel, Vocabularies
 from specwire.core.draft import Desynchronised, DraftNode, DraftSession, Drawn, check_pace
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.sampling import Sampling, Seen, seen_in
 from specwire.core.model import Feed, SlotModel, TreeFeed
 from specwire.core.policy.estimates import CandidateRates, RowTimes
-from specwire.core.policy.tunables import FURTHER_WORTH, LEAST_SHARED
+from specwire.core.policy.tunables import FURTHER_WORTH
 from specwire.rpc.service_thread import Inbox, Stop
 from specwire.telemetry.metrics import SIZES, STEPS, Histogram
-from specwire.text.detokenizer import TokenizerError
-from specwire.text.vocabulary_map import VocabularyMap
 
 log = logging.getLogger(__name__)
 
@@ -94,13 +91,64 @@ class DrafterTally:
             self.misses = self.misses * kept + late / due * (1 - kept)
 
 
+class Computed(NamedTuple):
+    """What a forward returned. Of the i-th wanted row: `answers` has what follows, or row at[i] of `rows` has."""
+
+    rows: Any
+    at: Sequence[int]
+    answers: dict[int, Drawn]
+
+
+class DraftModel:
+    """A model whose slots hold texts in its own ids; `draft_service.translation` has one that takes others', too.
+
+    As `specwire.core.model.SlotModel`, but for `forward`.
+    """
+
+    def __init__(self, model: SlotModel) -> None:
+        self.failed: frozenset[int] = frozenset()
+        self.slots = model.slots
+        self.branches = model.branches
+        self._model = model
+
+    def learn(self, told: LearnVocabulary) -> None:
+        """Hear of a target's vocabulary."""
+
+    def vocabularies_of(self, digest: str) -> Any:
+        """A `VocabularyMap` of a vocabulary that was told. Raises ValueError, which says why there is none."""
+        raise ValueError("is another one than this drafter's")
+
+    def translate(self, slot: int, vocabularies: Any) -> None:
+        """The empty slot is to hold a text in the target's ids."""
+        raise ValueError("is another one than this drafter's")
+
+    def cached(self, slot: int) -> int:
+        return self._model.cached(slot)
+
+    def rollback(self, slot: int, length: int) -> None:
+        self._model.rollback(slot, length)
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self._model.keep(slot, start, rows)
+
+    def discard(self, slot: int) -> None:
+        self._model.discard(slot)
+
+    def forward(self, feeds: Sequence[Feed]) -> Computed:
+        """As a model's, for feeds in the ids of each slot's vocabulary."""
+        computed = self._model.forward(feeds)
+        self.failed = self._model.failed
+        return Computed(computed, range(sum(feed.wanted for feed in feeds)), {})
+
+
 @dataclass(slots=True)
 class DraftingSession:
     """One session: `spent_ns` counts since its last proposal.
 
     number: of its opening. unready: its constraint is being compiled. matcher: that constraint, behind a part of the
     output; None where there is none, or it is unknown here. rows: the draft tokens that the slot holds behind the text.
-    vocabularies: the target's and the drafter's, where these differ; all ids of the session are the target's.
+    vocabularies: the target's and the drafter's, where these differ (`specwire.text.vocabulary_map.VocabularyMap`); all
+    ids of the session are the target's.
     """
 
     link: ReplyLink
@@ -114,7 +162,7 @@ class DraftingSession:
     matcher: Matcher | None = None
     spent_ns: int = 0
     rows: list[DraftNode] = field(default_factory=list)
-    vocabularies: VocabularyMap | None = None
+    vocabularies: Any = None
 
     @property
     def wants_token(self) -> bool:
@@ -210,14 +258,14 @@ class Sessions:
         draw: Draw,
         deliver: Callable[[Replies], None],
         now_ns: Callable[[], int] = time.perf_counter_ns,
+        texts: Callable[[SlotModel], DraftModel] = DraftModel,
     ) -> None:
         self._draw = draw
         self._now_ns = now_ns
         self.inbox: Inbox[Command] = Inbox()
         self.step_began_s: float | None = None
         self._deliver = deliver
-        self._model = TranslatingModel(model)
-        self._vocabularies = Vocabularies(model, LEAST_SHARED)
+        self._model = texts(model)
         self._context, self._vocabulary = model.info.context, model.info.vocabulary
         self._free = list(range(model.slots))
         self._open: dict[Key, DraftingSession] = {}
@@ -263,7 +311,7 @@ class Sessions:
             case OpenSession():
                 self._start(command)
             case LearnVocabulary():
-                self._vocabularies.learn(command)
+                self._model.learn(command)
             case BeginSession():
                 self._begin(command)
             case CloseSession():
@@ -282,8 +330,8 @@ class Sessions:
             self._drop(key, Code.RESOURCE_EXHAUSTED, message)
             return
         try:
-            vocabularies = self._vocabularies.of(command.vocabulary) if command.vocabulary else None
-        except TokenizerError as error:
+            vocabularies = self._model.vocabularies_of(command.vocabulary) if command.vocabulary else None
+        except ValueError as error:
             self._drop(key, Code.FAILED_PRECONDITION, f"vocabulary_fingerprint: {error}")
             return
         sampling = command.sampling

@@ -16,12 +16,14 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from draft_service.commands import LearnVocabulary
+from draft_service.sessions import Computed, DraftModel
 from specwire.core.draft import Drawn
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, SlotModel
+from specwire.core.policy.tunables import LEAST_SHARED
 from specwire.lm.draft_sampler import DraftRow, draw
 from specwire.rpc.process import say
 from specwire.text.detokenizer import TokenizerError
@@ -170,57 +172,46 @@ def _read(data: bytes) -> tuple[str, bool]:
         return whole[: error.start].decode(), True
 
 
-class Computed(NamedTuple):
-    """What a forward returned. Of the i-th wanted row: `answers` has what follows, or row at[i] of `rows` has."""
-
-    rows: Any
-    at: Sequence[int]
-    answers: dict[int, Drawn]
-
-
-class TranslatingModel:
+class TranslatingModel(DraftModel):
     """A model some of whose slots hold texts in another vocabulary's ids. Positions and lengths are those of the ids.
 
-    As `specwire.core.model.SlotModel`, but for `forward`. Slots that were not given a vocabulary are the model's own.
+    Slots that were not given a vocabulary are the model's own, and so are trees.
     """
 
     def __init__(self, model: SlotModel) -> None:
-        self.failed: frozenset[int] = frozenset()
-        self.slots = model.slots
-        self.branches = model.branches
-        self._model = model
+        super().__init__(model)
         self._context = model.info.context
+        self._vocabularies = Vocabularies(model, LEAST_SHARED)
         self._foreign: dict[int, ForeignSlot] = {}
 
+    def learn(self, told: LearnVocabulary) -> None:
+        self._vocabularies.learn(told)
+
+    def vocabularies_of(self, digest: str) -> VocabularyMap:
+        """See `DraftModel`; the ValueError is a TokenizerError."""
+        return self._vocabularies.of(digest)
+
     def translate(self, slot: int, vocabularies: VocabularyMap) -> None:
-        """The empty slot is to hold a text in the target's ids."""
         self._foreign[slot] = ForeignSlot(slot, vocabularies)
 
     def cached(self, slot: int) -> int:
         foreign = self._foreign.get(slot)
-        return self._model.cached(slot) if foreign is None else len(foreign.told)
+        return super().cached(slot) if foreign is None else len(foreign.told)
 
     def rollback(self, slot: int, length: int) -> None:
         foreign = self._foreign.get(slot)
         if foreign is None:
-            self._model.rollback(slot, length)
+            super().rollback(slot, length)
         else:
             foreign.go_back(length)
 
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        """Trees are of the model's own vocabulary."""
-        self._model.keep(slot, start, rows)
-
     def discard(self, slot: int) -> None:
         self._foreign.pop(slot, None)
-        self._model.discard(slot)
+        super().discard(slot)
 
     def forward(self, feeds: Sequence[Feed]) -> Computed:
-        """As a model's, for feeds in the ids of each slot's vocabulary."""
         if not self._foreign:
-            computed = self._model.forward(feeds)
-            self.failed = self._model.failed
-            return Computed(computed, range(sum(feed.wanted for feed in feeds)), {})
+            return super().forward(feeds)
         fed: list[Feed] = []
         at: list[int] = []
         answers: dict[int, Drawn] = {}

@@ -8,48 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError, ModelInfo
-from specwire.core.policy.tunables import SHARED_PRIORS, TABLE_PRIORS
 from specwire.core.verify.shared_texts import ScopeTexts, SharedIndex
-from specwire.core.verify.table import LEAST_ORDER, NgramTable, TableIndex
-from specwire.core.verify.text_sources import NgramSource
+from specwire.core.verify.table import KnownTexts, NgramTable
 from specwire.text.table_file import load_table
 
 SHOWN_HEX = 12
-
-
-@dataclass(frozen=True, slots=True)
-class KnownTexts:
-    """references: documents; table: of n-grams; None without. vocabulary: of the target."""
-
-    vocabulary: int
-    references: ScopeTexts | None = None
-    table: NgramTable | None = None
-
-    def sources(self, text: Sequence[int]) -> list[NgramSource]:
-        """For a session with this text, which grows. What it learns of them no other session is told."""
-        found = []
-        if self.references is not None:
-            found.append(NgramSource(text, index=SharedIndex(self.references, text), priors=SHARED_PRIORS))
-        if self.table is not None:
-            priors = TABLE_PRIORS * (self.table.order - LEAST_ORDER + 1)
-            found.append(NgramSource(text, index=TableIndex(self.table, text, self.vocabulary), priors=priors))
-        return found
-
-    def told(self) -> list[str]:
-        """Lines for its operator."""
-        lines = []
-        if self.references is not None:
-            lines.append(f"{self.references.tokens} tokens of {len(self.references)} documents to propose from")
-        if self.table is not None:
-            lines.append(f"a table of {self.table.contexts} contexts, order {self.table.order}, to propose from")
-        return lines
 
 
 def known_texts(info: ModelInfo, references: Sequence[str], table: str) -> KnownTexts:

@@ -20,6 +20,7 @@ from draft_service.commands import AdvanceSession, DraftedProposal, Dropped, Lea
 from draft_service.sampler import guesses
 from draft_service.service import deliver
 from draft_service.sessions import Sessions
+from draft_service.translation import TranslatingModel
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Pace
@@ -55,7 +56,7 @@ def pieces(folder: str) -> LanguageModel:
 def by_text(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Force one way or the other."""
     share: float = request.param
-    monkeypatch.setattr("draft_service.sessions.LEAST_SHARED", share)
+    monkeypatch.setattr("draft_service.translation.LEAST_SHARED", share)
     return share > 1.0
 
 
@@ -64,7 +65,7 @@ class Drafting:
 
     def __init__(self, model: LanguageModel, learn: LearnVocabulary) -> None:
         self.link = Recorder()
-        self.sessions = Sessions(model, guesses, deliver)
+        self.sessions = Sessions(model, guesses, deliver, texts=TranslatingModel)
         self.sessions.apply(learn)
 
     def open(self, tokens: Sequence[int], sampling: Sampling, pace: Pace, handle: int = 1) -> None:
@@ -149,7 +150,7 @@ def test_shared_tokens_are_drawn_with_the_targets_noise(
 def test_drafted_text_is_read_in_the_targets_tokens(
     pieces: LanguageModel, reference: LlamaForCausalLM, folder: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draft_service.sessions.LEAST_SHARED", 2.0)
+    monkeypatch.setattr("draft_service.translation.LEAST_SHARED", 2.0)
     own = Tokenizer.from_file(f"{folder}/tokenizer.json")
     drafting = Drafting(pieces, told())
     drafting.open(TARGET.encode(text).ids, COUPLED, Pace(4, LENGTH))
@@ -174,7 +175,7 @@ def test_a_contradicted_chain_begins_anew_behind_the_text(pieces: LanguageModel,
         fresh = Drafting(load_like(pieces), told())
         fresh.open(tokens, Sampling(), Pace(2, 8))
         assert drafting.proposed() == fresh.proposed()
-        assert by_text == drafting.sessions._vocabularies.of("told").by_text
+        assert by_text == drafting.sessions._model.vocabularies_of("told").by_text
 
 
 def load_like(model: LanguageModel) -> LanguageModel:
@@ -284,7 +285,7 @@ def test_a_text_longer_than_the_drafter_holds_ends_its_chain(tmp_path: Path, by_
 
 def test_random_models_say_whole_characters_by_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random tokens are broken bytes most of the time: what is proposed is text all the same, and the text goes on."""
-    monkeypatch.setattr("draft_service.sessions.LEAST_SHARED", 2.0)
+    monkeypatch.setattr("draft_service.translation.LEAST_SHARED", 2.0)
     drafting = Drafting(tiny(tmp_path, byte_level()), told())
     for seed in range(30):
         drafting.open(TARGET.encode(f"{seed} the quick").ids, Sampling(), Pace(1, 6))
@@ -302,7 +303,7 @@ def test_words_in_pieces_are_read_as_text(tmp_path: Path) -> None:
     drafting.open(TARGET.encode("import os\n\nclass Server:\n    def __init__(self").ids, Sampling(), Pace(1, 12))
     found = drafting.proposed()
     assert found
-    assert drafting.sessions._vocabularies.of("told").by_text
+    assert drafting.sessions._model.vocabularies_of("told").by_text
     assert TARGET.encode(TARGET.decode(found)).ids == found
 
 

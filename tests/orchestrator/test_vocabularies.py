@@ -45,7 +45,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def way(request: pytest.FixtureRequest, folders: dict[str, str]) -> Iterator[str]:
     """Each way of drafting: by token, by text where that was asked for, and where there is no other."""
     name: str = request.param
-    with patch("draft_service.sessions.LEAST_SHARED", 2.0 if "text" in name else 0.5):
+    with patch("draft_service.translation.LEAST_SHARED", 2.0 if "text" in name else 0.5):
         yield folders[name.split()[0]]
 
 

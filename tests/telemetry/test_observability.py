@@ -155,7 +155,7 @@ def documented() -> set[str]:
     """The names in the first column of the table of figures."""
     table = (FOLDER.parents[1] / "docs" / "OPERATIONS.md").read_text().partition("| figure")[2].partition("\n\n")[0]
     rows = [row.split("|")[1] for row in table.splitlines()[2:]]
-    return {name for row in rows for name in re.findall(r"`([a-z0-9_]+)`", row)}
+    return {name for row in rows for name in re.findall(r"`((?:vllm:)?[a-z0-9_]+)`", row)}
 
 
 def dashboard() -> Iterator[tuple[str, str]]:

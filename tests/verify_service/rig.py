@@ -19,6 +19,7 @@ from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.core.stop_conditions import Stopping
 from specwire.core.text import hash_of
 from specwire.core.verify.session import Allowance
+from specwire.core.verify.table import KnownTexts
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.heads.slots import DraftingModel
 from verify_service.engine.engine import DETACH_GRACE_US, Engine, Rest
@@ -34,7 +35,6 @@ from verify_service.engine.messages import (
     Tick,
 )
 from verify_service.engine.sampler import LogitsSampler
-from verify_service.known_texts import KnownTexts
 
 FLAT = {1: 1000.0, 32: 1000.0}
 ROWS = (1, 2, 4, 8, 16, 32)

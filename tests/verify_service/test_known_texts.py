@@ -13,11 +13,11 @@ from deploy.cli import main as cli
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import ModelError, ModelInfo
 from specwire.core.verify.shared_texts import ScopeTexts, SharedIndex
-from specwire.core.verify.table import NgramTable
+from specwire.core.verify.table import KnownTexts, NgramTable
 from specwire.lm import load_model
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
 from tests.verify_service.test_shared_texts import LENGTH, PROMPT, SPEC
-from verify_service.known_texts import KnownTexts, known_texts
+from verify_service.known_texts import known_texts
 
 VOCABULARY = 2000
 

@@ -22,6 +22,7 @@ from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.scheduler import Share, schedule
 from specwire.core.policy.shares import TenantShares
 from specwire.core.verify.session import RunningSession
+from specwire.core.verify.table import KnownTexts
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
 from verify_service.engine.batch import Part, RowChoice, RowSampler
 from verify_service.engine.heads import DraftedStep, HeadDrafting
@@ -49,7 +50,6 @@ from verify_service.engine.session_manager import SessionManager
 from verify_service.engine.sessions import Held
 from verify_service.engine.sharing import StepSharing
 from verify_service.engine.tally import EngineTally
-from verify_service.known_texts import KnownTexts
 
 logger = logging.getLogger(__name__)
 

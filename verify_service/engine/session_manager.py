@@ -18,6 +18,7 @@ from specwire.core.stop_conditions import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
 from specwire.core.verify.shared_texts import SharedIndex, SharedTexts
+from specwire.core.verify.table import KnownTexts
 from specwire.core.verify.text_sources import NgramSource
 from verify_service.engine.messages import (
     Admitted,
@@ -33,7 +34,6 @@ from verify_service.engine.messages import (
 )
 from verify_service.engine.sessions import NO_SLOT, Held, Roster
 from verify_service.engine.slots import SlotScheduler
-from verify_service.known_texts import KnownTexts
 
 # Milliseconds after which a tenant that has all that it may have is told to ask again.
 RETRY_MS = 1000

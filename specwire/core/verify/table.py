@@ -16,10 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.policy.tunables import LEAST_PATH_SHARE, MOST_TABLE_TOKENS, SHARE_CLASSES
+from specwire.core.policy.tunables import (
+    LEAST_PATH_SHARE,
+    MOST_TABLE_TOKENS,
+    SHARE_CLASSES,
+    SHARED_PRIORS,
+    TABLE_PRIORS,
+)
 from specwire.core.text import MASK
-from specwire.core.verify.shared_texts import HASH_BASE, HASH_SPREAD
-from specwire.core.verify.text_sources import Found
+from specwire.core.verify.shared_texts import HASH_BASE, HASH_SPREAD, ScopeTexts, SharedIndex
+from specwire.core.verify.text_sources import Found, NgramSource
 
 LEAST_ORDER, MOST_ORDER = 2, 5
 SHARE_UNITS = 255
@@ -191,3 +197,35 @@ class TableIndex:
         if not tokens or max(tokens) >= self._vocabulary:
             return None
         return Found(tokens, (order - LEAST_ORDER) * (len(SHARE_CLASSES) + 1) + bisect_right(SHARE_CLASSES, share))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a verifier proposes from beside its sessions' texts; all callers are proposed the same.
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTexts:
+    """references: documents; table: of n-grams; None without. vocabulary: of the target."""
+
+    vocabulary: int
+    references: ScopeTexts | None = None
+    table: NgramTable | None = None
+
+    def sources(self, text: Sequence[int]) -> list[NgramSource]:
+        """For a session with this text, which grows. What it learns of them no other session is told."""
+        found = []
+        if self.references is not None:
+            found.append(NgramSource(text, index=SharedIndex(self.references, text), priors=SHARED_PRIORS))
+        if self.table is not None:
+            priors = TABLE_PRIORS * (self.table.order - LEAST_ORDER + 1)
+            found.append(NgramSource(text, index=TableIndex(self.table, text, self.vocabulary), priors=priors))
+        return found
+
+    def told(self) -> list[str]:
+        """Lines for its operator."""
+        lines = []
+        if self.references is not None:
+            lines.append(f"{self.references.tokens} tokens of {len(self.references)} documents to propose from")
+        if self.table is not None:
+            lines.append(f"a table of {self.table.contexts} contexts, order {self.table.order}, to propose from")
+        return lines

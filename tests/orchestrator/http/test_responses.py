@@ -217,11 +217,11 @@ def test_sessions_of_other_calls_are_no_responses(door: Front, client: openai.Op
 def test_another_tenant_sees_nothing(door: Front, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.touch(0o600)
-    keys.write_text("one secret-of-one-1\nother secret-of-other-1\n")
+    keys.write_text("one the-secret-of-tenant-one\nother the-secret-of-tenant-other\n")
     with another(door, access=Access(keys=read_keys("--api-keys", str(keys)))) as guarded:
         one, other = (
             openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=key, max_retries=0)
-            for key in ("secret-of-one-1", "secret-of-other-1")
+            for key in ("the-secret-of-tenant-one", "the-secret-of-tenant-other")
         )
         with one, other:
             done = created(one)

@@ -1,0 +1,126 @@
+"""Tools and forms in /v1/responses: calls as items, their outputs in the next response, malformed calls as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from orchestrator.http.response_items import OutputItems
+from specwire.text.tool_calls import FORMATS, OutputParser
+from tests.orchestrator.http.front import LIMIT_S, Front, another, front
+from tests.orchestrator.http.test_tools import HERMES, WEATHER
+from tests.orchestrator.tiny import tiny
+
+WISH: dict[str, Any] = {"max_output_tokens": 200, "extra_body": {"seed": 5}}
+TOOLS: Any = [
+    {"type": "function", "name": "weather", "description": "Of a city.", "parameters": WEATHER, "strict": True},
+    {"type": "function", "name": "now", "parameters": None, "strict": None},
+]
+NAMED: Any = {"type": "function", "name": "weather"}
+QUESTION = "How warm is it?"
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    with (
+        front(tiny(tmp_path_factory.mktemp("tiny") / "target", 1)) as known,
+        another(known, chat_template=HERMES) as door,
+    ):
+        yield door
+
+
+@pytest.fixture
+def client(talking: Front) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{talking.url}/v1", api_key="any", timeout=LIMIT_S, max_retries=0) as found:
+        yield found
+
+
+def model_of(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+def prompt_of(door: Front, response: str) -> str:
+    """What the session was begun with, as text."""
+    orchestrator = door.serving.orchestrator
+    record = orchestrator.sessions[response.removeprefix("resp_")].view.record
+    tokenizer = orchestrator.pool.models.tokenizer_of(record)
+    return str(tokenizer.decode(list(record.prompt), skip_special_tokens=False))
+
+
+def test_a_call_and_what_came_of_it(talking: Front, client: openai.OpenAI) -> None:
+    """The next prompt is what the template makes of the whole conversation, the call and its output included."""
+    model = model_of(client)
+    asked: Any = client.responses.create(model=model, input=QUESTION, tools=TOOLS, tool_choice=NAMED, **WISH)
+    (call,) = asked.output
+    assert (asked.status, call.type, call.name, call.status) == ("completed", "function_call", "weather", "completed")
+    arguments = json.loads(call.arguments)
+    jsonschema.validate(arguments, WEATHER)
+    assert client.responses.retrieve(asked.id).output == asked.output
+    result: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "3 degrees"}]
+    then: Any = client.responses.create(model=model, input=result, previous_response_id=asked.id, **WISH)
+    called = json.dumps(arguments, ensure_ascii=False)
+    assert prompt_of(talking, then.id) == (
+        f'user: {QUESTION}\nassistant: <tool_call>{{"name": "weather", "arguments": {called}}}</tool_call>\n'
+        "tool: 3 degrees\nassistant: "
+    )
+    by_hand: Any = [{"role": "user", "content": QUESTION}, call.model_dump(exclude_none=True), *result]
+    again: Any = client.responses.create(model=model, input=by_hand, **WISH)
+    assert (again.output_text, again.usage.input_tokens) == (then.output_text, then.usage.input_tokens)
+
+
+def test_a_streamed_call(client: openai.OpenAI) -> None:
+    model = model_of(client)
+    whole: Any = client.responses.create(model=model, input=QUESTION, tools=TOOLS, tool_choice=NAMED, **WISH)
+    with client.responses.stream(model=model, input=QUESTION, tools=TOOLS, tool_choice=NAMED, **WISH) as stream:
+        events = [event for event in stream if event.type.startswith("response.function_call_arguments")]
+        final: Any = stream.get_final_response()
+    assert final.output[0].arguments == whole.output[0].arguments == events[-1].arguments  # type: ignore[union-attr]
+
+
+class Weather(BaseModel):
+    city: str = Field(max_length=6)
+    warm: bool
+
+
+def test_a_form_is_held(client: openai.OpenAI) -> None:
+    done = client.responses.parse(model=model_of(client), input=QUESTION, text_format=Weather, **WISH)
+    assert isinstance(done.output_parsed, Weather)
+
+
+HELD = 'Let me see. <tool_call>{"name": "now", "arguments": {}}</tool_call>'
+BROKEN = '<tool_call>{"name": "now", "arguments": {"a": </tool_call> so'
+
+
+@pytest.mark.parametrize(("text", "kinds"), [(HELD, ["message", "function_call"]), (BROKEN, ["message"])])
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_items_do_not_depend_on_how_a_text_comes(text: str, kinds: list[str], size: int) -> None:
+    """What breaks off is text; events tell of each item what it is at the end."""
+    items, parser = OutputItems("s"), OutputParser(FORMATS["hermes"], ["now"], None)
+    events: list[dict[str, Any]] = []
+    for start in range(0, len(text), size):
+        events += items.take(parser.feed(text[start : start + size]))
+    events += items.take(parser.finish())
+    events += items.end(whole=True)
+    assert [item["type"] for item in items.items] == kinds
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == items.items
+    deltas = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert deltas == items.items[0]["content"][0]["text"]
+    if kinds == ["message"]:
+        assert deltas == text
+
+
+def test_reasoning_is_an_item_of_its_own() -> None:
+    items, parser = OutputItems("s"), OutputParser(None, [], True)
+    events = [*items.take(parser.feed("so so</think>\n\nYes")), *items.take(parser.finish()), *items.end(whole=False)]
+    assert [(item["type"], item["status"], item["content"][0]["text"]) for item in items.items] == [
+        ("reasoning", "completed", "so so"),
+        ("message", "incomplete", "Yes"),
+    ]
+    assert [event["output_index"] for event in events if event["type"] == "response.output_item.added"] == [0, 1]
