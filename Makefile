@@ -9,6 +9,7 @@ STAMP  := $(VENV)/.stamp
 CLIENTS := $(VENV)/clients/.stamp
 FLOORS := $(VENV)/floors/.stamp
 VLLM := $(VENV)/vllm/.stamp
+LLAMACPP := $(VENV)/.llamacpp
 comma  := ,
 EXTRAS := lm,ray,embedded-redis,http,openvino,constrained,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
@@ -30,7 +31,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm node demo test test-vllm test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-copy bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
+.PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-tools bench-copy bench-suffix bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
 .SILENT:
 
 help: ## show this list
@@ -77,6 +78,13 @@ $(VLLM): constraints-vllm.txt $(STAMP)
 	$(VENV)/vllm/bin/python -m pip install -q --no-compile --no-deps --no-build-isolation --editable .
 	touch $@
 
+setup-llamacpp: $(LLAMACPP) ## llama.cpp for GGUF files, compiled into .venv (needs cmake, a C++ compiler, up to an hour)
+
+# Without its image models, which nothing here asks for.
+$(LLAMACPP): constraints.txt $(STAMP)
+	CMAKE_ARGS="$${CMAKE_ARGS:--DLLAVA_BUILD=OFF}" $(BIN)/python -m pip install -q --no-compile --constraint constraints.txt llama-cpp-python
+	touch $@
+
 demo: $(STAMP) ## real completions through the whole stack, drafting off and on
 	$(BIN)/specwire demo
 
@@ -121,6 +129,9 @@ FLOORS_TESTS := tests/registry tests/rpc tests/telemetry tests/text tests/orches
 
 test-vllm: $(VLLM) ## what runs on vLLM: a verifier on its worker, drafters for its server; make test runs it too once this is there
 	$(PYTEST) --timeout=600 --session-timeout=1800 tests/integration/test_vllm.py tests/faults/test_vllm_engine.py
+
+test-llamacpp: $(LLAMACPP) ## what runs on llama.cpp; make test runs it too once this is there
+	$(PYTEST) --timeout=600 --session-timeout=1800 tests/lm/test_gguf_file.py tests/lm/test_llamacpp.py tests/integration/test_llamacpp.py
 
 test-floors: $(FLOORS) ## the lowest versions that pyproject.toml permits: what speaks to them, and a stack under Ray
 	$(VENV)/floors/bin/python -m pytest -q --max-worker-restart=0 -n $(WORKERS) --dist loadfile --session-timeout=3600 $(FLOORS_TESTS)
@@ -225,8 +236,16 @@ bench: $(STAMP) ## measure speed against the plain target and its peers
 bench-copy: $(STAMP) ## measure proposals from the text itself on prompts that ask for a copy
 	$(BIN)/python -m bench.copy
 
+bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said before, on a trace like an agent's (a quarter of an hour)
+	$(BIN)/python -m bench.suffix
+
 bench-constrained: $(STAMP) ## count what a drafter's copy of a constraint is worth
 	$(BIN)/python -m bench.constrained
+
+CALLS ?= 10000
+
+bench-tools: $(STAMP) ## count what drafting and chunking change in forced tool calls (make bench-tools CALLS=10000)
+	$(BIN)/python -m bench.tools --calls $(CALLS)
 
 bench-step: $(STAMP) ## measure a step of the target on each runtime, beside OpenVINO GenAI
 	$(BIN)/python -m bench.step
@@ -248,6 +267,9 @@ bench-vllm: $(VLLM) ## measure drafters beside vLLM's own speculation, in vLLM (
 
 bench-heads-ordinary: $(STAMP) ## the same without AVX-512
 	$(BIN)/python -m bench.heads --out bench/results/heads_ordinary.json
+
+bench-large: $(STAMP) ## measure a target of half a billion weights with a drafter of 30 million, in the box and apart (needs 10 GB, half an hour)
+	$(BIN)/python -m bench.large
 
 bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, against what its memory allows
 	$(BIN)/python -m bench.gpu.run --compile

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Pace, Proposal
@@ -56,7 +58,7 @@ class OpenSession:
     """Draft for a text; replaces the session of an open handle.
 
     prompt_length: None where it is unknown. number: of this opening; a BeginSession with that number follows where the
-    session has a constraint.
+    session has a constraint. vocabulary: digest of the target's, as it was told; "" where it is the drafter's own.
     """
 
     link: ReplyLink
@@ -67,6 +69,7 @@ class OpenSession:
     epoch: int = 0
     prompt_length: int | None = None
     number: int = 0
+    vocabulary: str = ""
 
     @property
     def weight(self) -> int:
@@ -99,6 +102,20 @@ class AdvanceSession:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnVocabulary:
+    """A target's vocabulary, which is not the drafter's. `digest` is over all of it; width: ids are below that.
+
+    tokenizer_zlib: not trusted.
+    """
+
+    digest: str
+    tokenizer_zlib: bytes
+    width: int
+    eos_ids: frozenset[int]
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class CloseSession:
     link: ReplyLink
     handle: int
@@ -113,4 +130,11 @@ class LoseLink:
     weight: int = 1
 
 
-Command = OpenSession | BeginSession | AdvanceSession | CloseSession | LoseLink
+Command = OpenSession | BeginSession | AdvanceSession | CloseSession | LoseLink | LearnVocabulary
+
+
+def check_tokens(tokens: Sequence[int], vocabulary: int) -> tuple[int, ...]:
+    """The ids of a text; raises InvalidParameter where one is not below `vocabulary`."""
+    if tokens and max(tokens) >= vocabulary:
+        raise InvalidParameter("tokens", f"token id {max(tokens)} is outside 0..{vocabulary - 1}")
+    return tuple(tokens)

@@ -11,8 +11,10 @@ import grpc.aio
 from draft_service.service import DrafterThread, DraftHandler, OrchestratorLink
 from specwire.rpc.channel import Backoff, distrust, open_channel, unreachable
 from specwire.rpc.errors import retry_after
+from specwire.rpc.keys import Token
 from specwire.rpc.outbox import LinkError, Outbox
 from specwire.rpc.process import say
+from specwire.rpc.renewal import Renewal
 from specwire.rpc.tls import ClientTls
 from specwire.telemetry.listener import MetricsListener
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
@@ -41,7 +43,7 @@ class JoinRefused(Exception):
 class Dialler:
     """Keeps a link to the orchestrator at `address`; `joined` is set once it has been up."""
 
-    def __init__(self, address: str, tls: ClientTls | None, handler: DraftHandler, token: str = "") -> None:
+    def __init__(self, address: str, tls: ClientTls | None, handler: DraftHandler, token: Token | str = "") -> None:
         self.address = address
         self.joined = asyncio.Event()
         self._tls = tls
@@ -123,6 +125,8 @@ class Dialler:
         """Why the link is down, in one sentence; JoinRefused if it will stay so."""
         if code is grpc.StatusCode.UNIMPLEMENTED:
             raise JoinRefused(f"{self.address} does not let drafters dial in (--accept-drafters)")
+        if code is grpc.StatusCode.UNAUTHENTICATED and self.joined.is_set():  # what it shows may be renewed
+            return f"{self.address} refused this drafter: {details}"
         if code in FINAL:
             raise JoinRefused(f"{self.address} refused this drafter: {details}")
         if code is grpc.StatusCode.UNAVAILABLE:
@@ -136,7 +140,7 @@ class Dialler:
 class DiallingDrafter:
     """A drafter that serves the orchestrators that it dials; owns the drafter.
 
-    also: orchestrators beside the one at `address`. Each is dialled separately.
+    also: orchestrators beside the one at `address`. Each is dialled separately. renewal: of what is shown to them.
     """
 
     def __init__(
@@ -145,13 +149,15 @@ class DiallingDrafter:
         address: str,
         tls: ClientTls | None,
         handler: DraftHandler,
-        token: str = "",
+        token: Token | str = "",
         metrics: MetricsListener | None = None,
         also: Sequence[str] = (),
+        renewal: Renewal | None = None,
     ) -> None:
         self.address = ", ".join((address, *also))
         self.metrics = metrics
         self._drafter = drafter
+        self._renewal = renewal
         self._handler = handler
         self._diallers = [Dialler(each, tls, handler, token) for each in (address, *also)]
         self._dialling = [asyncio.create_task(self._dial(each)) for each in self._diallers]
@@ -195,6 +201,8 @@ class DiallingDrafter:
 
     async def stop(self, grace: float = 0.0) -> None:
         """Idempotent. The link ends at once: its sessions only get slower."""
+        if self._renewal is not None:
+            await self._renewal.stop()
         for each in self._dialling:
             each.cancel()
         await asyncio.gather(*self._dialling, return_exceptions=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
 from draft_service.sessions import Expansion
+from draft_service.translation import MOST_VOCABULARIES
 from specwire.core.draft import Drawn
 from specwire.core.law.acceptance import draw_quantised, quantise
 from specwire.core.law.constraint import Mask
@@ -17,6 +19,7 @@ from specwire.core.messages import MOST_KEPT, Weights
 from specwire.core.text import extend_hash
 from specwire.lm import RowSampling, log_probabilities
 from specwire.lm.draft_sampler import DraftRow, draw, draw_candidates
+from specwire.text.vocabulary_map import VocabularyMap
 
 # ----------------------------------------------------------------------------------------------------------------------
 # How a drafter draws under rules that weigh draft tokens by the probability that they were drawn with. The drafter's
@@ -65,6 +68,33 @@ def guesses(logits: torch.Tensor, rows: Sequence[int], drawing: Sequence[Expansi
     """What may follow each place, from its row of the logits as its session's rule has it."""
     if len(rows) < len(logits):
         logits = logits[list(rows)]
+    drawn: dict[int, Drawn] = {}
+    for vocabularies in {place.drafting.vocabularies for place in drawing}:
+        chosen = [at for at, place in enumerate(drawing) if place.drafting.vocabularies is vocabularies]
+        own = logits if len(chosen) == len(drawing) else logits[chosen]
+        named = own if vocabularies is None else shared(own, vocabularies)
+        drawn |= zip(chosen, _guesses(named, [drawing[at] for at in chosen]), strict=True)
+    return [drawn[at] for at in range(len(drawing))]
+
+
+def shared(logits: torch.Tensor, vocabularies: VocabularyMap) -> torch.Tensor:
+    """A drafter's logits (rows, its vocabulary) by the target's ids (rows, its vocabulary): -inf where it has no token.
+
+    So what is drawn from them is one of the target's tokens, with the noise of that one's id.
+    """
+    none = logits.new_full((len(logits), 1), -torch.inf)
+    return torch.cat((logits, none), dim=1).index_select(1, _columns(vocabularies, logits.shape[1], logits.device))
+
+
+@lru_cache(maxsize=MOST_VOCABULARIES)
+def _columns(vocabularies: VocabularyMap, width: int, device: torch.device) -> torch.Tensor:
+    """Where each of the target's tokens stands; `width` for nowhere."""
+    own = torch.tensor(vocabularies.own_of, device=device)
+    return torch.where(own < 0, width, own)
+
+
+def _guesses(logits: torch.Tensor, drawing: Sequence[Expansion]) -> list[Drawn]:
+    """As `guesses`, for logits by the ids of the places' target."""
     drawn: dict[int, Drawn] = {}
     for chosen, draw_all in (
         ([at for at, place in enumerate(drawing) if place.drafting.session.weighed], _weighed),

@@ -16,9 +16,10 @@ from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
 from specwire.registry.registrar import LoadReader, Registrar
 from specwire.rpc.channel import check_token_is_safe
-from specwire.rpc.keys import read_token
+from specwire.rpc.keys import Token, read_peer_token
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.process import run_until_signalled, say, share_interpreter
+from specwire.rpc.renewal import Renewal
 from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
     ANY_PORT,
@@ -34,6 +35,7 @@ from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Registry, process_families
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
+from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 # Seconds for links to end. Some calls never do, such as a health watch.
@@ -54,6 +56,7 @@ class RunningDrafter:
         info: common_pb2.GetModelInfoResponse,
         metrics: MetricsListener | None,
         registrar: Registrar,
+        renewal: Renewal,
     ) -> None:
         self._drafter = drafter
         self._servicer = servicer
@@ -61,6 +64,7 @@ class RunningDrafter:
         self.info = info
         self.metrics = metrics
         self._registrar = registrar
+        self._renewal = renewal
 
     @property
     def address(self) -> str:
@@ -71,6 +75,7 @@ class RunningDrafter:
 
     async def stop(self, grace: float = 0.0) -> None:
         """Idempotent. Links end at once, as their sessions only get slower; `grace` is for last messages."""
+        await self._renewal.stop()
         await self._registrar.close()
         self._servicer.leave()
         await self._server.stop(min(grace, LAST_WORDS_S))
@@ -108,14 +113,15 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
         info = handler.info
         registrar = register_model(registration, Role.DRAFTER, info, server.address, lambda: meter.read())
         started.pop_all()
-    return RunningDrafter(drafter, servicer, server, info, metrics, registrar)
+    renewal = Renewal(options.origins, server.recheck)
+    return RunningDrafter(drafter, servicer, server, info, metrics, registrar, renewal)
 
 
 async def dial_in(
     options: ModelServiceOptions,
     address: str,
     tls: ClientTls | None,
-    token: str = "",
+    token: Token | str = "",
     region: str = "",
     also: Sequence[str] = (),
 ) -> DiallingDrafter:
@@ -138,7 +144,9 @@ async def dial_in(
     async with AsyncExitStack() as started:
         started.push_async_callback(drafter.stop)
         metrics = await _listen(registry, options, started)
-        running = DiallingDrafter(drafter, address, tls, handler, token, metrics, also)
+        shown = [None if tls is None else tls.origin, token.origin if isinstance(token, Token) else None]
+        renewal = Renewal([*options.origins, *shown])
+        running = DiallingDrafter(drafter, address, tls, handler, token, metrics, also, renewal)
         started.push_async_callback(running.stop)
         await running.join()
         started.pop_all()
@@ -177,15 +185,18 @@ def _loader(
         from draft_service.metrics import families, load_of
         from draft_service.sampler import guesses
         from draft_service.sessions import Sessions
+        from draft_service.translation import TranslatingModel
         from specwire.lm import load_model
 
         say(f"specwire draft: loading {options.model}")
         model = load_model(**options.loading())
         go_on()
-        sessions = Sessions(model, guesses, deliver)
+        sessions = Sessions(model, guesses, deliver, texts=TranslatingModel)
         registry.add(DRAFTER, lambda: families(sessions, model))
         meter.read = lambda: load_of(sessions, model)
-        return sessions, model_info_to_wire(model.info, model.slots, model.kv_bytes)
+        return sessions, model_info_to_wire(
+            model.info, model.slots, model.kv_bytes, convention_of(model.info.tokenizer_json)
+        )
 
     return load
 
@@ -206,7 +217,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draft until a signal; returns the exit code."""
     try:
-        options, tls, token = model_options(args), client_tls(args), read_token(args)
+        options, tls, token = model_options(args), client_tls(args), read_peer_token(args)
         registration = registry_of(args)
         _check_connect(args, options, tls, token)
         registration.check_listen(args.listen)
@@ -230,7 +241,7 @@ def run(args: argparse.Namespace) -> int:
     return asyncio.run(run_until_signalled(dial, ready, "draft", grace))
 
 
-def _check_connect(args: argparse.Namespace, options: ModelServiceOptions, tls: ClientTls | None, token: str) -> None:
+def _check_connect(args: argparse.Namespace, options: ModelServiceOptions, tls: ClientTls | None, token: Token) -> None:
     """InvalidParameter where listening and dialling are mixed, or the token would travel unencrypted."""
     if args.connect is None:
         if tls is not None:

@@ -7,9 +7,11 @@ on.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -21,15 +23,18 @@ from draft_service.commands import (
     Command,
     DraftedProposal,
     Dropped,
+    LearnVocabulary,
     LoseLink,
     Opened,
     OpenSession,
     Replies,
     Reply,
+    check_tokens,
 )
 from specwire.core.draft import check_pace
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
+from specwire.core.law.sampling import Sampling
 from specwire.rpc.convert import pace_from_wire, proposal_to_wire, sampling_from_wire
 from specwire.rpc.errors import StatusError, code_number
 from specwire.rpc.model_info import answer
@@ -44,6 +49,9 @@ log = logging.getLogger(__name__)
 DrafterThread = ServiceThread[Command, Replies, common_pb2.GetModelInfoResponse]
 
 SHOWN_HEX = 12
+# Ids of a target's vocabulary, and vocabularies on one link, at most.
+MOST_IDS = 1 << 20
+MOST_TOLD = 8
 
 
 class OrchestratorLink:
@@ -84,6 +92,7 @@ class DraftHandler:
         self._numbers = itertools.count(1)
         self._beginnings = Beginnings(Compiler(info.tokenizer_json, info.vocabulary, info.eos_ids))
         self._spans = LinkSpans("specwire.draft")
+        self._told: dict[OrchestratorLink, dict[str, LearnVocabulary]] = {}
         drafter.on_reports = deliver
 
     async def room(self) -> None:
@@ -97,11 +106,14 @@ class DraftHandler:
     def lose(self, link: OrchestratorLink) -> None:
         """The link is gone, and its sessions with it."""
         self._beginnings.lost(link)
+        self._told.pop(link, None)
         self._drafter.send(LoseLink(link))
         self._spans.lose(link)
 
     def take(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> None:
         """In the order that is right for a tick in which one session is opened, advanced and closed."""
+        for vocabulary in message.vocabularies:
+            self._take_vocabulary(vocabulary, link)
         for opening in message.opens:
             self._take_open(opening, link)
         for advance in message.advances:
@@ -109,6 +121,17 @@ class DraftHandler:
         for close in message.closes:
             self._drafter.send(CloseSession(link, close.handle))
             self._spans.end(link, close.handle)
+
+    def _take_vocabulary(self, told: draft_pb2.TargetVocabulary, link: OrchestratorLink) -> None:
+        """One that is too large, or one too many, is as one that was not told: its sessions are refused."""
+        known = self._told.setdefault(link, {})
+        if not 0 < told.vocabulary <= MOST_IDS or len(known) >= MOST_TOLD:
+            log.warning("a vocabulary of %d ids is not taken; this link told %d", told.vocabulary, len(known))
+            return
+        digest = hashlib.sha256(told.SerializeToString(deterministic=True)).hexdigest()
+        eos_ids = frozenset(told.eos_ids)
+        known[told.fingerprint] = learn = LearnVocabulary(digest, told.tokenizer_zlib, told.vocabulary, eos_ids)
+        self._drafter.send(learn)
 
     def _take_open(self, opening: draft_pb2.OpenDraft, link: OrchestratorLink) -> None:
         self._spans.begin(link, opening.handle, opening.traceparent, tokens=len(opening.tokens))
@@ -134,7 +157,9 @@ class DraftHandler:
 
     def _take_advance(self, advance: draft_pb2.Advance, link: OrchestratorLink) -> None:
         try:
-            tokens = self._tokens("tokens", advance.tokens)
+            # Sessions of different vocabularies may share the link; the drafter's thread knows which one this is of.
+            limit = max(self.info.vocabulary, *(each.width for each in self._told.get(link, {}).values()), 0)
+            tokens = check_tokens(advance.tokens, limit)
             if advance.position == 0 and not tokens:
                 raise InvalidParameter("position", "0 without tokens leaves no text")
             pace = pace_from_wire(advance.pace)
@@ -143,33 +168,34 @@ class DraftHandler:
             self._refuse(advance.handle, error, link)
 
     def _open(self, opening: draft_pb2.OpenDraft, link: OrchestratorLink) -> OpenSession:
-        self._check_vocabulary(opening.vocabulary_fingerprint)
-        tokens = self._tokens("tokens", opening.tokens)
+        mapped = self._mapped(opening.vocabulary_fingerprint, link)
+        vocabulary = self.info.vocabulary if mapped is None else mapped.width
+        tokens = check_tokens(opening.tokens, vocabulary)
         if not tokens:
             raise InvalidParameter("tokens", "must not be empty")
-        sampling, _ = sampling_from_wire(opening.sampling, vocabulary=self.info.vocabulary)
+        sampling, _ = sampling_from_wire(opening.sampling, vocabulary=vocabulary)
+        if mapped is not None:
+            sampling = _for_another_vocabulary(sampling)
         prompt_length = opening.prompt_length or len(tokens)
         if prompt_length > len(tokens):
             raise InvalidParameter("prompt_length", f"must be at most the {len(tokens)} tokens, not {prompt_length}")
         pace = pace_from_wire(opening.pace)
         check_pace(pace, sampling)
         number = next(self._numbers)
-        return OpenSession(link, opening.handle, tokens, sampling, pace, opening.epoch, prompt_length, number)
+        digest = "" if mapped is None else mapped.digest
+        return OpenSession(link, opening.handle, tokens, sampling, pace, opening.epoch, prompt_length, number, digest)
 
-    def _check_vocabulary(self, theirs: str) -> None:
+    def _mapped(self, theirs: str, link: OrchestratorLink) -> LearnVocabulary | None:
+        """What was told of a vocabulary that is not the drafter's; None if it is. StatusError if nothing was told."""
         ours = self.info.vocabulary_fingerprint
-        if theirs != ours:
+        told = self._told.get(link, {}).get(theirs)
+        if theirs != ours and told is None:
             raise StatusError(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"vocabulary_fingerprint: the verifier's vocabulary is {theirs[:SHOWN_HEX] or '(none)'}..., "
                 f"this drafter's is {ours[:SHOWN_HEX]}...",
             )
-
-    def _tokens(self, field: str, tokens: Sequence[int]) -> tuple[int, ...]:
-        limit = self.info.vocabulary
-        if tokens and max(tokens) >= limit:
-            raise InvalidParameter(field, f"token id {max(tokens)} is outside 0..{limit - 1}")
-        return tuple(tokens)
+        return None if theirs == ours else told
 
     def _refuse(self, handle: int, error: InvalidParameter | StatusError, link: OrchestratorLink) -> None:
         """Refuse, and end what may be open under this handle."""
@@ -179,6 +205,15 @@ class DraftHandler:
             link.send([Dropped(handle, code_number(error.code), error.message)])
         else:
             link.send([Dropped(handle, code_number(grpc.StatusCode.INVALID_ARGUMENT), str(error))])
+
+
+def _for_another_vocabulary(sampling: Sampling) -> Sampling:
+    """Without a constraint, which the target alone applies. StatusError under rules that no mapped token satisfies."""
+    if sampling.weighed:
+        # Of the same text the drafter may have other tokens each time: one place could then be drawn for twice.
+        message = f"sampling.rule: {sampling.rule} needs a drafter of the target's vocabulary, which this one maps"
+        raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, message)
+    return replace(sampling, constraint=None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -23,12 +23,14 @@ from draft_service.commands import (
     Command,
     DraftedProposal,
     Dropped,
+    LearnVocabulary,
     LoseLink,
     Opened,
     OpenSession,
     Replies,
     Reply,
     ReplyLink,
+    check_tokens,
 )
 from specwire.core.draft import Desynchronised, DraftNode, DraftSession, Drawn, check_pace
 from specwire.core.invalid import Code, InvalidParameter
@@ -89,12 +91,64 @@ class DrafterTally:
             self.misses = self.misses * kept + late / due * (1 - kept)
 
 
+class Computed(NamedTuple):
+    """What a forward returned. Of the i-th wanted row: `answers` has what follows, or row at[i] of `rows` has."""
+
+    rows: Any
+    at: Sequence[int]
+    answers: dict[int, Drawn]
+
+
+class DraftModel:
+    """A model whose slots hold texts in its own ids; `draft_service.translation` has one that takes others', too.
+
+    As `specwire.core.model.SlotModel`, but for `forward`.
+    """
+
+    def __init__(self, model: SlotModel) -> None:
+        self.failed: frozenset[int] = frozenset()
+        self.slots = model.slots
+        self.branches = model.branches
+        self._model = model
+
+    def learn(self, told: LearnVocabulary) -> None:
+        """Hear of a target's vocabulary."""
+
+    def vocabularies_of(self, digest: str) -> Any:
+        """A `VocabularyMap` of a vocabulary that was told. Raises ValueError, which says why there is none."""
+        raise ValueError("is another one than this drafter's")
+
+    def translate(self, slot: int, vocabularies: Any) -> None:
+        """The empty slot is to hold a text in the target's ids."""
+        raise ValueError("is another one than this drafter's")
+
+    def cached(self, slot: int) -> int:
+        return self._model.cached(slot)
+
+    def rollback(self, slot: int, length: int) -> None:
+        self._model.rollback(slot, length)
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self._model.keep(slot, start, rows)
+
+    def discard(self, slot: int) -> None:
+        self._model.discard(slot)
+
+    def forward(self, feeds: Sequence[Feed]) -> Computed:
+        """As a model's, for feeds in the ids of each slot's vocabulary."""
+        computed = self._model.forward(feeds)
+        self.failed = self._model.failed
+        return Computed(computed, range(sum(feed.wanted for feed in feeds)), {})
+
+
 @dataclass(slots=True)
 class DraftingSession:
     """One session: `spent_ns` counts since its last proposal.
 
     number: of its opening. unready: its constraint is being compiled. matcher: that constraint, behind a part of the
     output; None where there is none, or it is unknown here. rows: the draft tokens that the slot holds behind the text.
+    vocabularies: the target's and the drafter's, where these differ (`specwire.text.vocabulary_map.VocabularyMap`); all
+    ids of the session are the target's.
     """
 
     link: ReplyLink
@@ -108,6 +162,7 @@ class DraftingSession:
     matcher: Matcher | None = None
     spent_ns: int = 0
     rows: list[DraftNode] = field(default_factory=list)
+    vocabularies: Any = None
 
     @property
     def wants_token(self) -> bool:
@@ -203,14 +258,15 @@ class Sessions:
         draw: Draw,
         deliver: Callable[[Replies], None],
         now_ns: Callable[[], int] = time.perf_counter_ns,
+        texts: Callable[[SlotModel], DraftModel] = DraftModel,
     ) -> None:
         self._draw = draw
         self._now_ns = now_ns
         self.inbox: Inbox[Command] = Inbox()
         self.step_began_s: float | None = None
         self._deliver = deliver
-        self._model = model
-        self._context = model.info.context
+        self._model = texts(model)
+        self._context, self._vocabulary = model.info.context, model.info.vocabulary
         self._free = list(range(model.slots))
         self._open: dict[Key, DraftingSession] = {}
         self._replies: Replies = {}
@@ -254,6 +310,8 @@ class Sessions:
                 self._advance(command)
             case OpenSession():
                 self._start(command)
+            case LearnVocabulary():
+                self._model.learn(command)
             case BeginSession():
                 self._begin(command)
             case CloseSession():
@@ -271,24 +329,32 @@ class Sessions:
             message = f"all {self._model.slots} slots of this drafter are taken"
             self._drop(key, Code.RESOURCE_EXHAUSTED, message)
             return
+        try:
+            vocabularies = self._model.vocabularies_of(command.vocabulary) if command.vocabulary else None
+        except ValueError as error:
+            self._drop(key, Code.FAILED_PRECONDITION, f"vocabulary_fingerprint: {error}")
+            return
         sampling = command.sampling
+        branching = self._model.branches and sampling.guessed and sampling.constraint is None and vocabularies is None
         session = DraftSession(
             command.tokens,
             command.pace,
             chain,
-            self._context,
+            self._context if vocabularies is None else None,
             sampling.weighed,
             command.epoch,
-            branching=self._model.branches and sampling.guessed and sampling.constraint is None,
+            branching=branching,
             rates=self._rates[sampling.temperature == 0.0],
         )
         self.tally.opened += 1
         prompt_length = len(command.tokens) if command.prompt_length is None else command.prompt_length
         slot = self._free.pop()
-        unready = command.sampling.constraint is not None
-        self._open[key] = DraftingSession(
-            command.link, command.handle, slot, command.sampling, session, prompt_length, command.number, unready
+        if vocabularies is not None:
+            self._model.translate(slot, vocabularies)
+        self._open[key] = drafting = DraftingSession(
+            command.link, command.handle, slot, sampling, session, prompt_length, command.number
         )
+        drafting.unready, drafting.vocabularies = sampling.constraint is not None, vocabularies
         self._reply(command.link, Opened(command.handle))
 
     def _begin(self, command: BeginSession) -> None:
@@ -303,8 +369,11 @@ class Sessions:
         drafting = self._open.get(key)
         if drafting is None:
             return
+        vocabularies = drafting.vocabularies
+        limit = self._vocabulary if vocabularies is None else vocabularies.target.width
         try:
             check_pace(command.pace, drafting.sampling)
+            check_tokens(command.tokens, limit)
         except InvalidParameter as error:
             self._drop(key, Code.INVALID_ARGUMENT, str(error))
             return
@@ -445,11 +514,12 @@ class Sessions:
             broken = [drafting for drafting in batch if drafting.slot in self._model.failed]
             # Neither request nor service is at fault, and the same text would fail again here.
             self._drop_all(broken, Code.ABORTED, "the drafter's logits are not finite")
-        if not rows:
-            return []
-        drawing = [places[row] for row in rows]
-        drawn = self._draw(computed, rows, drawing)
-        return [(place.drafting, place.node, found) for place, found in zip(drawing, drawn, strict=True)]
+        drawing = [row for row in rows if row not in computed.answers]
+        drawn = dict(computed.answers)
+        if drawing:
+            found = self._draw(computed.rows, [computed.at[row] for row in drawing], [places[row] for row in drawing])
+            drawn |= zip(drawing, found, strict=True)
+        return [(places[row].drafting, places[row].node, drawn[row]) for row in rows]
 
     def _lacks(self, drafting: DraftingSession) -> int:
         """How many tokens of its decided text the slot lacks."""

@@ -21,7 +21,7 @@ from orchestrator.options import (
 from orchestrator.sessions import ORCHESTRATOR
 from orchestrator.tenants import access_of, add_tenant_arguments
 from specwire.registry.options import add_registry_arguments, registry_of
-from specwire.rpc.keys import read_token
+from specwire.rpc.keys import read_peer_token
 from specwire.rpc.process import run_until_signalled, say
 from specwire.rpc.server_options import add_listening_arguments, check_listen, drain_grace
 from specwire.rpc.tls import add_client_arguments, client_tls, server_tls
@@ -90,7 +90,7 @@ def serving_options(
         insecure=args.insecure,
         tls=server_tls(args),
         peer_tls=client_tls(args),
-        peer_token=read_token(args),
+        peer_token=read_peer_token(args),
         access=access_of(args, args.drafter_keys),
         accept_drafters=args.accept_drafters,
         drafter_names=tuple(args.drafter_name),

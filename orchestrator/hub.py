@@ -16,7 +16,7 @@ from orchestrator.sessions import Orchestrator
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
 from specwire.rpc.outbox import LinkError, Outbox
-from specwire.rpc.server import MessageTooLong
+from specwire.rpc.server import MessageTooLong, certified_names
 from specwire.v1 import draft_pb2, draft_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ STRINGS = (
     "vocabulary_fingerprint",
     "region",
 )
-NUMBERS = ("vocabulary", "context", "slots")
+NUMBERS = ("vocabulary", "context", "slots", "token_text")
 MOST_CHARACTERS = 1024
 SHOWN = 64
 
@@ -224,13 +224,6 @@ async def _read(requests: Requests, drafter: DrafterPeer) -> None:
         if message.HasField("model"):
             raise InvalidParameter("model", "must be in the first message only")
         drafter.on_message(message.said)
-
-
-def certified_names(context: Context) -> set[str]:
-    """What the caller's certificate calls it: alternative names and the common name."""
-    shown = context.auth_context()
-    fields = ("x509_subject_alternative_name", "x509_common_name")
-    return {name.decode(errors="replace") for field in fields for name in shown.get(field, ())}
 
 
 def identity(context: Context) -> str:

@@ -16,6 +16,8 @@ from specwire.core.policy.controller import parse_plan
 from specwire.redis.urls import MEMORY
 from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.channel import check_token_is_safe, exposure, host_of, is_loopback
+from specwire.rpc.keys import Token
+from specwire.rpc.renewal import Renewable
 from specwire.rpc.server_options import check_exposure, check_listen, check_metrics
 from specwire.rpc.tls import ClientTls, ServerTls
 from specwire.text.tool_calls import FORMATS
@@ -241,7 +243,7 @@ class OrchestratorOptions:
     accept_drafters: bool = False
     drafter_names: tuple[str, ...] = ()
     access: Access = Access()
-    peer_token: str = ""
+    peer_token: Token | str = ""
     drafters_per_session: int = 1
     buffer: int = 64
     start_timeout: float = 120.0
@@ -285,6 +287,14 @@ class OrchestratorOptions:
         check_drafters_per_session(self.drafters_per_session)
         if self.buffer < 2:
             raise ValueError(f"buffer: must be at least 2, not {self.buffer}")
+
+    @property
+    def origins(self) -> tuple[Renewable | None, ...]:
+        """Of keys, tokens and certificates that may change while it runs; None for those not read of files."""
+        access, token = self.access, self.peer_token
+        held = (self.tls, self.peer_tls, access.keys, access.drafter_keys, access.operator_keys)
+        shown = token.origin if isinstance(token, Token) else None
+        return (*(None if each is None else each.origin for each in held), shown)
 
     @property
     def rules(self) -> frozenset[Rule]:

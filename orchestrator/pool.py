@@ -59,18 +59,19 @@ def verifier_candidate(peer: VerifierPeer) -> PlacementCandidate:
     )
 
 
-def drafter_candidate(peer: DrafterPeer, refusals: int) -> PlacementCandidate:
-    """refusals: of the session."""
-    info = peer.info or NOBODY
+def drafter_candidate(peer: DrafterPeer, refusals: int, vocabulary: str) -> PlacementCandidate:
+    """refusals: of the session. vocabulary: the session's."""
+    info, mapped = peer.info or NOBODY, peer.maps(vocabulary) is not None
     return PlacementCandidate(
         peer.link.address,
-        info.vocabulary_fingerprint,
+        vocabulary if mapped else info.vocabulary_fingerprint,
         up=peer.up and not peer.report.draining,
         fresh=peer.report.fresh,
         slots=info.slots,
         sessions=peer.sessions,
         region=info.region,
         refusals=refusals,
+        mapped=mapped,
     )
 
 
@@ -78,7 +79,7 @@ def chosen_drafter(
     peers: Sequence[DrafterPeer], refusals: Counter[DrafterPeer], wish: PlacementRequest
 ) -> DrafterPeer | None:
     """Refusals count before load: a drafter that refuses everything has no sessions and would always be first."""
-    choice = place([drafter_candidate(each, refusals[each]) for each in peers], wish)
+    choice = place([drafter_candidate(each, refusals[each], wish.fingerprint) for each in peers], wish)
     return None if choice is None else peers[choice.index]
 
 
@@ -130,6 +131,8 @@ class Placer:
         near = self._near(driver.verifying.peer)
         wish = PlacementRequest(record.session_id, record.vocabulary_fingerprint, near=near, draws=self._draws)
         free = [drafter for drafter in drafters if not driver.drafters.has(drafter)]
+        if record.sampling.weighed:
+            free = [drafter for drafter in free if drafter.maps(record.vocabulary_fingerprint) is None]
         return chosen_drafter(free, refusals, wish)
 
     def _placed(self, driver: SessionDriver, peer: VerifierPeer, reason: Reason) -> VerifierPeer:
@@ -180,7 +183,9 @@ class Pool:
         self._feeding: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self.verifiers = [self._dialled.verifier(address, self._accept_target) for address in options.verifiers]
-        self._named = [self._dialled.drafter(address, self._accept_drafter) for address in options.drafters]
+        self._named = [
+            self._dialled.drafter(address, self._accept_drafter, self.models.all) for address in options.drafters
+        ]
         self.drafters = list(self._named)
         url = options.registration.url
         known = (self.affinity, self._find, self._dial, self._drop, self._looked)
@@ -266,7 +271,7 @@ class Pool:
             peer = self._dialled.verifier(address, self._accept_version)
             self.verifiers.append(peer)
         else:
-            peer = self._dialled.drafter(address, self._accept_drafter)
+            peer = self._dialled.drafter(address, self._accept_drafter, self.models.all)
             self.drafters.append(peer)
         self._dialled.start(peer)
         return peer
@@ -303,6 +308,7 @@ class Pool:
                 verifier.refusal = None  # it came with it before that was wanted
         for drafter in self.drafters:
             drafter.refusal = None if drafter.info is None else self._accept_drafter(drafter.info)
+            drafter.introduce()
         return refusal
 
     def _accept_drafter(self, info: Info) -> str | None:
@@ -314,7 +320,7 @@ class Pool:
 
     def admit(self, line: DrafterLine, info: Info) -> DrafterPeer:
         """Use a drafter that dialled in, for as long as it stays; its `refusal` says why it is not used."""
-        drafter = DrafterPeer(line, self._rebalance, self._accept_drafter)
+        drafter = DrafterPeer(line, self._rebalance, self._accept_drafter, self.models.all)
         self.drafters.append(drafter)
         drafter.on_up(info)
         return drafter

@@ -19,6 +19,7 @@ from specwire.registry.entry import MOST_MODELS, Load, Role, ServedModel, Servic
 from specwire.registry.options import register
 from specwire.registry.registrar import Registrar, new_id
 from specwire.rpc.keys import Keys
+from specwire.rpc.renewal import Renewal
 from specwire.rpc.server import Admission, RunningServer, Service, check_free, serve
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import process_families
@@ -85,6 +86,7 @@ class RunningHttp(Protocol):
     @property
     def url(self) -> str: ...
     async def stop(self, grace: float) -> None: ...
+    def recheck(self) -> None: ...
 
 
 class RunningOrchestrator:
@@ -106,12 +108,19 @@ class RunningOrchestrator:
         self._server = server
         self._http = http
         self._stopped = False
+        self._renewal = Renewal(orchestrator.options.origins, self._recheck)
         orchestrator.on_readiness = self.tell_health
 
     async def tell_health(self) -> None:
         """Tell gRPC's health checks whether sessions are taken: not while the log takes no writes."""
         if not self._stopped:
             await self._server.set_serving(not self.orchestrator.log.trouble)
+
+    def _recheck(self) -> None:
+        """End what was let in by a token or a certificate that is no longer valid."""
+        self._server.recheck()
+        if self._http is not None:
+            self._http.recheck()
 
     @property
     def address(self) -> str:
@@ -131,6 +140,7 @@ class RunningOrchestrator:
         if self._stopped:
             return
         self._stopped = True
+        await self._renewal.stop()
         await self._server.set_serving(False)
         await self._registrar.drain()
         await self.orchestrator.drain(grace)

@@ -178,6 +178,17 @@ def constrained_table(results: dict[str, Any]) -> str:
     return grid(rows)
 
 
+def tools_table(results: dict[str, Any]) -> str:
+    """Render the counts of `make bench-tools`."""
+    counts = {"differing": "differ", "unparsable": "do not parse", "violating": "violate", "cut": "others in pieces"}
+    rows = [["format", "calls", *counts.values(), "tokens/forward, drafting off", "on"]]
+    for row in results["rows"]:
+        forwards = (f"{row['tokens'] / (row[name] or 1):.2f}" for name in ("forwards_off", "forwards_on"))
+        name = f"{row['form']}, {'sampled' if row['sampled'] else 'greedy'}"
+        rows.append([name, str(row["calls"]), *(str(row[each]) for each in counts), *forwards])
+    return "\n\n".join([grid(rows), bars_table(results)])
+
+
 def gpu_table(results: dict[str, Any]) -> str:
     """Render what `make bench-gpu` measured, with the device's name."""
     steps = [["sessions", "positions of each", "ms per step", "floor, ms", "x floor"]]
@@ -211,7 +222,19 @@ def pair_table(figures: dict[str, Any]) -> str:
     return grid(rows)
 
 
-# By name: the record in bench/results, the command that makes it, and what renders it.
+def large_table(results: dict[str, Any]) -> str:
+    """Render what a drafter gains for a target of a size that people run, by place and weights."""
+    rows = [["weights", "place", "row", "tokens/s", "times off", "tokens per forward", "acceptance"]]
+    for line in results["lines"]:
+        accepted = "" if line["acceptance"] is None else f"{line['acceptance']:.2f}"
+        told = [f"{line['tokens_per_second']['value']:.1f}", interval(line["to_off"])]
+        rows.append([line["weights"], line["place"], line["row"], *told, f"{line['tokens_per_forward']:.2f}", accepted])
+    machine, arguments = results["machine"], results["arguments"]
+    how = f"{arguments['target']}, drafter {arguments['draft']}, planted acceptance {arguments['acceptance']:g}"
+    size = f"{arguments['prompts']} prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
+    return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores: {how}; {size}."
+
+
 def vllm_table(results: dict[str, Any]) -> str:
     """Render what vLLM's own speculation and specwire's gain on vLLM, by how many sessions are at once."""
     levels = sorted({line["level"] for line in results["lines"]})
@@ -231,6 +254,7 @@ def vllm_table(results: dict[str, Any]) -> str:
 
 
 Render = Callable[[dict[str, Any]], str]
+# By name: the record in bench/results, the command that makes it, and what renders it.
 RECORDS: dict[str, tuple[str, str, Render]] = {
     "headline": ("main.json", "make bench", headline_table),
     "speed": ("main.json", "make bench", speed_table),
@@ -250,7 +274,9 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "dtypes": ("dtypes.json", "make bench-dtypes", dtypes_table),
     "deterministic": ("deterministic.json", "make bench-deterministic", deterministic_table),
     "constrained": ("constrained.json", "make bench-constrained", constrained_table),
+    "tools": ("tools.json", "make bench-tools", tools_table),
     "vllm": ("vllm.json", "make bench-vllm", vllm_table),
+    "large": ("large.json", "make bench-large", large_table),
     "gpu": ("gpu.json", "make bench-gpu", gpu_table),
     "laws": ("laws.json", "make statistics", laws_table),
     "peers": ("laws_peers.json", "python -m bench.laws.peer", peers_table),

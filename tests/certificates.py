@@ -33,19 +33,20 @@ class Signed:
 
 
 class Authority:
-    """Signs certificates; `pem` is its own."""
+    """Signs certificates; `pem` is its own. above: who signs that, None for itself."""
 
-    def __init__(self, name: str = "test authority") -> None:
+    def __init__(self, name: str = "test authority", above: Authority | None = None) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
         constraints = x509.BasicConstraints(ca=True, path_length=None)
-        builder = _builder(self._name, self._name, self._key.public_key()).add_extension(constraints, critical=True)
-        self.pem = _pem(builder.sign(self._key, hashes.SHA256()))
+        signer = above or self
+        builder = _builder(self._name, signer._name, self._key.public_key()).add_extension(constraints, critical=True)
+        self.pem = _pem(builder.sign(signer._key, hashes.SHA256()))
 
-    def sign(self, host: str = "127.0.0.1") -> Signed:
+    def sign(self, host: str = "127.0.0.1", name: str = "test") -> Signed:
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.IPAddress(ipaddress.ip_address(host)), x509.DNSName("localhost")]
-        builder = _builder(_name("test"), self._name, key.public_key())
+        builder = _builder(_name(name), self._name, key.public_key())
         certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         secret = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# Of the extra openvino-genai, which `make setup` leaves out.
-EXTRA_PEERS = ("openvino-genai", "openvino-tokenizers")
+# Of the extras openvino-genai and llamacpp, which `make setup` leaves out.
+EXTRA_PEERS = ("llama-cpp-python", "openvino-genai", "openvino-tokenizers")
 INSTALLED_EXTRAS = re.findall(r"^EXTRAS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split(",")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from specwire.core.messages import Outcome
+from specwire.core.policy.shares import TenantShares
 from specwire.registry.entry import Load
 from specwire.telemetry.metrics import Families, by_label, counter, draft_families, gauge, histogram
 from verify_service.engine.engine import Engine
@@ -13,6 +16,8 @@ def families(engine: Engine) -> Families:
     yield from _of_speculation(engine.tally)
     yield from _of_steps(engine.tally)
     yield from _of_sessions(engine)
+    if engine.shares is not None:
+        yield from _of_tenants(engine, engine.shares)
 
 
 def _of_speculation(tally: EngineTally) -> Families:
@@ -60,6 +65,9 @@ def _of_sessions(engine: Engine) -> Families:
     yield gauge("kv_cache_bytes", "Memory of keys and values.", lm.kv_bytes)
     prefixes = dict(sessions.scheduler.slots.counts)
     yield by_label(counter, "kv_prefixes_total", "Kept prefixes, by what became of them.", "event", prefixes)
+    texts = sessions.texts
+    yield gauge("shared_texts", "Texts of sessions kept to propose from.", texts.texts)
+    yield gauge("shared_texts_bytes", "Memory that they may take.", texts.size)
     ignored = dict(sessions.counts)
     yield by_label(counter, "ignored_total", "What was ignored or let go.", "reason", ignored)
     plain_us = engine.costs.plain(1)
@@ -71,6 +79,24 @@ def _of_sessions(engine: Engine) -> Families:
         "ledger_balance_seconds", "Time lost to speculation by the sessions held; negative: gained.", balance_us / 1e6
     )
     yield gauge("plain_step_seconds", "A forward of one row, as measured.", plain_us / 1e6)
+
+
+def _of_tenants(engine: Engine, shares: TenantShares) -> Families:
+    """By names that the operator's file has; all others together are one."""
+    told = (
+        ("decided_tokens", "Tokens decided.", shares.decided),
+        ("prompt_tokens", "Tokens of prompts that were fed.", shares.prefilled),
+        ("rows", "Rows of decoding steps.", shares.rows),
+        ("sessions_refused", "Sessions beyond a limit, or that found no slot.", shares.refused),
+    )
+    for name, text, counts in told:
+        yield by_label(counter, f"tenant_{name}_total", f"{text} By tenant.", "tenant", dict(counts))
+    seconds = {label: kept / 1e6 for label, kept in dict(shares.kv_byte_us).items()}
+    yield by_label(
+        counter, "tenant_kv_byte_seconds_total", "Keys and values in slots, by time. By tenant.", "tenant", seconds
+    )
+    held = Counter(shares.label(each.tenant) for each in list(engine.sessions.roster))
+    yield by_label(gauge, "tenant_sessions", "Sessions held. By tenant.", "tenant", held)
 
 
 def load_of(engine: Engine) -> Load:

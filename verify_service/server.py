@@ -7,36 +7,44 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError
+from specwire.core.policy.shares import TenantShares
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
 from specwire.registry.registrar import LoadReader, Registrar
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.process import say, share_interpreter
+from specwire.rpc.renewal import Renewal
 from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
     ModelServiceOptions,
     add_deterministic_argument,
     add_engine_arguments,
     add_heads_argument,
+    add_known_texts_arguments,
     add_model_arguments,
     add_ranks_argument,
+    add_text_memory_argument,
     check_deterministic,
     check_ranks,
     engine_options,
     run_model_service,
+    text_memory_of,
 )
 from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Families, Registry, by_label, counter, gauge, process_families
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
+from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.engine.messages import Command, QueuePatience, Reports
 from verify_service.ranks import Ranks
 from verify_service.service import EngineThread, VerifyServicer
+from verify_service.tenants import add_tenants_argument, read_tenants, tenant_of
 
 # Seconds for calls that are not links, such as a health watch.
 LAST_CALLS_S = 0.2
@@ -64,6 +72,7 @@ class RunningVerifier:
         info: common_pb2.GetModelInfoResponse,
         metrics: MetricsListener | None,
         registrar: Registrar,
+        renewal: Renewal,
         meter: LoadReader | None = None,
     ) -> None:
         self._thread = thread
@@ -72,6 +81,7 @@ class RunningVerifier:
         self.info = info
         self.metrics = metrics
         self._registrar = registrar
+        self._renewal = renewal
         self._meter = meter or LoadReader()
 
     @property
@@ -90,6 +100,7 @@ class RunningVerifier:
         await self._let_it_be_known(grace / 2)
         await self._servicer.drain(max(0.0, began + grace - asyncio.get_running_loop().time()))
         await self._server.stop(LAST_CALLS_S)
+        await self._renewal.stop()
         await self._registrar.close()
         await self._thread.stop()
         if self.metrics is not None:
@@ -112,6 +123,7 @@ async def start(
     detach_grace: float = DETACH_GRACE_S,
     patience: QueuePatience = PATIENCE,
     registration: RegistryOptions = NOWHERE,
+    shares: TenantShares | None = None,
 ) -> RunningVerifier:
     """Load and measure the model, then listen; health says SERVING from the first answer on.
 
@@ -120,6 +132,7 @@ async def start(
         detach_grace: seconds for which a session without its link is kept; 0 drops it at once.
         patience: with sessions that find no slot.
         registration: where the verifier registers.
+        shares: what tenants may have; None where there are none.
 
     Raises:
         InvalidParameter: as `check_grace`, `check_patience`.
@@ -134,11 +147,12 @@ async def start(
     registry, meter = Registry(), LoadReader()
     size = options.tensor_parallel_size
     ranks = Ranks(size, options.loading()) if size > 1 else None
-    loader = _loader(options, patient, detach_grace, patience, registry, meter, ranks)
+    loader = _loader(options, patient, detach_grace, patience, registry, meter, ranks, shares)
     thread = ServiceThread(VERIFIER, loader, helpers=ranks)
     info = await thread.start()
     info.region = registration.region
-    servicer = VerifyServicer(thread, info)
+    whose = None if shares is None else partial(tenant_of, keys=options.keys, shares=shares)
+    servicer = VerifyServicer(thread, info, whose)
     registry.add(VERIFIER, lambda: _of_links(servicer))
     registry.add(VERIFIER, process_families)
     service = Service(
@@ -154,7 +168,8 @@ async def start(
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = register_model(registration, Role.VERIFIER, info, server.address, lambda: meter.read())
         started.pop_all()
-    return RunningVerifier(thread, servicer, server, info, metrics, registrar, meter)
+    renewal = Renewal(options.origins, server.recheck)
+    return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter)
 
 
 def _of_links(servicer: VerifyServicer) -> Families:
@@ -186,6 +201,7 @@ def _loader(
     registry: Registry,
     meter: LoadReader,
     ranks: Ranks | None,
+    shares: TenantShares | None,
 ) -> Load[Reports, Command, common_pb2.GetModelInfoResponse]:
     def load(
         deliver: Callable[[Reports], None], go_on: GoOn
@@ -197,6 +213,7 @@ def _loader(
         from verify_service.engine.engine import Engine
         from verify_service.engine.heads import HeadDrafting
         from verify_service.engine.sampler import LogitsSampler
+        from verify_service.known_texts import known_texts
         from verify_service.metrics import families, load_of
 
         over = "" if ranks is None else f" over {ranks.size} processes"
@@ -207,7 +224,7 @@ def _loader(
         say(f"specwire verify: {lm.slots} slots of {lm.info.context} positions{kept}")
         say("specwire verify: measuring forward times")
         costs = step_costs(lm, go_on)
-        info = model_info_to_wire(lm.info, lm.slots, lm.kv_bytes)
+        info = model_info_to_wire(lm.info, lm.slots, lm.kv_bytes, convention_of(lm.info.tokenizer_json))
         for rows, microseconds in costs.forward.points.items():
             info.forward_times.add(rows=rows, microseconds=round(microseconds))
         try:
@@ -215,6 +232,9 @@ def _loader(
             drafting = HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, DraftingModel) and not patient else None
         except HeadFailed as error:
             raise ModelError(f"heads: {options.heads}: {error}") from error
+        known = known_texts(lm.info, options.references, options.table)
+        for line in known.told():
+            say(f"specwire verify: {line}")
         grace_us = detach_grace * 1e6
         engine = Engine(
             lm,
@@ -226,6 +246,9 @@ def _loader(
             detach_grace_us=grace_us,
             patience=patience,
             drafting=drafting,
+            shares=shares,
+            text_memory=options.text_memory if options.ngram and not patient else 0,
+            known=known,
         )
         registry.add(VERIFIER, lambda: families(engine))
         meter.read = lambda: load_of(engine)
@@ -241,6 +264,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ranks_argument(parser)
     add_engine_arguments(parser)
     add_registry_arguments(parser, "orchestrators look for it")
+    add_tenants_argument(parser)
     parser.add_argument(
         "--patient", action="store_true", help="wait for all due draft tokens: a baseline to measure, never faster"
     )
@@ -250,6 +274,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="propose what followed the same tokens earlier in the text, where that pays (default: on)",
     )
+    add_text_memory_argument(parser)
+    add_known_texts_arguments(parser)
     add_heads_argument(parser)
     parser.add_argument(
         "--detach-grace",
@@ -283,8 +309,10 @@ def run(args: argparse.Namespace) -> int:
         check_deterministic(args.deterministic, args.runtime)
         check_ranks(args.tensor_parallel_size)
         engine_options(args.engine, args.engine_options)
+        text_memory = text_memory_of(args.text_memory)
         telemetry, registration = telemetry_of(args), registry_of(args)
         registration.check_listen(args.listen)
+        shares = read_tenants(args.tenants)
     except InvalidParameter as error:
         say(f"specwire verify: error: {error}")
         return 2
@@ -294,12 +322,15 @@ def run(args: argparse.Namespace) -> int:
         options = replace(
             options,
             ngram=args.ngram,
+            text_memory=text_memory,
+            references=tuple(args.reference),
+            table=args.table,
             deterministic=args.deterministic,
             heads=args.heads,
             tensor_parallel_size=args.tensor_parallel_size,
             engine=args.engine,
             engine_options=args.engine_options,
         )
-        return start(options, args.patient, args.detach_grace, patience, registration)
+        return start(options, args.patient, args.detach_grace, patience, registration, shares)
 
     return run_model_service(args, "verify", serve_with)

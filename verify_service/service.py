@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -100,9 +100,18 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     """Serves the engine whose model is loaded and described by `info`. Each Connect stream is a link.
 
     `refused`: sessions, by status.
+
+    Args:
+        tenant: whose link a call is; None where there are no tenants.
     """
 
-    def __init__(self, thread: EngineThread, info: common_pb2.GetModelInfoResponse) -> None:
+    def __init__(
+        self,
+        thread: EngineThread,
+        info: common_pb2.GetModelInfoResponse,
+        tenant: Callable[[ConnectContext], str] | None = None,
+    ) -> None:
+        self._tenant = tenant
         self._thread = thread
         self._info = info
         self._numbers = itertools.count()
@@ -193,11 +202,12 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def Connect(self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], context: ConnectContext) -> None:
         if self._draining:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, STOPPING)
+        tenant = "" if self._tenant is None else self._tenant(context)
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         link = VerifyLink(Responses(context.write, lambda error: link.end(str(error))), broken)
         number = next(self._numbers)
         self._links[number] = link
-        reading = asyncio.ensure_future(self._read(requests, number, link.outbox))
+        reading = asyncio.ensure_future(self._read(requests, number, link.outbox, tenant))
         try:
             done, _ = await asyncio.wait([reading, broken], return_when=asyncio.FIRST_COMPLETED)
             for future in done:
@@ -239,11 +249,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._beginnings.begin(link, constraint, opening.tokens[opening.prompt_length :], tell)
 
     async def _read(
-        self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], link: int, outbox: Responses
+        self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], link: int, outbox: Responses, tenant: str = ""
     ) -> None:
         async for message in requests:
             late = turned_away(message) if self._draining else []
-            tick, refusals = tick_from_wire(link, message, self._info, monotonic_us())
+            tick, refusals = tick_from_wire(link, message, self._info, monotonic_us(), tenant)
             self._presence.came(link, (opening.handle for opening in tick.opens))
             self._presence.went(link, tick.closes)
             self._trace(link, message)

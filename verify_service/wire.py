@@ -26,14 +26,22 @@ SHOWN_HEX = 12
 
 
 def tick_from_wire(
-    link: int, message: verify_pb2.ConnectVerifyRequest, info: common_pb2.GetModelInfoResponse, now_us: float
+    link: int,
+    message: verify_pb2.ConnectVerifyRequest,
+    info: common_pb2.GetModelInfoResponse,
+    now_us: float,
+    tenant: str = "",
 ) -> tuple[Tick, list[Refusal]]:
-    """One message of a link as a command; refused opens count as closed, so that nothing stays under their handles."""
+    """One message of a link as a command; refused opens count as closed, so that nothing stays under their handles.
+
+    tenant: whose link it is. Sessions and cached prefixes of other tenants are as if they were not there, whatever ids
+    and scopes it names.
+    """
     opens: list[Opening] = []
     refusals: list[Refusal] = []
     for opening in message.opens:
         try:
-            opens.append(opening_from_wire(opening, info, now_us))
+            opens.append(opening_from_wire(opening, info, now_us, tenant))
         except InvalidParameter as error:
             refusals.append(Refusal(opening.handle, Code.INVALID_ARGUMENT, str(error)))
         except StatusError as error:
@@ -45,12 +53,14 @@ def tick_from_wire(
         tuple(Proposed(proposal.handle, proposal_from_wire(proposal)) for proposal in message.proposals),
         tuple((progress.handle, allowance_from_wire(progress)) for progress in message.progress),
         (*(close.handle for close in message.closes), *(refusal.handle for refusal in refusals)),
-        tuple(message.forgotten),
+        tuple(own_id(tenant, session_id) for session_id in message.forgotten),
     )
     return tick, refusals
 
 
-def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoResponse, now_us: float = 0.0) -> Opening:
+def opening_from_wire(
+    message: verify_pb2.Open, info: common_pb2.GetModelInfoResponse, now_us: float = 0.0, tenant: str = ""
+) -> Opening:
     """Raises InvalidParameter, or StatusError (FAILED_PRECONDITION) for another vocabulary."""
     check_vocabulary(message.vocabulary_fingerprint, info.vocabulary_fingerprint)
     if not 1 <= len(message.session_id) <= MOST_SESSION_ID:
@@ -66,7 +76,7 @@ def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoRes
     check_constraint(sampling.constraint, stopping, info.eos_ids)
     return Opening(
         message.handle,
-        message.session_id,
+        own_id(tenant, message.session_id),
         message.fence,
         message.attach,
         tuple(message.tokens),
@@ -78,12 +88,23 @@ def opening_from_wire(message: verify_pb2.Open, info: common_pb2.GetModelInfoRes
         message.ledger_us,
         not message.no_ngram,
         message.epoch,
-        _scope(message.cache_scope),
+        own_scope(tenant, _scope(message.cache_scope)),
         check_priority(message.priority),
         check_prediction(message.prediction, info.vocabulary, info.context),
         # An older orchestrator knows of n-grams only, and who turns these off means any guess of the verifier's.
         not message.no_head and (message.head_alone or not message.no_ngram),
+        tenant,
+        message.share_text,
     )
+
+
+def own_id(tenant: str, session_id: str) -> str:
+    """The engine's id of a tenant's session."""
+    return f"{tenant}\n{session_id}" if tenant else session_id
+
+
+def own_scope(tenant: str, scope: bytes) -> bytes:
+    return b"%b\n%b" % (tenant.encode(), scope) if tenant and scope else scope
 
 
 def _scope(scope: bytes) -> bytes:
@@ -129,7 +150,11 @@ def report_to_wire(report: Report) -> verify_pb2.ConnectVerifyResponse:
 
 def refusal_to_wire(refusal: Refusal) -> common_pb2.Refused:
     return common_pb2.Refused(
-        handle=refusal.handle, code=int(refusal.code), message=refusal.message, fence=refusal.fence
+        handle=refusal.handle,
+        code=int(refusal.code),
+        message=refusal.message,
+        fence=refusal.fence,
+        retry_after_ms=refusal.retry_ms,
     )
 
 

@@ -16,6 +16,7 @@ from bench.runs import BenchError
 from bench.wan.link import Link
 from bench.wan.places import Place, Places
 from deploy.stack.options import cores
+from specwire.core.model import NONE, TORCH
 
 START_LIMIT_S = 180.0
 MOST_SAID = 500
@@ -28,7 +29,7 @@ class Pair:
     """Models and how they compute; threads of either, and slots of each.
 
     ngram: the verifier proposes from the text itself, too. drafters: so many serve the draft model. apart: they have a
-    core to themselves, and all other services the others.
+    core to themselves, and all other services the others. runtime, quantization: of both models.
     """
 
     target: str
@@ -39,6 +40,8 @@ class Pair:
     slots: int = 4
     drafters: int = 1
     apart: bool = False
+    runtime: str = TORCH
+    quantization: str = NONE
 
 
 class Cores(NamedTuple):
@@ -146,7 +149,8 @@ def _link(owned: ExitStack, to: str, dialled_from: Place) -> Link:
 
 
 def _model(pair: Pair) -> tuple[str, ...]:
-    return ("--dtype", pair.dtype, "--threads", str(pair.threads), "--slots", str(pair.slots))
+    computed = ("--runtime", pair.runtime, "--quantization", pair.quantization, "--dtype", pair.dtype)
+    return (*computed, "--threads", str(pair.threads), "--slots", str(pair.slots))
 
 
 def _verifier(pair: Pair, patient: bool) -> tuple[str, ...]:

@@ -5,17 +5,23 @@ Imports torch and transformers, unlike the other checks: `specwire doctor` must 
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from deploy.cli.doctor import Finding, bad, ok, warn
+from specwire.core.model import AUTO_KV, is_gguf
+from specwire.core.policy.tunables import LEAST_SHARED
+from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_cache import position_bytes, readable
 from specwire.lm.load import outline
 from specwire.lm.scripted import PREFIX, ScriptedLM
-from specwire.text.detokenizer import vocabulary_fingerprint
+from specwire.text.detokenizer import TokenizerError, vocabulary_fingerprint
+from specwire.text.vocabulary_map import TokenTable, VocabularyMap
 
 # Share of the available memory that weights and caches may take: forwards need some, too.
 SHARE = 0.9
@@ -23,7 +29,10 @@ SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """kv_bytes: of one slot. weight_bytes: in the asked dtype; None where the files are not here."""
+    """kv_bytes: of one slot. weight_bytes: in the asked dtype; None where the files are not here.
+
+    tokenizer_json: empty where the model has none.
+    """
 
     model: str
     vocabulary: str
@@ -31,6 +40,7 @@ class Facts:
     context: int
     kv_bytes: int
     weight_bytes: int | None
+    tokenizer_json: bytes = b""
 
 
 def check_devices() -> Iterator[Finding]:
@@ -53,7 +63,9 @@ def check_models(
             known[model] = facts_of(model, dtype)
         except Exception as error:  # any error that the library raises for a broken directory or an unreachable hub
             reason = str(error).strip().partition("\n")[0]
-            yield bad("model", f"{model} cannot be read: {reason}", "give a directory with a model, or a hub id")
+            yield bad("model", f"{model} cannot be read: {reason}", "give a directory, a hub id or a GGUF file")
+    if any(map(is_gguf, known)):
+        yield _check_llamacpp()
     if target in known:
         for draft in (each for each in drafts if each in known):
             yield _check_pair(known[target], known[draft])
@@ -66,12 +78,26 @@ def facts_of(model: str, dtype: str) -> Facts:
     """Raises ModelError for everything that `verify` and `draft` refuse before they load the weights."""
     if model.startswith(PREFIX):
         info = ScriptedLM.parse(model, slots=1).info
-        return Facts(model, info.vocabulary_fingerprint, info.vocabulary, info.context, 0, 0)
+        return Facts(model, info.vocabulary_fingerprint, info.vocabulary, info.context, 0, 0, info.tokenizer_json)
+    if is_gguf(model):
+        file = read_gguf(model)
+        tokens, context = file.text().tokens, file.context(None)
+        kept = int(context * file.position_bytes(file.kv_type(AUTO_KV)))
+        told = file.text().tokenizer_json or file.tokenizer()
+        size = file.path.stat().st_size
+        return Facts(model, vocabulary_fingerprint(tokens), len(tokens), context, kept, size, told)
     known = outline(model)
     config, precision = known.config, getattr(torch, dtype)
     tokens = known.text.vocabulary(config.get_text_config().vocab_size)
     kv, weights = known.context * position_bytes(config, precision), _weight_bytes(known.location, config, precision)
-    return Facts(model, vocabulary_fingerprint(tokens), len(tokens), known.context, kv, weights)
+    text = known.text.tokenizer_json
+    return Facts(model, vocabulary_fingerprint(tokens), len(tokens), known.context, kv, weights, text)
+
+
+def _check_llamacpp() -> Finding:
+    if importlib.util.find_spec("llama_cpp") is None:
+        return bad("llamacpp", "llama_cpp not installed: no GGUF file is served", "pip install 'specwire[llamacpp]'")
+    return ok("llamacpp", f"llama_cpp {version('llama-cpp-python')}")
 
 
 def _weight_bytes(path: str, config: object, dtype: torch.dtype) -> int | None:
@@ -86,7 +112,14 @@ def _check_pair(target: Facts, draft: Facts) -> Finding:
     if target.vocabulary == draft.vocabulary:
         return ok("pair", f"{draft.model} and {target.model} have the same {target.ids} tokens")
     text = f"{draft.model} has {draft.ids} tokens, {target.model} {target.ids}, and they are not the same"
-    return bad("pair", text, "choose a draft model with the target's tokenizer, of the same family")
+    same = "choose a draft model with the target's tokenizer, of the same family"
+    try:
+        theirs, own = (TokenTable(each.tokenizer_json, each.ids, ()) for each in (target, draft))
+        found = VocabularyMap(theirs, own, LEAST_SHARED)
+    except TokenizerError as error:
+        return bad("pair", f"{text}: {error}", same)
+    told = f"{text}; {found}"
+    return warn("pair", told, f"to guess more: {same}") if found.by_text else ok("pair", told)
 
 
 def _describe(facts: Facts, slots: int) -> Finding:

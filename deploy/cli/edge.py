@@ -27,7 +27,14 @@ from specwire.redis.urls import MEMORY, without_password
 from specwire.registry.options import add_registry_arguments
 from specwire.rpc.channel import open_channel
 from specwire.rpc.process import run_until_signalled, say, share_interpreter
-from specwire.rpc.server_options import DTYPES, ModelServiceOptions, add_runtime_argument, check_listen, drain_grace
+from specwire.rpc.server_options import (
+    DTYPES,
+    ModelServiceOptions,
+    add_gguf_arguments,
+    add_runtime_argument,
+    check_listen,
+    drain_grace,
+)
 from specwire.telemetry.metrics import Registry
 from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
 from specwire.v1 import draft_pb2
@@ -204,6 +211,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the draft model's weights")
     parser.add_argument("--device", default="cpu", help="of the draft model, such as cpu or cuda:0")
     add_runtime_argument(parser)
+    add_gguf_arguments(parser)
     parser.add_argument(
         "--draft-threads", type=int, default=1, metavar="N", help="CPU threads of the draft model (default: 1)"
     )
@@ -231,6 +239,8 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
         quantization=args.quantization,
         threads=args.draft_threads,
         slots=args.slots,
+        kv_type=args.kv_type,
+        gpu_layers=args.gpu_layers,
     )
     return EdgeOptions(drafting, serving_options(args))
 

@@ -25,14 +25,18 @@ from specwire.core.policy.controller import InvalidPlan, parse_plan
 from specwire.rpc.channel import exposure
 from specwire.rpc.server_options import (
     DTYPES,
+    TEXT_MEMORY,
     ModelServiceOptions,
     add_compile_argument,
     add_deterministic_argument,
     add_heads_argument,
+    add_known_texts_arguments,
     add_ranks_argument,
     add_runtime_argument,
+    add_text_memory_argument,
     check_exposure,
     check_listen,
+    text_memory_of,
 )
 from specwire.rpc.tls import ServerTls
 
@@ -201,8 +205,8 @@ class StackOptions:
         slots: sessions held at once by each service.
         runtime: what computes the forwards of both models.
         device, compiled: see ModelServiceOptions. draft_device: of the drafters; "" for the target's.
-        quantization: of both models' weights. deterministic, tensor_parallel_size: of the verifier. See
-            ModelServiceOptions.
+        quantization: of both models' weights. deterministic, tensor_parallel_size, text_memory, references, table: of
+            the verifier. See ModelServiceOptions.
         ngram: the verifier proposes from the text itself, too. heads: directory of a head beside the target, or "".
         insecure, tls, access, http, chat_template, tool_format, http_access, sse_keep_alive, log_prompts: see
             OrchestratorOptions; only it is reached remotely.
@@ -232,6 +236,9 @@ class StackOptions:
     draft_threads: int = 1
     slots: int = 16
     ngram: bool = True
+    text_memory: int = TEXT_MEMORY
+    references: tuple[str, ...] = ()
+    table: str = ""
     heads: str = ""
     insecure: bool = False
     tls: ServerTls | None = None
@@ -273,6 +280,9 @@ class StackOptions:
             threads=self.target_threads,
             slots=self.slots,
             ngram=self.ngram,
+            text_memory=self.text_memory,
+            references=self.references,
+            table=self.table,
             heads=self.heads,
         )
 
@@ -344,6 +354,8 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-ngram", action="store_true", help="the verifier proposes nothing from the text itself (default: it does)"
     )
+    add_text_memory_argument(group)
+    add_known_texts_arguments(group)
     heads = group.add_mutually_exclusive_group()
     add_heads_argument(heads, default=None, told="none; `demo` takes the demo pair's, if the target is")
     heads.add_argument("--no-heads", action="store_true", help="nothing drafts beside the target, as with --heads ''")
@@ -398,6 +410,9 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         draft_threads=args.draft_threads,
         slots=args.slots,
         ngram=bool(speculative.ngram),
+        text_memory=text_memory_of(args.text_memory),
+        references=tuple(args.reference),
+        table=args.table,
         heads=args.heads or "",
         ray=not args.no_ray,
         plan=speculative.plan,

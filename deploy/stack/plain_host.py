@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from deploy.stack.options import DRAFTER, VERIFIER, StackError, kind_of
 from deploy.stack.processes import Child
-from specwire.rpc.server_options import ModelServiceOptions
+from specwire.rpc.server_options import TEXT_MEMORY, ModelServiceOptions
 from specwire.telemetry.logs import message_of
 from specwire.telemetry.options import Telemetry, inherited
 
@@ -144,6 +144,11 @@ class PlainService:
         own = [flag for flag, given in flags if given]
         if o.tensor_parallel_size > 1:
             own += ["--tensor-parallel-size", str(o.tensor_parallel_size)]
+        if o.text_memory != TEXT_MEMORY:
+            own += ["--text-memory", str(o.text_memory)]
+        own += [word for path in o.references for word in ("--reference", path)]
+        if o.table:
+            own += ["--table", o.table]
         if o.heads:
             own += ["--heads", o.heads]
         if o.metrics:

@@ -40,7 +40,10 @@ class RayOrder:
     @staticmethod
     def from_json(text: str) -> RayOrder:
         fields = json.loads(text)
-        services = {role: ModelServiceOptions(**options) for role, options in fields["services"].items()}
+        services = {}
+        for role, options in fields["services"].items():
+            options["references"] = tuple(options["references"])
+            services[role] = ModelServiceOptions(**options)
         return RayOrder(fields["directory"], services, fields["start_timeout"])
 
 

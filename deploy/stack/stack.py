@@ -10,6 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
+from typing import cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -28,6 +29,8 @@ from specwire.redis.urls import MEMORY, without_password
 from specwire.rpc.process import one_line, say
 from specwire.rpc.server import bound
 from specwire.text.detokenizer import TokenizerError, vocabulary_fingerprint, vocabulary_map
+from specwire.text.vocabulary_map import convention_of
+from specwire.v1.common_pb2 import TokenText
 
 Report = Callable[[str], None]
 
@@ -211,6 +214,7 @@ def vocabulary_of(model: str) -> Info | None:
         vocabulary=max(tokens) + 1,
         vocabulary_fingerprint=vocabulary_fingerprint(tokens),
         tokenizer_hash=hashlib.sha256(text).hexdigest(),
+        token_text=cast("TokenText", int(convention_of(text))),
     )
 
 

@@ -79,6 +79,7 @@ async def record_of(
         priority=check_priority(request.priority),
         parent=request.parent,
         request_digest=digest_of(request) if request.request_id else "",
+        private=request.private,
         note=checked_note(request.note),
     )
 

@@ -136,8 +136,12 @@ def told_messages(messages: Sequence[ChatMessage], tools: ToolUse, family: ChatF
         return plain
     listed = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in tools.told)
     text = INSTRUCTION.format(tools=listed, arguments=family.format.arguments)
-    if plain[0]["role"] == "system":
-        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
+    first, *others = plain
+    match first["role"]:
+        case "system":
+            return [{**first, "content": f"{first['content']}\n\n{text}"}, *others]
+        case "user":  # some templates refuse system messages
+            return [{**first, "content": f"{text}\n\n{first['content']}"}, *others]
     return [{"role": "system", "content": text}, *plain]
 
 

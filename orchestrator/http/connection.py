@@ -15,11 +15,13 @@ from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from orchestrator.http.bodies import BODY_LIMIT_S
 from orchestrator.http.errors import INVALID, SERVER, Failure
 from specwire.rpc.channel import PING_EVERY_MS, PING_TIMEOUT_MS, READ_AHEAD_BYTES
+from specwire.rpc.keys import HEADER
+from specwire.rpc.tls import Certification, shown_in
 
 # Most bytes of a request's line and headers, and seconds for them from its first byte or the connection's start.
 MOST_HEADER_BYTES = 16 * 1024
@@ -135,6 +137,10 @@ class Connection(H11Protocol):
 
     conn: Parser
 
+    def __init__(self, *given: Any, certification: Certification, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._certification = certification
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         made = cast(asyncio.Transport, transport)
         self._arriving: asyncio.TimerHandle | None = None
@@ -143,12 +149,28 @@ class Connection(H11Protocol):
         self.conn = Parser()
         super().connection_made(made)
         self.flow = _Flow(made, self._read_body)
+        if not self._certification.holds(self.certificates):  # a handshake that resumes an older one asks for none
+            made.abort()
+            return
         if len(self.connections) > most_connections():
             self._refuse(Failure(503, "there are too many connections", SERVER, None, "too_many_connections", 1.0))
             return
         made.set_write_buffer_limits(high=READ_AHEAD_BYTES)
         _notice_dead_peers(made.get_extra_info("socket"))
         self._expect(HEAD_LIMIT_S)
+
+    def certificates(self) -> tuple[bytes, bytes]:
+        """See `shown_in`."""
+        return shown_in(self.transport.get_extra_info("ssl_object"))
+
+    @property
+    def running_token(self) -> str | None:
+        """What the request that is being answered shows as `authorization`; None without a request, or without one."""
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request, whatever uvicorn's types say
+        if cycle is None or cycle.response_complete:
+            return None
+        shown = (value for name, value in cycle.scope["headers"] if name == HEADER.encode())
+        return next((value.decode("latin-1") for value in shown), None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)

@@ -575,6 +575,7 @@ def _template(
         parent=fields.text("parent"),
         priority=fields.whole("priority", least=-100, most=100),
         prediction_text=take_prediction(fields),
+        private=fields.flag("private"),
     )
 
 

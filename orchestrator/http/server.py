@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from typing import cast
 
 import uvicorn
@@ -16,8 +17,10 @@ from orchestrator.http.connection import MOST_HEADER_BYTES, Connection
 from orchestrator.http.endpoint import HttpService
 from orchestrator.sessions import Orchestrator
 from specwire.rpc.channel import READ_AHEAD_BYTES
+from specwire.rpc.errors import StatusError
+from specwire.rpc.keys import HEADER
 from specwire.rpc.server import ListenError, parse_listen
-from specwire.rpc.tls import ServerTls
+from specwire.rpc.tls import Certification, ServerTls
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +47,11 @@ class HttpServer:
         dialled = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         self.address = f"[{dialled}]:{port}" if ":" in dialled else f"{dialled}:{port}"
         self.url = f"{'http' if tls is None else 'https'}://{self.address}"
+        self._certification = Certification(tls)
+        made = partial(Connection, certification=self._certification)
         config = uvicorn.Config(
             application(service),
-            http=Connection,
+            http=cast(type[Connection], made),
             ws="none",
             lifespan="off",
             loop="none",
@@ -71,6 +76,19 @@ class HttpServer:
                 self._serving.result()
                 raise ListenError(f"http: the server on {self.address} ended")
             await asyncio.sleep(0.01)
+
+    def recheck(self) -> None:
+        """Cut connections whose certificate is no longer trusted, or whose running request's token is not known."""
+        for connection in map(partial(cast, Connection), list(self._server.server_state.connections)):
+            if not (self._certification.holds(connection.certificates) and self._known(connection)):
+                connection.transport.abort()
+
+    def _known(self, connection: Connection) -> bool:
+        token = connection.running_token
+        try:
+            return token is None or self._service.handler.tenant([(HEADER, token)]) is not None
+        except StatusError:
+            return False
 
     async def stop(self, grace: float) -> None:
         """Take no more connections, give running answers `grace` seconds, cut the rest. Idempotent."""

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from orchestrator.peers.models import Info, Tokenizers
 from specwire.rpc.channel import Backoff, distrust, open_channel, unreachable
+from specwire.rpc.keys import Token
 from specwire.rpc.outbox import LinkError, Outbox
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2
@@ -75,7 +76,7 @@ class Link(Generic[Request, Response]):
         connect: opens the stream on a channel.
         describe: asks the peer for its description; the request names the tokenizer that need not be sent again.
         tls: how to encrypt; None speaks plaintext.
-        token: shown to the peer.
+        token: shown to the peer. Both are taken anew, as their files have become, at each connection.
         tokenizers: keeps the peer's tokenizer; None where it is not needed.
 
     `channel`: for calls beside the stream; None while the link is down.
@@ -92,7 +93,7 @@ class Link(Generic[Request, Response]):
         connect: Callable[[grpc.aio.Channel], grpc.aio.StreamStreamCall[Request, Response]],
         describe: Callable[[grpc.aio.Channel, common_pb2.GetModelInfoRequest], Awaitable[Info]],
         tls: ClientTls | None = None,
-        token: str = "",
+        token: Token | str = "",
         tokenizers: Tokenizers | None = None,
     ) -> None:
         self.address = address

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
 from specwire.rpc.model_info import SHOWN_HEX, Identity
 from specwire.text import TokenizerError, load_tokenizer
-from specwire.v1 import common_pb2
+from specwire.v1 import common_pb2, draft_pb2
 
 Info = common_pb2.GetModelInfoResponse
 
@@ -31,10 +32,11 @@ LONG_TEXT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ReadTokenizer:
-    """longest: the most bytes of text that one token may stand for."""
+    """longest: the most bytes of text that one token may stand for. packed: its JSON, by zlib, for drafters."""
 
     tokenizer: Tokenizer
     longest: int
+    packed: bytes
 
     @classmethod
     def of(cls, text: bytes) -> ReadTokenizer:
@@ -42,7 +44,7 @@ class ReadTokenizer:
         tokenizer = load_tokenizer(text)
         # One byte more for each token: the separator that tokenizers of words drop.
         longest = 1 + max((len(token.encode()) for token in tokenizer.get_vocab()), default=0)
-        return cls(tokenizer, longest)
+        return cls(tokenizer, longest, zlib.compress(text))
 
 
 class Tokenizers:
@@ -98,19 +100,20 @@ class Target:
     """A model, as one of the verifiers describes it whose models are equal (`identity`).
 
     context: the most that one of them holds. context_now: likewise, of those that can be used at the moment.
-    longest: the most bytes of text that one token may stand for.
+    longest: the most bytes of text that one token may stand for. packed: the tokenizer's JSON, by zlib.
     """
 
     info: Info
     identity: Identity
     tokenizer: Tokenizer
     longest: int
+    packed: bytes
     context: int
     context_now: int
 
     @classmethod
     def of(cls, info: Info, read: ReadTokenizer) -> Target:
-        return cls(info, Identity.of(info), read.tokenizer, read.longest, info.context, info.context)
+        return cls(info, Identity.of(info), read.tokenizer, read.longest, read.packed, info.context, info.context)
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -120,16 +123,35 @@ class Target:
     def most_prompt_bytes(self) -> int:
         return self.context * self.longest
 
+    @property
+    def vocabulary(self) -> draft_pb2.TargetVocabulary:
+        """For a drafter that has another one."""
+        return draft_pb2.TargetVocabulary(
+            fingerprint=self.identity.vocabulary,
+            tokenizer_zlib=self.packed,
+            vocabulary=self.info.vocabulary,
+            eos_ids=self.identity.eos_ids,
+        )
+
+
+# Kinds of vocabularies whose drafters map a target's.
+MAPPING = (common_pb2.TOKEN_TEXT_BYTES, common_pb2.TOKEN_TEXT_NEIGHBOURS)
+
 
 def vocabulary_mismatch(target: Info, drafter: Info) -> str | None:
-    """Why the drafter's ids do not mean what the target's mean, or None if they do."""
-    if target.vocabulary_fingerprint == drafter.vocabulary_fingerprint:
+    """Why the drafter cannot draft for the target, or None if it can: its ids mean the same, or it can map them."""
+    if target.vocabulary_fingerprint == drafter.vocabulary_fingerprint or maps_vocabulary(target, drafter):
         return None
     return (
         f"vocabulary mismatch: drafter {drafter.model} has {drafter.vocabulary_fingerprint[:12]} "
         f"({drafter.vocabulary} ids), target {target.model} has {target.vocabulary_fingerprint[:12]} "
-        f"({target.vocabulary} ids); both need the same tokenizer"
+        f"({target.vocabulary} ids); both need the same tokenizer, or tokens that stand for bytes"
     )
+
+
+def maps_vocabulary(target: Info, drafter: Info) -> bool:
+    """Whether the drafter can draft for another vocabulary, the target's."""
+    return target.token_text == common_pb2.TOKEN_TEXT_BYTES and drafter.token_text in MAPPING
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -17,13 +17,14 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from orchestrator.peers.link import Line, Link
-from orchestrator.peers.models import Info, Tokenizers
+from orchestrator.peers.models import Info, Target, Tokenizers, maps_vocabulary
 from specwire.core.law.sampling import Rule
 from specwire.core.policy.controller import Planner
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.registry.entry import ServiceEntry, ServiceState
 from specwire.registry.registrar import HEARTBEAT_S
 from specwire.rpc.errors import RETRY_AFTER, StatusError, retry_after
+from specwire.rpc.keys import Token
 from specwire.rpc.model_info import Identity
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
@@ -391,12 +392,22 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
 class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
     """A drafter; it may vanish at any time. `accept` says why a description must not be used, or None.
 
+    targets: the models that it may draft for. A drafter of another vocabulary than one of theirs is told that.
+
     `_strays` is what it may say, in tokens or else replies, that no open session's quota is charged for.
     """
 
-    def __init__(self, link: DrafterLine, on_change: Callable[[], None], accept: Callable[[Info], str | None]) -> None:
+    def __init__(
+        self,
+        link: DrafterLine,
+        on_change: Callable[[], None],
+        accept: Callable[[Info], str | None],
+        targets: Callable[[], Sequence[Target]] = tuple,
+    ) -> None:
         super().__init__(link, on_change)
         self._accept = accept
+        self._targets = targets
+        self._told: set[str] = set()
         self._strays = Quota(MOST_STRAYS)
 
     def _refusal(self, info: Info) -> str | None:
@@ -407,7 +418,28 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
 
     def on_up(self, info: Info) -> None:
         self._strays = Quota(MOST_STRAYS)
+        self._told.clear()
         super().on_up(info)
+        self.introduce()
+
+    def maps(self, vocabulary: str) -> Target | None:
+        """The target of this vocabulary, if it is another one than the drafter's, which can map it."""
+        if self.info is None or self.info.vocabulary_fingerprint == vocabulary:
+            return None
+        found = (each for each in self._targets() if each.identity.vocabulary == vocabulary)
+        return next((each for each in found if maps_vocabulary(each.info, self.info)), None)
+
+    def tell_vocabulary(self, vocabulary: str) -> None:
+        """Before a session is opened whose vocabulary is another one than the drafter's."""
+        target = self.maps(vocabulary) if vocabulary not in self._told else None
+        if target is not None:
+            self._told.add(vocabulary)
+            self.link.send(draft_pb2.ConnectDraftRequest(vocabularies=[target.vocabulary]))
+
+    def introduce(self) -> None:
+        """Tell the vocabularies of all targets there are: the first session need not wait for the drafter's map."""
+        for target in self._targets() if self.up else ():
+            self.tell_vocabulary(target.identity.vocabulary)
 
     def attach(self, subject: DrafterSubject) -> int:
         self._strays.ask(ANSWERS)
@@ -446,7 +478,7 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
 
 
 def verifier_link(
-    address: str, tls: ClientTls | None, token: str = "", tokenizers: Tokenizers | None = None
+    address: str, tls: ClientTls | None, token: Token | str = "", tokenizers: Tokenizers | None = None
 ) -> VerifierLink:
     return Link(
         address,
@@ -458,7 +490,7 @@ def verifier_link(
     )
 
 
-def drafter_link(address: str, tls: ClientTls | None, token: str = "") -> DrafterLink:
+def drafter_link(address: str, tls: ClientTls | None, token: Token | str = "") -> DrafterLink:
     return Link(
         address,
         lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Connect(),
@@ -481,7 +513,7 @@ class Dialled:
     """
 
     def __init__(
-        self, tls: ClientTls | None, token: str, tokenizers: Tokenizers, on_change: Callable[[], None]
+        self, tls: ClientTls | None, token: Token | str, tokenizers: Tokenizers, on_change: Callable[[], None]
     ) -> None:
         self._tokenizers = tokenizers
         self._tls = tls
@@ -499,10 +531,10 @@ class Dialled:
         self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
         return peer
 
-    def drafter(self, address: str, accept: Accept) -> DrafterPeer:
-        """Like `verifier`, for a drafter."""
+    def drafter(self, address: str, accept: Accept, targets: Callable[[], Sequence[Target]] = tuple) -> DrafterPeer:
+        """Like `verifier`, for a drafter. targets: see DrafterPeer."""
         link = drafter_link(address, self._tls, self._token)
-        peer = DrafterPeer(link, self._on_change, accept)
+        peer = DrafterPeer(link, self._on_change, accept, targets)
         self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
         return peer
 

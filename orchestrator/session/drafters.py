@@ -173,6 +173,7 @@ class SessionDrafter:
     def open(self, effect: messages.OpenDrafter, epoch: int, span: Span) -> None:
         self._ask(effect.pace.nodes)
         record = self._record
+        self.peer.tell_vocabulary(record.vocabulary_fingerprint)
         opened = draft_pb2.OpenDraft(
             handle=self._handle,
             tokens=effect.tokens,

@@ -20,8 +20,8 @@ from specwire.rpc import convert
 from specwire.rpc.errors import code_of
 from specwire.v1 import common_pb2, verify_pb2
 
-# Seconds after which a verifier that refused the session for the moment is asked again.
-RETRY_VERIFIER = 1.0
+# Seconds after which a verifier that refused the session for the moment is asked again, unless it names more.
+RETRY_VERIFIER, MOST_RETRY_VERIFIER = 1.0, 10.0
 # Fences are microseconds of a clock (`orchestrator.store.scripts`); a number beyond the year 2112 is no fence.
 BELIEVED_FENCE = 1 << 52
 # How many verifiers a session may lose in a row without a token, and how many newer fences they may name.
@@ -188,7 +188,7 @@ class SessionVerifier:
             self._try_again(0.0 if expected else RETRY_VERIFIER)
         elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and opening and self._view.output.tokens:
             # Its verifier was lost and this one is full: a session that a client reads waits for a slot.
-            self._try_again(RETRY_VERIFIER)
+            self._try_again(max(RETRY_VERIFIER, min(refused.retry_after_ms / 1000, MOST_RETRY_VERIFIER)))
         else:
             self._tell(VerifierFailed(code, refused.message))
 
@@ -262,6 +262,7 @@ class SessionVerifier:
             prediction=record.prediction,
             epoch=self._session.epoch(record.sampling.weighed),
             cache_scope=self._options.access.cache_scope(record.tenant),
+            share_text=self._options.access.keys is not None and not record.private,
             priority=record.priority,
             traceparent=self._view.span.traceparent,
         )

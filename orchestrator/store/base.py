@@ -260,7 +260,8 @@ class SessionRecord:
     echo: readers are shown the prompt.
     created: Unix time in seconds, by the clock of who created it.
     deadline: likewise, when the session ends at the latest; 0 for none.
-    priority, parent, note: as in the request that began it. request_digest: of that request, where it had an id.
+    priority, parent, private, note: as in the request that began it.
+    request_digest: of that request, where it had an id.
     The fingerprints and eos_ids pin the session to a model (`orchestrator.peers.models.identity_of`):
     weights_fingerprint
     covers weights, configuration, dtype and quantisation. eos_ids is None of a session that was begun before they were
@@ -290,6 +291,7 @@ class SessionRecord:
     priority: int = 0
     parent: str = ""
     request_digest: str = ""
+    private: bool = False
     note: str = ""
 
     @property

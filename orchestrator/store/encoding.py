@@ -134,6 +134,7 @@ class RecordFields(Struct, kw_only=True):
     priority: int = 0
     parent: str = ""
     request_digest: str = ""
+    private: bool = False
     note: str = ""
 
 

@@ -69,6 +69,7 @@ class RequestOptions(TypedDict, total=False):
     choices: Sequence[str]
     grammar: str
     model: str
+    private: bool
 
 
 def generate_request(
@@ -102,6 +103,7 @@ def generate_request(
     echo: bool = False,
     prediction: Prompt = (),
     model: str = "",
+    private: bool = False,
     json_schema: str | Mapping[str, object] = "",
     regex: str = "",
     choices: Sequence[str] = (),
@@ -134,6 +136,7 @@ def generate_request(
         logprobs_of: "model" (the default) or "processed", see LogprobsOf in common.proto.
         echo: True asks for the prompt, in Started.
         prediction: what the output may look like, text or token ids; right, it saves time, wrong, it costs none.
+        private: True keeps the text out of what is proposed in the tenant's other sessions, and theirs out of this one.
         json_schema, regex, choices, grammar: what form the output must have (docs/HTTP.md); at most one of them.
         model: the target's name, where the service has several; "" takes the only one, or the parent's.
 
@@ -163,6 +166,7 @@ def generate_request(
         priority=_signed("priority", priority),
         echo=echo,
         model=_text("model", model),
+        private=private,
     )
     _put_prompt(request, prompt)
     _put_prediction(request, prediction)

@@ -59,6 +59,8 @@ def check_pace(pace: Pace, sampling: Sampling) -> None:
 class Drawn(NamedTuple):
     """What a drafter thinks may follow a place: different tokens, the likeliest first; a chain has one.
 
+    None where the drafter cannot say: the tree ends there.
+
     confidence: the drafter's own probability of the first; 1.0 where nobody asked. weights: what that was drawn from,
     where the rule weighs it. scores: of each token, in nats relative to the first: of log q, under coupled with the
     noise that the target will add.
@@ -296,6 +298,8 @@ class DraftSession:
             self._chunk = self.pace.chunk
         self._taken -= 1
         node.drawn = drawn
+        if not drawn.tokens:
+            return
         if len(drawn.tokens) > 1 or self.branches > 1:
             node.bin, node.chances = self._rates.chances(drawn.scores)
         else:

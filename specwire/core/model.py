@@ -6,12 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-# What may compute forwards; AUTO: OPENVINO where it is installed and agrees with the model, else TORCH.
-TORCH, OPENVINO, AUTO = RUNTIMES = ("torch", "openvino", "auto")
+# What may compute forwards; LLAMACPP: those of a GGUF file, which nothing else reads, whatever is asked for.
+# AUTO: of other models OPENVINO where it is installed and agrees with the model, else TORCH.
+TORCH, OPENVINO, LLAMACPP, AUTO = RUNTIMES = ("torch", "openvino", "llamacpp", "auto")
 # What a verifier's forwards are computed with: our own runtimes, or vLLM's worker.
 SPECWIRE, VLLM = ENGINES = ("specwire", "vllm")
+# What a GGUF file's keys and values may be kept in, with the bytes of an element; AUTO_KV: float32 where the weights
+# are float32, else float16. Those in blocks of KV_BLOCK elements share a scale.
+AUTO_KV, KV_BLOCK = "auto", 32
+KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+KV_TYPES = (AUTO_KV, *KV_BYTES)
 # What weights may be rounded to beyond the dtype.
 NONE, INT8 = QUANTIZATIONS = ("none", "int8")
+
+
+# How the name of a model ends that is a GGUF file.
+GGUF = ".gguf"
+
+
+def is_gguf(spec: str) -> bool:
+    return spec.lower().endswith(GGUF)
 
 
 class ModelError(ValueError):
@@ -67,10 +81,11 @@ class ModelInfo:
 
     Attributes:
         architecture: the model's class, such as LlamaForCausalLM.
-        runtime: what computes the forwards: torch, openvino, vllm, or scripted.
+        runtime: what computes the forwards: torch, openvino, llamacpp, vllm, or scripted.
         deterministic: logits are a function of the text alone, bit for bit.
         vocabulary: number of token ids; logits have this width, whatever the width of the model's output layer.
         context: positions a slot can hold.
+        dtype: of weights and arithmetic; of a GGUF file the type that most weights have, such as q8_0.
         quantization: of the linear layers' weights: none or int8 (`specwire.lm.runners.linear`).
         weights_fingerprint: sha256 (hex) over dtype, quantization, configuration and weights. Device and runtime are
         left out: they round differently, as another machine does, and a session may still move between them.

@@ -17,8 +17,9 @@ from specwire.core.invalid import InvalidParameter
 # 2. Drafters: how often each has refused the session.
 # 3. A heartbeat that came in time.
 # 4. Room.
-# 5. Nearness: the first of the wished regions, then the second, then any.
-# 6. Load: sessions there, those that wait included, by slots.
+# 5. Drafters: the session's vocabulary, before one that has to be mapped.
+# 6. Nearness: the first of the wished regions, then the second, then any.
+# 7. Load: sessions there, those that wait included, by slots.
 #
 # Of many that are equal up to here, `PlacementRequest.draws` are compared by load: all, where one orchestrator places
 # all sessions and so knows the loads: the least loaded one is best. Two at random, where several orchestrators place
@@ -37,7 +38,8 @@ class PlacementCandidate:
     context: the longest text that it holds, in tokens; it counts where the request has one. up: it can be used.
     draining: it is about to stop, and takes a session only if nobody else can. fresh: its heartbeat came in time, or
     none is needed. slots: sessions it can hold; 0 is unknown. sessions: those it has, waiting ones and those of other
-    orchestrators included. region: where it is; "" is unknown. refusals: of this session.
+    orchestrators included. region: where it is; "" is unknown. refusals: of this session. mapped: a drafter that has
+    another vocabulary, and maps the session's.
     """
 
     name: str
@@ -50,6 +52,7 @@ class PlacementCandidate:
     region: str = ""
     refusals: int = 0
     context: int = 0
+    mapped: bool = False
 
     @property
     def has_room(self) -> bool:
@@ -129,10 +132,10 @@ def _holder(fit: Mapping[int, PlacementCandidate], wish: PlacementRequest) -> in
     return parent if parent is not None and fit[parent].has_room else None
 
 
-def _class(candidate: PlacementCandidate, wish: PlacementRequest) -> tuple[int, bool, bool, int]:
+def _class(candidate: PlacementCandidate, wish: PlacementRequest) -> tuple[int, bool, bool, bool, int]:
     """Sort key: the smallest is chosen."""
     distance = wish.near.index(candidate.region) if candidate.region in wish.near else len(wish.near)
-    return candidate.refusals, not candidate.fresh, not candidate.has_room, distance
+    return candidate.refusals, not candidate.fresh, not candidate.has_room, candidate.mapped, distance
 
 
 def _drawn(alike: Mapping[int, PlacementCandidate], wish: PlacementRequest) -> list[int]:

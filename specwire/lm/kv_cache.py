@@ -401,7 +401,11 @@ def slots_within(memory: int, config: PreTrainedConfig, context: int, dtype: tor
 
     beside: bytes that a head needs for each.
     """
-    slot = context * position_bytes(config, dtype) + beside
+    return slots_of_size(memory, context * position_bytes(config, dtype) + beside, context, beside)
+
+
+def slots_of_size(memory: int, slot: int, context: int, beside: int = 0) -> int:
+    """Likewise of slots of so many bytes each."""
     if slot > memory:
         of_head = f", {readable(beside)} of them for its head" if beside else ""
         raise ModelError(

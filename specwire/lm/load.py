@@ -16,7 +16,10 @@ from transformers.utils import logging as transformers_logging
 
 from specwire.core.model import (
     AUTO,
+    AUTO_KV,
     ENGINES,
+    GGUF,
+    LLAMACPP,
     NONE,
     QUANTIZATIONS,
     RUNTIMES,
@@ -28,8 +31,10 @@ from specwire.core.model import (
     ModelInfo,
     ModelLost,
     SlotModel,
+    is_gguf,
     out_of_memory,
 )
+from specwire.lm.gguf_file import read_gguf
 from specwire.lm.heads.scripted import HeadedScript
 from specwire.lm.heads.select import load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
@@ -44,6 +49,7 @@ from specwire.lm.kv_cache import (
     position_bytes,
     readable,
     slots_of,
+    slots_of_size,
 )
 from specwire.lm.model_config import (
     check_class,
@@ -54,7 +60,7 @@ from specwire.lm.model_config import (
     first_line,
 )
 from specwire.lm.model_files import CONFIG, ModelText, check_files, read_text, weights_fingerprint
-from specwire.lm.runners.select import How, Trial, cache_dtype, runner_for, split_way
+from specwire.lm.runners.select import TOLERANCES, How, OwnTrial, Trial, cache_dtype, runner_for, split_way
 from specwire.lm.runners.tensor_parallel import FIELD, LeadingRunner, RankGroup, join, rank_device, split, turn
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.progress import LAST_LINE
@@ -227,6 +233,70 @@ def load_in_vllm(
     return CachedLM(runner, replace(info, runtime=VLLM, device=own.device), sizes.slots, unassigned)
 
 
+def _check_for_gguf(device: str, how: How, ranks: RankGroup | None, heads: str | None, engine: str) -> None:
+    """ModelError, which names it, for what a GGUF file is not served with."""
+    given = {
+        "device": device if device != "cpu" else "",
+        "deterministic": how.deterministic,
+        "quantization": how.quantization if how.quantization != NONE else "",
+        "compile": how.compiled,
+        "heads": heads,
+        FIELD: ranks,
+        "engine": engine if engine != SPECWIRE else "",
+    }
+    for name, value in given.items():
+        if value:
+            instead = "; its layers go to a GPU by --gpu-layers" if name == "device" else ""
+            raise ModelError(f"{name}: is not served with a {GGUF} file{instead}")
+
+
+def load_gguf(
+    spec: str, slots: int | KvMemory, context: int | None, kv_type: str = AUTO_KV, gpu_layers: int = 0
+) -> LanguageModel:
+    """The part of `load_model` for GGUF files. They say in which numbers they are computed."""
+    from specwire.lm.runners.llamacpp import GgufWeights, LlamaCppRunner
+
+    file = read_gguf(spec)
+    positions, kept = file.context(context), file.kv_type(kv_type)
+    text = file.text()
+    weights = GgufWeights(file, gpu_layers)
+    weights.check_context(positions)
+    if not text.tokenizer_json and (made := file.tokenizer()) and weights.agrees(made):
+        text = text._replace(tokenizer_json=made)
+    vocabulary = min(max(text.tokens) + 1, weights.width)
+    slot = int(positions * file.position_bytes(kept))
+    count = slots_of_size(slots.size, slot, positions) if isinstance(slots, KvMemory) else slots
+    sizes = Sizes(count, positions, vocabulary)
+    file.check_rotation(count, positions)
+    runner = LlamaCppRunner(weights, file, sizes, kept, torch.get_num_threads())
+    try:
+        trial = OwnTrial(runner, sizes, TOLERANCES[torch.float32 if kept == "f32" else torch.float16])
+        off = trial.deviation(runner)
+    except (MemoryError, RuntimeError) as error:
+        raise ModelError(f"{file.path.name} cannot be served: {first_line(error)}") from error
+    if not off <= 1:
+        raise ModelError(
+            f"{file.path.name} gives other logits in pieces than at once ({off:.1f} times the tolerance), so it "
+            "cannot be served"
+        )
+    info = ModelInfo(
+        name=file.path.stem,
+        architecture=file.architecture,
+        vocabulary=vocabulary,
+        context=positions,
+        eos_ids=tuple(id_ for id_ in weights.eos_ids if id_ < vocabulary),
+        dtype=file.dtype,
+        device=f"gpu ({gpu_layers} layers)" if gpu_layers else "cpu",
+        weights_fingerprint=file.fingerprint(),
+        vocabulary_fingerprint=vocabulary_fingerprint(text.tokens),
+        runtime=LLAMACPP,
+        tokenizer_json=text.tokenizer_json,
+        chat_template=text.chat_template,
+        special_tokens=text.special_tokens,
+    )
+    return CachedLM(runner, info, count, sorted(set(range(vocabulary)) - text.tokens.keys()))
+
+
 def _cache_dtype(dtype: torch.dtype, how: How, device: torch.device) -> torch.dtype:
     return cache_dtype(dtype, how) if device.type == "cpu" else dtype
 
@@ -366,18 +436,21 @@ def load_model(
     heads: str | None = None,
     engine: str = SPECWIRE,
     engine_options: Mapping[str, Any] | None = None,
+    kv_type: str = AUTO_KV,
+    gpu_layers: int = 0,
 ) -> LanguageModel:
     """Load a causal language model to serve `slots` texts at once.
 
     Args:
-        spec: local directory, hub id, or a scripted model (`specwire.lm.scripted.USAGE`).
+        spec: local directory, hub id, GGUF file, or a scripted model (`specwire.lm.scripted.USAGE`).
         dtype: float32, bfloat16 or float16. A scripted model ignores it, and the device.
         context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
         threads: threads that PyTorch computes with in this process; unchanged if None.
         lean: use our own decoder where the model has one; False keeps to the model's own modules.
         runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, the Llama family, on cpu; its
             weights take room as float32 too while it loads); or "auto": openvino where it is installed and agrees with
-            the model, else torch. A scripted model ignores it.
+            the model, else torch. A scripted model ignores it, and so does a GGUF file, which llama.cpp computes (the
+            extra llamacpp) in the file's own numbers: dtype is ignored as well.
         deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
             computed with it (`specwire.lm.runners.deterministic`; cpu and torch only). The same bits come from the same
             machine, build and number of threads. A scripted model always does so.
@@ -395,6 +468,7 @@ def load_model(
         engine: "specwire", or "vllm": its worker computes the forwards (`specwire.lm.runners.vllm`), and runtime and
             device are its own. A scripted model ignores it.
         engine_options: further arguments of vLLM's EngineArgs.
+        kv_type: of a GGUF file's keys and values, one of KV_TYPES. gpu_layers: how many of its layers lie on a GPU.
 
     Raises:
         ModelError: with one sentence that names what is wrong.
@@ -407,6 +481,12 @@ def load_model(
         return _scripted(spec, slots, context, ranks, heads)
     how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)
+    if is_gguf(spec):
+        _check_for_gguf(device, how, ranks, heads, engine)
+        return load_gguf(spec, size, context, kv_type, gpu_layers)
+    for name, value in (("runtime", runtime == LLAMACPP), ("kv-type", kv_type != AUTO_KV), ("gpu-layers", gpu_layers)):
+        if value:
+            raise ModelError(f"{name}: {LLAMACPP if name == 'runtime' else value} is for {GGUF} files, not for {spec}")
     with _told_by(ranks):
         if engine == VLLM:
             _check_for_vllm(how, heads)

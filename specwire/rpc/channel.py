@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from specwire.core.invalid import InvalidParameter
-from specwire.rpc.keys import show
+from specwire.rpc.keys import Token, show, text_of
 from specwire.rpc.tls import ClientTls
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -145,16 +145,18 @@ KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 C = TypeVar("C", grpc.Channel, grpc.aio.Channel)
 
 
-def open_channel(address: str, tls: ClientTls | None = None, token: str = "", read_ahead: int = 0) -> grpc.aio.Channel:
+def open_channel(
+    address: str, tls: ClientTls | None = None, token: Token | str = "", read_ahead: int = 0
+) -> grpc.aio.Channel:
     """A channel to HOST:PORT for asyncio; connects when it is used. Raises as `check_token_is_safe`.
 
-    read_ahead: see `channel_options`.
+    tls, token: as they are now; who takes up renewed ones opens another channel. read_ahead: see `channel_options`.
     """
     check_token_is_safe(address, tls, token)
-    options = channel_options(address, read_ahead)
+    options, shown = channel_options(address, read_ahead), text_of(token)
     if tls is None:
-        return _showing(grpc.aio.insecure_channel(address, options=options), token)
-    return _showing(grpc.aio.secure_channel(address, tls.credentials(), options=options), token)
+        return _showing(grpc.aio.insecure_channel(address, options=options), shown)
+    return _showing(grpc.aio.secure_channel(address, tls.credentials(), options=options), shown)
 
 
 def open_blocking_channel(
@@ -168,7 +170,7 @@ def open_blocking_channel(
     return _showing(grpc.secure_channel(address, tls.credentials(), options=options), token)
 
 
-def check_token_is_safe(address: str, tls: ClientTls | None, token: str) -> None:
+def check_token_is_safe(address: str, tls: ClientTls | None, token: Token | str) -> None:
     """InvalidParameter where a token would leave this machine unencrypted: anybody on the way could use it."""
     if token and tls is None and not is_loopback(host_of(address)):
         raise InvalidParameter("token", f"is not sent to {address} unencrypted: give --tls or --tls-ca")

@@ -4,8 +4,8 @@
     client    --token-file FILE    the token alone
 
 A name may have several keys, so that one can be replaced while the other is still in use. Files that hold tokens must
-not be open to others than their owner and its group; they are read once. On the wire it is metadata,
-`authorization: Bearer TOKEN`.
+not be open to others than their owner and its group. A file that changes is read again (`specwire.rpc.renewal`). On the
+wire it is metadata, `authorization: Bearer TOKEN`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import hmac
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import grpc
 
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
+from specwire.rpc.renewal import Origin
 
 TOKEN_VARIABLE = "SPECWIRE_TOKEN"
 HEADER = "authorization"
@@ -38,11 +41,28 @@ class Keys:
     """The tokens that may call, as hashes.
 
     Args: holders: the holder's name by token.
+
+    `origin`: the file that they were read of; None where they stay as they are.
     """
 
     def __init__(self, holders: Mapping[str, str]) -> None:
         self._holders = tuple((_digest(token), name) for token, name in holders.items())
-        self.names = frozenset(holders.values())
+        self.origin: Origin[Keys] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Keys) and self._holders == other._holders
+
+    def __hash__(self) -> int:
+        return hash(self._holders)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of everybody who may call now."""
+        return frozenset(name for _, name in self._current)
+
+    @property
+    def _current(self) -> tuple[tuple[bytes, str], ...]:
+        return (self if self.origin is None else self.origin.latest)._holders
 
     def holder(self, metadata: Metadata) -> str:
         """The name of the holder of the token in a call's metadata.
@@ -53,12 +73,32 @@ class Keys:
             StatusError: UNAUTHENTICATED.
         """
         shown, found = _digest(_shown(metadata)), None
-        for digest, name in self._holders:
+        for digest, name in self._current:
             if hmac.compare_digest(digest, shown):
                 found = name
         if found is None:
             raise StatusError(grpc.StatusCode.UNAUTHENTICATED, f"{HEADER}: this token is not known here")
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What a client shows: `current` is what stands in its file by now. Nothing where `text` is ""."""
+
+    text: str = field(default="", repr=False)
+    origin: Origin[Token] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def current(self) -> str:
+        return self.text if self.origin is None else self.origin.latest.text
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
+
+
+def text_of(token: Token | str) -> str:
+    """What to show now."""
+    return token.current if isinstance(token, Token) else token
 
 
 def _digest(token: str) -> bytes:
@@ -82,6 +122,13 @@ def read_keys(flag: str, file: str | None) -> Keys | None:
     """The keys in a file; None without one. InvalidParameter names flag, file and line, and shows no token."""
     if file is None:
         return None
+    origin = Origin([file], partial(_keys_in, flag, file))
+    keys = origin.latest
+    keys.origin = origin
+    return keys
+
+
+def _keys_in(flag: str, file: str) -> Keys:
     holders: dict[str, str] = {}
     for number, line in enumerate(_private_text(flag, file).splitlines(), 1):
         words = line.split()
@@ -113,6 +160,19 @@ def read_token(args: argparse.Namespace, environment: Mapping[str, str] | None =
     if token:
         _check_token(TOKEN_VARIABLE, "its value", token)
     return token
+
+
+def read_peer_token(args: argparse.Namespace) -> Token:
+    """Like `read_token`, for links that outlive their tokens: of --token-file, and read again when that changes."""
+    file = args.token_file
+    if file is None:
+        return Token()
+    origin = Origin([file], partial(_token_in, "--token-file", file))
+    return replace(origin.latest, origin=origin)
+
+
+def _token_in(flag: str, file: str) -> Token:
+    return Token(read_secret(flag, file))
 
 
 def read_secret(flag: str, file: str | None) -> str:

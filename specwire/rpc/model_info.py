@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from specwire.v1 import common_pb2
 
@@ -110,8 +110,13 @@ class Described(Protocol):
     def special_tokens(self) -> Mapping[str, str]: ...
 
 
-def model_info_to_wire(info: Described, slots: int, kv_bytes: int = 0) -> common_pb2.GetModelInfoResponse:
-    """The whole description, tokenizer included, without forward times."""
+def model_info_to_wire(
+    info: Described, slots: int, kv_bytes: int = 0, token_text: int = common_pb2.TOKEN_TEXT_UNSPECIFIED
+) -> common_pb2.GetModelInfoResponse:
+    """The whole description, tokenizer included, without forward times.
+
+    token_text: of the tokenizer, as `specwire.text.vocabulary_map.Convention` has it.
+    """
     return common_pb2.GetModelInfoResponse(
         model=info.name,
         architecture=info.architecture,
@@ -132,6 +137,7 @@ def model_info_to_wire(info: Described, slots: int, kv_bytes: int = 0) -> common
         host_id=host_id(),
         slots=slots,
         kv_bytes=kv_bytes,
+        token_text=cast("common_pb2.TokenText", token_text),
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import inspect
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -15,9 +17,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from specwire.rpc.channel import MOST_MESSAGE_BYTES, exposure, host_of, server_options
-from specwire.rpc.errors import Continuation, ErrorPolicy, Handler, StatusError, kind_of
-from specwire.rpc.keys import Keys
-from specwire.rpc.tls import ServerTls
+from specwire.rpc.errors import Behaviour, Context, Continuation, ErrorPolicy, Handler, StatusError, kind_of
+from specwire.rpc.keys import Keys, Metadata
+from specwire.rpc.tls import Certification, ServerTls
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Admission to a server: who may call which service, and how large a message may be.
@@ -38,15 +40,39 @@ class Admission:
     most_bytes: int = MOST_MESSAGE_BYTES
 
 
+class _Revoked(StatusError):
+    """What a caller showed is no longer valid."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(grpc.StatusCode.UNAUTHENTICATED, message)
+
+
+@dataclass(eq=False, slots=True)
+class _RunningCall:
+    """A call that was let in by `metadata`, and is ended with `revoked` once that is no longer valid."""
+
+    admission: Admission
+    metadata: Metadata
+    context: Context
+    task: asyncio.Task[Any] | None
+    revoked: _Revoked | None = None
+
+
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
     """Called within ErrorPolicy, which turns its errors into statuses.
 
     Args:
         services: by full name. Others, which are health checks and reflection, are open to everybody.
+        tls: of the server.
+
+    Invariant: while keys or authorities may change, every call that runs is in `_running`.
     """
 
-    def __init__(self, services: Mapping[str, Admission]) -> None:
+    def __init__(self, services: Mapping[str, Admission], tls: ServerTls | None = None) -> None:
         self._services = services
+        self._certification = Certification(tls)
+        self._certified = tls is not None and tls.origin is not None and tls.client_ca is not None
+        self._running: set[_RunningCall] = set()
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -62,7 +88,82 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
                 admission.keys.holder(handler_call_details.invocation_metadata)
             except StatusError as error:
                 return _refusing(handler, error)
+        if self._certified or (admission.keys is not None and admission.keys.origin is not None):
+            handler = self._watched(handler, admission, handler_call_details.invocation_metadata)
         return _bounded(handler, admission.most_bytes)
+
+    def recheck(self) -> None:
+        """End running calls whose token or certificate is no longer valid, with UNAUTHENTICATED."""
+        for call in self._running:
+            if call.revoked is None and call.task is not None:
+                call.revoked = self._revoked(call)
+                if call.revoked is not None:
+                    call.task.cancel()
+
+    def _revoked(self, call: _RunningCall) -> _Revoked | None:
+        if not self._certification.holds(lambda: certificates_of(call.context)):
+            return _Revoked("the certificate that was shown is of no authority that is still trusted here")
+        try:
+            if call.admission.keys is not None:
+                call.admission.keys.holder(call.metadata)
+        except StatusError as error:
+            return _Revoked(error.message)
+        return None
+
+    def _watched(self, handler: Handler, admission: Admission, metadata: Metadata) -> Handler:
+        behaviour: Behaviour = getattr(handler, kind_of(handler))
+
+        async def call(request: Any, context: Context) -> Any:
+            with self._let_in(_RunningCall(admission, metadata, context, asyncio.current_task())):
+                return await behaviour(request, context)
+
+        async def stream(request: Any, context: Context) -> None:
+            """It writes by itself, so that it can be ended while the caller does not read."""
+            with self._let_in(_RunningCall(admission, metadata, context, asyncio.current_task())):
+                async with aclosing(behaviour(request, context)) as responses:
+                    async for response in responses:
+                        await context.write(response)
+
+        watched = stream if inspect.isasyncgenfunction(behaviour) else call
+        return _rebuilt(handler, watched, handler.request_deserializer)
+
+    @contextmanager
+    def _let_in(self, call: _RunningCall) -> Iterator[None]:
+        """Raises StatusError: UNAUTHENTICATED, at once or later."""
+        refusal = self._revoked(call)
+        if refusal is not None:
+            raise refusal
+        self._running.add(call)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if call.revoked is None or call.task is None or call.task.uncancel():
+                raise  # the caller has left
+            raise call.revoked from None
+        finally:
+            self._running.discard(call)
+
+
+def certificates_of(context: Context) -> tuple[bytes, bytes]:
+    """The certificate that a caller shows, and the others that came with it, in PEM; b"" where there is none."""
+    shown = context.auth_context()
+    first, more = (b"".join(shown.get(name, ())) for name in ("x509_pem_cert", "x509_pem_cert_chain"))
+    return first, more
+
+
+COMMON_NAME = "x509_common_name"
+
+
+def certified_names(context: Context) -> set[str]:
+    """What the caller's certificate calls it: alternative names and the common name."""
+    shown = context.auth_context()
+    fields = ("x509_subject_alternative_name", COMMON_NAME)
+    return {name.decode(errors="replace") for field in fields for name in shown.get(field, ())}
+
+
+def common_name(context: Context) -> str:
+    """Of the caller's certificate; "" without one."""
+    return next((name.decode(errors="replace") for name in context.auth_context().get(COMMON_NAME, ())), "")
 
 
 def _refusing(handler: Handler, error: StatusError) -> Handler:
@@ -121,8 +222,11 @@ class HealthChecks(Protocol):
 class RunningServer:
     """A server that listens. `address` is HOST:PORT as a client on this machine dials it."""
 
-    def __init__(self, server: grpc.aio.Server, checks: HealthChecks, names: Sequence[str], address: str) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, checks: HealthChecks, names: Sequence[str], address: str, guard: Guard
+    ) -> None:
         self._server = server
+        self._guard = guard
         self._checks = checks
         self._names = names
         self.address = address
@@ -133,6 +237,10 @@ class RunningServer:
         states = health_pb2.HealthCheckResponse
         for name in ("", *self._names):
             await self._checks.set(name, states.SERVING if serving else states.NOT_SERVING)
+
+    def recheck(self) -> None:
+        """End calls whose token or certificate is no longer valid; for `specwire.rpc.renewal`."""
+        self._guard.recheck()
 
     async def stop(self, grace: float = 5.0) -> None:
         """Health checks fail at once, new calls are refused, running ones get `grace` seconds, then are cancelled."""
@@ -168,7 +276,7 @@ async def serve(
     if exposed is not None:
         raise ListenError(f"listen: {exposed}")
     check_free([("listen", listen)])  # gRPC would write its own complaint to standard error
-    guard = Guard({service.name: service.admission for service in services})
+    guard = Guard({service.name: service.admission for service in services}, tls)
     server = grpc.aio.server(interceptors=[ErrorPolicy(), guard], options=server_options())
     checks: HealthChecks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs do not know health.aio
     names = [service.name for service in services]
@@ -176,7 +284,7 @@ async def serve(
         service.register(server)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    running = RunningServer(server, checks, names, _bind(server, host, port, listen, tls))
+    running = RunningServer(server, checks, names, _bind(server, host, port, listen, tls), guard)
     await running.set_serving(serving)
     await server.start()
     return running

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import ENGINES, QUANTIZATIONS, RUNTIMES, SPECWIRE
+from specwire.core.model import AUTO_KV, ENGINES, KV_TYPES, QUANTIZATIONS, RUNTIMES, SPECWIRE
 from specwire.progress import LAST_LINE
 from specwire.rpc.channel import exposure
 from specwire.rpc.keys import Keys, read_keys
 from specwire.rpc.process import DRAIN_GRACE, R, run_until_signalled, say
+from specwire.rpc.renewal import Renewable
 from specwire.rpc.server import Admission
 from specwire.rpc.tls import ServerTls, add_server_arguments, server_tls
 
@@ -98,8 +99,10 @@ def size_of(field: str, text: str | None) -> int | None:
 # ----------------------------------------------------------------------------------------------------------------------
 # How a model is served, as drafter or verifier: its options, on the command line and checked.
 
-MOST_RANKS = 64
+MOST_RANKS, MOST_LAYERS = 64, 1024
 DTYPES = ("float32", "bfloat16")
+# A million tokens of texts.
+TEXT_MEMORY = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class ModelServiceOptions:
         model: a path, a hub id or a scripted model.
         listen: HOST:PORT; port 0 takes a free one.
         runtime: what computes the forwards; auto: openvino where it is installed and agrees with the model, else torch.
+            A GGUF file is computed by llamacpp, whatever it says.
         threads: CPU threads of the model's forwards.
         slots: sessions held at once. kv_memory: bytes for their keys and values, a head's too; as many slots as fit.
         context: positions per slot; None takes the model's own.
@@ -118,6 +122,9 @@ class ModelServiceOptions:
         metrics: HOST:PORT where figures are read by HTTP (docs/OPERATIONS.md); "" for nowhere.
         keys: who may call; None lets in everybody who can connect.
         ngram: a verifier proposes from the text itself, too; nothing to a drafter.
+        text_memory: bytes in which a verifier keeps texts to propose from in other sessions of their tenants; 0: none.
+        references: files and folders of documents that a verifier proposes from. table: file of a table of n-grams that
+            it does; "" for none.
         quantization: of the linear layers' weights, none or int8.
         compiled: run the model as compiled graphs of static shapes (`specwire.lm.load.load_model`).
         heads: what drafts beside a verifier's target (`specwire.lm.load_model`); "" for none. Nothing to a drafter.
@@ -125,6 +132,7 @@ class ModelServiceOptions:
         tensor_parallel_size: processes over which a verifier splits its model; nothing to a drafter.
         engine: what a verifier's forwards are computed with, specwire or vllm; nothing to a drafter.
         engine_options: further arguments of vLLM's EngineArgs, as a JSON object.
+        kv_type: of a GGUF file's keys and values. gpu_layers: how many of its layers lie on a GPU.
     """
 
     model: str
@@ -139,6 +147,9 @@ class ModelServiceOptions:
     tls: ServerTls | None = None
     keys: Keys | None = None
     ngram: bool = True
+    text_memory: int = TEXT_MEMORY
+    references: tuple[str, ...] = ()
+    table: str = ""
     quantization: str = "none"
     deterministic: bool = False
     heads: str = ""
@@ -148,6 +159,8 @@ class ModelServiceOptions:
     tensor_parallel_size: int = 1
     engine: str = SPECWIRE
     engine_options: str = "{}"
+    kv_type: str = AUTO_KV
+    gpu_layers: int = 0
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -173,6 +186,10 @@ class ModelServiceOptions:
         if self.engine not in ENGINES:
             raise InvalidParameter("engine", f"must be one of {', '.join(ENGINES)}, not {self.engine!r}")
         engine_options(self.engine, self.engine_options)
+        if self.kv_type not in KV_TYPES:
+            raise InvalidParameter("kv-type", f"must be one of {', '.join(KV_TYPES)}, not {self.kv_type!r}")
+        if not 0 <= self.gpu_layers <= MOST_LAYERS:
+            raise InvalidParameter("gpu-layers", f"must be from 0 to {MOST_LAYERS}, not {self.gpu_layers}")
         if self.context is not None and self.context < 2:
             raise InvalidParameter("context", f"must be at least 2, not {self.context}")
 
@@ -193,12 +210,19 @@ class ModelServiceOptions:
             "threads": self.threads,
             "engine": self.engine,
             "engine_options": engine_options(self.engine, self.engine_options),
+            "kv_type": self.kv_type,
+            "gpu_layers": self.gpu_layers,
         }
 
     @property
     def listened(self) -> list[tuple[str, str]]:
         """Where it listens, by option."""
         return [("listen", self.listen), *([("metrics", self.metrics)] if self.metrics else [])]
+
+    @property
+    def origins(self) -> tuple[Renewable | None, ...]:
+        """Of keys and certificates that may change while it runs; None for those that were not read of files."""
+        return tuple(None if each is None else each.origin for each in (self.tls, self.keys))
 
     @property
     def admission(self) -> Admission:
@@ -232,11 +256,12 @@ def check_ranks(size: int) -> None:
 
 def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> None:
     """The options of ModelServiceOptions, and --json."""
-    parser.add_argument("model", metavar="MODEL", help="path, hub id, or scripted:SEED for known logits")
+    parser.add_argument("model", metavar="MODEL", help="path, hub id, GGUF file, or scripted:SEED for known logits")
     parser.add_argument("--listen", default=ANY_PORT, metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
     parser.add_argument("--device", default="cpu", help="such as cpu or cuda:0")
     add_runtime_argument(parser)
+    add_gguf_arguments(parser)
     parser.add_argument("--threads", default=threads, type=int, metavar="N", help="CPU threads (default: %(default)s)")
     parser.add_argument("--slots", default=16, type=int, metavar="N", help="sessions at once (default: %(default)s)")
     parser.add_argument(
@@ -261,13 +286,59 @@ def add_runtime_argument(parser: argparse._ActionsContainer) -> None:
         "--runtime",
         default="torch",
         choices=RUNTIMES,
-        help="of forwards; openvino: on CPUs, with that extra installed; auto: where it can (default: torch)",
+        help="of forwards; openvino: on CPUs, with that extra installed; auto: where it can; llamacpp: of GGUF files, "
+        "which have it anyway (default: torch)",
     )
     parser.add_argument(
         "--quantization",
         default="none",
         choices=QUANTIZATIONS,
         help="int8: round the weights of linear layers to 8 bits; quick with openvino (default: none)",
+    )
+
+
+def text_memory_of(text: str) -> int:
+    """Bytes that --text-memory says; raises InvalidParameter."""
+    return 0 if text == "0" else size_of("text-memory", text) or 0
+
+
+def add_text_memory_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--text-memory",
+        default=f"{TEXT_MEMORY >> 20}M",
+        metavar="SIZE",
+        help="for texts of sessions, which others of their tenant are proposed; 64 bytes a token; 0 keeps none; only "
+        "where callers have --api-keys (default: %(default)s)",
+    )
+
+
+def add_known_texts_arguments(parser: argparse._ActionsContainer) -> None:
+    """`ModelServiceOptions.references` and `table` of a verifier."""
+    parser.add_argument(
+        "--reference",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="documents to propose from, a file or a folder of .txt, .md, .py, .jsonl; may be repeated (default: none)",
+    )
+    parser.add_argument(
+        "--table", default="", metavar="FILE", help="n-grams to propose from, by `specwire table build` (default: none)"
+    )
+
+
+def add_gguf_arguments(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--kv-type",
+        default=AUTO_KV,
+        choices=KV_TYPES,
+        help="of a GGUF file's keys and values (default: f32 where its weights are, else f16)",
+    )
+    parser.add_argument(
+        "--gpu-layers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of a GGUF file, that lie on a GPU, if llama.cpp was built for it (default: %(default)s)",
     )
 
 
@@ -333,6 +404,8 @@ def model_options(args: argparse.Namespace) -> ModelServiceOptions:
         tls=server_tls(args),
         keys=read_keys("--api-keys", args.api_keys),
         metrics=args.metrics,
+        kv_type=args.kv_type,
+        gpu_layers=args.gpu_layers,
     )
 
 

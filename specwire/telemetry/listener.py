@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from specwire.rpc.server import ListenError, parse_listen
-from specwire.rpc.tls import ServerTls
+from specwire.rpc.tls import Certification, ServerTls, shown_in
 from specwire.telemetry.metrics import CONTENT_TYPE, Registry
 
 logger = logging.getLogger(__name__)
@@ -61,9 +61,11 @@ async def listen(registry: Registry, address: str, tls: ServerTls | None = None)
     """
     host, port = parse_listen(address)
     connections: set[asyncio.Task[None]] = set()
+    certification = Certification(tls)
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(connections) >= MOST_CONNECTIONS:
+        trusted = certification.holds(lambda: shown_in(writer.get_extra_info("ssl_object")))
+        if not trusted or len(connections) >= MOST_CONNECTIONS:
             writer.close()
             return
         task = asyncio.ensure_future(_serve(registry, reader, writer))

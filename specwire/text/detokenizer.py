@@ -74,19 +74,24 @@ class TokenBytes:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._added = frozenset(tokenizer.get_added_tokens_decoder())
-        self._byte_level = "ByteLevel" in type(tokenizer.decoder).__name__
+        self._byte_level = "ByteLevel" in decoder_types(tokenizer)
 
     def of(self, token: int) -> bytes:
         """Empty for an id that has no token."""
         content = self._tokenizer.id_to_token(token)
-        if content is None:
-            return b""
+        return b"" if content is None else self.spelt(token, content)
+
+    def spelt(self, token: int, content: str) -> bytes:
+        """Of an id whose token is `content`."""
         if token in self._added:
             return content.encode()
-        if BYTE_TOKEN.fullmatch(content):
+        if content.startswith("<0x") and BYTE_TOKEN.fullmatch(content):
             return bytes([int(content[3:5], 16)])
-        if self._byte_level and set(content) <= BYTE_OF.keys():
-            return bytes(BYTE_OF[character] for character in content)
+        if self._byte_level:
+            try:
+                return bytes(map(BYTE_OF.__getitem__, content))
+            except KeyError:
+                pass  # a character outside the alphabet: the token stands for its own text
         return content.replace(SPACE, " ").encode()
 
     def text(self, token: int) -> str:
@@ -141,17 +146,22 @@ class Detokenizer:
 
 
 def _pieces(tokenizer: Tokenizer) -> Pieces:
-    description = json.loads(tokenizer.to_str())["decoder"] or {}
-    if description.get("type") == "ByteLevel":
+    if type(tokenizer.decoder).__name__ == "ByteLevel":
         return ByteLevelPieces()
-    return WindowPieces(tokenizer, _decoder_types(description))
+    return WindowPieces(tokenizer, decoder_types(tokenizer))
 
 
-def _decoder_types(description: dict[str, object]) -> frozenset[str]:
+def decoder_types(tokenizer: Tokenizer) -> frozenset[str]:
+    """Names of the decoder and of its parts, such as ByteLevel; empty where tokens are whole words."""
+    return types_in(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder is not None else frozenset()
+
+
+def types_in(description: dict[str, object]) -> frozenset[str]:
+    """As `decoder_types`, from a decoder's description in JSON."""
     parts = description.get("decoders", ())
     types = {str(description.get("type"))}
     if isinstance(parts, list):
-        types.update(*(_decoder_types(part) for part in parts))
+        types.update(*(types_in(part) for part in parts))
     return frozenset(types)
 
 

@@ -40,6 +40,12 @@ class LogprobsOf(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LOGPROBS_OF_UNSPECIFIED: _ClassVar[LogprobsOf]
     LOGPROBS_OF_MODEL: _ClassVar[LogprobsOf]
     LOGPROBS_OF_PROCESSED: _ClassVar[LogprobsOf]
+
+class TokenText(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOKEN_TEXT_UNSPECIFIED: _ClassVar[TokenText]
+    TOKEN_TEXT_BYTES: _ClassVar[TokenText]
+    TOKEN_TEXT_NEIGHBOURS: _ClassVar[TokenText]
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_ACCEPTED: Outcome
 OUTCOME_RECOVERED: Outcome
@@ -61,6 +67,9 @@ FINISH_REASON_ERROR: FinishReason
 LOGPROBS_OF_UNSPECIFIED: LogprobsOf
 LOGPROBS_OF_MODEL: LogprobsOf
 LOGPROBS_OF_PROCESSED: LogprobsOf
+TOKEN_TEXT_UNSPECIFIED: TokenText
+TOKEN_TEXT_BYTES: TokenText
+TOKEN_TEXT_NEIGHBOURS: TokenText
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
@@ -174,16 +183,18 @@ class DraftWeights(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("handle", "code", "message", "fence")
+    __slots__ = ("handle", "code", "message", "fence", "retry_after_ms")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     code: int
     message: str
     fence: int
-    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., fence: _Optional[int] = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., fence: _Optional[int] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ("handle",)
@@ -198,7 +209,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self, known_tokenizer_hash: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "vocabulary", "context", "eos_ids", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "tokenizer_hash", "tokenizer_json", "chat_template", "host_id", "slots", "forward_times", "runtime", "kv_bytes", "special_tokens", "quantization", "deterministic", "region")
+    __slots__ = ("model", "architecture", "vocabulary", "context", "eos_ids", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "tokenizer_hash", "tokenizer_json", "chat_template", "host_id", "slots", "forward_times", "runtime", "kv_bytes", "special_tokens", "quantization", "deterministic", "region", "token_text")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +238,7 @@ class GetModelInfoResponse(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_TEXT_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     vocabulary: int
@@ -248,7 +260,8 @@ class GetModelInfoResponse(_message.Message):
     quantization: str
     deterministic: bool
     region: str
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., host_id: _Optional[str] = ..., slots: _Optional[int] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., runtime: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., quantization: _Optional[str] = ..., deterministic: _Optional[bool] = ..., region: _Optional[str] = ...) -> None: ...
+    token_text: TokenText
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., host_id: _Optional[str] = ..., slots: _Optional[int] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., runtime: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., quantization: _Optional[str] = ..., deterministic: _Optional[bool] = ..., region: _Optional[str] = ..., token_text: _Optional[_Union[TokenText, str]] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("rows", "microseconds")

@@ -23,14 +23,28 @@ class JoinResponse(_message.Message):
     def __init__(self, told: _Optional[_Union[ConnectDraftRequest, _Mapping]] = ...) -> None: ...
 
 class ConnectDraftRequest(_message.Message):
-    __slots__ = ("opens", "advances", "closes")
+    __slots__ = ("opens", "advances", "closes", "vocabularies")
     OPENS_FIELD_NUMBER: _ClassVar[int]
     ADVANCES_FIELD_NUMBER: _ClassVar[int]
     CLOSES_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARIES_FIELD_NUMBER: _ClassVar[int]
     opens: _containers.RepeatedCompositeFieldContainer[OpenDraft]
     advances: _containers.RepeatedCompositeFieldContainer[Advance]
     closes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Close]
-    def __init__(self, opens: _Optional[_Iterable[_Union[OpenDraft, _Mapping]]] = ..., advances: _Optional[_Iterable[_Union[Advance, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[_common_pb2.Close, _Mapping]]] = ...) -> None: ...
+    vocabularies: _containers.RepeatedCompositeFieldContainer[TargetVocabulary]
+    def __init__(self, opens: _Optional[_Iterable[_Union[OpenDraft, _Mapping]]] = ..., advances: _Optional[_Iterable[_Union[Advance, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[_common_pb2.Close, _Mapping]]] = ..., vocabularies: _Optional[_Iterable[_Union[TargetVocabulary, _Mapping]]] = ...) -> None: ...
+
+class TargetVocabulary(_message.Message):
+    __slots__ = ("fingerprint", "tokenizer_zlib", "vocabulary", "eos_ids")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_ZLIB_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    EOS_IDS_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    tokenizer_zlib: bytes
+    vocabulary: int
+    eos_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, fingerprint: _Optional[str] = ..., tokenizer_zlib: _Optional[bytes] = ..., vocabulary: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ConnectDraftResponse(_message.Message):
     __slots__ = ("opened", "proposals", "refused")

@@ -176,7 +176,7 @@ class DraftHubServiceServicer:
 
     def Join(self, request_iterator, context):
         """One stream per drafter, for as long as it drafts. Statuses: INVALID_ARGUMENT (the first message describes no model,
-        or a later one does), FAILED_PRECONDITION (another vocabulary than the target's: trying again cannot help),
+        or a later one does), FAILED_PRECONDITION (a vocabulary that no target's fits: trying again cannot help),
         PERMISSION_DENIED (its certificate has none of the names that are let in),
         RESOURCE_EXHAUSTED (sent more than it was asked for, and is not let in again for a minute; or too many drafters),
         UNAVAILABLE (the orchestrator stops: dial again), UNIMPLEMENTED (it does not accept drafters).

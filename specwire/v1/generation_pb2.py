@@ -27,59 +27,59 @@ from specwire.v1 import common_pb2 as specwire_dot_v1_dot_common__pb2
 from specwire.v1 import verify_pb2 as specwire_dot_v1_dot_verify__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cspecwire/v1/generation.proto\x12\x0bspecwire.v1\x1a\x18specwire/v1/common.proto\x1a\x18specwire/v1/verify.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x8b\x04\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.specwire.v1.TokenIdsH\x00\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\'\n\x08stopping\x18\x04 \x01(\x0b\x32\x15.specwire.v1.Stopping\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\'\n\x08\x64rafting\x18\x06 \x01(\x0e\x32\x15.specwire.v1.Drafting\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x13\n\x0bprovisional\x18\x08 \x01(\x08\x12\x0e\n\x06parent\x18\t \x01(\t\x12\t\n\x01n\x18\n \x01(\r\x12\x0c\n\x04\x65\x63ho\x18\x0b \x01(\x08\x12\x10\n\x08priority\x18\x0c \x01(\x11\x12\x19\n\x0fprediction_text\x18\r \x01(\tH\x01\x12\x32\n\x11prediction_tokens\x18\x0e \x01(\x0b\x32\x15.specwire.v1.TokenIdsH\x01\x12\r\n\x05model\x18\x0f \x01(\t\x12\x11\n\ttake_over\x18\x10 \x01(\x08\x12%\n\x07sources\x18\x11 \x01(\x0b\x32\x14.specwire.v1.Sources\x12\x0c\n\x04note\x18\x12 \x01(\t\x12\x14\n\x0cwhole_prompt\x18\x13 \x01(\x08\x42\x08\n\x06promptB\x0c\n\nprediction\"9\n\x07Sources\x12\x10\n\x08\x64rafters\x18\x01 \x01(\x08\x12\r\n\x05ngram\x18\x02 \x01(\x08\x12\r\n\x05heads\x18\x03 \x01(\x08\"\xd5\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.specwire.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.specwire.v1.ChunkH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.specwire.v1.FinishedH\x00\x12/\n\x0bprovisional\x18\x04 \x01(\x0b\x32\x18.specwire.v1.ProvisionalH\x00\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\rB\x07\n\x05\x65vent\"\xbb\x01\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\x18\n\x0bprompt_hash\x18\x04 \x01(\x06H\x00\x88\x01\x01\x12#\n\x06prompt\x18\x05 \x01(\x0b\x32\x13.specwire.v1.Prompt\x12\r\n\x05lossy\x18\x06 \x01(\x08\x42\x0e\n\x0c_prompt_hash\"&\n\x06Prompt\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"=\n\x0bProvisional\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x90\x02\n\x05\x43hunk\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12&\n\x08outcomes\x18\x03 \x03(\x0e\x32\x14.specwire.v1.Outcome\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttext_ends\x18\x05 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\r\x12\x11\n\trecovered\x18\x07 \x01(\r\x12\r\n\x05\x62onus\x18\x08 \x01(\r\x12\x0e\n\x06\x64irect\x18\t \x01(\r\x12*\n\x07timings\x18\n \x01(\x0b\x32\x19.specwire.v1.ChunkTimings\x12,\n\x08logprobs\x18\x0b \x03(\x0b\x32\x1a.specwire.v1.TokenLogprobs\"\x95\x01\n\x0c\x43hunkTimings\x12\x18\n\x10\x66orward_ended_ns\x18\x01 \x01(\x04\x12\x1b\n\x13verdict_received_ns\x18\x02 \x01(\x04\x12\x12\n\ndurable_ns\x18\x03 \x01(\x04\x12\x12\n\nemitted_ns\x18\x04 \x01(\x04\x12&\n\x04step\x18\x05 \x01(\x0b\x32\x18.specwire.v1.StepTimings\"\x9b\x01\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.specwire.v1.FinishReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x13\n\x0btext_length\x18\x04 \x01(\r\x12!\n\x05stats\x18\x05 \x01(\x0b\x32\x12.specwire.v1.Stats\x12\r\n\x05lossy\x18\x06 \x01(\x08\"\xd9\x04\n\x05Stats\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x17\n\x0ftarget_forwards\x18\x03 \x01(\r\x12\x10\n\x08proposed\x18\x04 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\r\x12\x11\n\trecovered\x18\x06 \x01(\r\x12\r\n\x05\x62onus\x18\x07 \x01(\r\x12\x0e\n\x06\x64irect\x18\x08 \x01(\r\x12\x1e\n\x16time_to_first_token_us\x18\t \x01(\x04\x12\x13\n\x0b\x64uration_us\x18\n \x01(\x04\x12\x11\n\ttested_at\x18\x0b \x03(\r\x12\x13\n\x0b\x61\x63\x63\x65pted_at\x18\x0c \x03(\r\x12\x16\n\x0eproposed_ngram\x18\r \x01(\r\x12\x16\n\x0e\x61\x63\x63\x65pted_ngram\x18\x0e \x01(\r\x12\x0c\n\x04plan\x18\x0f \x01(\t\x12+\n\x08\x64rafters\x18\x10 \x03(\x0b\x32\x19.specwire.v1.DrafterStats\x12\x15\n\rcached_tokens\x18\x11 \x01(\r\x12\x1b\n\x13proposed_prediction\x18\x12 \x01(\r\x12\x1b\n\x13\x61\x63\x63\x65pted_prediction\x18\x13 \x01(\r\x12\x0e\n\x06tested\x18\x14 \x01(\r\x12\x14\n\x0ctested_ngram\x18\x15 \x01(\r\x12\x19\n\x11tested_prediction\x18\x16 \x01(\r\x12\x16\n\x0e\x66orwards_saved\x18\x17 \x01(\r\x12\x15\n\rproposed_head\x18\x18 \x01(\r\x12\x13\n\x0btested_head\x18\x19 \x01(\r\x12\x15\n\raccepted_head\x18\x1a \x01(\r\"o\n\x0c\x44rafterStats\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08proposed\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x0c\n\x04plan\x18\x05 \x01(\t\x12\x0e\n\x06tested\x18\x06 \x01(\r\"v\n\x0cWatchRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rfrom_position\x18\x02 \x01(\r\x12\x18\n\x0bprefix_hash\x18\x03 \x01(\x06H\x00\x88\x01\x01\x12\x11\n\ttake_over\x18\x04 \x01(\x08\x42\x0e\n\x0c_prefix_hash\"\x91\x01\n\rWatchResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.specwire.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.specwire.v1.ChunkH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.specwire.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\xe2\x01\n\x12GetSessionResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.specwire.v1.FinishReason\x12\r\n\x05\x66\x65nce\x18\x04 \x01(\x04\x12\x12\n\ndurability\x18\x05 \x01(\t\x12\x12\n\ncreated_ms\x18\x06 \x01(\x04\x12\x10\n\x08\x65nded_ms\x18\x07 \x01(\x04\x12\x1b\n\x13weights_fingerprint\x18\x08 \x01(\t\x12\r\n\x05lossy\x18\t \x01(\x08\"#\n\rCancelRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"*\n\x14\x44\x65leteSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteSessionResponse\"\x16\n\x14GetServerInfoRequest\"\xc7\x01\n\x15GetServerInfoResponse\x12\x31\n\x06target\x18\x01 \x01(\x0b\x32!.specwire.v1.GetModelInfoResponse\x12\x33\n\x08\x64rafters\x18\x02 \x03(\x0b\x32!.specwire.v1.GetModelInfoResponse\x12\x12\n\ndurability\x18\x03 \x01(\t\x12\x32\n\x07targets\x18\x04 \x03(\x0b\x32!.specwire.v1.GetModelInfoResponse*y\n\x08\x44rafting\x12\x18\n\x14\x44RAFTING_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAFTING_AUTOMATIC\x10\x01\x12\x10\n\x0c\x44RAFTING_OFF\x10\x02\x12\x15\n\x11\x44RAFTING_DRAFTERS\x10\x03\x12\x12\n\x0e\x44RAFTING_NGRAM\x10\x04\x32\xe2\x03\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.specwire.v1.GenerateRequest\x1a\x1d.specwire.v1.GenerateResponse0\x01\x12@\n\x05Watch\x12\x19.specwire.v1.WatchRequest\x1a\x1a.specwire.v1.WatchResponse0\x01\x12M\n\nGetSession\x12\x1e.specwire.v1.GetSessionRequest\x1a\x1f.specwire.v1.GetSessionResponse\x12\x41\n\x06\x43\x61ncel\x12\x1a.specwire.v1.CancelRequest\x1a\x1b.specwire.v1.CancelResponse\x12V\n\rDeleteSession\x12!.specwire.v1.DeleteSessionRequest\x1a\".specwire.v1.DeleteSessionResponse\x12V\n\rGetServerInfo\x12!.specwire.v1.GetServerInfoRequest\x1a\".specwire.v1.GetServerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cspecwire/v1/generation.proto\x12\x0bspecwire.v1\x1a\x18specwire/v1/common.proto\x1a\x18specwire/v1/verify.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x9c\x04\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.specwire.v1.TokenIdsH\x00\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\'\n\x08stopping\x18\x04 \x01(\x0b\x32\x15.specwire.v1.Stopping\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\'\n\x08\x64rafting\x18\x06 \x01(\x0e\x32\x15.specwire.v1.Drafting\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x13\n\x0bprovisional\x18\x08 \x01(\x08\x12\x0e\n\x06parent\x18\t \x01(\t\x12\t\n\x01n\x18\n \x01(\r\x12\x0c\n\x04\x65\x63ho\x18\x0b \x01(\x08\x12\x10\n\x08priority\x18\x0c \x01(\x11\x12\x19\n\x0fprediction_text\x18\r \x01(\tH\x01\x12\x32\n\x11prediction_tokens\x18\x0e \x01(\x0b\x32\x15.specwire.v1.TokenIdsH\x01\x12\r\n\x05model\x18\x0f \x01(\t\x12\x11\n\ttake_over\x18\x10 \x01(\x08\x12%\n\x07sources\x18\x11 \x01(\x0b\x32\x14.specwire.v1.Sources\x12\x0c\n\x04note\x18\x12 \x01(\t\x12\x14\n\x0cwhole_prompt\x18\x13 \x01(\x08\x12\x0f\n\x07private\x18\x14 \x01(\x08\x42\x08\n\x06promptB\x0c\n\nprediction\"9\n\x07Sources\x12\x10\n\x08\x64rafters\x18\x01 \x01(\x08\x12\r\n\x05ngram\x18\x02 \x01(\x08\x12\r\n\x05heads\x18\x03 \x01(\x08\"\xd5\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.specwire.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.specwire.v1.ChunkH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.specwire.v1.FinishedH\x00\x12/\n\x0bprovisional\x18\x04 \x01(\x0b\x32\x18.specwire.v1.ProvisionalH\x00\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\rB\x07\n\x05\x65vent\"\xbb\x01\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\x18\n\x0bprompt_hash\x18\x04 \x01(\x06H\x00\x88\x01\x01\x12#\n\x06prompt\x18\x05 \x01(\x0b\x32\x13.specwire.v1.Prompt\x12\r\n\x05lossy\x18\x06 \x01(\x08\x42\x0e\n\x0c_prompt_hash\"&\n\x06Prompt\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"=\n\x0bProvisional\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x90\x02\n\x05\x43hunk\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12&\n\x08outcomes\x18\x03 \x03(\x0e\x32\x14.specwire.v1.Outcome\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttext_ends\x18\x05 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\r\x12\x11\n\trecovered\x18\x07 \x01(\r\x12\r\n\x05\x62onus\x18\x08 \x01(\r\x12\x0e\n\x06\x64irect\x18\t \x01(\r\x12*\n\x07timings\x18\n \x01(\x0b\x32\x19.specwire.v1.ChunkTimings\x12,\n\x08logprobs\x18\x0b \x03(\x0b\x32\x1a.specwire.v1.TokenLogprobs\"\x95\x01\n\x0c\x43hunkTimings\x12\x18\n\x10\x66orward_ended_ns\x18\x01 \x01(\x04\x12\x1b\n\x13verdict_received_ns\x18\x02 \x01(\x04\x12\x12\n\ndurable_ns\x18\x03 \x01(\x04\x12\x12\n\nemitted_ns\x18\x04 \x01(\x04\x12&\n\x04step\x18\x05 \x01(\x0b\x32\x18.specwire.v1.StepTimings\"\x9b\x01\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.specwire.v1.FinishReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x13\n\x0btext_length\x18\x04 \x01(\r\x12!\n\x05stats\x18\x05 \x01(\x0b\x32\x12.specwire.v1.Stats\x12\r\n\x05lossy\x18\x06 \x01(\x08\"\xd9\x04\n\x05Stats\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x17\n\x0ftarget_forwards\x18\x03 \x01(\r\x12\x10\n\x08proposed\x18\x04 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\r\x12\x11\n\trecovered\x18\x06 \x01(\r\x12\r\n\x05\x62onus\x18\x07 \x01(\r\x12\x0e\n\x06\x64irect\x18\x08 \x01(\r\x12\x1e\n\x16time_to_first_token_us\x18\t \x01(\x04\x12\x13\n\x0b\x64uration_us\x18\n \x01(\x04\x12\x11\n\ttested_at\x18\x0b \x03(\r\x12\x13\n\x0b\x61\x63\x63\x65pted_at\x18\x0c \x03(\r\x12\x16\n\x0eproposed_ngram\x18\r \x01(\r\x12\x16\n\x0e\x61\x63\x63\x65pted_ngram\x18\x0e \x01(\r\x12\x0c\n\x04plan\x18\x0f \x01(\t\x12+\n\x08\x64rafters\x18\x10 \x03(\x0b\x32\x19.specwire.v1.DrafterStats\x12\x15\n\rcached_tokens\x18\x11 \x01(\r\x12\x1b\n\x13proposed_prediction\x18\x12 \x01(\r\x12\x1b\n\x13\x61\x63\x63\x65pted_prediction\x18\x13 \x01(\r\x12\x0e\n\x06tested\x18\x14 \x01(\r\x12\x14\n\x0ctested_ngram\x18\x15 \x01(\r\x12\x19\n\x11tested_prediction\x18\x16 \x01(\r\x12\x16\n\x0e\x66orwards_saved\x18\x17 \x01(\r\x12\x15\n\rproposed_head\x18\x18 \x01(\r\x12\x13\n\x0btested_head\x18\x19 \x01(\r\x12\x15\n\raccepted_head\x18\x1a \x01(\r\"o\n\x0c\x44rafterStats\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08proposed\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x0c\n\x04plan\x18\x05 \x01(\t\x12\x0e\n\x06tested\x18\x06 \x01(\r\"v\n\x0cWatchRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rfrom_position\x18\x02 \x01(\r\x12\x18\n\x0bprefix_hash\x18\x03 \x01(\x06H\x00\x88\x01\x01\x12\x11\n\ttake_over\x18\x04 \x01(\x08\x42\x0e\n\x0c_prefix_hash\"\x91\x01\n\rWatchResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.specwire.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.specwire.v1.ChunkH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.specwire.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\xe2\x01\n\x12GetSessionResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.specwire.v1.FinishReason\x12\r\n\x05\x66\x65nce\x18\x04 \x01(\x04\x12\x12\n\ndurability\x18\x05 \x01(\t\x12\x12\n\ncreated_ms\x18\x06 \x01(\x04\x12\x10\n\x08\x65nded_ms\x18\x07 \x01(\x04\x12\x1b\n\x13weights_fingerprint\x18\x08 \x01(\t\x12\r\n\x05lossy\x18\t \x01(\x08\"#\n\rCancelRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"*\n\x14\x44\x65leteSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteSessionResponse\"\x16\n\x14GetServerInfoRequest\"\xc7\x01\n\x15GetServerInfoResponse\x12\x31\n\x06target\x18\x01 \x01(\x0b\x32!.specwire.v1.GetModelInfoResponse\x12\x33\n\x08\x64rafters\x18\x02 \x03(\x0b\x32!.specwire.v1.GetModelInfoResponse\x12\x12\n\ndurability\x18\x03 \x01(\t\x12\x32\n\x07targets\x18\x04 \x03(\x0b\x32!.specwire.v1.GetModelInfoResponse*y\n\x08\x44rafting\x12\x18\n\x14\x44RAFTING_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAFTING_AUTOMATIC\x10\x01\x12\x10\n\x0c\x44RAFTING_OFF\x10\x02\x12\x15\n\x11\x44RAFTING_DRAFTERS\x10\x03\x12\x12\n\x0e\x44RAFTING_NGRAM\x10\x04\x32\xe2\x03\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.specwire.v1.GenerateRequest\x1a\x1d.specwire.v1.GenerateResponse0\x01\x12@\n\x05Watch\x12\x19.specwire.v1.WatchRequest\x1a\x1a.specwire.v1.WatchResponse0\x01\x12M\n\nGetSession\x12\x1e.specwire.v1.GetSessionRequest\x1a\x1f.specwire.v1.GetSessionResponse\x12\x41\n\x06\x43\x61ncel\x12\x1a.specwire.v1.CancelRequest\x1a\x1b.specwire.v1.CancelResponse\x12V\n\rDeleteSession\x12!.specwire.v1.DeleteSessionRequest\x1a\".specwire.v1.DeleteSessionResponse\x12V\n\rGetServerInfo\x12!.specwire.v1.GetServerInfoRequest\x1a\".specwire.v1.GetServerInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specwire.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTING']._serialized_start=3406
-  _globals['_DRAFTING']._serialized_end=3527
+  _globals['_DRAFTING']._serialized_start=3423
+  _globals['_DRAFTING']._serialized_end=3544
   _globals['_TOKENIDS']._serialized_start=97
   _globals['_TOKENIDS']._serialized_end=120
   _globals['_GENERATEREQUEST']._serialized_start=123
-  _globals['_GENERATEREQUEST']._serialized_end=646
-  _globals['_SOURCES']._serialized_start=648
-  _globals['_SOURCES']._serialized_end=705
-  _globals['_GENERATERESPONSE']._serialized_start=708
-  _globals['_GENERATERESPONSE']._serialized_end=921
-  _globals['_STARTED']._serialized_start=924
-  _globals['_STARTED']._serialized_end=1111
-  _globals['_PROMPT']._serialized_start=1113
-  _globals['_PROMPT']._serialized_end=1151
-  _globals['_PROVISIONAL']._serialized_start=1153
-  _globals['_PROVISIONAL']._serialized_end=1214
-  _globals['_CHUNK']._serialized_start=1217
-  _globals['_CHUNK']._serialized_end=1489
-  _globals['_CHUNKTIMINGS']._serialized_start=1492
-  _globals['_CHUNKTIMINGS']._serialized_end=1641
-  _globals['_FINISHED']._serialized_start=1644
-  _globals['_FINISHED']._serialized_end=1799
-  _globals['_STATS']._serialized_start=1802
-  _globals['_STATS']._serialized_end=2403
-  _globals['_DRAFTERSTATS']._serialized_start=2405
-  _globals['_DRAFTERSTATS']._serialized_end=2516
-  _globals['_WATCHREQUEST']._serialized_start=2518
-  _globals['_WATCHREQUEST']._serialized_end=2636
-  _globals['_WATCHRESPONSE']._serialized_start=2639
-  _globals['_WATCHRESPONSE']._serialized_end=2784
-  _globals['_GETSESSIONREQUEST']._serialized_start=2786
-  _globals['_GETSESSIONREQUEST']._serialized_end=2825
-  _globals['_GETSESSIONRESPONSE']._serialized_start=2828
-  _globals['_GETSESSIONRESPONSE']._serialized_end=3054
-  _globals['_CANCELREQUEST']._serialized_start=3056
-  _globals['_CANCELREQUEST']._serialized_end=3091
-  _globals['_CANCELRESPONSE']._serialized_start=3093
-  _globals['_CANCELRESPONSE']._serialized_end=3109
-  _globals['_DELETESESSIONREQUEST']._serialized_start=3111
-  _globals['_DELETESESSIONREQUEST']._serialized_end=3153
-  _globals['_DELETESESSIONRESPONSE']._serialized_start=3155
-  _globals['_DELETESESSIONRESPONSE']._serialized_end=3178
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=3180
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=3202
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=3205
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=3404
-  _globals['_GENERATIONSERVICE']._serialized_start=3530
-  _globals['_GENERATIONSERVICE']._serialized_end=4012
+  _globals['_GENERATEREQUEST']._serialized_end=663
+  _globals['_SOURCES']._serialized_start=665
+  _globals['_SOURCES']._serialized_end=722
+  _globals['_GENERATERESPONSE']._serialized_start=725
+  _globals['_GENERATERESPONSE']._serialized_end=938
+  _globals['_STARTED']._serialized_start=941
+  _globals['_STARTED']._serialized_end=1128
+  _globals['_PROMPT']._serialized_start=1130
+  _globals['_PROMPT']._serialized_end=1168
+  _globals['_PROVISIONAL']._serialized_start=1170
+  _globals['_PROVISIONAL']._serialized_end=1231
+  _globals['_CHUNK']._serialized_start=1234
+  _globals['_CHUNK']._serialized_end=1506
+  _globals['_CHUNKTIMINGS']._serialized_start=1509
+  _globals['_CHUNKTIMINGS']._serialized_end=1658
+  _globals['_FINISHED']._serialized_start=1661
+  _globals['_FINISHED']._serialized_end=1816
+  _globals['_STATS']._serialized_start=1819
+  _globals['_STATS']._serialized_end=2420
+  _globals['_DRAFTERSTATS']._serialized_start=2422
+  _globals['_DRAFTERSTATS']._serialized_end=2533
+  _globals['_WATCHREQUEST']._serialized_start=2535
+  _globals['_WATCHREQUEST']._serialized_end=2653
+  _globals['_WATCHRESPONSE']._serialized_start=2656
+  _globals['_WATCHRESPONSE']._serialized_end=2801
+  _globals['_GETSESSIONREQUEST']._serialized_start=2803
+  _globals['_GETSESSIONREQUEST']._serialized_end=2842
+  _globals['_GETSESSIONRESPONSE']._serialized_start=2845
+  _globals['_GETSESSIONRESPONSE']._serialized_end=3071
+  _globals['_CANCELREQUEST']._serialized_start=3073
+  _globals['_CANCELREQUEST']._serialized_end=3108
+  _globals['_CANCELRESPONSE']._serialized_start=3110
+  _globals['_CANCELRESPONSE']._serialized_end=3126
+  _globals['_DELETESESSIONREQUEST']._serialized_start=3128
+  _globals['_DELETESESSIONREQUEST']._serialized_end=3170
+  _globals['_DELETESESSIONRESPONSE']._serialized_start=3172
+  _globals['_DELETESESSIONRESPONSE']._serialized_end=3195
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=3197
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=3219
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=3222
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=3421
+  _globals['_GENERATIONSERVICE']._serialized_start=3547
+  _globals['_GENERATIONSERVICE']._serialized_end=4029
 # @@protoc_insertion_point(module_scope)

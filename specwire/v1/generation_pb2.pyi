@@ -30,7 +30,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "tokens", "sampling", "stopping", "stop", "drafting", "request_id", "provisional", "parent", "n", "echo", "priority", "prediction_text", "prediction_tokens", "model", "take_over", "sources", "note", "whole_prompt")
+    __slots__ = ("text", "tokens", "sampling", "stopping", "stop", "drafting", "request_id", "provisional", "parent", "n", "echo", "priority", "prediction_text", "prediction_tokens", "model", "take_over", "sources", "note", "whole_prompt", "private")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class GenerateRequest(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     WHOLE_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PRIVATE_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: TokenIds
     sampling: _common_pb2.Sampling
@@ -69,7 +70,8 @@ class GenerateRequest(_message.Message):
     sources: Sources
     note: str
     whole_prompt: bool
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ..., provisional: _Optional[bool] = ..., parent: _Optional[str] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ..., prediction_text: _Optional[str] = ..., prediction_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., take_over: _Optional[bool] = ..., sources: _Optional[_Union[Sources, _Mapping]] = ..., note: _Optional[str] = ..., whole_prompt: _Optional[bool] = ...) -> None: ...
+    private: bool
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ..., provisional: _Optional[bool] = ..., parent: _Optional[str] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ..., prediction_text: _Optional[str] = ..., prediction_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., take_over: _Optional[bool] = ..., sources: _Optional[_Union[Sources, _Mapping]] = ..., note: _Optional[str] = ..., whole_prompt: _Optional[bool] = ..., private: _Optional[bool] = ...) -> None: ...
 
 class Sources(_message.Message):
     __slots__ = ("drafters", "ngram", "heads")

@@ -35,6 +35,8 @@ from specwire.registry.directory import Directory
 from specwire.registry.entry import Role
 from specwire.rpc import convert
 from specwire.rpc.channel import check_token_is_safe
+from specwire.rpc.keys import Token
+from specwire.rpc.renewal import Renewal
 from specwire.rpc.tls import ClientTls
 from specwire.telemetry.tracing import NO_SPAN
 from specwire.v1 import common_pb2
@@ -163,7 +165,7 @@ class Drafting:
         engine: Engine,
         options: DraftingOptions,
         tls: ClientTls | None = None,
-        token: str = "",
+        token: Token | str = "",
         drafters: Sequence[str] = (),
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -188,11 +190,15 @@ class Drafting:
         self.drafters = [self._dialled.drafter(address, self._accept) for address in drafters]
         self._feed: RegistryFeed | None = None
         self._feeding: asyncio.Task[None] | None = None
+        self._renewal: Renewal | None = None
 
     # Drafters
 
     def start(self, registry: str = "") -> None:
         """Dial the drafters. registry: URL of Redis, where more are found."""
+        tls, token = self._safe
+        shown = [None if tls is None else tls.origin, token.origin if isinstance(token, Token) else None]
+        self._renewal = Renewal(shown)
         for peer in self.drafters:
             self._dialled.start(peer)
         if registry:
@@ -204,6 +210,8 @@ class Drafting:
     async def stop(self) -> None:
         """End every session and link."""
         self.leave()
+        if self._renewal is not None:
+            await self._renewal.stop()
         if self._feeding is not None and self._feed is not None:
             self._feeding.cancel()
             await asyncio.gather(self._feeding, return_exceptions=True)

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from specwire.core.invalid import InvalidParameter
 from specwire.core.policy.controller import parse_plan
 from specwire.rpc.channel import check_token_is_safe
-from specwire.rpc.keys import read_token
+from specwire.rpc.keys import Token, read_peer_token, read_token
 from specwire.rpc.server_options import check_listen
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.vllm.drafting import Drafting, DraftingOptions, Row
@@ -45,7 +45,7 @@ class ProposerOptions:
     plan: str
     ngram: bool
     tls: ClientTls | None
-    token: str
+    token: Token | str
 
 
 class _Parser(argparse.ArgumentParser):
@@ -65,7 +65,7 @@ def options_of(environment: Mapping[str, str]) -> ProposerOptions:
     for address in args.drafter:
         check_listen(address, f"{VARIABLE}: drafter")
     parse_plan(args.plan)
-    tls, token = client_tls(args), read_token(args, environment)
+    tls, token = client_tls(args), read_peer_token(args) or read_token(args, environment)
     for address in args.drafter:
         check_token_is_safe(address, tls, token)
     return ProposerOptions(tuple(args.drafter), args.registry, args.plan, not args.no_ngram, tls, token)

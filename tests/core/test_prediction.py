@@ -6,13 +6,13 @@ import random
 
 from specwire.core.messages import SourceKind
 from specwire.core.policy.tunables import REACH, READ_AT_ONCE
-from specwire.core.verify.text_sources import PredictedSource, PredictionIndex
+from specwire.core.verify.text_sources import PredictionIndex, TextSource
 
 PROMPT = [1, 2, 3, 4, 5]
 PREDICTED = [10, 11, 12, 13, 14, 15, 16, 17]
 
 
-def follow(source: PredictedSource, text: list[int], decided: list[int]) -> list[tuple[int, ...]]:
+def follow(source: TextSource, text: list[int], decided: list[int]) -> list[tuple[int, ...]]:
     """What is guessed before each token of `decided`."""
     guesses = []
     for token in decided:
@@ -25,7 +25,7 @@ def follow(source: PredictedSource, text: list[int], decided: list[int]) -> list
 
 def test_before_the_first_token_the_whole_prediction_is_proposed() -> None:
     text = list(PROMPT)
-    source = PredictedSource(text, len(PROMPT), PREDICTED)
+    source = TextSource(text, len(PROMPT), PREDICTED)
     guess = source.look()
     assert guess is not None
     assert (guess.position, guess.tokens, guess.kind) == (5, tuple(PREDICTED), SourceKind.PREDICTION)
@@ -34,25 +34,25 @@ def test_before_the_first_token_the_whole_prediction_is_proposed() -> None:
 def test_it_goes_on_behind_what_differs() -> None:
     """One token replaced, one inserted, one left out."""
     text = list(PROMPT)
-    source = PredictedSource(text, len(PROMPT), PREDICTED)
+    source = TextSource(text, len(PROMPT), PREDICTED)
     assert follow(source, text, [10, 99, 12, 13, 14])[-1] == (14, 15, 16, 17)
     text = list(PROMPT)
-    source = PredictedSource(text, len(PROMPT), PREDICTED)
+    source = TextSource(text, len(PROMPT), PREDICTED)
     assert follow(source, text, [10, 11, 99, 12, 13, 14])[-1] == (14, 15, 16, 17)
     text = list(PROMPT)
-    source = PredictedSource(text, len(PROMPT), PREDICTED)
+    source = TextSource(text, len(PROMPT), PREDICTED)
     assert follow(source, text, [10, 12, 13, 14])[-1] == (14, 15, 16, 17)
 
 
 def test_behind_its_end_there_is_nothing() -> None:
     text = list(PROMPT)
-    source = PredictedSource(text, len(PROMPT), PREDICTED)
+    source = TextSource(text, len(PROMPT), PREDICTED)
     assert follow(source, text, [*PREDICTED, 50, 51])[-2:] == [(), ()]
 
 
 def test_the_text_itself_is_still_guessed_from() -> None:
     text = list(PROMPT)
-    source = PredictedSource(text, len(PROMPT), [90, 91, 92])
+    source = TextSource(text, len(PROMPT), [90, 91, 92])
     follow(source, text, [20, 21, 22, 23, 24, 20, 21, 22])
     guess = source.look()
     assert guess is not None
@@ -63,7 +63,7 @@ def test_of_equals_the_prediction_counts() -> None:
     """A prompt that holds the old text, which is predicted too, as in an edit."""
     prompt = [*PREDICTED, 1, 2]
     text = list(prompt)
-    source = PredictedSource(text, len(prompt), PREDICTED)
+    source = TextSource(text, len(prompt), PREDICTED)
     follow(source, text, PREDICTED[:4])
     guess = source.look()
     assert guess is not None
@@ -99,6 +99,6 @@ def test_any_prediction_is_bounds_safe() -> None:
     drawn = random.Random(5)
     for _ in range(200):
         text = [drawn.randrange(3) for _ in range(drawn.randrange(1, 6))]
-        source = PredictedSource(text, len(text), [drawn.randrange(3) for _ in range(drawn.randrange(1, 6))])
+        source = TextSource(text, len(text), [drawn.randrange(3) for _ in range(drawn.randrange(1, 6))])
         for guess in follow(source, text, [drawn.randrange(3) for _ in range(30)]):
             assert len(guess) <= 16

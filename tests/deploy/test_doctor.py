@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 import demo_pair
+from bench import vocabularies
 from deploy.cli import doctor as doctor_machine
 from deploy.cli import main as cli
 from deploy.cli.doctor import Finding, Grade, bad, check_log, judge, lines, ok
@@ -35,6 +38,22 @@ def test_a_pair_that_does_not_fit_together() -> None:
     (wrong,) = texts(list(check_models(TARGET, [OTHER], "float32", 4, 8 * GIB)), Grade.BAD)
     assert wrong.startswith(f"{OTHER} has ")
     assert "choose a draft model with the target's tokenizer" in wrong
+
+
+@pytest.mark.parametrize(
+    ("made", "grade", "said"),
+    [
+        (vocabularies.sentencepiece, Grade.OK, "tokens are shared (100% of a text); it drafts in these"),
+        (vocabularies.word_piece, Grade.WARN, "depends on their neighbours; its text is read in the target's tokens"),
+    ],
+)
+def test_a_pair_of_two_vocabularies(
+    made: Callable[[], tuple[Tokenizer, list[int]]], grade: Grade, said: str, tmp_path: Path
+) -> None:
+    draft = vocabularies.save(tmp_path / "draft", made)
+    findings = list(check_models(TARGET, [draft], "float32", 4, 8 * GIB))
+    assert texts(findings, Grade.BAD) == []
+    assert any(said in told for told in texts(findings, grade))
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ REQUEST: dict[str, Values] = {
     "request_id": st.sampled_from(["", "h1", "h2", "x" * 129]),
     "parent": st.sampled_from(["", "nobody's"]),
     "priority": st.sampled_from([0, 5, -100, 100, 101]),
+    "private": st.booleans(),
     "take_over": st.booleans(),
     "details": st.booleans(),
     "provisional": st.booleans(),
@@ -94,6 +95,33 @@ CHAT: dict[str, Values] = {
     "chat_template_kwargs": st.dictionaries(texts, junk, max_size=2),
     "modalities": st.sampled_from([["text"], ["audio"]]),
 }
+spoken_items = st.one_of(
+    st.sampled_from(["5 6 7", "", [{"role": "user", "content": "5"}], [{"type": "message"}], [{}], [5]]),
+    st.lists(
+        st.fixed_dictionaries(
+            {"type": st.sampled_from(["function_call", "function_call_output", "reasoning", "message", "image"])},
+            optional={
+                "role": texts,
+                "content": junk,
+                "call_id": texts,
+                "name": texts,
+                "arguments": texts,
+                "output": junk,
+            },
+        ),
+        max_size=3,
+    ),
+)
+RESPONSE: dict[str, Values] = {
+    "instructions": texts,
+    "previous_response_id": st.sampled_from(["", "resp_", "resp_nobody's", "x" * 300]),
+    "store": st.booleans(),
+    "text": st.sampled_from([{}, {"format": {"type": "text"}}, {"format": {"type": "json_schema"}}, {"format": 5}]),
+    "reasoning": st.sampled_from([{}, {"effort": "low"}, {"effort": 5}, {"summary": "auto"}]),
+    "tool_choice": st.sampled_from(["auto", "none", "required", {"type": "function", "name": "f"}, {}]),
+    "truncation": st.sampled_from(["disabled", "auto"]),
+    "include": st.sampled_from([[], ["x"]]),
+}
 prompts = st.one_of(
     st.sampled_from([list(PROMPT), "5 6 7", [list(PROMPT), [5]], ["5", "6 7"]]),
     ids,
@@ -112,12 +140,15 @@ POSTED: Mapping[str, tuple[Mapping[str, Values], Mapping[str, Values]]] = {
     ),
     "/detokenize": ({"tokens": ids}, {"model": texts}),
     "/console/generate": COMPLETE,
+    "/v1/responses": ({"input": spoken_items, "max_output_tokens": asked}, {**SAMPLING, **REQUEST, **RESPONSE}),
+    "/v1/responses/{response}/cancel": ({}, {"model": texts}),
 }
 GOT = (
     *("/", "/v1/models", "/v1/models/scripted:7:vocab=64", "/v1/models/%00", "/console/status", "/metrics", "/health"),
     *(
         "/ready",
         "/version",
+        "/v1/responses/resp_nobody",
         "/console/none",
         "/console/console.js",
         "/v1",

@@ -238,7 +238,7 @@ def test_what_openvino_cannot_serve_is_refused_in_a_sentence(tmp_path: Path) -> 
         runner_for(unplaced, Sizes(1, 48, VOCABULARY), How("openvino"))
     with pytest.raises(ModelError, match=r"openvino serves the Llama family \(.*\), not GPT2LMHeadModel"):
         load_model(save(build(config("gpt2")), tmp_path / "gpt2"), slots=1, runtime="openvino")
-    with pytest.raises(ModelError, match="runtime: must be one of torch, openvino, auto, not 'onnx'"):
+    with pytest.raises(ModelError, match="runtime: must be one of torch, openvino, llamacpp, auto, not 'onnx'"):
         load_model(folder, slots=1, runtime="onnx")
 
 

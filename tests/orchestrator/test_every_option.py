@@ -59,9 +59,12 @@ ALONE: dict[str, RequestOptions] = {
     "prediction_tokens": RequestOptions(prediction=[7, 5, 2, 9, 4, 1]),
     "provisional": RequestOptions(provisional=True),
     "priority": RequestOptions(priority=7),
+    "private": RequestOptions(private=True),
 }
 # Of a request, what says of whom it is asked and by whom, not what for.
-NO_OPTIONS = {"text", "tokens", "sampling", "stopping", "request_id", "parent", "model", "take_over"}
+# `sources` says what `drafting` says.
+NO_OPTIONS = {"text", "tokens", "sampling", "stopping", "request_id", "parent", "whole_prompt", "model", "take_over"}
+NO_OPTIONS |= {"note", "sources"}
 # Two names of the temperature's own rule; what the other rules are is no matter of options.
 RULES = {0.0: "greedy", 0.9: "coupled"}
 
@@ -172,7 +175,7 @@ async def test_each_option_alone(base: RequestOptions) -> None:
     found = await asked(lambda: compared(wishes), both_drafted)
     changed = {name for name, done in found.items() if told(done[0]) != told(found["nothing"][0])}
     filters = {"top_k", "top_p", "min_p", "seed", "choice"}
-    of_speed = {"prediction_text", "prediction_tokens", "provisional", "priority"}
+    of_speed = {"prediction_text", "prediction_tokens", "provisional", "priority", "private"}
     fits = {"fit_context"}  # LENGTH does
     assert not changed & (of_speed | fits)
     assert set(ALONE) - changed <= {"nothing", "temperature"} | of_speed | fits | (filters if base is GREEDY else set())

@@ -82,7 +82,9 @@ async def test_heads_alone(tmp_path: Path) -> None:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
 
         async def ask() -> pb.Stats:
-            return [event.finished.stats async for event in stub.Generate(request) if event.HasField("finished")][-1]
+            told = [event.finished async for event in stub.Generate(request) if event.HasField("finished")]
+            ended: pb.Finished = told[-1]
+            return ended.stats
 
         stats = await asked(ask, lambda told: told.tested_head)
     assert stats.proposed_ngram == 0

@@ -19,6 +19,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
 from specwire.registry.entry import Load, Role
 from specwire.registry.options import NOWHERE, register_model
+from specwire.rpc.renewal import Renewal
 from specwire.v1 import draft_pb2_grpc, verify_pb2_grpc
 from tests.simulation.clock import VirtualTime
 from tests.simulation.loop import SimLoop, in_strand
@@ -207,7 +208,7 @@ class VerifierParty(Party):
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
         listening: Any = await self.world.network.listen(self.name, server)
         registrar = register_model(NOWHERE, Role.VERIFIER, info, listening.address, lambda: Load(0, 0, 0))
-        self._services = [RunningVerifier(worker, servicer, listening, info, None, registrar)]
+        self._services = [RunningVerifier(worker, servicer, listening, info, None, registrar, Renewal(()))]
 
     def slow(self, factor: float) -> None:
         super().slow(factor)
@@ -247,7 +248,7 @@ class DrafterParty(Party):
         draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
         listening: Any = await self.world.network.listen(self.name, server)
         registrar = register_model(NOWHERE, Role.DRAFTER, info, listening.address, lambda: Load(0, 0, 0))
-        self._services = [RunningDrafter(drafter, servicer, listening, info, None, registrar)]
+        self._services = [RunningDrafter(drafter, servicer, listening, info, None, registrar, Renewal(()))]
 
     def slow(self, factor: float) -> None:
         super().slow(factor)

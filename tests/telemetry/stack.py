@@ -12,6 +12,7 @@ import verify_service.server
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient
+from specwire.core.policy.shares import TenantShares
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import DRAFT, TARGET
 
@@ -47,7 +48,8 @@ async def ask(address: str, head: str, body: str = "") -> str:
 @asynccontextmanager
 async def observed(log_prompts: bool = False) -> AsyncIterator[Observed]:
     async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, metrics=ANY), patient=True)
+        served = ModelServiceOptions(SLOW_TARGET, metrics=ANY)
+        verifier = await verify_service.server.start(served, patient=True, shares=TenantShares({}))
         parts.push_async_callback(verifier.stop, 0.0)
         drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, metrics=ANY))
         parts.push_async_callback(drafter.stop, 0.0)

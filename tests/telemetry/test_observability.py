@@ -112,6 +112,8 @@ async def test_what_is_counted_is_what_happened_and_all_that_is_shown_exists() -
 
         at = {"service": "verifier"}
         assert grew("decided_tokens_total", **at) == 60
+        assert after.sum("tenant_decided_tokens_total", **at, tenant="other") == after.sum("decided_tokens_total", **at)
+        assert during.sum("tenant_sessions", **at) == 1
         assert grew("forward_seconds_count", **at) >= stats.target_forwards
         assert grew("batch_rows_sum", **at) >= 60
         assert during.sum("sessions", **at, state="served") == 1
@@ -153,7 +155,7 @@ def documented() -> set[str]:
     """The names in the first column of the table of figures."""
     table = (FOLDER.parents[1] / "docs" / "OPERATIONS.md").read_text().partition("| figure")[2].partition("\n\n")[0]
     rows = [row.split("|")[1] for row in table.splitlines()[2:]]
-    return {name for row in rows for name in re.findall(r"`([a-z0-9_]+)`", row)}
+    return {name for row in rows for name in re.findall(r"`((?:vllm:)?[a-z0-9_]+)`", row)}
 
 
 def dashboard() -> Iterator[tuple[str, str]]:

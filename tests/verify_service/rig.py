@@ -14,10 +14,12 @@ from specwire.core.messages import FinishReason, Outcome, Proposal
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.heads import HeadDepth
+from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.core.stop_conditions import Stopping
 from specwire.core.text import hash_of
 from specwire.core.verify.session import Allowance
+from specwire.core.verify.table import KnownTexts
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.heads.slots import DraftingModel
 from verify_service.engine.engine import DETACH_GRACE_US, Engine, Rest
@@ -67,6 +69,9 @@ class Rig:
         growth: float | None = None,
         drafting: HeadDrafting | None = None,
         heads: str | None = None,
+        shares: TenantShares | None = None,
+        text_memory: int = 0,
+        known: KnownTexts | None = None,
     ) -> None:
         """growth: share of a millisecond that a row more costs; forwards then take their time. drafting: of a head, or
         `heads`, what drafts beside a model that is no script.
@@ -90,6 +95,9 @@ class Rig:
             detach_grace_us=detach_grace_us,
             patience=patience,
             drafting=drafting,
+            shares=shares,
+            text_memory=text_memory,
+            known=known,
         )
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, list[Outcome]] = {}

@@ -16,7 +16,7 @@ from specwire.lm import Feed
 from specwire.rpc.service_thread import Stop
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
 from verify_service.engine.engine import LOOK_AGAIN_US
-from verify_service.engine.messages import LinkLost, Proposed, Refusal, Scoring
+from verify_service.engine.messages import LinkLost, Proposed, Refusal, Scoring, TokenScore
 
 PROMPT = (7, 3, 9)
 
@@ -399,13 +399,17 @@ def test_non_finite_logits_behind_a_draft_token_cost_only_the_drafts() -> None:
 def test_scores_are_the_log_probabilities_of_the_next_tokens() -> None:
     rig = Rig(context=2000)
     tokens = tuple(index % 60 + 1 for index in range(700))
-    got: list[list[float] | Refusal] = []
+    got: list[list[TokenScore] | Refusal] = []
     rig.engine.inbox.put(Scoring(tokens, 650, got.append))
     rig.open(1, PROMPT)
     rig.run()
     logits = rig.lm.forward([Feed(0, 0, tokens[:-1], 50)])
     expected = logits.log_softmax(dim=1).gather(1, torch.tensor(tokens[650:]).unsqueeze(1)).squeeze(1).tolist()
-    assert got == [pytest.approx(expected)]
+    (scores,) = got
+    assert not isinstance(scores, Refusal)
+    assert [each.logprobs.logprob for each in scores] == pytest.approx(expected)
+    ranks = (logits >= logits.gather(1, torch.tensor(tokens[650:]).unsqueeze(1))).sum(dim=1).tolist()
+    assert [each.rank for each in scores] == ranks
     assert rig.tokens[1] == oracle(rig.lm, PROMPT, 40)
 
 
@@ -430,7 +434,7 @@ def test_scoring_is_not_charged_to_sessions() -> None:
 
 def test_scoring_needs_a_free_slot_and_a_cancelled_one_gives_it_back() -> None:
     rig = Rig(slots=1)
-    got: list[list[float] | Refusal] = []
+    got: list[list[TokenScore] | Refusal] = []
     request = Scoring((1, 2, 3), 1, got.append)
     rig.engine.inbox.put(request)
     rig.engine.inbox.put(Scoring((1, 2, 3), 1, got.append))
@@ -458,7 +462,7 @@ def test_flood_of_commands_does_not_keep_a_session_from_its_steps() -> None:
 
 def test_stop_ends_run_and_answers_what_waits() -> None:
     rig = Rig()
-    got: list[list[float] | Refusal] = []
+    got: list[list[TokenScore] | Refusal] = []
     rig.engine.inbox.put(Scoring((1, 2, 3), 1, got.append))
     rig.engine.inbox.put(Stop())
     rig.engine.run()

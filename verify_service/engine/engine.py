@@ -20,7 +20,9 @@ from specwire.core.messages import Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.scheduler import Share, schedule
+from specwire.core.policy.shares import TenantShares
 from specwire.core.verify.session import RunningSession
+from specwire.core.verify.table import KnownTexts
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
 from verify_service.engine.batch import Part, RowChoice, RowSampler
 from verify_service.engine.heads import DraftedStep, HeadDrafting
@@ -46,6 +48,7 @@ from verify_service.engine.prefill import (
 from verify_service.engine.scoring import Scorer
 from verify_service.engine.session_manager import SessionManager
 from verify_service.engine.sessions import Held
+from verify_service.engine.sharing import StepSharing
 from verify_service.engine.tally import EngineTally
 
 logger = logging.getLogger(__name__)
@@ -121,10 +124,13 @@ class Engine:
         detach_grace_us: float = DETACH_GRACE_US,
         patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
         drafting: HeadDrafting | None = None,
+        shares: TenantShares | None = None,
+        text_memory: int = 0,
+        known: KnownTexts | None = None,
     ) -> None:
         """patient: see `specwire.core.policy.scheduler.schedule`; ngram and those after it: see `SessionManager`.
 
-        drafting: of a head, behind the texts of `lm`.
+        drafting: of a head, behind the texts of `lm`. shares: what tenants may have; None where there are none.
         """
         self.lm = lm
         self._sampler = sampler
@@ -132,7 +138,16 @@ class Engine:
         self.inbox: Inbox[Command] = Inbox()
         self.tally = EngineTally()
         self.sessions = SessionManager(
-            lm, now_us, ngram, detach_grace_us, patience, self.tally.offers, head=drafting is not None
+            lm,
+            now_us,
+            ngram,
+            detach_grace_us,
+            patience,
+            self.tally.offers,
+            head=drafting is not None,
+            shares=shares,
+            text_memory=text_memory,
+            known=known,
         )
         self.roster = self.sessions.roster
         self.steps = 0
@@ -144,8 +159,10 @@ class Engine:
         self._patient = patient
         self._pauses = Pauses(now_us())
         self._limits = StepLimits()
-        self._turns = PromptTurns()
+        self._turns = PromptTurns() if shares is None else PromptTurns(shares.weight)
+        self._sharing = None if shares is None else StepSharing(shares, costs, self.roster, lm, now_us)
         self._drafting = drafting
+        self.shares = shares
 
     def run(self) -> None:
         """Run steps until a Stop arrives."""
@@ -169,6 +186,8 @@ class Engine:
         self.sessions.scheduler.fill(between_steps=True)
         self.sessions.scheduler.catch_up()
         ready = [held for held in self.roster if held.session.room > 0 and not held.waiting]
+        if self._sharing is not None:
+            ready = self._sharing.able(ready)
         runnable = {held.slot: held for held in ready if held.session.heard()}
         late = len(runnable) < len(ready)
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
@@ -180,6 +199,8 @@ class Engine:
         shown = [
             held.running.candidate(slot, self.lm.cached(slot), plain_us, held.looked) for slot, held in runnable.items()
         ]
+        if self._sharing is not None:
+            shown = self._sharing.chosen(shown, runnable)
         candidates = self._turns.ordered(shown, runnable)
         decoding = sum(each.uncached == 1 for each in candidates)
         V = self.costs.of(decoding)
@@ -204,7 +225,8 @@ class Engine:
 
         It may have answered by now, and nobody would wake us for that.
         """
-        return min(self.sessions.next_deadline_us, self._now_us() + LOOK_AGAIN_US if late else math.inf)
+        paced_us = math.inf if self._sharing is None else self._sharing.next_us
+        return min(self.sessions.next_deadline_us, paced_us, self._now_us() + LOOK_AGAIN_US if late else math.inf)
 
     def _draft(self, drafting: HeadDrafting, runnable: Mapping[int, Held], plain_us: float) -> None:
         """A verdict does not wait for what is drafted behind it."""
@@ -326,6 +348,8 @@ class Engine:
         timings = self._timed(parts, under_way.began_us, ended_us)
         failed = self.lm.failed
         self._turns.took([(part.share, part.held) for part in parts])
+        if self._sharing is not None:
+            self._sharing.took(parts, timings.forward_us)
         # A proposal that arrived during the forward still meets the last row; what was closed is gone.
         self._take_commands()
         self._decide(parts, told, failed, timings)
@@ -416,6 +440,8 @@ class Engine:
         # comes from its row.
         self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(window)))
         self.tally.verdict(verdict)
+        if self._sharing is not None:
+            self._sharing.shares.count_decided(held.tenant, len(verdict.tokens))
         if verdict.tokens:
             self._report(held, verdict, timings, charge)
         if session.stuck:

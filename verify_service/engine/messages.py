@@ -34,7 +34,9 @@ class Opening:
 
     ngram, head: the verifier may propose from the text itself, by a head. epoch: see `specwire.core.law.noise`.
     prediction: what the output may look like.
-    scope: sessions of the same scope may share its cache. priority: orders the sessions that wait within a scope.
+    scope: sessions of the same scope may share its cache; shared: and be proposed its text.
+    priority: orders the sessions that wait within a scope.
+    tenant: whom the link belongs to, where there are tenants (`specwire.core.policy.shares`).
     """
 
     handle: int
@@ -54,6 +56,8 @@ class Opening:
     priority: int = 0
     prediction: tuple[int, ...] = ()
     head: bool = True
+    tenant: str = ""
+    shared: bool = False
 
     @property
     def generation(self) -> tuple[int, int]:
@@ -147,13 +151,14 @@ Command = Tick | Begun | LinkLost | Scoring | TurnAway
 class Refusal:
     """A session (or a Score: handle 0) that the engine refused or dropped.
 
-    fence: the newer fence, where that is the reason.
+    fence: the newer fence, where that is the reason. retry_ms: after which it may be asked again; 0 is not known.
     """
 
     handle: int
     code: Code
     message: str
     fence: int = 0
+    retry_ms: int = 0
 
 
 class Decided(NamedTuple):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from specwire.core.model import out_of_memory
 from specwire.core.policy.scheduler import Share, StepCandidate
 from specwire.core.policy.tunables import PREFILL_ROWS
 from verify_service.engine.sessions import Held
+
+W = TypeVar("W")
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What a step does when memory is short: smaller forwards are tried before a session is given up.
@@ -64,29 +67,36 @@ class PromptTurns:
     Of one tenant's prompts it is the most urgent, then the one that came first. No tenant gets ahead of another by
     claiming to be urgent, as in `specwire.core.placement`. Start-time fair queueing (Goyal, Vin, Cheng 1996): a new
     tenant begins where the least served one is.
+
+    An orchestrator's tenants are scopes here. Where the verifier has tenants of its own (`Held.tenant`), they take
+    turns by weight, and the scopes of each within its turns.
     """
 
-    def __init__(self) -> None:
-        # Tokens fed, by tenants that wait.
-        self._fed: dict[bytes, int] = {}
+    def __init__(self, weight: Callable[[str], float] = lambda _: 1.0) -> None:
+        # Tokens fed, by scopes that wait; by weight, of tenants that wait.
+        self._fed: dict[bytes, float] = {}
+        self._fed_of: dict[str, float] = {}
+        self._weight = weight
 
     def ordered(self, candidates: Sequence[StepCandidate], held: Mapping[int, Held]) -> Sequence[StepCandidate]:
         """Shares without a prompt first, as they are; then prompts in turn. held: sessions by slot."""
         prompts = [held[each.slot] for each in candidates if each.uncached > 1]
         if not prompts:
             self._fed.clear()
+            self._fed_of.clear()
             return candidates
         came_us: dict[bytes, float] = {}
         for each in prompts:
             came_us[each.scope] = min(each.came_us, came_us.get(each.scope, each.came_us))
-        least = min((fed for scope, fed in self._fed.items() if scope in came_us), default=0)
-        self._fed = {scope: self._fed.get(scope, least) for scope in came_us}
+        self._fed = _joined(self._fed, came_us)
+        self._fed_of = _joined(self._fed_of, {each.tenant for each in prompts})
 
-        def turn(candidate: StepCandidate) -> tuple[int, float, bytes, int, float]:
+        def turn(candidate: StepCandidate) -> tuple[float, str, float, float, bytes, int, float]:
             if candidate.uncached == 1:
-                return -1, 0.0, b"", 0, 0.0
+                return -1.0, "", 0.0, 0.0, b"", 0, 0.0
             own = held[candidate.slot]
-            return self._fed[own.scope], came_us[own.scope], own.scope, -own.priority, own.came_us
+            fed, came = self._fed[own.scope], came_us[own.scope]
+            return self._fed_of[own.tenant], own.tenant, fed, came, own.scope, -own.priority, own.came_us
 
         return sorted(candidates, key=turn)
 
@@ -95,3 +105,12 @@ class PromptTurns:
         for share, held in shares:
             if held.scope in self._fed and (share.fresh > 1 or not share.decides):
                 self._fed[held.scope] += share.fresh
+            if held.tenant in self._fed_of and (share.fresh > 1 or not share.decides):
+                self._fed_of[held.tenant] += share.fresh / self._weight(held.tenant)
+
+
+def _joined(fed: Mapping[W, float], waiting: Iterable[W]) -> dict[W, float]:
+    """What those that wait were fed. A new one begins where the least served one is."""
+    present = set(waiting)
+    least = min((tokens for whose, tokens in fed.items() if whose in present), default=0.0)
+    return {whose: fed.get(whose, least) for whose in present}

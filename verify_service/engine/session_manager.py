@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from specwire.core.invalid import Code
 from specwire.core.messages import FinishReason, Verdict
 from specwire.core.model import SlotModel
 from specwire.core.policy.heads import HeadAcceptance
+from specwire.core.policy.shares import TenantShares
 from specwire.core.stop_conditions import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
+from specwire.core.verify.shared_texts import SharedIndex, SharedTexts
+from specwire.core.verify.table import KnownTexts
+from specwire.core.verify.text_sources import NgramSource
 from verify_service.engine.messages import (
     Admitted,
     Begun,
@@ -31,6 +35,9 @@ from verify_service.engine.messages import (
 from verify_service.engine.sessions import NO_SLOT, Held, Roster
 from verify_service.engine.slots import SlotScheduler
 
+# Milliseconds after which a tenant that has all that it may have is told to ask again.
+RETRY_MS = 1000
+
 
 class SessionManager:
     """Owns the roster and the slots. `counts`: what was ignored or dropped, by reason.
@@ -38,7 +45,9 @@ class SessionManager:
     Args:
         ngram: sessions may guess from their own text. detach_grace_us: how long a session is kept after it lost its
         link, or after an end that nobody acknowledged. patience: with sessions that find no slot. offers: where
-        outcomes of proposals are counted. head: sessions take what a head proposes.
+        outcomes of proposals are counted. head: sessions take what a head proposes. shares: what tenants may have; None
+        where there are none. text_memory: bytes for texts of sessions, which others of their scope may be proposed.
+        known: what else sessions may be proposed.
     """
 
     def __init__(
@@ -50,6 +59,9 @@ class SessionManager:
         patience: QueuePatience = QueuePatience(),  # noqa: B008 # frozen
         offers: Counter[Offer] | None = None,
         head: bool = False,
+        shares: TenantShares | None = None,
+        text_memory: int = 0,
+        known: KnownTexts | None = None,
     ) -> None:
         self.roster = Roster()
         self.reports: Reports = {}
@@ -60,8 +72,12 @@ class SessionManager:
         self._now_us = now_us
         self._grace_us = detach_grace_us
         self._patience = patience
-        self.scheduler = SlotScheduler(lm, self.roster, patience, self.counts, now_us, self._seated)
+        self.scheduler = SlotScheduler(lm, self.roster, patience, self.counts, now_us, self._seated, shares)
+        self._shares = shares
+        self._position_bytes = lm.kv_bytes // (lm.slots * lm.info.context)
         self._eos_ids = frozenset(lm.info.eos_ids)
+        self._known = known or KnownTexts(lm.info.vocabulary)
+        self.texts = SharedTexts(text_memory, lambda scope: any(held.scope == scope for held in self.roster))
 
     def report(self, link: int) -> Report:
         known = self.reports.get(link)
@@ -91,6 +107,7 @@ class SessionManager:
         self._close(tick)
         for session_id in tick.forgotten:
             self.scheduler.forget(session_id)
+            self.texts.forget(session_id)
 
     def begun(self, begun: Begun) -> None:
         """Start a session whose constraint is compiled, or refuse it.
@@ -198,6 +215,7 @@ class SessionManager:
             return False
         self.roster.attach(held, link, opening)
         held.deadline_us, held.scope, held.priority = opening.deadline_us, opening.scope, opening.priority
+        held.tenant = opening.tenant
         balance_us = round(session.ledger.balance_us)
         known = (verdict._replace(ledger_us=balance_us) for verdict in verdicts)
         tail = tuple(Decided(opening.handle, opening.attach, verdict) for verdict in known)
@@ -228,12 +246,27 @@ class SessionManager:
             opening.deadline_us,
             scope=opening.scope,
             priority=opening.priority,
+            tenant=opening.tenant,
+            most_length=min(self._lm.info.context, opening.prompt_length + opening.stopping.max_tokens),
         )
         if former is not None:
             self.scheduler.succeed(former, held)
             return None
+        beyond = self._beyond_limits(held)
+        if beyond is not None:
+            return Refusal(held.handle, Code.RESOURCE_EXHAUSTED, beyond, retry_ms=RETRY_MS)
         reason = self.scheduler.enter(held)
+        if reason is not None and self._shares is not None:
+            self._shares.count_refused(held.tenant)
         return None if reason is None else Refusal(held.handle, Code.RESOURCE_EXHAUSTED, reason)
+
+    def _beyond_limits(self, held: Held) -> str | None:
+        """Why its tenant may not have this session, too. Sessions without a link count as long as they are kept."""
+        if self._shares is None:
+            return None
+        own = [each for each in (*self.roster, held) if each.tenant == held.tenant]
+        kv_bytes = sum(each.most_length for each in own) * self._position_bytes
+        return self._shares.refusal(held.tenant, len(own), kv_bytes)
 
     def _ending(self, opening: Opening) -> Ending:
         return Ending.of(opening.stopping, opening.prompt_length, self._eos_ids, self._lm.info.context)
@@ -250,9 +283,19 @@ class SessionManager:
             epoch=opening.epoch,
             prediction=opening.prediction,
             head=self._head.of(opening.sampling.temperature) if self._head is not None and opening.head else None,
+            others=lambda text: self._others(opening, text),
         )
         session.ledger.balance_us = float(opening.ledger_us)
         return session
+
+    def _others(self, opening: Opening, text: Sequence[int]) -> list[NgramSource]:
+        """What else may be proposed behind a text."""
+        shared = self.texts.of(opening.scope) if opening.shared else None
+        known = self._known.sources(text)
+        if shared is None:
+            return known
+        index = SharedIndex(shared, text, opening.session_id)
+        return [NgramSource(text, index=index, learnt=shared.learnt[opening.sampling.temperature > 0.0]), *known]
 
     def _seated(self, held: Held) -> None:
         if held.session.ready and not held.told:
@@ -312,9 +355,10 @@ class SessionManager:
         self.roster.detach(held, self._now_us() + self._grace_us)
 
     def fail(self, held: Held, code: Code, message: str) -> None:
-        """Drop a session and tell its link why. A failed session's slot is emptied."""
+        """Drop a session and tell its link why. A failed session leaves nothing."""
         self.report_of(held).refused.append(Refusal(held.handle, code, message))
         held.scope = b""
+        self.texts.forget(held.session_id)
         self.release(held)
 
     def give_up(self, held: Held) -> None:

@@ -25,7 +25,8 @@ class Held:
     attached: its link is there. until_us: when it is dropped although nobody closes it; set while it is idle or waits.
     scope, priority: see Open in verify.proto. came_us: when it asked for a slot. told: its link was told that it is
     open. parked: it gave its slot up because it had no credit, and does not wait for one until it has some. lookout:
-    how often it is searched for guesses; looked: it was for the last plan.
+    how often it is searched for guesses; looked: it was for the last plan. tenant: see Opening. most_length: of its
+    text. seated_us: when it got its slot. served: the last step that it took part in, where tenants share steps.
     """
 
     link: int
@@ -46,6 +47,10 @@ class Held:
     parked: bool = False
     lookout: Lookout = field(default_factory=Lookout)
     looked: bool = False
+    tenant: str = ""
+    most_length: int = 0
+    seated_us: float = 0.0
+    served: int = -1
 
     def looks(self, alone: bool) -> bool:
         """Whether the next plan gets a guess of this session."""

@@ -7,9 +7,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import TypeVar
 
 from specwire.core.model import SlotModel
 from specwire.core.placement import Waiting, next_in_turn
+from specwire.core.policy.shares import TenantShares
 from verify_service.engine.messages import QueuePatience
 from verify_service.engine.sessions import NO_SLOT, Held, Roster
 
@@ -72,6 +74,7 @@ def longest(text: list[int], prefixes: Iterable[Prefix], least: int = LEAST_SHAR
 # ----------------------------------------------------------------------------------------------------------------------
 # Sessions that wait because all slots are in use.
 
+K = TypeVar("K")
 # Tenants whose latest turn is remembered.
 REMEMBERED_TENANTS = 1024
 
@@ -106,10 +109,12 @@ class LongestWait:
 class WaitingRoom:
     """Invariant: holds the sessions without a slot, except parked ones, which ask for none until they have room."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: TenantShares | None = None) -> None:
         self._numbers = count()
         self._held: dict[Waiting, Held] = {}
         self._latest: OrderedDict[bytes, int] = OrderedDict()
+        self._shares = shares
+        self._latest_of: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -124,16 +129,36 @@ class WaitingRoom:
         """The session whose turn it is, given the sessions that are served now."""
         if not self._held:
             return None
-        turn = next_in_turn(self._held, Counter(each.scope for each in served), self._latest)
-        return None if turn is None else self._held[turn]
+        waiting, served = self._held, list(served)
+        if self._shares is not None:
+            places = Counter(each.tenant for each in served)
+            tenants = {each.tenant for each in waiting.values()}
+            tenant = self._shares.next_tenant(tenants, places, self._latest_of)
+            waiting = {turn: each for turn, each in waiting.items() if each.tenant == tenant}
+        turn = next_in_turn(waiting, Counter(each.scope for each in served), self._latest)
+        return None if turn is None else waiting[turn]
+
+    def has_room(self, held: Held, most: int) -> bool:
+        """Whether a session that waits may do so: no more than `most` do, or of its tenant no more than its share."""
+        if self._shares is None or len(self) <= most:
+            return len(self) <= most
+        own = sum(each.tenant == held.tenant for each in self._held.values())
+        whole = sum(map(self._shares.weight, {each.tenant for each in self._held.values()}))
+        return own <= most * self._shares.weight(held.tenant) / whole
 
     def took_turn(self, held: Held) -> None:
         """Remove a session that has a slot now."""
         self.remove(held)
-        self._latest[held.scope] = next(self._numbers)
-        self._latest.move_to_end(held.scope)
-        if len(self._latest) > REMEMBERED_TENANTS:
-            self._latest.popitem(last=False)
+        number = next(self._numbers)
+        _note_turn(self._latest, held.scope, number)
+        _note_turn(self._latest_of, held.tenant, number)
+
+
+def _note_turn(latest: OrderedDict[K, int], whose: K, number: int) -> None:
+    latest[whose] = number
+    latest.move_to_end(whose)
+    if len(latest) > REMEMBERED_TENANTS:
+        latest.popitem(last=False)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -246,7 +271,11 @@ class Slots:
 # session needs it. Then the session that has had no credit for longest is parked: with new credit it queues for a slot
 # and feeds its text again.
 
-# Microseconds without credit after which a session gives its slot up to one that waits.
+# Where tenants share the verifier, one that has more than its share of slots gives one up to a tenant that waits and
+# has less: that of the session that got its slot last, and has had it for a while. It queues for another one.
+
+# Microseconds without credit after which a session gives its slot up to one that waits. Where its tenant has more than
+# its share, they count from when it got the slot.
 PARK_AFTER_US = 5e6
 
 
@@ -255,7 +284,7 @@ class SlotScheduler:
 
     Args:
         counts: where idle sessions that gave way are counted.
-        admitted: is told of every session that gets a slot.
+        admitted: is told of every session that gets a slot. shares: of tenants; None where there are none.
     """
 
     def __init__(
@@ -266,9 +295,11 @@ class SlotScheduler:
         counts: Counter[str],
         now_us: Callable[[], float],
         admitted: Callable[[Held], None],
+        shares: TenantShares | None = None,
     ) -> None:
         self.slots = Slots(lm)
-        self.waiting = WaitingRoom()
+        self.waiting = WaitingRoom(shares)
+        self._shares = shares
         self._longest = LongestWait()
         self._lm = lm
         self._roster = roster
@@ -285,7 +316,7 @@ class SlotScheduler:
         self.fill()
         if not held.waiting:
             return None
-        if len(self.waiting) <= self._patience.sessions:
+        if self.waiting.has_room(held, self._patience.sessions):
             held.until_us = self._now_us() + self._patience.wait_us
             return None
         self.leave(held)
@@ -296,7 +327,7 @@ class SlotScheduler:
         """Give waiting sessions slots in turn, while there are any. Between steps one may be parked for that."""
         while self.waiting and (held := self.waiting.next(self._roster.served)) is not None:
             slot = self._slot_for(held)
-            if slot is None and between_steps and self._park():
+            if slot is None and between_steps and (self._park() or self._make_way(held)):
                 slot = self._slot_for(held)
             if slot is None:
                 return
@@ -314,6 +345,26 @@ class SlotScheduler:
         self.slots.keep(slot, list(held.session.text.tokens), held.scope, held.session_id)
         return True
 
+    def _make_way(self, held: Held) -> bool:
+        """Take a slot from the tenant that has too many beside that of `held`; returns whether there was one."""
+        leaving = self._in_the_way(held.tenant)
+        if leaving is None or leaving.seated_us > self._now_us() - PARK_AFTER_US:
+            return False
+        self._counts["session of a tenant above its share gave up its slot"] += 1
+        slot, leaving.slot, leaving.came_us = leaving.slot, NO_SLOT, self._now_us()
+        self.slots.keep(slot, list(leaving.session.text.tokens), leaving.scope, leaving.session_id)
+        self.waiting.add(leaving)
+        return True
+
+    def _in_the_way(self, tenant: str) -> Held | None:
+        """The session that makes way for one of the tenant; None if it has its share."""
+        if self._shares is None:
+            return None
+        served = [held for held in self._roster.served if held.session.ready]
+        other = self._shares.gives_way(tenant, Counter(held.tenant for held in served))
+        theirs = (held for held in served if held.tenant == other and held.session.finish is None)
+        return None if other is None else max(theirs, key=_seated_us, default=None)
+
     @property
     def _paused(self) -> list[Held]:
         return [held for held in self._roster.served if held.session.ready and held.session.room == 0]
@@ -321,7 +372,12 @@ class SlotScheduler:
     @property
     def next_parking_us(self) -> float:
         """When a session may be parked next, if any session waits for a slot."""
-        return min(map(_since, self._paused), default=math.inf) + PARK_AFTER_US if self.waiting else math.inf
+        if not self.waiting:
+            return math.inf
+        next_up = self.waiting.next(self._roster.served) if self._shares is not None else None
+        leaving = None if next_up is None else self._in_the_way(next_up.tenant)
+        making_way_us = math.inf if leaving is None else leaving.seated_us
+        return min(making_way_us, *map(_since, self._paused), math.inf) + PARK_AFTER_US
 
     def unpark(self, held: Held) -> None:
         """Let a parked session that has credit again wait for a slot, without a time limit."""
@@ -392,6 +448,7 @@ class SlotScheduler:
 
     def _seat(self, held: Held, slot: int) -> None:
         held.slot, held.until_us = slot, math.inf
+        held.seated_us = self._now_us()
         held.running.since_us = self._now_us()
         self._admitted(held)
 
@@ -415,6 +472,10 @@ class SlotScheduler:
             self._counts["idle session gave up its slot"] += 1
             self.leave(spare)
         return spare is not None
+
+
+def _seated_us(held: Held) -> float:
+    return held.seated_us
 
 
 def _since(held: Held) -> float:

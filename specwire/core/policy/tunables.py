@@ -176,8 +176,22 @@ LEAST_PATH = 0.005
 # stands on the likeliest path. Less than half is best where rows cost much, and as good as 1 where they do not
 # (simulated cells).
 FURTHER_WORTH = 0.3
+# Of a target's tokens, weighed as texts use them, the share that a drafter of another vocabulary must have to draft one
+# by one. With less, most words are ones that it could only spell otherwise than the target does; its text, read in the
+# target's tokens, says them.
+LEAST_SHARED = 0.5
 # Tokens of prompts in a step: a long prompt delays the others by no more than that.
 PREFILL_ROWS = 512
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How tenants share a verifier.
+
+# How much longer than tenants' shares allow a step may be: what others' further rows add below that is all but free. It
+# bounds what a flood may cost a neighbour.
+LEEWAY = 1.05
+# Seconds whose tokens a tenant may decide, or feed, at once after it was quiet: a window, or a chunk of a prompt, is
+# not cut in two for its limit.
+BURST_S = 1.0
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What a text says of its own continuation.
@@ -194,3 +208,20 @@ READ_AT_ONCE = 2048
 MATCH_LENGTHS = (2, 3, 4, 8, 16)
 TEXT_PRIORS = (0.3, 0.4, 0.6, 0.8, 0.9)
 PREDICTION_PRIORS = (0.5, 0.6, 0.7, 0.85, 0.95)
+# Lengths of the n-grams that are looked up in texts of other sessions; the longest first.
+SHARED_ORDERS = (16, 8, 4, 2)
+# Their latest occurrences that are counted to find the likeliest continuation, and links of a chain that are followed
+# for that: a proposal may take 50 us.
+VOTES, CHAIN_LINKS = 8, 16
+# From so many tokens on they are taken in together, by vectors.
+VECTOR_TOKENS = 24
+# Continuations are told apart by the share of the occurrences that has their first token: below these, above, one
+# occurrence only, several that all agree. P(accept) of each before anything was seen, by order.
+AGREEING_SHARES = (0.5, 0.8)
+SHARED_PRIORS = (0.4, 0.5, 0.9, 0.95, 0.4, 0.5, 0.8, 0.9, 0.3, 0.4, 0.6, 0.7, 0.15, 0.25, 0.3, 0.4)
+# Tokens that a table of n-grams proposes at most, and the probability by its own counts below which it stops.
+MOST_TABLE_TOKENS, LEAST_PATH_SHARE = 6, 0.1
+# Its proposals are told apart by order and by the share of their first token; P(accept) before anything was seen is
+# near that share.
+SHARE_CLASSES = (0.25, 0.5, 0.75)
+TABLE_PRIORS = (0.1, 0.3, 0.5, 0.7)

@@ -27,7 +27,7 @@ from specwire.core.policy.scheduler import Awaited, Guess, StepCandidate
 from specwire.core.stop_conditions import Ending
 from specwire.core.text import Text, extend_hash
 from specwire.core.verify.chains import Chains, Offer
-from specwire.core.verify.text_sources import HeadSource, NgramSource, PredictedSource, promise
+from specwire.core.verify.text_sources import HeadSource, NgramSource, TextSource, promise
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Verdicts that a session's owner may not have yet: after a lost connection the next one gets them.
@@ -94,7 +94,7 @@ class VerifySession:
     ledger: Ledger = field(default_factory=Ledger)
     finish: FinishReason | None = None
     trusting: bool = True
-    ngram: NgramSource | PredictedSource | None = None
+    ngram: TextSource | None = None
     head: HeadSource | None = None
     guess: Guess | None = None
     tail: Tail = field(default_factory=Tail)
@@ -116,6 +116,7 @@ class VerifySession:
         epoch: int = 0,
         prediction: Sequence[int] = (),
         head: AcceptanceByPosition | None = None,
+        others: Callable[[Sequence[int]], Sequence[NgramSource]] | None = None,
     ) -> VerifySession:
         """Take over the text `tokens`; it may already hold its end (the owner died between append and finish).
 
@@ -124,11 +125,14 @@ class VerifySession:
         head: likewise take what a head proposes, of which this is known; None: take nothing.
         epoch: see `specwire.core.law.noise`.
         prediction: what the client expects of the output; a source of guesses, like the text.
+        others: further sources of guesses for the text, which grows; asked for where `ngram` takes effect.
         """
         chains = Chains(vocabulary, weighed=sampling.weighed, epoch=epoch, branching=sampling.guessed)
         session = cls(Text(tokens), sampling, ending, allowance, chains)
         if ngram and sampling.guessed:
-            session.ngram = _own_source(session.text.tokens, prompt_length, prediction)
+            text = session.text.tokens
+            further = others(text) if others is not None else ()
+            session.ngram = TextSource(text, prompt_length, prediction, others=further)
         if head is not None and sampling.guessed:
             session.head = HeadSource(session.text.tokens, head)
         if sampling.penalised:
@@ -221,7 +225,7 @@ class VerifySession:
         source = self._own(self.guess.kind) if self.guess is not None else self.ngram or self.head
         return self.ledger.elapsed_us - source.tested_us if source is not None else 0.0
 
-    def _own(self, kind: SourceKind) -> NgramSource | PredictedSource | HeadSource | None:
+    def _own(self, kind: SourceKind) -> TextSource | HeadSource | None:
         return self.head if kind is SourceKind.HEAD else self.ngram
 
     @property
@@ -407,10 +411,6 @@ class VerifySession:
             self.chains.learn(decision.tokens, tested)
         elif late is not None and width == 0 and (source := self.chains.first(self.position)) is not None:
             self.chains.acceptance(source).observe(1, decision.accepted)
-
-
-def _own_source(tokens: Sequence[int], prompt_length: int, prediction: Sequence[int]) -> NgramSource | PredictedSource:
-    return PredictedSource(tokens, prompt_length, prediction) if prediction else NgramSource(tokens)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Proposals out of the text itself: n-grams, and a prediction that came with the request."""
+"""Proposals out of texts: n-grams of the session's own and of others, and a prediction that came with the request."""
 
 from __future__ import annotations
 
@@ -74,6 +74,13 @@ class Match(NamedTuple):
     length: int
 
 
+class Found(NamedTuple):
+    """What followed the text's last tokens elsewhere. alike: the class of matches whose acceptance is learnt as one."""
+
+    tokens: tuple[int, ...]
+    alike: int
+
+
 class NgramIndex:
     """An index over `tokens`, a text that grows at its end and belongs to the caller.
 
@@ -144,10 +151,13 @@ class NgramIndex:
             length += 1
         return length
 
-    def propose(self, most: int) -> tuple[int, ...]:
-        """`most` tokens that may follow the text; none without a match."""
+    def grew(self) -> None:
+        """The text is longer: it is read when it is looked up."""
+
+    def find(self, most: int) -> Found | None:
+        """`most` tokens that may follow the text, by length of the match; None without one."""
         match = self.match()
-        return self.following(match, most) if match is not None else ()
+        return None if match is None else Found(self.following(match, most), _by_length(match))
 
     def following(self, match: Match, most: int) -> tuple[int, ...]:
         """`most` tokens from `match.end` on; where the text ends, the copy goes on from its own beginning."""
@@ -158,15 +168,19 @@ class NgramIndex:
         return tuple(tokens)
 
 
+def _by_length(match: Match) -> int:
+    return bisect_right(MATCH_LENGTHS, match.length) - 1
+
+
 class Index(Protocol):
-    """Where the text's last tokens stood before, and what followed; `complete` once the whole text is indexed."""
+    """What followed a text's last tokens elsewhere; `complete` once all that there is to read is read."""
 
     @property
     def complete(self) -> bool: ...
     def read(self) -> None: ...
+    def grew(self) -> None: ...
     def truncate(self, length: int) -> None: ...
-    def match(self) -> Match | None: ...
-    def following(self, match: Match, most: int) -> tuple[int, ...]: ...
+    def find(self, most: int) -> Found | None: ...
 
 
 class NgramSource:
@@ -180,6 +194,7 @@ class NgramSource:
         tokens: the session's text, which grows at its end.
         most: tokens of a guess.
         index: where they are looked up, if not in the text itself. priors: see TEXT_PRIORS. kind: what its guesses are.
+        learnt: of other sessions, by class of match; this one begins there, and adds to it. None: begin with `priors`.
     """
 
     def __init__(
@@ -189,9 +204,13 @@ class NgramSource:
         index: Index | None = None,
         priors: Sequence[float] = TEXT_PRIORS,
         kind: SourceKind = SourceKind.NGRAM,
+        learnt: Sequence[AcceptanceByPosition] | None = None,
     ) -> None:
         self.index = NgramIndex(tokens) if index is None else index
         self.acceptance = [AcceptanceByPosition(prior=prior) for prior in priors]
+        if learnt is not None:
+            self.acceptance = [each.faded(INHERITED_TESTS) for each in learnt]
+        self._learnt = learnt
         self._kind = kind
         self._tokens = tokens
         self._most = most
@@ -200,24 +219,27 @@ class NgramSource:
         self.tested_us = 0.0
         self._guessed_at = -1
         self._followed: Guess | None = None
+        self._alike = self._followed_alike = 0
 
     def look(self) -> Guess | None:
         """What may follow the text as it is now; `guess` until the next look."""
         if self._guessed_at != len(self._tokens) or not self.index.complete:
             self.index.read()
             self.guess, self._guessed_at = self._new_guess(), len(self._tokens)
-            self._followed = self._followed or self.guess
+            if self._followed is None:
+                self._followed, self._followed_alike = self.guess, self._alike
         return self.guess
 
     def _new_guess(self) -> Guess | None:
-        match = self.index.match()
-        if match is None:
+        found = self.index.find(self._most)
+        if found is None:
             return None
-        alike = self.acceptance[bisect_right(MATCH_LENGTHS, match.length) - 1]
-        return Guess(len(self._tokens), self.index.following(match, self._most), alike, self._kind)
+        self._alike = found.alike
+        return Guess(len(self._tokens), found.tokens, self.acceptance[found.alike], self._kind)
 
     def text_grew(self) -> None:
         """Compare the followed guess with the text."""
+        self.index.grew()
         guess = self._followed
         if guess is None:
             return
@@ -227,6 +249,8 @@ class NgramSource:
             right += 1
         if right < len(decided) or len(decided) == len(guess.tokens):
             guess.acceptance.observe(len(decided), right)
+            if self._learnt is not None:
+                self._learnt[self._followed_alike].observe(len(decided), right)
             self._followed = None
 
     def truncate(self, length: int) -> None:
@@ -270,8 +294,16 @@ class PredictionIndex:
             for occurrences in self._lengths:
                 occurrences.read(self._source, until)
 
+    def grew(self) -> None:
+        """The text is longer; what was predicted stays."""
+
     def truncate(self, length: int) -> None:
         """The text is cut; what was predicted stays."""
+
+    def find(self, most: int) -> Found | None:
+        """See NgramIndex."""
+        match = self.match()
+        return None if match is None else Found(self.following(match, most), _by_length(match))
 
     def match(self) -> Match | None:
         """The occurrence that agrees farthest to the left; of equals, the latest. None where nothing would follow."""
@@ -296,33 +328,41 @@ class PredictionIndex:
         return tuple(self._source[match.end : match.end + most])
 
 
-class PredictedSource:
-    """A session's own guesses where there is a prediction: from it or from the text, whichever promises more.
+class TextSource:
+    """A session's own guesses: from its prediction, its text, or what `others` know, whichever promises most.
 
-    Args: see NgramSource; prompt_length: of `tokens`, those that are the prompt.
+    Of equals the first counts, in this order.
+
+    Args: see NgramSource; prompt_length: of `tokens`, those that are the prompt. others: further sources of guesses.
     """
 
     def __init__(
-        self, tokens: Sequence[int], prompt_length: int, prediction: Sequence[int], most: int = MOST_WINDOW
+        self,
+        tokens: Sequence[int],
+        prompt_length: int = 0,
+        prediction: Sequence[int] = (),
+        most: int = MOST_WINDOW,
+        others: Sequence[NgramSource] = (),
     ) -> None:
-        index = PredictionIndex(tokens, tokens[:prompt_length], prediction)
-        self._predicted = NgramSource(tokens, most, index, PREDICTION_PRIORS, SourceKind.PREDICTION)
-        self._copied = NgramSource(tokens, most)
+        self._sources = [NgramSource(tokens, most), *others]
+        if prediction:
+            index = PredictionIndex(tokens, tokens[:prompt_length], prediction)
+            self._sources.insert(0, NgramSource(tokens, most, index, PREDICTION_PRIORS, SourceKind.PREDICTION))
         self.guess: Guess | None = None
         self.tested_us = 0.0
 
     def look(self) -> Guess | None:
-        predicted, copied = self._predicted.look(), self._copied.look()
-        self.guess = predicted if promise(predicted) >= promise(copied) else copied
+        guesses = [source.look() for source in self._sources]
+        self.guess = max(guesses, key=promise) if len(guesses) > 1 else guesses[0]
         return self.guess
 
     def text_grew(self) -> None:
-        self._predicted.text_grew()
-        self._copied.text_grew()
+        for source in self._sources:
+            source.text_grew()
 
     def truncate(self, length: int) -> None:
-        self._predicted.truncate(length)
-        self._copied.truncate(length)
+        for source in self._sources:
+            source.truncate(length)
         self.guess = None
 
 

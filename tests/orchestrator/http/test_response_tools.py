@@ -66,8 +66,8 @@ def test_a_call_and_what_came_of_it(talking: Front, client: openai.OpenAI) -> No
     then: Any = client.responses.create(model=model, input=result, previous_response_id=asked.id, **WISH)
     called = json.dumps(arguments, ensure_ascii=False)
     assert prompt_of(talking, then.id) == (
-        f'user: {QUESTION}assistant: <tool_call>{{"name": "weather", "arguments": {called}}}</tool_call>'
-        "tool: 3 degreesassistant: "
+        f'user: {QUESTION}\nassistant: <tool_call>{{"name": "weather", "arguments": {called}}}</tool_call>\n'
+        "tool: 3 degrees\nassistant: "
     )
     by_hand: Any = [{"role": "user", "content": QUESTION}, call.model_dump(exclude_none=True), *result]
     again: Any = client.responses.create(model=model, input=by_hand, **WISH)
@@ -102,7 +102,7 @@ BROKEN = '<tool_call>{"name": "now", "arguments": {"a": </tool_call> so'
 def test_items_do_not_depend_on_how_a_text_comes(text: str, kinds: list[str], size: int) -> None:
     """What breaks off is text; events tell of each item what it is at the end."""
     items, parser = OutputItems("s"), OutputParser(FORMATS["hermes"], ["now"], None)
-    events = []
+    events: list[dict[str, Any]] = []
     for start in range(0, len(text), size):
         events += items.take(parser.feed(text[start : start + size]))
     events += items.take(parser.finish())

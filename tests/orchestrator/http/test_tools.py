@@ -64,21 +64,21 @@ def test_forced_calls_in_every_format(tiny_door: Front, form: str) -> None:
     with another(tiny_door, chat_template=HERMES, tool_format=form) as door, client_of(door) as client:
         model = client.models.list().data[0].id
         common: Any = {"model": model, "messages": TALK, "tools": TOOLS, "max_completion_tokens": 200, "seed": 5}
-        named = {"type": "function", "function": {"name": "weather"}}
+        named: Any = {"type": "function", "function": {"name": "weather"}}
         done = client.chat.completions.create(**common, tool_choice=named, n=3)
         for choice in done.choices:
-            assert (choice.finish_reason, choice.message.content) == ("tool_calls", None), repr(choice.message.content)
-            (call,) = choice.message.tool_calls or ()
+            assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+            (call,) = choice.message.tool_calls or []
             assert call.type == "function"
             assert call.function.name == "weather"
             checked(call)
         with client.chat.completions.stream(**common, tool_choice=named) as stream:
             gathered = stream.get_final_completion().choices[0]
-        (told,) = gathered.message.tool_calls or ()
+        (told,) = gathered.message.tool_calls or []
         assert gathered.finish_reason == "tool_calls"
         assert told.function.arguments == (done.choices[0].message.tool_calls or [])[0].function.arguments
         some = client.chat.completions.create(**common, tool_choice="required", parallel_tool_calls=False)
-        (call,) = some.choices[0].message.tool_calls or ()
+        (call,) = some.choices[0].message.tool_calls or []
         checked(call)
 
 
@@ -93,3 +93,126 @@ def test_whoever_drafts_the_calls_are_the_same(tiny_door: Front) -> None:
                 for call in message.get("tool_calls", ()):
                     del call["id"]
             assert plain == ngram == drafted
+
+
+# What a model that knows each format writes; a constraint with one choice has the tiny one write it.
+WRITTEN: dict[str, str] = {
+    "hermes": 'Well.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "unit": "C"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "llama3": '{"name": "weather", "parameters": {"city": "Köln", "unit": "C"}}; {"name": "now", "parameters": {}}',
+    "mistral": 'Well. [TOOL_CALLS][{"name": "weather", "arguments": {"city": "Köln", "unit": "C"}}, {"name": "now"}]',
+    "json": '[{"name": "weather", "arguments": {"city": "Köln", "unit": "C"}}, {"name": "now"}]',
+}
+BROKEN = '<tool_call>\n{"name": "weather", "arguments": {"city": oops}}\n</tool_call>'
+
+
+def writing(text: str, **more: Any) -> Any:
+    return {"messages": TALK, "max_completion_tokens": 300, "extra_body": {"guided_choice": [text], **more}}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_a_model_writes_is_told_as_calls(tiny_door: Front, form: str) -> None:
+    text = WRITTEN[form]
+    with another(tiny_door, chat_template=HERMES, tool_format=form) as door, client_of(door) as client:
+        asked: Any = {"model": client.models.list().data[0].id, "tools": TOOLS, **writing(text)}
+        done = client.chat.completions.create(**asked, n=2)
+        with client.chat.completions.stream(**asked) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        for choice in (*done.choices, streamed):
+            assert choice.finish_reason == "tool_calls"
+            assert (choice.message.content or "") == ("Well." if text.startswith("Well.") else "")
+            calls = choice.message.tool_calls or []
+            assert [call.function.name for call in calls] == ["weather", "now"]
+            assert [call.function.arguments for call in calls] == ['{"city": "Köln", "unit": "C"}', "{}"]
+            assert len({call.id for call in calls}) == 2
+
+
+def test_what_is_no_call_is_content(tiny_door: Front) -> None:
+    with another(tiny_door, chat_template=HERMES) as door, client_of(door) as client:
+        model = client.models.list().data[0].id
+        for text in (BROKEN, WRITTEN["hermes"].replace("weather", "other", 1).replace("now", "other")):
+            choice = client.chat.completions.create(model=model, tools=TOOLS, **writing(text)).choices[0]
+            assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", text, None)
+        events = door.events(CHAT, tools=TOOLS, messages=TALK, guided_choice=[BROKEN], max_tokens=300)
+        assert events[-1]["choices"][0]["finish_reason"] == "stop"
+        off = client.chat.completions.create(model=model, tools=TOOLS, tool_choice="none", **writing(WRITTEN["hermes"]))
+        assert (off.choices[0].finish_reason, off.choices[0].message.content) == ("stop", WRITTEN["hermes"])
+        cut = client.chat.completions.create(
+            model=model, tools=TOOLS, **{**writing(WRITTEN["hermes"]), "max_completion_tokens": 12}
+        )
+        assert (cut.choices[0].finish_reason, cut.choices[0].message.tool_calls) == ("length", None)
+
+
+def test_a_stop_string_ends_a_text_with_calls(tiny_door: Front) -> None:
+    with another(tiny_door, chat_template=HERMES) as door, client_of(door) as client:
+        asked: Any = {"tools": TOOLS, "stop": "</tool_call>", **writing(WRITTEN["hermes"])}
+        choice = client.chat.completions.create(model=client.models.list().data[0].id, **asked).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Well.")
+    assert [call.function.name for call in choice.message.tool_calls or ()] == ["weather"]
+
+
+def test_the_talk_goes_on_with_calls_and_results(tiny_door: Front) -> None:
+    with another(tiny_door, chat_template=HERMES) as door, client_of(door) as client:
+        model = client.models.list().data[0].id
+        called = client.chat.completions.create(model=model, tools=TOOLS, **writing(WRITTEN["hermes"])).choices[0]
+        history: Any = [*TALK, called.message]
+        for call in called.message.tool_calls or ():
+            history.append({"role": "tool", "tool_call_id": call.id, "content": "23"})
+        told = door.done("/tokenize", messages=[json.loads(_json(each)) for each in history])
+        text = door.done("/detokenize", tokens=told["tokens"])["prompt"]
+        done = client.chat.completions.create(model=model, messages=history, tools=TOOLS, max_completion_tokens=3)
+    assert 'assistant: Well.<tool_call>{"name": "weather", "arguments": {"city": "Köln", "unit": "C"}}</tool' in text
+    assert text.endswith("tool: 23tool: 23assistant: ")
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 3
+
+
+def _json(message: Any) -> str:
+    return json.dumps(message if isinstance(message, dict) else message.model_dump(exclude_none=True))
+
+
+def test_strict_functions_are_held_to_their_schema(tiny_door: Front) -> None:
+    """With any choice: what the model writes of its own accord is text, or a call that fits."""
+    strict = [{"type": "function", "function": {**each["function"], "strict": True}} for each in TOOLS]
+    with another(tiny_door, chat_template=HERMES) as door:
+        answer = door.done(CHAT, messages=TALK, tools=strict, max_tokens=8, seed=1)
+        assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+        refused = door.post(CHAT, messages=TALK, tools=strict, response_format={"type": "json_object"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
+        odd = {"type": "function", "function": {"name": "a", "parameters": {"properties": {"x": {"type": "frob"}}}}}
+        refused = door.post(CHAT, messages=TALK, tools=[odd], tool_choice="required")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+
+
+def test_reasoning_is_told_apart(tiny_door: Front) -> None:
+    text = f"<think>\nHm, {WRITTEN['hermes']}\n</think>\n\n{WRITTEN['hermes']}"
+    template = HERMES + "{# <think> </think> #}"
+    with another(tiny_door, chat_template=template) as door, client_of(door) as client:
+        asked: Any = {"model": client.models.list().data[0].id, "tools": TOOLS, **writing(text)}
+        done = client.chat.completions.create(**asked).choices[0].message
+        with client.chat.completions.stream(**asked) as stream:
+            streamed = stream.get_final_completion().choices[0].message
+        without = (
+            client.chat.completions.create(model=asked["model"], **writing("<think>a</think>b")).choices[0].message
+        )
+    for message in (done, streamed):
+        assert (message.model_extra or {})["reasoning_content"] == f"Hm, {WRITTEN['hermes']}"
+        assert message.content == "Well."
+        assert len(message.tool_calls or ()) == 2
+    assert ((without.model_extra or {})["reasoning_content"], without.content) == ("a", "b")
+
+
+def test_a_reader_that_comes_back_hears_all_of_it_again(tiny_door: Front) -> None:
+    """No event of such a stream has an id; the same request is the same session, its calls have the same ids."""
+    body: dict[str, Any] = {"messages": TALK, "tools": TOOLS, "tool_choice": "required", "max_tokens": 100, "seed": 1}
+    with another(tiny_door, chat_template=HERMES) as door:
+        first = door.done(CHAT, request_id="twice", **body)["choices"][0]
+        again = door.done(CHAT, request_id="twice", **body)["choices"][0]
+        stream = door.client.post(CHAT, json={**body, "request_id": "twice", "stream": True})
+        refused = door.client.post(
+            CHAT, json={**body, "request_id": "twice", "stream": True}, headers={"Last-Event-ID": "5-0000000000000000"}
+        )
+    assert first == again
+    assert "\nid: " not in stream.text
+    assert not stream.text.startswith("id: ")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Last-Event-ID")

@@ -1,0 +1,419 @@
+"""Measure proposals from what was said before, on a trace like an agent's: python -m bench.suffix --help.
+
+Tenants have code written, edit it, run it, read a part of it, and repeat the first request as it was, seed included:
+five sessions for each piece of held-out code, each prompt made of the code and of what the target wrote. The first one
+is cold, the next ones (warm) have much of what the tenant said before, and the last one is told by itself. The rows
+differ in what the verifier may propose: nothing, from the session's own text only, from the tenant's texts too. They
+take turns on one stack; each row has tenants of its own, so that none begins from
+another's keys and values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bench import machine
+from bench.bars import Bar, at_least, at_most
+from bench.entry import terminable
+from bench.interleave import schedule
+from bench.interval import Estimate, estimate
+from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
+from bench.report import table
+from bench.rows import RUN_LIMIT, exactly, up
+from bench.runs import BenchError, Run, Sample, of_row
+from bench.settings import HERE
+from bench.speed import speed_ratio, tokens_per_forward, tokens_per_second
+from demo_pair import TARGET, held_out_prompts
+from specwire.client import Client, SpecwireError
+from specwire.core.verify.shared_texts import ScopeTexts, SharedIndex
+from specwire.core.verify.text_sources import NgramSource, TextSource
+from specwire.progress import Bar as ProgressBar
+from specwire.rpc.process import say
+
+OUT = HERE / "results" / "suffix.json"
+OFF, OWN, SHARED = "off", "own", "shared"
+LABELS = {OFF: "nothing proposed", OWN: "the session's own text", SHARED: "the tenant's texts"}
+TEMPERATURES = (0.0, 0.8)
+SEED = 7
+# A look-up: tokens of the session's own text, and how many proposals are timed.
+OWN_TOKENS, PROPOSALS, LOOKUP_REPEATS = 8000, 1000, 9
+SESSION_TOKENS = 8000
+MILLION = 1_000_000
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The trace: what a tenant asks about a piece of code, given what was written so far.
+
+
+def write(code: str, _: Sequence[str]) -> str:
+    return code
+
+
+def edit(code: str, _: Sequence[str]) -> str:
+    """The first line is another one."""
+    return "# edited\n" + code.partition("\n")[2]
+
+
+def run(code: str, written: Sequence[str]) -> str:
+    """What was written, and the end of the code again: a failure is to be mended."""
+    return f"{code}{written[0]}\n\n# failed, once more:\n{_end(code)}"
+
+
+def reread(code: str, _: Sequence[str]) -> str:
+    """Only the end of the code is shown."""
+    return _end(code)
+
+
+def repeat(code: str, _: Sequence[str]) -> str:
+    """The first request again: with its seed, the text is the same."""
+    return code
+
+
+def _end(code: str) -> str:
+    lines = code.splitlines(keepends=True)
+    return "".join(lines[len(lines) // 2 :])
+
+
+STEPS: tuple[Callable[[str, Sequence[str]], str], ...] = (write, edit, run, reread, repeat)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """A client for each row, temperature, repeat and tenant: nobody finds what another one left."""
+
+    address: str
+    tokens: dict[str, str]
+    cleanup: ExitStack
+    clients: dict[str, Client]
+
+    def client(self, name: str) -> Client:
+        if name not in self.clients:
+            self.clients[name] = self.cleanup.enter_context(Client(self.address, token=self.tokens[name]))
+        return self.clients[name]
+
+
+def tenant_names(args: argparse.Namespace) -> Iterator[str]:
+    for repeat_number in range(-1, args.repeats):  # -1 warms up
+        for key in keys():
+            for tenant in range(args.tenants):
+                yield tenant_of(key, repeat_number, tenant)
+
+
+def tenant_of(key: str, repeat_number: int, tenant: int) -> str:
+    return f"{key}.{repeat_number + 1}.{tenant}"
+
+
+def keys() -> list[str]:
+    """Rows and temperatures, as samples name them."""
+    return [row_key(row, temperature) for temperature in TEMPERATURES for row in LABELS]
+
+
+def row_key(row: str, temperature: float) -> str:
+    return f"{row}_{temperature:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A tenant and its code under one row: asked step by step."""
+
+    client: Client
+    code: str
+    row: str
+    temperature: float
+    tokens: int
+
+    def steps(self, tokenizer: Tokenizer) -> Iterator[Run]:
+        written: list[str] = []
+        for step in STEPS:
+            prompt = tokenizer.encode(step(self.code, written), add_special_tokens=False).ids
+            done, text = self._ask(prompt)
+            written.append(text)
+            yield done
+
+    def _ask(self, prompt: Sequence[int]) -> tuple[Run, str]:
+        began_ns = time.monotonic_ns()
+        try:
+            done = self.client.complete(
+                prompt,
+                max_tokens=self.tokens,
+                ignore_eos=True,
+                temperature=self.temperature,
+                seed=SEED,
+                drafting=False,
+                ngram=self.row != OFF,
+                private=self.row != SHARED,
+                timeout=RUN_LIMIT,
+            )
+        except SpecwireError as error:
+            raise BenchError(f"{LABELS[self.row]}: {error}") from error
+        seconds, stats = (time.monotonic_ns() - began_ns) / 1e9, done.stats
+        taken = exactly(self.tokens, done.tokens, LABELS[self.row])
+        first = stats.time_to_first_token_us / 1e6
+        return Run(taken, seconds, first, stats.target_forwards, stats.tested, stats.accepted), done.text
+
+
+def trace(args: argparse.Namespace, tenants: Tenants, tokenizer: Tokenizer) -> list[Sample]:
+    """Every row on every piece of code, `repeats` times. A sample's prompt is the piece and the step."""
+    codes = [prompt.text for prompt in held_out_prompts()[: args.prompts]]
+    rows = [(row, temperature) for temperature in TEMPERATURES for row in LABELS]
+
+    def conversation(place: int, index: int, repeat_number: int) -> Iterator[Run]:
+        row, temperature = rows[index]
+        client = tenants.client(tenant_of(row_key(row, temperature), repeat_number, place % args.tenants))
+        return Conversation(client, codes[place], row, temperature, args.tokens).steps(tokenizer)
+
+    say("bench: warming up")
+    for index in range(len(rows)):
+        for _ in conversation(0, index, -1):
+            pass
+    samples = []
+    with ProgressBar("measuring", args.repeats * len(codes) * len(rows)) as bar:
+        for repeat_number, place, index in schedule(args.repeats, len(codes), len(rows)):
+            for step, done in enumerate(conversation(place, index, repeat_number)):
+                samples.append(Sample(repeat_number, place * len(STEPS) + step, row_key(*rows[index]), done))
+            bar.update(note=f"repeat {repeat_number + 1} of {args.repeats}")
+    return samples
+
+
+def cold(samples: Sequence[Sample]) -> list[Sample]:
+    """Those of first steps."""
+    return [sample for sample in samples if sample.prompt % len(STEPS) == 0]
+
+
+def warm(samples: Sequence[Sample]) -> list[Sample]:
+    """Those whose prompts and texts are partly new."""
+    return [sample for sample in samples if 0 < sample.prompt % len(STEPS) < len(STEPS) - 1]
+
+
+def again(samples: Sequence[Sample]) -> list[Sample]:
+    """Those of last steps, whose text is the first one's to the last token: told by themselves."""
+    return [sample for sample in samples if sample.prompt % len(STEPS) == len(STEPS) - 1]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a look-up takes, and what a million tokens do: in this process, without a model.
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """us: from a token's arrival to the next proposal. bytes_a_token: of the arrays, room for more included."""
+
+    others: int
+    own_us: Estimate
+    shared_us: Estimate
+    bytes_a_token: float
+    read_us_a_token: float
+
+
+def filled(others: int, chance: random.Random) -> tuple[ScopeTexts, float, float]:
+    """Texts of so many tokens, which repeat each other; bytes and microseconds that a token took."""
+    pool = np.array([int(200 * chance.paretovariate(0.7)) % 50000 for _ in range(50000)], np.uint32)
+    texts, spent_ns = ScopeTexts(lambda _: True), 0
+    for number in range(max(1, others // SESSION_TOKENS)):
+        text = repeating(pool, SESSION_TOKENS, chance)
+        index = SharedIndex(texts, text, str(number))
+        began_ns = time.perf_counter_ns()
+        while not index.complete:
+            index.read()
+        spent_ns += time.perf_counter_ns() - began_ns
+    count = texts.tokens
+    return texts, texts.size / count, spent_ns / 1000 / count
+
+
+def repeating(pool: np.ndarray[tuple[int], np.dtype[np.uint32]], tokens: int, chance: random.Random) -> list[int]:
+    """A text put together from pieces of `pool`, of 5 to 80 tokens."""
+    text: list[int] = []
+    while len(text) < tokens:
+        start = chance.randrange(len(pool) - 80)
+        text += pool[start : start + chance.randrange(5, 80)].tolist()
+    return text[:tokens]
+
+
+def proposal_us(text: list[int], source: NgramSource | TextSource, proposals: int, chance: random.Random) -> float:
+    """Microseconds from a token's arrival to the next proposal, with what is noted of the last one."""
+    for _ in range(len(text) // 1000):
+        source.look()
+    began_ns = time.perf_counter_ns()
+    for number in range(proposals):
+        guess = source.look()
+        text.append(guess.tokens[0] if guess is not None and number % 7 else chance.randrange(200))
+        source.text_grew()
+    return (time.perf_counter_ns() - began_ns) / 1000 / proposals
+
+
+def look_up(others: int) -> LookUp:
+    """Time proposals behind a text of OWN_TOKENS, beside `others` tokens of other sessions."""
+    chance = random.Random(1)
+    texts, size, read_us = filled(others, chance)
+    pool = np.array([int(200 * chance.paretovariate(0.7)) % 50000 for _ in range(50000)], np.uint32)
+    own_us, shared_us = [], []
+    for number in range(LOOKUP_REPEATS):
+        text = repeating(pool, OWN_TOKENS, chance)
+        own_us.append(proposal_us(text, TextSource(text), PROPOSALS, chance))
+        text = repeating(pool, OWN_TOKENS, chance)
+        index = SharedIndex(texts, text, f"own-{number}")
+        other = NgramSource(text, index=index, learnt=texts.learnt[False])
+        shared_us.append(proposal_us(text, TextSource(text, others=[other]), PROPOSALS, chance))
+    return LookUp(others, estimate(own_us), estimate(shared_us), size, read_us)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The measurement and its report.
+
+
+def measure(args: argparse.Namespace) -> tuple[list[Sample], LookUp]:
+    tokenizer = Tokenizer.from_file(str(Path(args.target) / "tokenizer.json"))
+    found = look_up(args.others)
+    with ExitStack() as cleanup:
+        folder = Path(cleanup.enter_context(TemporaryDirectory(prefix="specwire-suffix-")))
+        tokens = {name: secrets.token_urlsafe(24) for name in tenant_names(args)}
+        key_file = folder / "keys"
+        key_file.touch(0o600)
+        key_file.write_text("".join(f"{name} {token}\n" for name, token in tokens.items()))
+        stack, ready = up(args.target, None, args.dtype, not args.no_ray, "--api-keys", str(key_file))
+        cleanup.enter_context(stack)
+        samples = trace(args, Tenants(str(ready["address"]), tokens, cleanup, {}), tokenizer)
+    return samples, found
+
+
+def bars(samples: Sequence[Sample], found: LookUp) -> list[Bar]:
+    judged = []
+    for temperature in TEMPERATURES:
+        shared, own = row_key(SHARED, temperature), row_key(OWN, temperature)
+        for name, part, needed in (("warm", warm(samples), 1.2), ("cold", cold(samples), 1.0)):
+            title = f"speed, {LABELS[SHARED]} / {LABELS[OWN]}, {name}, T = {temperature:g}"
+            judged.append(at_least(title, speed_ratio(part, shared, own), needed))
+    title = f"us per proposal at {OWN_TOKENS} tokens and {found.others / MILLION:g} M of others"
+    return [*judged, at_most(title, found.shared_us, 50.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class RowFigures:
+    """A row at a temperature, in steps of one kind. acceptance: None where nothing was tested."""
+
+    key: str
+    label: str
+    temperature: float
+    steps: str
+    tokens_per_second: Estimate
+    to_off: Estimate
+    tokens_per_forward: float
+    acceptance: float | None
+
+
+def row_figures(samples: Sequence[Sample]) -> list[RowFigures]:
+    rows = []
+    for temperature in TEMPERATURES:
+        for row, label in LABELS.items():
+            key, off = row_key(row, temperature), row_key(OFF, temperature)
+            for name, part in (("cold", cold(samples)), ("warm", warm(samples)), ("again", again(samples))):
+                runs = [sample.run for sample in of_row(part, key)]
+                tested = sum(done.tested or 0 for done in runs)
+                accepted = sum(done.accepted or 0 for done in runs) / tested if tested else None
+                speed, ratio = tokens_per_second(part, key), speed_ratio(part, key, off)
+                forwards = tokens_per_forward(part, key)
+                rows.append(RowFigures(key, label, temperature, name, speed, ratio, forwards, accepted))
+    return rows
+
+
+def report(samples: Sequence[Sample], found: LookUp) -> str:
+    head = ("temperature", "steps", "proposed from", "tokens/s", "x nothing", "tokens/forward", "accepted")
+    rows = []
+    for each in row_figures(samples):
+        rows.append(
+            (
+                f"{each.temperature:g}",
+                each.steps,
+                each.label,
+                f"{each.tokens_per_second.value:.1f}",
+                f"{each.to_off.value:.2f} [{each.to_off.low:.2f}, {each.to_off.high:.2f}]",
+                f"{each.tokens_per_forward:.2f}",
+                "-" if each.acceptance is None else f"{each.acceptance:.3f}",
+            )
+        )
+    judged = [
+        (bar.name, f"{bar.value:.3g}", f"{bar.sense} {bar.needed:g}", "holds" if bar.holds else "MISSED")
+        for bar in bars(samples, found)
+    ]
+    kept = (
+        f"A look-up takes {found.own_us.value:.1f} us in the own text, {found.shared_us.value:.1f} us with others."
+        f" A million tokens take {found.bytes_a_token:.0f} MB and {found.read_us_a_token:.2f} s to take in."
+    )
+    return "\n".join([*table(head, rows), "", *table(("bar", "value", "needed", ""), judged), "", kept])
+
+
+def save(args: argparse.Namespace, samples: Sequence[Sample], found: LookUp) -> None:
+    names = ("prompts", "tokens", "tenants", "repeats", "dtype", "others")
+    written = {
+        "name": args.out.stem,
+        "bars": [asdict(bar) for bar in bars(samples, found)],
+        "rows": [asdict(each) for each in row_figures(samples)],
+        "look_up": asdict(found),
+        "machine": machine.describe(),
+        "commit": machine.commit(),
+        "arguments": {name: getattr(args, name) for name in names},
+        "raw": [
+            {**asdict(each.run), "tokens": None, "repeat": each.repeat, "prompt": each.prompt, "row": each.row}
+            for each in samples
+        ],
+    }
+    args.out.write_text(json.dumps(written, indent=1) + "\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    line = argparse.ArgumentParser(prog="python -m bench.suffix", description=(__doc__ or "").partition(":")[0])
+    line.add_argument(
+        "--target", default=str(TARGET), metavar="DIR", help="with its tokenizer.json (default: the pair's)"
+    )
+    line.add_argument("--prompts", type=int, default=12, metavar="N", help="pieces of code (default: %(default)s)")
+    line.add_argument("--tokens", type=int, default=128, metavar="N", help="new ones a session (default: %(default)s)")
+    line.add_argument("--tenants", type=int, default=3, metavar="N", help="(default: %(default)s)")
+    line.add_argument("--repeats", type=int, default=7, metavar="N", help="(default: %(default)s)")
+    line.add_argument(
+        "--others", type=int, default=10 * MILLION, metavar="N", help="tokens beside a look-up (default: %(default)s)"
+    )
+    line.add_argument("--dtype", default=AUTO, choices=MEASURED_DTYPES, help="(default: %(default)s)")
+    line.add_argument("--no-ray", action="store_true", help="services as plain processes")
+    line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    for name in ("prompts", "tokens", "tenants", "repeats", "others"):
+        if getattr(args, name) < 1:
+            say(f"bench: error: {name}: must be at least 1, not {getattr(args, name)}")
+            return 2
+    args.dtype = dtype_of(args.dtype)
+    try:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        with terminable():
+            samples, found = measure(args)
+    except (BenchError, OSError) as error:
+        say(f"bench: error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    save(args, samples, found)
+    print(report(samples, found))
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

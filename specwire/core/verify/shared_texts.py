@@ -1,0 +1,508 @@
+"""What followed the same tokens in texts of other sessions: an index that grows with each token, and forgets texts.
+
+A tenant's requests repeat each other: an agent reads a file that it wrote before, an editor asks again. So a verifier
+keeps the texts of its sessions, by cache scope, and looks up what followed the last tokens of a text in any of them:
+suffix decoding (Oliaro et al. 2024, arXiv 2411.04975), by hash chains as in LZ77's implementations instead of trees.
+A whole text can be taken out at any time, and memory is bounded: both would cost a tree much.
+
+One scope's texts are looked up in one object, which holds nothing of another's: neither text nor counts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specwire.core.policy.estimates import AcceptanceByPosition
+from specwire.core.policy.tunables import (
+    AGREEING_SHARES,
+    CHAIN_LINKS,
+    READ_AT_ONCE,
+    SHARED_ORDERS,
+    SHARED_PRIORS,
+    VECTOR_TOKENS,
+    VOTES,
+)
+from specwire.core.text import MASK
+from specwire.core.verify.text_sources import Found
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Bounds on memory.
+
+# A place in a text: the text's number, and an offset of so many bits.
+OFFSET_BITS = 24
+OFFSET_MASK = (1 << OFFSET_BITS) - 1
+# Tokens that a scope has room for at first; it doubles as they come.
+FIRST_TOKENS = 1 << 12
+# What a token takes, all told: its place (8), two links of 4 and a tag of 1 for each order, itself (4, and what arrays
+# keep in hand), and its part in the text's own objects, of which there is at most one for TOKENS_A_TEXT tokens.
+TOKEN_BYTES = 64
+TAG_MASK = 0xFF
+TOKENS_A_TEXT = 64
+# Tokens by which texts that begin alike are found, and texts behind one another that are followed to compare them.
+BEGINNING_TOKENS = 32
+MOST_LINEAGE = 64
+# Factors of the n-grams' hash: a polynomial's base, and what spreads its bits (Knuth 1973, section 6.4).
+HASH_BASE = 0x5851F42D4C957F2D
+HASH_SPREAD = 0x9E3779B97F4A7C15
+HASH_SHIFT, TAG_SHIFT = 20, 36
+POWERS = [pow(HASH_BASE, exponent, 1 << 64) for exponent in range(SHARED_ORDERS[0])]
+
+
+@dataclass(slots=True, eq=False)
+class SharedText:
+    """A text, or the end of one: `tokens[0]` stands at position `start`.
+
+    beginning: by which texts that begin alike are found; empty for a shorter one. base: number of the text that it is
+    the same as before position `own_from`; None: of none. What a conversation's turns have in common is kept, and
+    counted, once. hashes: of the n-grams at its end, where the last token came alone.
+    """
+
+    session_id: str
+    number: int
+    beginning: bytes = b""
+    start: int = 0
+    own_from: int = 0
+    base: int | None = None
+    tokens: array[int] = field(default_factory=lambda: array("I"))
+    hashes: list[int | None] | None = None
+
+    @property
+    def end(self) -> int:
+        """The position behind its last token."""
+        return self.start + len(self.tokens)
+
+
+class Occurrence(NamedTuple):
+    """The looked up tokens stand before `tokens[end]`, which is there."""
+
+    tokens: array[int]
+    end: int
+
+
+class ScopeTexts:
+    """The texts of one scope, and where the n-grams of each length of SHARED_ORDERS ended in them.
+
+    Every end of an n-gram has a *slot*, used in turn; heads[bucket] is the latest slot of a hash, links[slot] the one
+    before it, as numbers from 1 on. tags[slot] is another part of its hash, by which most others are told without a
+    look at their tokens. A link whose slot was used again is told by its age, and an end whose text is gone or differs
+    by comparing tokens: so nothing follows evictions.
+
+    Invariant: a text of which a slot is used again is gone as a whole.
+
+    Args:
+        may_grow: asked for room for so many tokens more.
+        tokens: room at first, a power of two.
+    """
+
+    def __init__(self, may_grow: Callable[[int], bool], tokens: int = FIRST_TOKENS) -> None:
+        self.capacity = tokens
+        self.used = 0
+        self.evicted = 0
+        # What its sessions learnt of proposals, greedy and drawn: see NgramSource.
+        self.learnt = {drawn: [AcceptanceByPosition(prior=prior) for prior in SHARED_PRIORS] for drawn in (False, True)}
+        self._may_grow = may_grow
+        self._texts: dict[int, SharedText] = {}
+        self._by_id: dict[str, int] = {}
+        self._beginnings: dict[bytes, int] = {}
+        self._next = 0
+        self._places = np.zeros(tokens, np.int64)
+        self._heads = [np.zeros(tokens, np.uint32) for _ in SHARED_ORDERS]
+        self._links = [np.zeros(tokens, np.uint32) for _ in SHARED_ORDERS]
+        self._tags = [np.zeros(tokens, np.uint8) for _ in SHARED_ORDERS]
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    @property
+    def tokens(self) -> int:
+        """How many are kept."""
+        return sum(len(text.tokens) for text in self._texts.values())
+
+    @property
+    def size(self) -> int:
+        """Bytes of its arrays, at most TOKEN_BYTES for each token that there is room for."""
+        of_slots: list[NDArray[Any]] = [self._places, *self._heads, *self._links, *self._tags]
+        kept = sum(len(text.tokens) * text.tokens.itemsize for text in self._texts.values())
+        return sum(each.nbytes for each in of_slots) + kept
+
+    def holds(self, text: SharedText) -> bool:
+        return self._texts.get(text.number) is text
+
+    # Texts come and go
+
+    def begin(self, session_id: str, tokens: Sequence[int]) -> SharedText:
+        """A session's text, which begins with `tokens`; an earlier one of the same session is gone.
+
+        Nothing is taken in yet: what comes next is from position `own_from` on.
+        """
+        self.forget(session_id)
+        text = SharedText(session_id, self._next, _beginning(tokens))
+        self._next += 1
+        before = self._like(tokens)
+        if before is not None:
+            base, text.own_from = before
+            text.base, text.start = base.number, max(0, text.own_from - SHARED_ORDERS[0])
+            text.tokens.extend(tokens[text.start : text.own_from])
+        self._texts[text.number] = text
+        self._by_id[session_id] = text.number
+        if text.beginning:
+            self._beginnings[text.beginning] = text.number
+        if len(self._texts) > max(1, self.capacity // TOKENS_A_TEXT):
+            self._evict(next(iter(self._texts)))
+        return text
+
+    def extend(self, text: SharedText, tokens: Sequence[int]) -> None:
+        """Take in what follows a text; nothing where it is gone, or would be too long."""
+        if not self.holds(text) or len(text.tokens) + len(tokens) > OFFSET_MASK:
+            return
+        first = max(len(text.tokens) + 1, text.own_from - text.start)
+        if len(text.tokens) == text.own_from - text.start:
+            first -= 1  # what follows the common part is its own
+        text.tokens.extend(tokens)
+        text.hashes = None
+        ends = range(max(first, SHARED_ORDERS[-1]), len(text.tokens) + 1)
+        if len(ends) < VECTOR_TOKENS:
+            for end in ends:
+                self._note(text, end)
+        else:
+            for start in range(0, len(ends), self.capacity // 2):
+                self._note_all(text, ends[start : start + self.capacity // 2])
+
+    def forget(self, session_id: str) -> None:
+        """Drop a session's text; nothing of it is proposed any more, also while the session runs on."""
+        number = self._by_id.get(session_id)
+        if number is not None:
+            self._drop(number)
+
+    def _evict(self, number: int) -> None:
+        if number in self._texts:
+            self._drop(number)
+            self.evicted += 1
+
+    def _drop(self, number: int) -> None:
+        text = self._texts.pop(number)
+        del self._by_id[text.session_id]
+        if self._beginnings.get(text.beginning) == number:
+            del self._beginnings[text.beginning]
+        # Freed at once, whoever still holds the text.
+        text.tokens = array("I")
+
+    def _like(self, tokens: Sequence[int]) -> tuple[SharedText, int] | None:
+        """The latest text that begins likewise, and up to where; None where too little is common."""
+        number = self._beginnings.get(_beginning(tokens))
+        lineage: list[SharedText] = []
+        while number is not None and len(lineage) < MOST_LINEAGE:
+            text = self._texts.get(number)
+            if text is None:
+                return None
+            lineage.append(text)
+            number = text.base
+        if not lineage or number is not None:
+            return None
+        common, ids = 0, array("I", tokens)
+        for text in reversed(lineage):
+            if common >= text.own_from:
+                equal = _common(ids[text.own_from :], text.tokens[text.own_from - text.start :])
+                common = max(common, text.own_from + equal)
+        # The last token is never common: something of the text is its own.
+        common = min(common, len(ids) - 1)
+        return (lineage[0], common) if common >= BEGINNING_TOKENS else None
+
+    # Slots
+
+    def _take(self, count: int) -> bool:
+        """Make room for so many slots; returns whether texts may have to go for them.
+
+        Whether there is more memory is asked once a round.
+        """
+        while self.used % self.capacity + count > self.capacity or self.used == self.capacity:
+            if not self._may_grow(self.capacity):
+                break
+            self.used = min(self.used, self.capacity)
+            self._places = np.concatenate([self._places, np.zeros_like(self._places)])
+            # A bucket becomes two. Which of them a link belongs to is found out by comparing.
+            self._heads = [np.concatenate([heads, heads]) for heads in self._heads]
+            self._links = [np.concatenate([links, np.zeros_like(links)]) for links in self._links]
+            self._tags = [np.concatenate([tags, np.zeros_like(tags)]) for tags in self._tags]
+            self.capacity *= 2
+        return self.used + count > self.capacity
+
+    def _note(self, text: SharedText, end: int) -> None:
+        """Index the n-grams that end before offset `end`."""
+        if not self.holds(text):
+            return
+        full = self._take(1)
+        slot = self.used % self.capacity
+        if full:
+            self._evict(int(self._places[slot]) >> OFFSET_BITS)
+            if not self.holds(text):
+                return
+        self.used += 1
+        self._places[slot] = text.number << OFFSET_BITS | end
+        mask = self.capacity - 1
+        text.hashes = _hashes(text.tokens[max(0, end - SHARED_ORDERS[0]) : end])
+        for heads, links, tags, value in zip(self._heads, self._links, self._tags, text.hashes, strict=True):
+            if value is None:
+                links[slot] = 0
+            else:
+                links[slot] = heads[value & mask]
+                heads[value & mask] = slot + 1
+                tags[slot] = value >> TAG_SHIFT & TAG_MASK
+
+    def _note_all(self, text: SharedText, ends: range) -> None:
+        """The same of many, by vectors; at most `capacity` of them."""
+        if not self.holds(text):
+            return
+        full = self._take(len(ends))
+        slots = np.arange(self.used, self.used + len(ends)) % self.capacity
+        if full:
+            for number in np.unique(self._places[slots] >> OFFSET_BITS).tolist():
+                self._evict(number)
+            if not self.holds(text):
+                return
+        self.used += len(ends)
+        self._places[slots] = np.arange(ends.start, ends.stop) + (text.number << OFFSET_BITS)
+        before = max(0, ends.start - SHARED_ORDERS[0])
+        ids = np.array(text.tokens[before : ends.stop - 1], np.uint64) + np.uint64(1)
+        by_order = zip(self._heads, self._links, self._tags, _all_hashes(ids), strict=True)
+        for heads, links, tags, (length, hashes) in by_order:
+            # The n-grams of the first ends may be too short.
+            behind = max(ends.start, before + length) - ends.start
+            links[slots[:behind]] = 0
+            values = hashes[ends.start + behind - before - length :].astype(np.int64)
+            tags[slots[behind:]] = values >> TAG_SHIFT & TAG_MASK
+            _link(heads, links, slots[behind:], values & (self.capacity - 1))
+
+    # Looking up
+
+    def occurrences(self, tail: Sequence[int], text: SharedText | None = None) -> tuple[int, list[Occurrence]]:
+        """Index of the longest order whose n-gram at the end of `tail` occurs, and its latest occurrences.
+
+        At most VOTES of them, of CHAIN_LINKS that are looked at; the latest first. Only those that something follows.
+
+        text: the one that `tail` is the end of, if it is among them.
+        """
+        ids = array("I", tail[-SHARED_ORDERS[0] :])
+        hashes = text.hashes if text is not None and text.hashes is not None else _hashes(ids)
+        for index, value in enumerate(hashes):
+            if value is not None and (found := self._walk(index, value, ids[-SHARED_ORDERS[index] :])):
+                return index, found
+        return len(SHARED_ORDERS), []
+
+    def _walk(self, index: int, value: int, gram: array[int]) -> list[Occurrence]:
+        places, links, tags, texts = self._places, self._links[index], self._tags[index], self._texts
+        capacity, newest, length, age = self.capacity, self.used - 1, len(gram), -1
+        tag = value >> TAG_SHIFT & TAG_MASK
+        found: list[Occurrence] = []
+        slot = self._heads[index].item(value & (capacity - 1)) - 1
+        for _ in range(CHAIN_LINKS):
+            older = (newest - slot) % capacity
+            if slot < 0 or older <= age:
+                break
+            age = older
+            if tags.item(slot) == tag:
+                place = places.item(slot)
+                text = texts.get(place >> OFFSET_BITS)
+                if text is not None:
+                    end, tokens = place & OFFSET_MASK, text.tokens
+                    if end < len(tokens) and tokens[end - length : end] == gram:
+                        found.append(Occurrence(tokens, end))
+                        if len(found) == VOTES:
+                            break
+            slot = links.item(slot) - 1
+        return found
+
+
+def _beginning(tokens: Sequence[int]) -> bytes:
+    return array("I", tokens[:BEGINNING_TOKENS]).tobytes() if len(tokens) >= BEGINNING_TOKENS else b""
+
+
+def _common(some: array[int], other: array[int]) -> int:
+    """Length of the common prefix."""
+    most = min(len(some), len(other))
+    differ = np.frombuffer(some, np.uint32)[:most] != np.frombuffer(other, np.uint32)[:most]
+    return int(differ.argmax()) if differ.any() else most
+
+
+def _hashes(tail: Sequence[int]) -> list[int | None]:
+    """Of the last tokens, as many as each order has; None where there are fewer."""
+    found: list[int | None] = [None] * len(SHARED_ORDERS)
+    value, index = 0, len(SHARED_ORDERS) - 1
+    for count, (token, power) in enumerate(zip(reversed(tail), POWERS, strict=False), 1):
+        value += (token + 1) * power
+        if count == SHARED_ORDERS[index]:
+            found[index] = (value * HASH_SPREAD & MASK) >> HASH_SHIFT
+            index -= 1
+    return found
+
+
+def _all_hashes(ids: NDArray[np.uint64]) -> list[tuple[int, NDArray[np.uint64]]]:
+    """Each order, and the hashes of all its n-grams; ids: tokens + 1."""
+    found: list[tuple[int, NDArray[np.uint64]]] = []
+    value, power, reached = ids.copy(), 1, 1
+    for length in reversed(SHARED_ORDERS):
+        while reached < length:
+            power = power * HASH_BASE & MASK
+            value = value[1:] + ids[: max(0, len(ids) - reached)] * np.uint64(power)
+            reached += 1
+        found.append((length, value * np.uint64(HASH_SPREAD) >> np.uint64(HASH_SHIFT)))
+    return found[::-1]
+
+
+def _link(
+    heads: NDArray[np.uint32], links: NDArray[np.uint32], slots: NDArray[np.int64], buckets: NDArray[np.int64]
+) -> None:
+    """Put slots before what their buckets hold, in order."""
+    if not len(slots):
+        return
+    order = np.argsort(buckets, kind="stable")
+    sorted_buckets, sorted_slots = buckets[order], slots[order]
+    again = sorted_buckets[1:] == sorted_buckets[:-1]
+    before = heads[sorted_buckets]
+    before[1:][again] = sorted_slots[:-1][again] + 1
+    links[sorted_slots] = before
+    last = np.append(~again, True)
+    heads[sorted_buckets[last]] = sorted_slots[last] + 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a session sees of its scope's texts.
+
+
+def voted(occurrences: Sequence[Occurrence], most: int) -> tuple[tuple[int, ...], float]:
+    """The likeliest `most` tokens behind some occurrences, and the share of them that has the first one.
+
+    Token by token: the most frequent one among the occurrences that agree so far; of equals, the latest one's.
+    """
+    group = [tokens[end : end + most] for tokens, end in occurrences]
+    if all(each == group[0] for each in group):
+        return tuple(group[0]), 1.0
+    found: list[int] = []
+    share = 0.0
+    while len(found) < most and group:
+        depth = len(found)
+        by_token: dict[int, list[array[int]]] = {}
+        for each in group:
+            by_token.setdefault(each[depth], []).append(each)
+        best = max(by_token.values(), key=len)
+        share = share or len(best) / len(group)
+        found.append(best[0][depth])
+        group = [each for each in best if len(each) > depth + 1]
+        if len(group) == 1:
+            return (*found, *group[0][depth + 1 :]), share
+    return tuple(found), share
+
+
+class SharedIndex:
+    """A session's part in its scope's texts: it looks its end up in all of them, its own too, and adds itself.
+
+    Args:
+        texts: None of a session that adds nothing, to texts that are only read.
+        tokens: the session's text, which grows at its end and belongs to the caller.
+    """
+
+    def __init__(self, texts: ScopeTexts, tokens: Sequence[int], session_id: str = "") -> None:
+        self._texts = texts
+        self._tokens = tokens
+        self._session_id = session_id
+        self._text: SharedText | None = None
+        self.done = 0
+
+    @property
+    def complete(self) -> bool:
+        return not self._session_id or self.done >= len(self._tokens)
+
+    def read(self, most: int = READ_AT_ONCE) -> None:
+        """Take in up to `most` more tokens."""
+        if self.complete:
+            return
+        if self._text is None:
+            self._text = self._texts.begin(self._session_id, self._tokens)
+            self.done = self._text.own_from
+        until = min(self.done + most, len(self._tokens))
+        self._texts.extend(self._text, self._tokens[self.done : until])
+        self.done = until
+
+    def grew(self) -> None:
+        """Take in what was decided, once the text before it is."""
+        if self._text is not None and len(self._tokens) - self.done <= READ_AT_ONCE:
+            self.read()
+
+    def truncate(self, length: int) -> None:
+        """Take the text back; what is left of it may be read anew."""
+        if self._text is not None and self._texts.holds(self._text):
+            self._texts.forget(self._session_id)
+            self._text, self.done = None, 0
+
+    def find(self, most: int) -> Found | None:
+        whole = self._text is not None and self.done == len(self._tokens) and self._texts.holds(self._text)
+        order, occurrences = self._texts.occurrences(self._tokens, self._text if whole else None)
+        if not occurrences:
+            return None
+        tokens, share = voted(occurrences, most)
+        sure = bisect_right(AGREEING_SHARES, share) + (share == 1.0 and len(occurrences) > 1)
+        return Found(tokens, order * (len(AGREEING_SHARES) + 2) + sure)
+
+
+class SharedTexts:
+    """The texts that a verifier keeps, by scope, in `most_bytes` of memory.
+
+    A scope that needs room takes it from what nobody uses: the scopes without a running session, the least recently
+    used first. Else it gives up its own oldest texts.
+
+    Args:
+        in_use: whether a session of a scope runs.
+    """
+
+    def __init__(self, most_bytes: int, in_use: Callable[[bytes], bool]) -> None:
+        self._most = most_bytes // TOKEN_BYTES
+        self._in_use = in_use
+        self._scopes: dict[bytes, ScopeTexts] = {}
+        self.evicted = 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that there is room for now, in all scopes."""
+        return sum(texts.capacity for texts in list(self._scopes.values()))
+
+    @property
+    def texts(self) -> int:
+        return sum(len(texts) for texts in list(self._scopes.values()))
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory in use, at most."""
+        return self.capacity * TOKEN_BYTES
+
+    def of(self, scope: bytes) -> ScopeTexts | None:
+        """The texts of a scope; None without one, or where there is no room for more scopes."""
+        if not scope:
+            return None
+        texts = self._scopes.pop(scope, None)
+        if texts is None:
+            if not self._room(FIRST_TOKENS):
+                return None
+            texts = ScopeTexts(self._room)
+        self._scopes[scope] = texts  # the last one is the most recently used
+        return texts
+
+    def forget(self, session_id: str) -> None:
+        """Drop the text of a session that was deleted or failed."""
+        for texts in self._scopes.values():
+            texts.forget(session_id)
+
+    def _room(self, tokens: int) -> bool:
+        """Whether so many more fit, now or once idle scopes are given up."""
+        for scope in list(self._scopes):
+            if self.capacity + tokens <= self._most:
+                break
+            if not self._in_use(scope):
+                self.evicted += len(self._scopes.pop(scope))
+        return self.capacity + tokens <= self._most

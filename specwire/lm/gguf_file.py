@@ -1,0 +1,308 @@
+"""GGUF files without llama.cpp: their metadata, what they say of model and vocabulary, and their tokenizer.
+
+The format: magic, version, counts of tensors and of entries, the entries (name, type, value), then names, shapes and
+types of the tensors. All numbers are little-endian (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as Pieces
+
+from specwire.core.model import AUTO_KV, KV_BLOCK, KV_BYTES, KV_TYPES, ModelError
+from specwire.lm.model_files import TOKENIZER, ModelText, file_of
+from specwire.text.detokenizer import vocabulary_fingerprint, vocabulary_map
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+# Of entries and tensors, of dimensions, and of arrays in arrays: a broken file must not keep us busy.
+MOST, MOST_DIMENSIONS, MOST_DEPTH = 1 << 20, 8, 4
+# Formats of numbers by type; a string and an array are types of their own.
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+# Names of tensors' types.
+TENSOR_TYPES = {
+    0: "f32",
+    1: "f16",
+    2: "q4_0",
+    3: "q4_1",
+    6: "q5_0",
+    7: "q5_1",
+    8: "q8_0",
+    10: "q2_k",
+    11: "q3_k",
+    12: "q4_k",
+    13: "q5_k",
+    14: "q6_k",
+    16: "iq2_xxs",
+    17: "iq2_xs",
+    18: "iq3_xxs",
+    19: "iq1_s",
+    20: "iq4_nl",
+    21: "iq3_s",
+    22: "iq2_s",
+    23: "iq4_xs",
+    28: "f64",
+    29: "iq1_m",
+    30: "bf16",
+    34: "tq1_0",
+    35: "tq2_0",
+    39: "mxfp4",
+}
+# Types of tokens: one that stands for no text, one beside the merged ones, one that fills a gap between ids.
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+NO_TOKENIZER = ("none", "no_vocab")
+# How byte-level tokenizers cut a text before they merge, by the file's name of it; "" for GPT-2's own way.
+PATTERNS = {
+    "gpt-2": "",
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+# What chat templates may name, by the entry that has its id.
+SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding", "sep_token": "sep"}
+
+
+class Attention(NamedTuple):
+    """Elements of one position: keys and values of all layers; and of the narrowest head."""
+
+    keys: int
+    values: int
+    least_head: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """What a file's head says.
+
+    elements: of all tensors, by their type's name. ids: rows of the embedding. turns_longer: positions are turned by
+    other factors in a cache longer than the model's original context (longrope).
+    """
+
+    path: Path
+    metadata: Mapping[str, Any]
+    elements: Counter[str]
+    ids: int
+    turns_longer: bool = False
+
+    @property
+    def architecture(self) -> str:
+        return str(self._needed("general.architecture", str))
+
+    def of_model(self, key: str, default: object = None) -> Any:
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    @property
+    def dtype(self) -> str:
+        """The type that most weights have, such as q8_0."""
+        (name, _), *_ = self.elements.most_common(1)
+        return name
+
+    def context(self, wanted: int | None) -> int:
+        """Positions to serve; ModelError for more than the model was made for."""
+        limit = int(self._needed(f"{self.architecture}.context_length", int))
+        if wanted is None:
+            return limit
+        if wanted < 2:
+            raise ModelError(f"context: must be at least 2 positions, not {wanted}")
+        if wanted > limit:
+            raise ModelError(f"context: the model was made for {limit} positions, not {wanted}")
+        return wanted
+
+    def check_rotation(self, slots: int, context: int) -> None:
+        """ModelError if llama.cpp would turn short texts as long ones, because the cache of all slots is long."""
+        limit = self.of_model("rope.scaling.original_context_length", 0)
+        if self.turns_longer and context <= limit < slots * context:
+            raise ModelError(
+                f"slots: llama.cpp turns positions of this model otherwise in a cache beyond {limit} positions "
+                f"(longrope), and {slots} slots of {context} are more; give fewer, or a context beyond {limit}"
+            )
+
+    @property
+    def attention(self) -> Attention:
+        layers = int(self._needed(f"{self.architecture}.block_count", int))
+        heads = self.of_model("attention.head_count", 1)
+        each = heads if isinstance(heads, list) else [heads] * layers
+        kept = self.of_model("attention.head_count_kv", each)
+        kept = kept if isinstance(kept, list) else [kept] * layers
+        size = self._needed(f"{self.architecture}.embedding_length", int) // max(1, max(each))
+        key, value = (int(self.of_model(f"attention.{name}_length", size)) for name in ("key", "value"))
+        return Attention(sum(kept) * key, sum(kept) * value, min(key, value))
+
+    def kv_type(self, asked: str) -> str:
+        """Of keys and values, where one of KV_TYPES is asked. ModelError if the heads cannot be cut into its blocks."""
+        if asked not in KV_TYPES:
+            raise ModelError(f"kv-type: must be one of {', '.join(KV_TYPES)}, not {asked!r}")
+        if asked == AUTO_KV:
+            return "f32" if self.dtype == "f32" else "f16"
+        least = self.attention.least_head
+        if asked.startswith("q") and least % KV_BLOCK:
+            raise ModelError(f"kv-type: {asked} needs heads of a multiple of {KV_BLOCK} elements, not of {least}")
+        return asked
+
+    def position_bytes(self, kv_type: str) -> float:
+        """Bytes of one position of one slot."""
+        return (self.attention.keys + self.attention.values) * KV_BYTES[kv_type]
+
+    @property
+    def tokens(self) -> dict[int, str]:
+        """Token of each id; a model without a tokenizer calls its ids by their numbers."""
+        if self.metadata.get("tokenizer.ggml.model", NO_TOKENIZER[0]) in NO_TOKENIZER:
+            return vocabulary_map(b"", int(self.of_model("vocab_size", self.ids)))
+        names = self._needed("tokenizer.ggml.tokens", list)
+        types = self.metadata.get("tokenizer.ggml.token_type") or [0] * len(names)
+        found = {id_: str(name) for id_, (name, kind) in enumerate(zip(names, types, strict=False)) if kind != UNUSED}
+        if not found:
+            raise ModelError(f"model {str(self.path)!r}: tokenizer.ggml.tokens has no tokens")
+        return found
+
+    def text(self) -> ModelText:
+        """Tokens, chat template, and the tokenizer.json beside the file, if there is one.
+
+        ModelError unless that has the file's own tokens at the file's ids.
+        """
+        tokens, beside = self.tokens, self.path.parent / TOKENIZER
+        serialised = b""
+        if beside.is_file():
+            with file_of(str(self.path.parent), TOKENIZER):
+                serialised = beside.read_bytes()
+                told = vocabulary_map(serialised, 0)
+            if vocabulary_fingerprint(told) != vocabulary_fingerprint(tokens):
+                wrong = min((set(told.items()) ^ set(tokens.items())), default=(0, ""))[0]
+                raise ModelError(
+                    f"model {str(self.path)!r}: {TOKENIZER} beside it is of another vocabulary: id {wrong} is "
+                    f"{told.get(wrong)!r} there, {tokens.get(wrong)!r} in the file"
+                )
+        template = str(self.metadata.get("tokenizer.chat_template", ""))
+        ids = {name: self.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL.items()}
+        special = {name: tokens[id_] for name, id_ in ids.items() if id_ in tokens} if template else {}
+        return ModelText(serialised, template, special, tokens)
+
+    def tokenizer(self) -> bytes:
+        """A serialisation of `tokenizers` made of the file's table; empty for a kind that is not known here."""
+        cut = PATTERNS.get(str(self.metadata.get("tokenizer.ggml.pre")))
+        if self.metadata.get("tokenizer.ggml.model") != "gpt2" or cut is None:
+            return b""
+        tokens, types = self.tokens, self.metadata.get("tokenizer.ggml.token_type") or []
+        parts = [str(merge).partition(" ") for merge in self.metadata.get("tokenizer.ggml.merges") or []]
+        merges = [(left, right) for left, _, right in parts]
+        try:
+            made = Tokenizer(BPE({name: id_ for id_, name in tokens.items()}, merges, ignore_merges=bool(cut)))
+        except Exception:  # merges of what are no tokens
+            return b""
+        bytes_of = ByteLevel(add_prefix_space=False, use_regex=not cut)
+        made.pre_tokenizer = Pieces([Split(Regex(cut), "isolated"), bytes_of]) if cut else bytes_of
+        made.decoder = ByteDecoder()
+        kinds = {id_: kind for id_, kind in enumerate(types) if id_ in tokens}
+        made.add_special_tokens([AddedToken(tokens[id_]) for id_, kind in kinds.items() if kind == CONTROL])
+        made.add_tokens([AddedToken(tokens[id_]) for id_, kind in kinds.items() if kind == USER_DEFINED])
+        return str(made.to_str()).encode()
+
+    def fingerprint(self) -> str:
+        """sha256 (hex) over the whole file."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def _needed(self, key: str, kind: type) -> Any:
+        value = self.metadata.get(key)
+        if not isinstance(value, kind):
+            raise ModelError(f"model {str(self.path)!r}: {key} is missing, or no {kind.__name__}")
+        return value
+
+
+def read_gguf(spec: str) -> GgufFile:
+    """The head of a file; ModelError, which names it, if there is none that can be read."""
+    path = Path(spec).expanduser()
+    if not path.is_file():
+        raise ModelError(f"model {spec!r}: there is no such file")
+    try:
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            reader = Reader(content)
+            metadata, tensors = reader.head()
+    except (OSError, ValueError, struct.error) as error:
+        raise ModelError(f"model {spec!r} cannot be read as a GGUF file: {error}") from error
+    elements: Counter[str] = Counter()
+    for shape, kind in tensors.values():
+        elements[TENSOR_TYPES.get(kind, f"type {kind}")] += math.prod(shape)
+    if not elements:
+        raise ModelError(f"model {spec!r} has no tensors")
+    embedding = tensors.get("token_embd.weight", ((), 0))[0]
+    ids = embedding[-1] if embedding else 0
+    return GgufFile(path, metadata, elements, ids, "rope_factors_long.weight" in tensors)
+
+
+class Reader:
+    """Reads the head of a file front to back. ValueError or struct.error where it is broken."""
+
+    def __init__(self, content: mmap) -> None:
+        self._content, self._at = content, 0
+
+    def head(self) -> tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], int]]]:
+        """Entries by name, and of each tensor its shape, fastest dimension first, and type."""
+        if self._bytes(4) != MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        version = self._number("I")
+        if version not in VERSIONS:
+            raise ValueError(f"version {version} is not known, only {' and '.join(map(str, VERSIONS))}")
+        tensors, entries = self._count("Q"), self._count("Q")
+        metadata = {self._string(): self._value(self._number("I")) for _ in range(entries)}
+        return metadata, dict(self._tensor() for _ in range(tensors))
+
+    def _tensor(self) -> tuple[str, tuple[tuple[int, ...], int]]:
+        name, dimensions = self._string(), self._number("I")
+        if dimensions > MOST_DIMENSIONS:
+            raise ValueError(f"tensor {name!r:.80} has {dimensions} dimensions")
+        shape = tuple(self._number("Q") for _ in range(dimensions))
+        kind = self._number("I")
+        self._number("Q")  # where its data lies
+        return name, (shape, kind)
+
+    def _value(self, kind: int, depth: int = 0) -> Any:
+        if kind == STRING:
+            return self._string()
+        if kind in NUMBERS:
+            return self._number(NUMBERS[kind])
+        if kind != ARRAY or depth == MOST_DEPTH:
+            raise ValueError(f"an entry of type {kind} is not known")
+        inner = self._number("I")
+        count = self._count("Q")
+        if inner in NUMBERS:
+            form = f"<{count}{NUMBERS[inner]}"
+            return list(struct.unpack(form, self._bytes(struct.calcsize(form))))
+        one: Callable[[], Any] = self._string if inner == STRING else lambda: self._value(inner, depth + 1)
+        return [one() for _ in range(count)]
+
+    def _string(self) -> str:
+        return self._bytes(self._number("Q")).decode(errors="replace")
+
+    def _count(self, form: str) -> int:
+        count = int(self._number(form))
+        if count > MOST:
+            raise ValueError(f"it says that it has {count} entries")
+        return count
+
+    def _number(self, form: str) -> Any:
+        form = f"<{form}"
+        (number,) = struct.unpack_from(form, self._content, self._at)
+        self._at += struct.calcsize(form)
+        return number
+
+    def _bytes(self, count: int) -> bytes:
+        if count > len(self._content) - self._at:
+            raise ValueError("it ends too early")
+        self._at += count
+        return self._content[self._at - count : self._at]

@@ -1,0 +1,298 @@
+"""GGUF files behind our interface: llama.cpp computes the forwards, by llama-cpp-python's low-level functions.
+
+A slot is a sequence of llama.cpp's. All sequences share one cache (`kv_unified`), so that a prefix is copied by marking
+its cells as the copy's, too, and a rollback is the removal of positions from a sequence.
+
+    forward             one llama_decode of a ragged batch: (token, position, sequence) each
+    rollback to p       llama_memory_seq_rm(slot, p, end), at the next feed of the slot
+    copy of a prefix    llama_memory_seq_cp(source, target, 0, stop): no bytes are moved
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from specwire.core.model import Feed, ModelError
+from specwire.lm.gguf_file import GgufFile
+from specwire.lm.kv_cache import LineRunner, Sizes
+from specwire.text import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+# Sequences of one llama.cpp context (LLAMA_MAX_SEQ).
+MOST_SLOTS = 256
+# What llama_decode returns where an allocator failed.
+NO_MEMORY = -2
+# Levels of llama.cpp's log (ggml.h): the latest errors are kept for ours.
+WARNING, ERROR = 3, 4
+MOST_TOLD = 8
+# Words, numbers, whitespace, marks and scripts that tokenizers cut in unlike ways.
+TRIAL_TEXTS = (
+    "def fibonacci(n):\n    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)\n\n\n",
+    "It's 12345.678 % of what we'll have; DON'T  they say?!  \t\r\n  (yes)...",
+    "Grüße, naïve café \u2014 日本語のテキスト, русский текст, ไทย, العربية 🙂👍🏽",
+)
+
+
+class Library:
+    """llama_cpp's functions, and the last error that llama.cpp told: it returns none."""
+
+    def __init__(self) -> None:
+        """ModelError where llama-cpp-python, or the library that it is to load, is missing."""
+        try:
+            import llama_cpp
+        except ImportError as error:
+            raise ModelError("runtime: llamacpp is not installed (pip install 'specwire[llamacpp]')") from error
+        except (OSError, RuntimeError) as error:  # of the shared library
+            raise ModelError(f"runtime: llamacpp cannot be loaded: {error}") from error
+        self.functions: Any = llama_cpp
+        self._told: deque[str] = deque(maxlen=MOST_TOLD)
+        # Kept as long as llama.cpp may call it.
+        self._callback = llama_cpp.llama_log_callback(self._hear)
+        llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+
+    def _hear(self, level: int, text: bytes, _: object) -> None:
+        said = text.decode(errors="replace").strip()
+        if level == ERROR and said:
+            self._told.append(said)
+        if level in (WARNING, ERROR) and said:
+            logger.debug("llama.cpp: %s", said)
+
+    def reason(self) -> str:
+        """What llama.cpp told first of the last failure, without the name of its function."""
+        told = next(iter(self._told), "no reason was told")
+        self._told.clear()
+        return told.partition(": ")[2].rstrip(".") or told
+
+
+@cache
+def library() -> Library:
+    return Library()
+
+
+class GgufWeights:
+    """A file's weights and vocabulary in llama.cpp. Freed with the object."""
+
+    def __init__(self, file: GgufFile, gpu_layers: int = 0) -> None:
+        """ModelError if llama.cpp cannot load the file, or keeps a state that cannot be rolled back."""
+        self.library = library()
+        llama = self.library.functions
+        if gpu_layers and not llama.llama_supports_gpu_offload():
+            raise ModelError(f"gpu-layers: this build of llama.cpp has no GPU to take {gpu_layers} layers")
+        self.gpu_layers = gpu_layers
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        params.check_tensors = True  # a NaN among the weights would be read by every text
+        self.model = llama.llama_model_load_from_file(str(file.path).encode(), params)
+        if not self.model:
+            raise ModelError(f"model {str(file.path)!r} cannot be loaded by llama.cpp: {self.library.reason()}")
+        self._free = weakref.finalize(self, llama.llama_model_free, self.model)
+        self._vocabulary = llama.llama_model_get_vocab(self.model)
+        self.width = int(llama.llama_vocab_n_tokens(self._vocabulary))
+        self._check_kind(file)
+
+    def _check_kind(self, file: GgufFile) -> None:
+        llama = self.library.functions
+        kind = file.architecture
+        if llama.llama_model_has_encoder(self.model) or not llama.llama_model_has_decoder(self.model):
+            raise ModelError(f"{kind} models have an encoder; a causal, decoder-only model is needed")
+        if llama.llama_model_is_recurrent(self.model) or llama.llama_model_is_hybrid(self.model):
+            raise ModelError(f"this {kind} model has recurrent layers, whose state cannot be rolled back to a position")
+        if llama.llama_model_is_diffusion(self.model):
+            raise ModelError(f"this {kind} model writes by diffusion; a causal model is needed")
+
+    def check_context(self, context: int) -> None:
+        """ModelError for a window that slides within the context: llama.cpp reuses the cells that it has left."""
+        window = int(self.library.functions.llama_model_n_swa(self.model))
+        if 0 < window <= context:
+            raise ModelError(
+                f"this model attends to a sliding window of {window} positions, and llama.cpp overwrites what it has "
+                f"slid past, so that nothing can be rolled back to; give a context below {window}"
+            )
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every id at which llama.cpp itself would end a text."""
+        is_end = self.library.functions.llama_vocab_is_eog
+        return tuple(id_ for id_ in range(self.width) if is_end(self._vocabulary, id_))
+
+    def agrees(self, tokenizer_json: bytes) -> bool:
+        """Whether a tokenizer makes the tokens that llama.cpp makes, of texts that tokenizers differ at."""
+        tokenizer = load_tokenizer(tokenizer_json)
+        return all(tokenizer.encode(text, add_special_tokens=False).ids == self.tokens(text) for text in TRIAL_TEXTS)
+
+    def tokens(self, text: str) -> list[int]:
+        """What llama.cpp makes of a text."""
+        data = text.encode()
+        room = (ctypes.c_int32 * (len(data) + 1))()
+        count = self.library.functions.llama_tokenize(self._vocabulary, data, len(data), room, len(room), False, False)
+        return list(room[:count])
+
+
+class LlamaCppRunner(LineRunner):
+    """`Runner` over llama.cpp.
+
+    Invariant: sequence i holds positions [0, tips[i]) of slot i, some of them stale.
+    """
+
+    def __init__(self, weights: GgufWeights, file: GgufFile, sizes: Sizes, kv_type: str, threads: int) -> None:
+        """kv_type: of keys and values, see `GgufFile.kv_type`. ModelError if llama.cpp makes no such cache."""
+        if sizes.slots > MOST_SLOTS:
+            raise ModelError(f"slots: llama.cpp holds {MOST_SLOTS} texts at most, not {sizes.slots}")
+        self._weights, self._library = weights, weights.library
+        llama = self._llama = weights.library.functions
+        self._context = llama.llama_init_from_model(weights.model, self._parameters(sizes, kv_type, threads))
+        if not self._context:
+            raise ModelError(f"runtime: llamacpp cannot make a cache of {kv_type}: {self._library.reason()}")
+        self._free = weakref.finalize(self, llama.llama_free, self._context)
+        self._memory = llama.llama_get_memory(self._context)
+        self.kv_bytes = int(int(llama.llama_n_ctx(self._context)) * file.position_bytes(kv_type))
+        self._tips = [0] * sizes.slots
+        self._batch = Batch(llama, 64)
+
+    def _parameters(self, sizes: Sizes, kv_type: str, threads: int) -> Any:
+        llama, on_gpu = self._llama, self._weights.gpu_layers > 0
+        params = llama.llama_context_default_params()
+        params.n_ctx = params.n_batch = sizes.slots * sizes.context
+        params.n_seq_max = sizes.slots
+        params.n_threads = params.n_threads_batch = threads
+        params.kv_unified = True  # streams of their own cannot share the cells of a part of a text
+        params.swa_full = True
+        params.type_k = params.type_v = getattr(llama, f"GGML_TYPE_{kv_type.upper()}")
+        # Flash attention rounds to 16 bits here and there; quantised values are read by nothing else.
+        flash = {"f32": "DISABLED", "q8_0": "ENABLED", "q4_0": "ENABLED"}.get(kv_type, "AUTO")
+        params.flash_attn_type = getattr(llama, f"LLAMA_FLASH_ATTN_TYPE_{flash}")
+        params.offload_kqv = params.op_offload = on_gpu
+        return params
+
+    def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """Raises MemoryError, or RuntimeError with what llama.cpp told."""
+        rows = self._decoded(feeds)
+        return rows if _finite(rows) else self._apart(feeds)
+
+    def _decoded(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """Logits of one forward."""
+        llama = self._llama
+        for feed in feeds:
+            if self._tips[feed.slot] > feed.start:
+                self._remove(feed.slot, feed.start)
+            self._tips[feed.slot] = feed.stop
+        count = sum(len(feed.tokens) for feed in feeds)
+        if count > self._batch.room:
+            self._batch = Batch(llama, count)
+        status = llama.llama_decode(self._context, self._batch.filled(feeds, count))
+        if status != 0:
+            told = f"llama.cpp computed nothing (status {status}): {self._library.reason()}"
+            raise MemoryError(told) if status == NO_MEMORY else RuntimeError(told)
+        wanted = sum(max(feed.wanted, 1) for feed in feeds)
+        # A copy: llama.cpp writes the next logits to the same place.
+        rows = torch.empty(wanted, self._weights.width)
+        ctypes.memmove(rows.data_ptr(), llama.llama_get_logits(self._context), rows.nbytes)
+        return rows
+
+    def _apart(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """Logits of a forward for each feed, after one that was not finite.
+
+        All texts share a cache, and in it a NaN poisons attention even where it is masked: also that of texts in the
+        same forward. What is not finite by itself is taken out of the cache again.
+        """
+        for feed in feeds:
+            self._remove(feed.slot, feed.start)
+        self._scrub()
+        parts = []
+        for feed in feeds:
+            parts.append(self._decoded([feed]))
+            if not _finite(parts[-1]):
+                self._remove(feed.slot, feed.start)
+                self._scrub()
+        return torch.cat(parts)
+
+    def zero(self, slot: int, stop: int) -> None:
+        """Give the slot's cells back: nobody reads them, and the next text that takes them overwrites what they hold.
+
+        So they are not zeroed here. What is not finite never stays in them.
+        """
+        self._remove(slot, 0)
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        self._remove(target, 0)
+        self._llama.llama_memory_seq_cp(self._memory, source, target, 0, stop)
+        self._tips[target] = stop
+
+    def _remove(self, slot: int, start: int) -> None:
+        """Remove positions from `start` on."""
+        if not self._llama.llama_memory_seq_rm(self._memory, slot, start, -1):
+            raise RuntimeError(f"llama.cpp cannot remove the positions from {start} on of slot {slot}")
+        self._tips[slot] = start
+
+    def _scrub(self) -> None:
+        """Zero every cell that no text holds. llama.cpp zeroes all or none: what they hold is taken out and back."""
+        llama = self._llama
+        held = {slot: self._state(slot) for slot, tip in enumerate(self._tips) if tip > 0}
+        llama.llama_memory_clear(self._memory, True)
+        for slot, state in held.items():
+            buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
+            if llama.llama_state_seq_set_data(self._context, buffer, len(state), slot) != len(state):
+                raise RuntimeError(f"llama.cpp cannot put back what slot {slot} held: {self._library.reason()}")
+
+    def _state(self, slot: int) -> bytearray:
+        llama = self._llama
+        state = bytearray(llama.llama_state_seq_get_size(self._context, slot))
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
+        if llama.llama_state_seq_get_data(self._context, buffer, len(state), slot) != len(state):
+            raise RuntimeError(f"llama.cpp cannot give what slot {slot} holds: {self._library.reason()}")
+        return state
+
+
+class Batch:
+    """llama.cpp's description of a forward, over arrays of ours. room: tokens."""
+
+    def __init__(self, llama: Any, room: int) -> None:
+        self.room = room
+        self._token, self._position = np.zeros(room, np.int32), np.zeros(room, np.int32)
+        self._sequence, self._wanted = np.zeros(room, np.int32), np.zeros(room, np.int8)
+        self._counts = np.ones(room, np.int32)
+        # A list of sequences for each token: of one.
+        self._lists = (self._sequence.ctypes.data + 4 * np.arange(room)).astype(np.uintp)
+        self._batch = llama.llama_batch(
+            0,
+            _pointer(self._token, ctypes.c_int32),
+            None,
+            _pointer(self._position, ctypes.c_int32),
+            _pointer(self._counts, ctypes.c_int32),
+            ctypes.cast(self._lists.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+            _pointer(self._wanted, ctypes.c_int8),
+        )
+
+    def filled(self, feeds: Sequence[Feed], count: int) -> Any:
+        """A llama_batch, until the next call. A feed of which no row is wanted wants its last one."""
+        at = 0
+        self._wanted[:count] = 0
+        for feed in feeds:
+            stop = at + len(feed.tokens)
+            self._token[at:stop] = feed.tokens
+            self._position[at:stop] = np.arange(feed.start, feed.stop)
+            self._sequence[at:stop] = feed.slot
+            self._wanted[stop - max(feed.wanted, 1) : stop] = 1
+            at = stop
+        self._batch.n_tokens = count
+        return self._batch
+
+
+def _finite(rows: torch.Tensor) -> bool:
+    """A finite sum proves it in one cheap pass; sums can also overflow."""
+    return bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all())
+
+
+def _pointer(array: Any, kind: Any) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(kind))

@@ -1,0 +1,322 @@
+"""Proposals from other sessions' texts against a search through them all; of a text that is gone nothing is left."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specwire.core.policy.tunables import SHARED_ORDERS, VECTOR_TOKENS, VOTES
+from specwire.core.verify import shared_texts
+from specwire.core.verify.shared_texts import (
+    FIRST_TOKENS,
+    TOKEN_BYTES,
+    Occurrence,
+    ScopeTexts,
+    SharedIndex,
+    SharedTexts,
+    voted,
+)
+from specwire.core.verify.text_sources import NgramSource, TextSource
+
+# Few different tokens, so that texts repeat.
+TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
+# What happens: which text grows, and by what; or one is forgotten.
+EVENTS = st.lists(st.tuples(st.integers(0, 4), TOKENS | st.none()), max_size=12)
+ROOMY = 1 << 20
+
+
+def never(_: int) -> bool:
+    return False
+
+
+def always(_: int) -> bool:
+    return True
+
+
+class Searched:
+    """What `ScopeTexts` promises, by brute force: texts, and the order in which their tokens came."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, list[int]] = {}
+        self.came: list[tuple[str, int]] = []
+
+    def extend(self, name: str, tokens: Sequence[int]) -> None:
+        text = self.texts.setdefault(name, [])
+        first = len(text) + 1
+        text.extend(tokens)
+        self.came += [(name, end) for end in range(first, len(text) + 1)]
+
+    def forget(self, name: str) -> None:
+        self.texts.pop(name, None)
+        self.came = [each for each in self.came if each[0] != name]
+
+    def find(self, tail: Sequence[int]) -> tuple[int, list[tuple[str, int]]]:
+        for index, length in enumerate(SHARED_ORDERS):
+            if len(tail) < length:
+                continue
+            gram = list(tail[-length:])
+            ends = [
+                (name, end)
+                for name, end in reversed(self.came)
+                if length <= end < len(self.texts[name]) and self.texts[name][end - length : end] == gram
+            ]
+            if ends:
+                return index, ends[:VOTES]
+        return len(SHARED_ORDERS), []
+
+    def likeliest(self, ends: Sequence[tuple[str, int]], most: int) -> list[int]:
+        tokens: list[int] = []
+        while len(tokens) < most:
+            going_on = [
+                self.texts[name][end + len(tokens)]
+                for name, end in ends
+                if self.texts[name][end : end + len(tokens)] == tokens and end + len(tokens) < len(self.texts[name])
+            ]
+            if not going_on:
+                break
+            # most_common keeps the order in which equals came: the latest occurrence's first
+            tokens.append(Counter(going_on).most_common(1)[0][0])
+        return tokens
+
+
+@pytest.fixture(autouse=True)
+def _all_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search has no limit of links."""
+    monkeypatch.setattr(shared_texts, "CHAIN_LINKS", ROOMY)
+
+
+@given(EVENTS, st.integers(1, 20))
+def test_it_finds_what_a_search_finds_whatever_came_and_went(
+    events: list[tuple[int, list[int] | None]], most: int
+) -> None:
+    texts, searched = ScopeTexts(never), Searched()
+    held: dict[str, shared_texts.SharedText] = {}
+    for number, tokens in events:
+        name = str(number)
+        if tokens is None:
+            texts.forget(name)
+            searched.forget(name)
+            held.pop(name, None)
+            continue
+        if name not in held:
+            held[name] = texts.begin(name, [])
+        texts.extend(held[name], tokens)
+        searched.extend(name, tokens)
+        for tail in [*searched.texts.values(), tokens]:
+            order, found = texts.occurrences(tail)
+            wanted_order, wanted = searched.find(tail)
+            assert order == wanted_order
+            assert [(list(each.tokens), each.end) for each in found] == [(searched.texts[n], end) for n, end in wanted]
+            if found:
+                assert list(voted(found, most)[0]) == searched.likeliest(wanted, most)
+    assert texts.tokens == sum(map(len, searched.texts.values()))
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=8), st.integers(0, 3))
+def test_taken_in_one_by_one_or_by_vectors_it_is_the_same(pieces: list[list[int]], seed: int) -> None:
+    together, alone = ScopeTexts(never), ScopeTexts(never)
+    chance = random.Random(seed)
+    one, other = together.begin("a", []), alone.begin("a", [])
+    for piece in pieces:
+        tokens = [chance.choice(piece) for _ in range(VECTOR_TOKENS + len(piece))]
+        together.extend(one, tokens)
+        for token in tokens:
+            alone.extend(other, [token])
+    assert np.array_equal(together._places, alone._places)
+    for index in range(len(SHARED_ORDERS)):
+        assert np.array_equal(together._heads[index], alone._heads[index])
+        assert np.array_equal(together._links[index], alone._links[index])
+
+
+def test_the_most_frequent_continuation_is_proposed_and_of_equals_the_latest() -> None:
+    def after(*tokens: int) -> Occurrence:
+        return Occurrence(array("I", tokens), 0)
+
+    assert voted([after(1, 2), after(3, 4), after(3, 5), after(3, 4)], 4) == ((3, 4), 0.75)
+    assert voted([after(1, 2), after(3, 4)], 4) == ((1, 2), 0.5)
+    assert voted([after(7, 8, 9)], 2) == ((7, 8), 1.0)
+
+
+def test_a_full_scope_gives_up_whole_texts_the_oldest_first() -> None:
+    texts = ScopeTexts(never)
+    chance = random.Random(3)
+    pieces = {f"{number}": [chance.randrange(50000) for _ in range(FIRST_TOKENS // 4)] for number in range(9)}
+    for name, piece in pieces.items():
+        texts.extend(texts.begin(name, piece), piece)
+    kept = [name for name, piece in pieces.items() if texts.occurrences(piece[:20])[1]]
+    assert kept == ["5", "6", "7", "8"]
+    assert texts.evicted == 5
+    assert texts.capacity == FIRST_TOKENS
+    assert texts.tokens <= FIRST_TOKENS
+    assert texts.size <= FIRST_TOKENS * TOKEN_BYTES
+
+
+@pytest.mark.parametrize("step", [1, 100])
+def test_a_scope_that_may_grow_keeps_everything(step: int) -> None:
+    texts = ScopeTexts(always)
+    chance = random.Random(4)
+    piece = [chance.randrange(50000) for _ in range(3 * FIRST_TOKENS)]
+    text = texts.begin("a", [])
+    for start in range(0, len(piece), step):
+        texts.extend(text, piece[start : start + step])
+    assert texts.capacity == 4 * FIRST_TOKENS
+    for at in range(20, len(piece) - 1, 97):
+        order, found = texts.occurrences(piece[at - 20 : at])
+        assert (order, [each.end for each in found]) == (0, [at])
+
+
+def test_what_turns_of_a_conversation_have_in_common_is_kept_once() -> None:
+    texts = ScopeTexts(always)
+    chance = random.Random(5)
+    turns = [[chance.randrange(50000) for _ in range(300)] for _ in range(4)]
+    told: list[int] = []
+    for number, turn in enumerate(turns):
+        told += turn
+        index = SharedIndex(texts, told.copy(), str(number))
+        while not index.complete:
+            index.read()
+    assert texts.tokens <= len(told) + 3 * SHARED_ORDERS[0]
+    for at in range(20, len(told) - 1, 31):
+        assert [each.tokens[each.end] for each in texts.occurrences(told[at - 20 : at])[1]] == [told[at]]
+    texts.forget("2")
+    assert not texts.occurrences(turns[2][50:70])[1], "it was that session's, and is gone"
+    assert texts.occurrences(turns[3][50:70])[1]
+
+
+def grown(texts: ScopeTexts, name: str, tokens: Sequence[int]) -> None:
+    text: list[int] = []
+    index = SharedIndex(texts, text, name)
+    for token in tokens:
+        index.read()
+        text.append(token)
+        index.grew()
+
+
+def test_each_decided_token_is_there_at_once_for_others() -> None:
+    texts = ScopeTexts(always)
+    text = [1, 2, 3]
+    index = SharedIndex(texts, text, "a")
+    index.read()
+    text.append(4)
+    index.grew()
+    found = SharedIndex(texts, [1, 2, 3], "b").find(4)
+    assert found is not None
+    assert found.tokens == (4,)
+
+
+def test_a_forgotten_session_adds_nothing_while_it_runs_on() -> None:
+    texts = ScopeTexts(always)
+    text = list(range(100))
+    index = SharedIndex(texts, text, "a")
+    index.read()
+    texts.forget("a")
+    text += range(100, 200)
+    index.grew()
+    index.read()
+    assert index.complete
+    assert (len(texts), texts.tokens) == (0, 0)
+    assert texts.occurrences(text[:150])[1] == []
+
+
+def test_a_cut_text_is_taken_in_anew() -> None:
+    texts = ScopeTexts(always)
+    text = [1, 2, 3, 4, 5, 6]
+    index = SharedIndex(texts, text, "a")
+    index.read()
+    index.truncate(4)
+    del text[4:]
+    text.append(9)
+    index.read()
+    found = SharedIndex(texts, [1, 2, 3, 4]).find(3)
+    assert found is not None
+    assert found.tokens == (9,)
+
+
+def test_scopes_know_nothing_of_each_other_also_after_deletion() -> None:
+    """Neither tokens nor what was learnt of them: the same prompt gets the same from a scope, whatever others hold."""
+    chance = random.Random(6)
+    secret, own = [chance.randrange(9) for _ in range(400)], [chance.randrange(9) for _ in range(400)]
+    kept, alone = SharedTexts(ROOMY, lambda _: True), SharedTexts(ROOMY, lambda _: True)
+    other = kept.of(b"other")
+    assert other is not None
+    grown(other, "theirs", secret)
+    for scopes in (kept, alone):
+        mine = scopes.of(b"mine")
+        assert mine is not None
+        grown(mine, "mine", own)
+    found = []
+    for forget in ((), ("theirs",), ("mine",)):
+        for session in forget:
+            kept.forget(session)
+            alone.forget(session)
+        told = []
+        for scopes in (kept, alone):
+            mine = scopes.of(b"mine")
+            assert mine is not None
+            index = SharedIndex(mine, secret[:200])
+            source = NgramSource(secret[:200], 16, index, learnt=mine.learnt[False])
+            guess = source.look()
+            told.append(None if guess is None else (guess.tokens, guess.acceptance.rates(16)))
+        assert told[0] == told[1]
+        found.append(told[0])
+    assert found[0] is not None
+    assert found[-1] is None
+    assert kept.of(b"") is None
+
+
+def test_memory_is_bounded_and_idle_scopes_go_first() -> None:
+    busy = {b"a", b"c"}
+    texts = SharedTexts(4 * FIRST_TOKENS * TOKEN_BYTES, busy.__contains__)
+    chance = random.Random(7)
+    for scope in (b"a", b"b", b"c"):
+        own = texts.of(scope)
+        assert own is not None
+        grown(own, scope.decode(), [chance.randrange(50000) for _ in range(FIRST_TOKENS)])
+    assert texts.texts == 3
+    first = texts.of(b"a")
+    assert first is not None
+    more = [chance.randrange(50000) for _ in range(FIRST_TOKENS)]
+    grown(first, "more", more)
+    assert first.capacity == 2 * FIRST_TOKENS, "there was room"
+    grown(first, "and more", more[::-1])
+    assert texts.evicted == 1, "that of the idle scope"
+    assert first.capacity == 2 * FIRST_TOKENS, "but not enough for twice as much"
+    assert texts.size <= 4 * FIRST_TOKENS * TOKEN_BYTES
+    assert texts.of(b"d") is not None
+    busy.add(b"d")
+    assert texts.of(b"e") is None, "three are in use, and a fourth has taken the rest"
+
+
+def test_what_sessions_learn_of_it_is_the_next_one_s() -> None:
+    texts = ScopeTexts(always)
+    piece = list(range(100, 400))
+    grown(texts, "a", piece)
+    before = [each.rates(1)[0] for each in texts.learnt[False]]
+    text = piece[:20]
+    source = NgramSource(text, 4, SharedIndex(texts, text, "b"), learnt=texts.learnt[False])
+    for _ in range(8):
+        assert source.look() is not None
+        text.append(7)
+        source.text_grew()
+        text += piece[:20]
+        source.text_grew()
+    changed = [each.rates(1)[0] < rate for each, rate in zip(texts.learnt[False], before, strict=True)]
+    assert any(changed)
+    assert not any(each.rates(1)[0] != rate for each, rate in zip(texts.learnt[True], before, strict=True))
+
+
+def test_a_session_takes_the_better_of_its_own_text_and_others() -> None:
+    texts = ScopeTexts(always)
+    grown(texts, "a", [*range(50, 80), 1, 2, 3])
+    text = [5, 60, 61, 9, *range(50, 62)]
+    source = TextSource(text, others=[NgramSource(text, 4, SharedIndex(texts, text, "b"), learnt=texts.learnt[False])])
+    guess = source.look()
+    assert guess is not None
+    assert guess.tokens == (62, 63, 64, 65), "its own text knows two tokens of it, the other one sixteen"

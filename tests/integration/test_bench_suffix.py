@@ -1,0 +1,36 @@
+"""`make bench-suffix` on a tiny random model: real processes, no word about their speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import suffix
+from tests.bench.tiny import save_pair
+
+
+@pytest.mark.timeout(600)
+def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, _ = save_pair(tmp_path)
+    out = tmp_path / "suffix.json"
+    words = ["--no-ray", "--prompts", "1", "--tokens", "16", "--repeats", "1", "--tenants", "1", "--others", "20000"]
+
+    code = suffix.main([*words, "--dtype", "float32", "--target", str(target), "--out", str(out)])
+
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    for label in ("nothing proposed", "the session's own text", "the tenant's texts", "us per proposal at 8000 tokens"):
+        assert label in printed
+    found = json.loads(out.read_text())
+    rows = {(row["key"], row["steps"]): row for row in found["rows"]}
+    assert len(rows) == 2 * 3 * 3
+    for (key, _), row in rows.items():
+        assert row["acceptance"] is None or not key.startswith("off")
+        assert row["tokens_per_forward"] >= 1.0
+    assert any(row["acceptance"] for row in rows.values())
+    assert len(found["raw"]) == len(suffix.STEPS) * 6
+    assert len(found["bars"]) == 5
+    assert found["look_up"]["bytes_a_token"] > 0
+    assert str(tmp_path) not in out.read_text()

@@ -1,0 +1,117 @@
+"""GGUF files in real processes: a drafter of one for a verifier of safetensors, an edge, a verifier of one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo_pair import DRAFT, TARGET
+from specwire.client import Client, Completion
+from tests.faults.parts import Parts, Service, parts
+from tests.faults.test_demo_pair import asked, check_choices
+from tests.integration.stack_process import running
+from tests.wait import asked_blocking
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None, reason="llama_cpp is not there: make setup-llamacpp"
+)
+
+LENGTH = 96
+ANY_PORT = ("--listen", "127.0.0.1:0")
+# On one machine a drafter does not pay for a target of a few milliseconds, and would soon be left alone.
+ALWAYS = ("--plan", "stream:4,8")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Give files of the pair, the target's with its tokenizer beside it."""
+    from gguf import GGMLQuantizationType as Type
+
+    from tests.lm.gguf_files import written
+
+    folder = tmp_path_factory.mktemp("gguf")
+    shutil.copy(TARGET / "tokenizer.json", folder)
+    return {
+        "draft": written(DRAFT, folder / "draft.gguf", Type.Q8_0),
+        "target": written(TARGET, folder / "target.gguf"),
+    }
+
+
+@pytest.fixture(scope="module")
+def owned() -> Iterator[Parts]:
+    """Give the owner of this file's processes."""
+    with parts() as owner:
+        yield owner
+
+
+@pytest.fixture(scope="module")
+def verifier(owned: Parts) -> Service:
+    """Give a verifier of the pair's target, without guesses of its own."""
+    service = owned.start("verify", str(TARGET), "--threads", "1", "--slots", "4", "--no-ngram")
+    service.ready()
+    return service
+
+
+def texts(address: str) -> Sequence[Completion]:
+    """One greedy and one at temperature 0.8, until some of a drafter's tokens were accepted; they are the target's."""
+
+    def told() -> Sequence[Completion]:
+        with Client(address) as client:
+            return [
+                client.complete(
+                    list(one.prompt),
+                    max_tokens=LENGTH,
+                    ignore_eos=True,
+                    temperature=one.temperature,
+                    seed=one.seed,
+                    timeout=120.0,
+                )
+                for one in asked()
+            ]
+
+    found = asked_blocking(told, lambda each: all(one.stats.accepted for one in each))
+    for one, completion in zip(asked(), found, strict=True):
+        assert len(completion.tokens) == LENGTH
+        check_choices(one, completion.tokens)
+    return found
+
+
+def test_a_drafter_of_a_file_drafts_for_a_verifier_of_safetensors(
+    owned: Parts, verifier: Service, files: dict[str, str]
+) -> None:
+    drafter = owned.start("draft", files["draft"], "--threads", "1", "--slots", "4", "--kv-type", "q8_0")
+    drafter.ready()
+    orchestrator = owned.start("orchestrate", "--verifier", verifier.address, "--drafter", drafter.address, *ALWAYS)
+    orchestrator.ready()
+    assert all(one.stats.accepted > LENGTH / 8 for one in texts(orchestrator.address))
+
+
+def test_an_edge_in_one_command(verifier: Service, files: dict[str, str]) -> None:
+    with running("edge", "--verifier", verifier.address, "--draft", files["draft"], *ANY_PORT, "--json") as command:
+        ready: dict[str, Any] = json.loads(command.line() or f'"{command.said()}"')
+        assert ready["draft"] == files["draft"]
+        texts(ready["address"])
+
+
+def test_both_models_of_files(files: dict[str, str]) -> None:
+    up = ("up", "--no-ray", "--target", files["target"], "--draft", files["draft"], "--no-ngram", *ANY_PORT, "--json")
+    with running(*up) as command:
+        ready = json.loads(command.line() or f'"{command.said()}"')
+        for part in ("-m verify_service", "-m draft_service"):
+            assert "libllama" in Path(f"/proc/{command.pid_of(part)}/maps").read_text()
+        texts(ready["address"])
+        # The tokenizer beside the file is what text is made of.
+        with Client(ready["address"]) as client:
+            assert client.complete("def fibonacci(n):", max_tokens=16, timeout=120.0).text
+
+
+def test_a_file_of_another_vocabulary_is_refused_by_name(files: dict[str, str]) -> None:
+    with running("up", "--no-ray", "--target", "scripted:1", "--draft", files["draft"], *ANY_PORT) as command:
+        assert command.wait() == 1
+        assert "vocabulary" in command.last_line()

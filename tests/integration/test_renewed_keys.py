@@ -1,0 +1,111 @@
+"""Keys of running processes change in their files: who is revoked is ended, texts of others go on to their end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.client import IncompleteRead
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import grpc
+import pytest
+
+from specwire.client import Chunk, Client, Finished, SpecwireError
+from tests.faults.parts import Parts, Service, parts
+from tests.faults.streams import LIMIT_S, PROMPT, plain
+from tests.ports import free_address
+from tests.wait import eventually
+
+TARGET, PLAIN = "scripted:7:vocab=64:delay_ms=8", "scripted:7:vocab=64"
+DRAFT = "scripted:7:vocab=64:agree=0.8"
+ADA, BOB, FIRST, SECOND, ATTIC, CELLAR = (
+    f"the-token-of-{name}" for name in ("ada", "bob", "one-orchestrator", "the-same", "the-attic", "the-cellar")
+)
+LENGTH = 1200
+
+
+class Files:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, name: str, text: str) -> str:
+        """Replace a file at once, as tools for secrets do."""
+        fresh = self._folder / f"{name}.new"
+        fresh.write_text(text)
+        fresh.chmod(0o600)
+        fresh.replace(self._folder / name)
+        return str(self._folder / name)
+
+
+@pytest.fixture
+def owned() -> Iterator[Parts]:
+    """Give the owner of the processes."""
+    with parts() as owner:
+        yield owner
+
+
+def said(service: Service, *words: str) -> bool:
+    """Whether a line of its log has all of the words; waits for it."""
+    return eventually(lambda: any(all(word in line for word in words) for line in service.said().splitlines()))
+
+
+def streamed(url: str, token: str) -> Request:
+    body = {"prompt": list(PROMPT), "max_tokens": LENGTH, "temperature": 0, "ignore_eos": True, "stream": True}
+    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    return Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+
+
+def test_keys_change_under_running_texts(owned: Parts, tmp_path: Path) -> None:
+    files, http = Files(tmp_path), free_address()
+    peers, shown = files.put("peers", f"orchestrator {FIRST}\n"), files.put("shown", FIRST)
+    clients, drafters = files.put("clients", f"ada {ADA}\nbob {BOB}\n"), files.put("drafters", f"attic {ATTIC}\n")
+    verifier = owned.start("verify", TARGET, "--patient", "--api-keys", peers)
+    orchestrator = owned.start(
+        "orchestrate",
+        *("--verifier", verifier.ready(), "--token-file", shown, "--api-keys", clients, "--http", http),
+        *("--accept-drafters", "--drafter-keys", drafters),
+    )
+    address = orchestrator.ready()
+    drafting = files.put("drafting", ATTIC)
+    drafter = owned.start("draft", DRAFT, "--connect", address, "--token-file", drafting)
+    drafter.ready()
+    ada, bob = Client(address, token=ADA, patience=0.0), Client(address, token=BOB, patience=0.0)
+    with ada, bob, urlopen(streamed(f"http://{http}", ADA), timeout=LIMIT_S) as hers_too:
+        hers, his = (
+            each.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True, timeout=2 * LIMIT_S) for each in (ada, bob)
+        )
+        text: list[int] = []
+        for stream, taken in ((hers, []), (his, text)):
+            while not taken:
+                event = next(stream)
+                taken += event.tokens if isinstance(event, Chunk) else ()
+        assert hers_too.readline().startswith(b"data: ")
+
+        files.put("clients", f"bob {BOB}\n")
+        with pytest.raises(SpecwireError) as ended:
+            list(hers)
+        assert ended.value.code is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(IncompleteRead):
+            hers_too.read()
+        with pytest.raises(HTTPError) as refused:
+            urlopen(streamed(f"http://{http}", ADA), timeout=LIMIT_S)
+        assert refused.value.code == 401
+
+        files.put("drafters", f"cellar {CELLAR}\n")
+        assert said(drafter, "refused this drafter: authorization: this token is not known here; dialling again")
+        files.put("drafting", CELLAR)
+        assert said(drafter, f"joined {address} again")
+
+        files.put("shown", SECOND)
+        files.put("peers", f"orchestrator {SECOND}\n")
+        assert said(orchestrator, "lost: UNAUTHENTICATED")
+        assert said(orchestrator, verifier.address, "is there again")
+
+        ends = []
+        for event in his:
+            text += event.tokens if isinstance(event, Chunk) else ()
+            ends += [event] if isinstance(event, Finished) else []
+    assert text == plain(PLAIN, LENGTH)
+    assert len(ends) == 1

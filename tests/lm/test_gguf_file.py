@@ -1,0 +1,126 @@
+"""The head of a GGUF file: what gguf's own writer wrote, the model's vocabulary, and broken files by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Type
+
+from demo_pair import DRAFT, TARGET
+from deploy.cli.doctor import Grade
+from deploy.cli.doctor_models import check_models, facts_of
+from specwire.lm import ModelError
+from specwire.lm.gguf_file import read_gguf
+from specwire.text.detokenizer import vocabulary_fingerprint, vocabulary_map
+from tests.lm.gguf_files import ids_of, write, written
+from tests.lm.models import CONTEXT, VOCABULARY, build, config
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the demo drafter's file."""
+    path = tmp_path_factory.mktemp("gguf") / "draft.gguf"
+    written(DRAFT, path, Type.Q8_0)
+    return path
+
+
+def test_the_vocabulary_is_that_of_the_same_model_in_safetensors(draft: Path) -> None:
+    file = read_gguf(str(draft))
+    tokens = vocabulary_map((DRAFT / "tokenizer.json").read_bytes(), 0)
+    assert file.tokens == tokens
+    assert vocabulary_fingerprint(file.tokens) == vocabulary_fingerprint(tokens)
+    assert [file.tokens[id_] for id_ in range(len(tokens))] == ids_of(str(draft))
+
+
+def test_what_fills_gaps_between_ids_is_no_token(tmp_path: Path) -> None:
+    path = write(build(config("llama")), tmp_path / "a.gguf", tokenizer=DRAFT / "tokenizer.json", padding=5)
+    assert read_gguf(path).tokens == vocabulary_map((DRAFT / "tokenizer.json").read_bytes(), 0)
+    assert ids_of(path)[-1].startswith("[PAD")
+
+
+def test_a_model_without_a_tokenizer_calls_its_ids_by_their_numbers(tmp_path: Path) -> None:
+    file = read_gguf(write(build(config("qwen3")), tmp_path / "a.gguf"))
+    assert file.tokens == vocabulary_map(b"", VOCABULARY)
+    assert (file.architecture, file.dtype, file.context(None)) == ("qwen3", "f32", CONTEXT)
+    assert file.attention == (2 * 2 * 16, 2 * 2 * 16, 16)
+    assert file.position_bytes("f32") == 2 * 2 * 2 * 16 * 4
+
+
+def test_a_tokenizer_beside_it_must_have_the_files_own_tokens(draft: Path, tmp_path: Path) -> None:
+    text = read_gguf(str(draft)).text()
+    assert text.tokenizer_json == b""
+    moved, beside = tmp_path / "draft.gguf", tmp_path / "tokenizer.json"
+    moved.write_bytes(draft.read_bytes())
+    beside.write_bytes((DRAFT / "tokenizer.json").read_bytes())
+    assert read_gguf(str(moved)).text().tokenizer_json == beside.read_bytes()
+    beside.write_text(beside.read_text().replace("<|endoftext|>", "<|end|>"))
+    with pytest.raises(ModelError, match=r"beside it is of another vocabulary: id 0 is '<\|end\|>' there"):
+        read_gguf(str(moved)).text()
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        (b"", "cannot be read as a GGUF file"),
+        (b"GGML", "it does not begin with GGUF"),
+        (b"GGUF\x09\0\0\0" + bytes(16), "version 9 is not known"),
+        (b"GGUF\x03\0\0\0" + bytes(8) + b"\xff" * 8, "it says that it has 18446744073709551615 entries"),
+        (b"GGUF\x03\0\0\0" + bytes(8) + b"\x01" + bytes(7) + b"\xff" * 8, "it ends too early"),
+        (b"GGUF\x03\0\0\0" + bytes(16), "has no tensors"),
+    ],
+)
+def test_broken_files_are_named(kept: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(kept)
+    with pytest.raises(ModelError, match=message) as told:
+        read_gguf(str(path))
+    assert "broken.gguf" in str(told.value)
+
+
+def test_a_file_that_is_cut_anywhere_in_its_head_is_refused(draft: Path, tmp_path: Path) -> None:
+    whole, path = draft.read_bytes(), tmp_path / "cut.gguf"
+    for length in (5, 20, 100, 1000, 50_000):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ModelError, match="cannot be read as a GGUF file"):
+            read_gguf(str(path))
+
+
+def test_a_missing_file_and_lengths_that_cannot_be_are_named(draft: Path) -> None:
+    with pytest.raises(ModelError, match="there is no such file"):
+        read_gguf("/no/such/file.gguf")
+    file = read_gguf(str(draft))
+    with pytest.raises(ModelError, match="context: the model was made for 2048 positions, not 4096"):
+        file.context(4096)
+    with pytest.raises(ModelError, match="context: must be at least 2"):
+        file.context(1)
+    with pytest.raises(ModelError, match="kv-type: must be one of auto, f32"):
+        file.kv_type("q2_k")
+
+
+def test_the_narrowest_head_decides_which_keys_and_values_can_be_kept(tmp_path: Path) -> None:
+    file = read_gguf(write(build(config("llama")), tmp_path / "a.gguf"))
+    assert (file.kv_type("auto"), file.kv_type("f16")) == ("f32", "f16")
+    with pytest.raises(ModelError, match="kv-type: q8_0 needs heads of a multiple of 32 elements, not of 8"):
+        file.kv_type("q8_0")
+
+
+def test_a_cache_beyond_the_original_context_of_longrope_is_refused(tmp_path: Path) -> None:
+    changed = {"rope.scaling.original_context_length": 32}
+    file = read_gguf(write(build(config("llama")), tmp_path / "a.gguf", changed=changed))
+    file.check_rotation(8, 32)
+    file = replace(file, turns_longer=True)
+    file.check_rotation(1, 32)
+    file.check_rotation(8, 33)
+    with pytest.raises(ModelError, match="slots: llama.cpp turns .* beyond 32 positions .* 2 slots of 32 are more"):
+        file.check_rotation(2, 32)
+
+
+def test_the_doctor_holds_a_file_against_the_target(draft: Path) -> None:
+    found = list(check_models(str(TARGET), [str(draft)], "float32", 4, 8 << 30))
+    assert [each.text for each in found if each.topic == "pair"] == [f"{draft} and {TARGET} have the same 4096 tokens"]
+    facts = facts_of(str(draft), "float32")
+    assert facts.kv_bytes == 2048 * (256 + 256) * 2
+    assert facts.weight_bytes == draft.stat().st_size
+    assert all(each.grade is not Grade.BAD for each in found if each.topic != "llamacpp")

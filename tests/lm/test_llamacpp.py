@@ -1,0 +1,280 @@
+"""llama.cpp behind the same interface: the same logits, the same refusals of what it cannot serve."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from transformers import PreTrainedModel
+
+from demo_pair import DRAFT, TARGET, held_out_prompts
+from specwire.lm import Feed, LanguageModel, ModelError, load_model
+from specwire.lm.gguf_file import read_gguf
+from specwire.lm.kv_cache import CachedLM
+from specwire.lm.runners import llamacpp
+from specwire.lm.runners.llamacpp import GgufWeights, LlamaCppRunner
+from specwire.text import encode, load_tokenizer
+from specwire.text.detokenizer import vocabulary_fingerprint, vocabulary_map
+from tests.lm.gguf_files import rounded, write, written
+from tests.lm.models import CONTEXT, EMBEDDING, VOCABULARY, build, config, plain, save
+from tests.lm.walk import Texts
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None, reason="llama_cpp is not there: make setup-llamacpp"
+)
+
+KINDS = ["llama", "llama-biased-tied", "mistral", "qwen2", "qwen3"]
+SLOTS = 3
+# Of logits of a few units: activations are rounded to 8 bits, too, before they are multiplied with such weights.
+QUANTISED_TOLERANCE = 0.25
+
+
+def load(model: PreTrainedModel, folder: Path, kind: Type = Type.F32, slots: int = SLOTS, **options: Any) -> CachedLM:
+    lm = load_model(write(model, folder / "model.gguf", kind), slots=slots, **options)
+    assert isinstance(lm, CachedLM)
+    assert isinstance(lm.runner, LlamaCppRunner)
+    return lm
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(kind: str, tmp_path: Path) -> None:
+    model = build(config(kind))
+    texts = Texts(model, load(model, tmp_path), seed=len(kind))
+    for _ in range(60):
+        texts.step()
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.F16])
+def test_rounded_weights_give_what_they_stand_for(kind: Type, tmp_path: Path) -> None:
+    model = build(config("llama"))
+    lm = load(model, tmp_path, kind)
+    whole = plain(model, range(1, 30))
+    rounded(model, kind)
+    texts = Texts(model, lm, seed=4, tolerance=QUANTISED_TOLERANCE)
+    for _ in range(40):
+        texts.step()
+    assert lm.info.dtype == kind.name.lower()
+    assert float((whole - plain(model, range(1, 30))).abs().max()) > 1e-3  # it was rounded
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
+def test_keys_and_values_may_be_kept_in_less(kv_type: str, tmp_path: Path) -> None:
+    wide = config("mistral")
+    wide.head_dim = 32
+    model = build(wide)
+    lm = load(model, tmp_path, kv_type=kv_type)
+    assert lm.kv_bytes < load(model, tmp_path).kv_bytes
+    text = list(range(1, 30))
+    lm.forward([Feed(1, 0, text[:20], 0)])
+    lm.copy(1, 0, 12)
+    rows = lm.forward([Feed(0, 12, text[12:], 17)])
+    off = (rows - plain(model, text)[12:]).abs().max() / plain(model, text).abs().max()
+    assert float(off) < {"f16": 0.01, "q8_0": 0.03, "q4_0": 0.5}[kv_type]
+
+
+def test_a_text_behind_a_copied_prefix_is_unlike_what_the_prefix_goes_on_with(tmp_path: Path) -> None:
+    """Copies share cells: each may be rolled back, written on and discarded without the other."""
+    model = build(config("qwen3"))
+    lm = load(model, tmp_path, slots=2)
+    text, other = list(range(1, 31)), [*range(1, 16), *range(40, 30, -1)]
+    lm.forward([Feed(0, 0, text, 0)])
+    lm.copy(0, 1, 20)
+    lm.rollback(0, 10)
+    both = lm.forward([Feed(1, 15, other[15:], 1), Feed(0, 10, text[10:], 1)])
+    expected = torch.stack((plain(model, other)[-1], plain(model, text)[-1]))
+    torch.testing.assert_close(both, expected, atol=1e-4, rtol=1e-4)
+    lm.discard(0)
+    torch.testing.assert_close(lm.forward([Feed(1, 24, other[24:], 1)])[0], expected[0], atol=1e-4, rtol=1e-4)
+
+
+def test_a_text_whose_logits_are_not_finite_harms_no_other(tmp_path: Path) -> None:
+    model = build(config("llama"))
+    with torch.no_grad():  # behind the first layer one token, and only that, is beyond float32
+        model.get_parameter(EMBEDDING)[:, 31] = torch.arange(VOCABULARY) == 7
+        model.get_parameter("model.layers.0.self_attn.o_proj.weight")[31] = 0
+        for name in ("gate", "up"):
+            model.get_parameter(f"model.layers.0.mlp.{name}_proj.weight")[0, 31] = 1e25
+    lm = load(model, tmp_path)
+    text = [1, 2, 3, 4, 5]
+    lm.forward([Feed(0, 0, text, 0)])
+    rows = lm.forward([Feed(1, 0, [9, 7, 9], 1), Feed(0, 5, [6], 1)])
+    assert lm.failed == {1}
+    assert (lm.cached(0), lm.cached(1)) == (6, 0)
+    torch.testing.assert_close(rows[1], plain(model, [*text, 6])[-1], atol=1e-4, rtol=1e-4)
+    # The cells that held it are taken by others, and masked for some.
+    for slot, tokens in ((2, [10, 11, 12, 13]), (1, [20, 21]), (0, [*text, 6, 8])):
+        start = lm.cached(slot)
+        (row,) = lm.forward([Feed(slot, start, tokens[start:], 1)])
+        assert lm.failed == frozenset()
+        torch.testing.assert_close(row, plain(model, tokens)[-1], atol=1e-4, rtol=1e-4)
+
+
+def test_what_the_demo_pair_is_told_by_its_file(tmp_path: Path) -> None:
+    path = written(DRAFT, tmp_path / "demo.gguf")
+    info, own = load_model(path, slots=1, context=64).info, load_model(str(DRAFT), slots=1, context=64).info
+    assert info.vocabulary_fingerprint == own.vocabulary_fingerprint
+    assert (info.vocabulary, info.eos_ids, info.context) == (own.vocabulary, own.eos_ids, 64)
+    assert (info.name, info.runtime, info.architecture, info.dtype) == ("demo", "llamacpp", "llama", "f32")
+    assert info.weights_fingerprint != own.weights_fingerprint
+
+
+@pytest.mark.parametrize("cut", ["gpt-2", "qwen2", "llama-bpe"])
+def test_a_tokenizer_is_made_of_the_files_table(cut: str, tmp_path: Path) -> None:
+    """It makes llama.cpp's own tokens, gives the text back, and has the model's vocabulary."""
+    path = written(DRAFT, tmp_path / "demo.gguf", cut=cut)
+    info = load_model(path, slots=1, context=64).info
+    tokenizer = load_tokenizer(info.tokenizer_json)
+    weights = GgufWeights(read_gguf(path))
+    for text in ("x = 1234567\n\n  y", *llamacpp.TRIAL_TEXTS):
+        ids = encode(tokenizer, text)
+        assert ids == weights.tokens(text)
+        assert tokenizer.decode(ids) == text
+    assert vocabulary_fingerprint(vocabulary_map(info.tokenizer_json, 0)) == info.vocabulary_fingerprint
+
+
+def test_a_tokenizer_that_makes_other_tokens_than_llama_cpp_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, right = written(DRAFT, tmp_path / "demo.gguf"), GgufWeights.tokens
+    monkeypatch.setattr(GgufWeights, "tokens", lambda weights, text: [*right(weights, text), 0])
+    assert load_model(path, slots=1, context=64).info.tokenizer_json == b""
+
+
+def test_a_table_that_is_cut_in_an_unknown_way_gives_no_tokenizer(tmp_path: Path) -> None:
+    assert (
+        load_model(written(DRAFT, tmp_path / "demo.gguf", cut="tekken"), slots=1, context=64).info.tokenizer_json == b""
+    )
+
+
+def test_ids_without_a_token_are_masked(tmp_path: Path) -> None:
+    made = config("llama")
+    made.vocab_size = 4096 + 64
+    path = write(build(made), tmp_path / "a.gguf", tokenizer=DRAFT / "tokenizer.json", padding=64)
+    lm = load_model(path, slots=1)
+    assert lm.info.vocabulary == 4096
+    assert lm.forward([Feed(0, 0, [5], 1)]).shape == (1, 4096)
+    with pytest.raises(ValueError, match="tokens: id 4100 is outside"):
+        lm.forward([Feed(0, 0, [4100], 1)])
+
+
+def test_slots_are_as_many_as_fit_into_the_memory(tmp_path: Path) -> None:
+    model = build(config("llama"))
+    slot = CONTEXT * 2 * 2 * 2 * 8 * 4
+    assert load(model, tmp_path, kv_memory=3 * slot).slots == 3
+    with pytest.raises(ModelError, match="kv_memory: "):
+        load(model, tmp_path, kv_memory=slot - 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "cuda:0"}, r"device: is not served with a \.gguf file; its layers go to a GPU by --gpu-layers"),
+        ({"quantization": "int8"}, "quantization: is not served"),
+        ({"deterministic": True}, "deterministic: is not served"),
+        ({"compiled": True}, "compile: is not served"),
+        ({"heads": "self:exit=1"}, "heads: is not served"),
+        ({"engine": "vllm"}, "engine: is not served"),
+        ({"gpu_layers": 3}, "gpu-layers: this build of llama.cpp has no GPU to take 3 layers"),
+        ({"slots": 300}, "slots: llama.cpp holds 256 texts at most, not 300"),
+        ({"kv_type": "q8_0"}, "kv-type: q8_0 needs heads of a multiple of 32 elements, not of 8"),
+        ({"context": 49}, "context: the model was made for 48 positions, not 49"),
+    ],
+)
+def test_what_it_is_not_served_with_is_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_model(write(build(config("llama")), tmp_path / "a.gguf"), **{"slots": 1, **options})
+
+
+@pytest.mark.parametrize("options", [{"runtime": "llamacpp"}, {"kv_type": "f16"}, {"gpu_layers": 1}])
+def test_its_options_are_for_its_files(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"is for \.gguf files, not for"):
+        load_model(save(build(config("llama")), tmp_path), slots=1, **options)
+
+
+def test_a_file_that_llama_cpp_cannot_load_is_refused_with_its_reason(tmp_path: Path) -> None:
+    path = Path(write(build(config("llama")), tmp_path / "a.gguf"))
+    path.write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(ModelError, match=r"a\.gguf' cannot be loaded by llama\.cpp: .*tensor"):
+        load_model(str(path), slots=1)
+
+
+def test_a_runner_that_disagrees_with_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = llamacpp.Batch.filled
+
+    def wrong(batch: llamacpp.Batch, feeds: Sequence[Feed], count: int) -> Any:
+        return right(
+            batch, [feed._replace(tokens=[1] * len(feed.tokens)) if feed.start else feed for feed in feeds], count
+        )
+
+    monkeypatch.setattr(llamacpp.Batch, "filled", wrong)
+    with pytest.raises(ModelError, match=r"model\.gguf gives other logits in pieces than at once"):
+        load(build(config("llama")), tmp_path)
+
+
+def test_a_forward_that_fails_in_the_trial_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llamacpp.library().functions, "llama_decode", lambda *_: -3)
+    with pytest.raises(ModelError, match=r"model\.gguf cannot be served: llama\.cpp computed nothing \(status -3\)"):
+        load(build(config("llama")), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("told", "answer", "message"),
+    [
+        ("llama_model_is_recurrent", True, "this llama model has recurrent layers, whose state cannot be rolled back"),
+        ("llama_model_is_hybrid", True, "this llama model has recurrent layers"),
+        ("llama_model_is_diffusion", True, "this llama model writes by diffusion"),
+        ("llama_model_has_encoder", True, "llama models have an encoder"),
+        ("llama_model_n_swa", 48, "a sliding window of 48 positions, and llama.cpp overwrites .* a context below 48"),
+    ],
+)
+def test_models_without_positions_to_go_back_to_are_refused(
+    told: str, answer: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llamacpp.library().functions, told, lambda _: answer)
+    with pytest.raises(ModelError, match=message):
+        load(build(config("llama")), tmp_path)
+
+
+# Drafts of the demo drafter that the demo target would accept, greedily.
+
+LEAST_ACCEPTANCE = {Type.F32: 1.0, Type.Q8_0: 0.97, Type.Q4_0: 0.8}
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[list[int]]:
+    """Give texts as the target writes them, with their prompts."""
+    lm = load_model(str(TARGET), slots=1, context=512)
+    tokenizer = load_tokenizer(lm.info.tokenizer_json)
+    told = [encode(tokenizer, prompt.text) for prompt in held_out_prompts()[:6]]
+    for text in told:
+        lm.rollback(0, 0)
+        for _ in range(40):
+            text.append(int(lm.forward([Feed(0, lm.cached(0), text[lm.cached(0) :], 1)]).argmax()))
+    return told
+
+
+def hits(lm: LanguageModel, texts: Sequence[list[int]]) -> int:
+    """How many of the texts' last 40 tokens it guesses."""
+    count = 0
+    for text in texts:
+        lm.rollback(0, 0)
+        guessed = lm.forward([Feed(0, 0, text[:-1], 40)]).argmax(dim=1).tolist()
+        count += sum(guess == token for guess, token in zip(guessed, text[-40:], strict=True))
+    return count
+
+
+@pytest.mark.parametrize("kind", LEAST_ACCEPTANCE)
+def test_the_demo_drafter_is_accepted_in_fewer_bits_too(
+    kind: Type, texts: list[list[int]], tmp_path: Path, record_property: Any
+) -> None:
+    own = hits(load_model(str(DRAFT), slots=1, context=512), texts)
+    lm = load_model(written(DRAFT, tmp_path / "draft.gguf", kind), slots=1, context=512)
+    found = hits(lm, texts)
+    record_property(f"acceptance in {kind.name}", f"{found} of {own}")
+    assert own > 40
+    assert found >= LEAST_ACCEPTANCE[kind] * own

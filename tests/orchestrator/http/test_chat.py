@@ -1,0 +1,289 @@
+"""What chats say to their templates: rendered as transformers' own apply_chat_template does; what is wrong, by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from orchestrator.http.chat import ToolUse, take_talk
+from orchestrator.http.requests import Fields
+from orchestrator.http.template_process import ChatTemplate
+from specwire.core.invalid import InvalidParameter
+from specwire.text.tool_calls import ChatFamily
+from tests.text.tokenizers_for_tests import byte_level
+
+# As the families' templates are made, each with what its own does: namespaces, loop controls, filters, calls as JSON.
+QWEN = """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- '# Tools\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+    {{- '\\n</tools>\\nWrite <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=messages | length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- if message.role == 'user' %}{%- set ns.last = (messages | length - 1) - loop.index0 %}{%- break %}{%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set thought = message.reasoning_content or '' %}
+        {%- if '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > ns.last and thought %}{{- '<think>\\n' + thought + '\\n</think>\\n\\n' }}{%- endif %}
+        {{- content }}
+        {%- for call in message.tool_calls or [] %}
+            {%- if (loop.first and content) or not loop.first %}{{- '\\n' }}{%- endif %}
+            {%- set call = call.function if call.function else call %}
+            {{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson }}{{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}"""
+LLAMA = """{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content'] | trim %}{%- set messages = messages[1:] %}
+{%- else %}{%- set system = '' %}{%- endif %}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}
+{%- if tools is not none %}{{- 'Environment: ipython\\n' }}{%- endif %}
+{{- system + '<|eot_id|>' }}
+{%- if tools is not none and messages %}
+    {%- set first = messages[0]['content'] | trim %}{%- set messages = messages[1:] %}
+    {{- '<|start_header_id|>user<|end_header_id|>\\n\\n' }}
+    {%- for t in tools %}{{- t | tojson(indent=4) }}{{- '\\n\\n' }}{%- endfor %}
+    {{- first + '<|eot_id|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+        {{- message['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls | length == 1 %}{{- raise_exception('one call at a time') }}{%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n{"name": "' + call.name + '", "parameters": ' }}
+        {{- call.arguments | tojson }}{{- '}<|eot_id|>' }}
+    {%- else %}
+        {{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' }}
+        {%- if message.content is mapping or message.content is iterable %}{{- message.content | tojson }}
+        {%- else %}{{- message.content }}{%- endif %}
+        {{- '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
+MISTRAL = """{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content'] %}{%- set loop_messages = messages[1:] %}
+{%- else %}{%- set loop_messages = messages %}{%- endif %}
+{{- bos_token }}
+{%- for message in loop_messages %}
+    {%- if message['role'] == 'user' %}
+        {%- if tools is not none and loop.last %}
+            {{- '[AVAILABLE_TOOLS][' }}
+            {%- for tool in tools %}
+                {%- set tool = tool.function %}
+                {{- '{"type": "function", "function": {' }}
+                {%- for key, val in tool.items() if key != 'return' %}
+                    {{- '"' + key + '": ' }}{{- val | tojson }}{%- if not loop.last %}{{- ', ' }}{%- endif %}
+                {%- endfor %}
+                {{- '}}' }}{%- if not loop.last %}{{- ', ' }}{%- endif %}
+            {%- endfor %}
+            {{- '][/AVAILABLE_TOOLS]' }}
+        {%- endif %}
+        {{- '[INST]' + (system + '\\n\\n' if loop.last and system is defined else '') }}
+        {{- message['content'] + '[/INST]' }}
+    {%- elif message.tool_calls is defined and message.tool_calls is not none %}
+        {{- '[TOOL_CALLS][' }}
+        {%- for call in message.tool_calls %}
+            {%- set out = call.function | tojson %}
+            {{- out[:-1] }}{{- ', "id": "' + call.id + '"}' }}
+            {%- if not loop.last %}{{- ', ' }}{%- else %}{{- ']' + eos_token }}{%- endif %}
+        {%- endfor %}
+    {%- elif message['role'] == 'assistant' %}{{- message['content'] + eos_token }}
+    {%- elif message['role'] == 'tool' %}
+        {{- '[TOOL_RESULTS]{"content": ' + message.content | string }}
+        {{- ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+    {%- endif %}
+{%- endfor %}"""
+GEMMA = """{{ bos_token }}
+{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{% for message in messages %}
+{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}
+{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}
+{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
+FAMILIES = {"qwen": QWEN, "llama": LLAMA, "mistral": MISTRAL, "gemma": GEMMA}
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": 'Of a "city" <here>, in °C.',
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+USER = {"role": "user", "content": " How warm is it in Köln?\n"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+ANSWER = {"role": "assistant", "content": "It is <warm>. "}
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "call12345", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
+    ],
+}
+RESULT = {"role": "tool", "tool_call_id": "call12345", "content": "23"}
+TALKS: dict[str, list[dict[str, Any]]] = {
+    "one turn": [USER],
+    "system": [SYSTEM, USER],
+    "turns": [USER, ANSWER, USER],
+    "calls": [USER, CALL, RESULT],
+    "thought": [USER, {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nWarm."}],
+}
+
+
+def as_sent(message: dict[str, Any]) -> dict[str, Any]:
+    """As OpenAI's clients send it: arguments as text, no content beside calls."""
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "content": None, "tool_calls": calls}
+
+
+def ours(source: str, **body: Any) -> str:
+    talk = take_talk(Fields({**body, "messages": [as_sent(each) for each in body["messages"]]}))
+    messages, more = talk.told(ChatFamily.of(source))
+    return talk.prompt(
+        ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, talk.asks, more)
+    )
+
+
+def theirs(source: str, talk: list[dict[str, Any]], **values: Any) -> str:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level(), bos_token="<s>", eos_token="</s>", chat_template=source
+    )
+    found = tokenizer.apply_chat_template(talk, tokenize=False, **values)
+    assert isinstance(found, str)
+    return found
+
+
+# One family knows neither instructions nor calls.
+CASES = [
+    (family, talk) for family in FAMILIES for talk in TALKS if family != "gemma" or talk not in ("system", "calls")
+]
+
+
+@pytest.mark.parametrize(("family", "name"), CASES)
+def test_as_transformers_renders_them(family: str, name: str) -> None:
+    source, talk = FAMILIES[family], TALKS[name]
+    for tools in (None, TOOLS) if family != "gemma" else (None,):
+        for asks in (False, True):
+            expected = theirs(source, talk, tools=tools, add_generation_prompt=asks)
+            assert ours(source, messages=talk, tools=tools, add_generation_prompt=asks) == expected
+    assert ours(source, messages=talk) == theirs(source, talk, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("content", ["It is warm", "It is warm ", "<s>It", "a\n"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_final_message_is_continued(family: str, content: str) -> None:
+    talk = [USER, {"role": "assistant", "content": content}]
+    expected = theirs(FAMILIES[family], talk, continue_final_message=True)
+    assert ours(FAMILIES[family], messages=talk, continue_final_message=True) == expected
+
+
+def test_values_for_the_template() -> None:
+    more = {"enable_thinking": False}
+    found = ours(QWEN, messages=[USER], chat_template_kwargs=more)
+    assert found == theirs(QWEN, [USER], add_generation_prompt=True, **more)
+    assert found.endswith("<think>\n\n</think>\n\n")
+
+
+def test_a_template_that_knows_no_tools_is_told_in_words() -> None:
+    text = ours(
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}", messages=[SYSTEM, USER, CALL], tools=TOOLS
+    )
+    assert text.startswith("system:Be brief.\n\nYou may call")
+    assert json.dumps(TOOLS[0]["function"], ensure_ascii=False) in text
+    assert text.endswith('assistant:[{"name": "weather", "arguments": {"city": "Köln"}}]\n')
+    assert ours(GEMMA, messages=[USER], tools=TOOLS).startswith("<s>\n<start_of_turn>user\nYou may call")
+
+
+def test_with_choice_none_the_model_hears_of_no_tools() -> None:
+    assert ours(QWEN, messages=[USER], tools=TOOLS, tool_choice="none") == ours(QWEN, messages=[USER])
+
+
+def call_with(**function: object) -> list[dict[str, Any]]:
+    return [USER, {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}]
+
+
+def tool(**function: object) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": function}]
+
+
+MISTAKEN: list[tuple[dict[str, Any], str]] = [
+    ({"tools": "x"}, "tools: must be a list of tools, not 'x'"),
+    ({"tools": [5]}, "tools: tools[0] must be an object, not 5"),
+    ({"tools": [{"type": "custom"}]}, "tools: tools[0].type must be 'function', not 'custom'"),
+    ({"tools": [{"type": "function"}]}, "tools: tools[0].function must be an object, not None"),
+    ({"tools": tool(name="a b")}, "tools: tools[0].function.name must be"),
+    ({"tools": tool(name="a", parameters=5)}, "tools: tools[0].function.parameters must be the JSON schema"),
+    ({"tools": tool(name="a", parameters={"type": "string"})}, "must be the JSON schema of an object"),
+    ({"tools": tool(name="a", parameters={"x-guidance": 5})}, "parameters.x-guidance must be an object"),
+    ({"tools": tool(name="a", strict="yes")}, "tools: tools[0].function.strict must be true or false"),
+    ({"tools": tool(name="a", description=5)}, "tools: tools[0].function.description must be a string"),
+    ({"tools": [*tool(name="a"), *tool(name="a")]}, "tools: tools[1].function.name: 'a' stands there twice"),
+    ({"tools": tool(name="a") * 129}, "tools: at most 128 are allowed, not 129"),
+    ({"tool_choice": "required"}, "tool_choice: 'required' needs tools"),
+    ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice: must be none, auto, required or a function by name"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "b"}}}, "'b' is none of the tools"),
+    ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls: must be true or false, not 1"),
+    ({"functions": [{}]}, "functions: [{}] is not served"),
+    ({"messages": call_with(name="a", arguments="{")}, "messages[1].tool_calls[0].function.arguments must be a JSON"),
+    ({"messages": call_with(name="a", arguments="[]")}, "arguments must be a JSON object as a string, not '[]'"),
+    ({"messages": call_with(name="a", arguments="[" * 5000)}, "arguments must be a JSON object as a string"),
+    ({"messages": call_with(name="a", arguments='{"a": NaN}')}, "arguments must be a JSON object as a string"),
+    ({"messages": call_with(name=5)}, "messages[1].tool_calls[0].function.name must be a string, not 5"),
+    ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages[0].tool_calls must be a list, not 5"),
+    ({"messages": [{"role": "assistant", "tool_calls": [5]}]}, "messages[0].tool_calls[0] must be an object with a"),
+    ({"messages": [{"role": "user", "tool_calls": [5]}]}, "messages[0].tool_calls is for assistants, not user"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "contradicts add_generation_prompt"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), MISTAKEN)
+def test_what_is_mistaken(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        take_talk(Fields({"messages": [USER], **body}))
+    assert message in str(caught.value)
+
+
+def test_what_is_taken_for_no_tools() -> None:
+    bodies: list[dict[str, Any]] = [{}, {"tools": []}, {"tool_choice": "auto"}, {"tools": TOOLS, "tool_choice": "none"}]
+    for body in bodies:
+        assert take_talk(Fields({"messages": [USER], **body})).tools == ToolUse()
+
+
+def test_a_template_that_drops_the_final_message() -> None:
+    with pytest.raises(InvalidParameter, match="continue_final_message: the chat template does not write"):
+        ours("{{ messages[0].content }}", messages=[USER, ANSWER], continue_final_message=True)
