@@ -48,7 +48,7 @@ VERSION = 1
 SHARED = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "parallel_tool_calls", "user"),
     *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier", "timeout", "priority"),
-    *("rule", "drafting", "specwire", "ignore_eos", "min_tokens", "chat_template_kwargs"),
+    *("rule", "drafting", "specwire", "private", "ignore_eos", "min_tokens", "chat_template_kwargs"),
 )
 # What a chat's request calls some of a response's fields.
 NAMES = {

@@ -66,8 +66,8 @@ def test_a_call_and_what_came_of_it(talking: Front, client: openai.OpenAI) -> No
     then: Any = client.responses.create(model=model, input=result, previous_response_id=asked.id, **WISH)
     called = json.dumps(arguments, ensure_ascii=False)
     assert prompt_of(talking, then.id) == (
-        f'user: {QUESTION}\nassistant: <tool_call>{{"name": "weather", "arguments": {called}}}</tool_call>\n'
-        "tool: 3 degrees\nassistant: "
+        f'user: {QUESTION}assistant: <tool_call>{{"name": "weather", "arguments": {called}}}</tool_call>'
+        "tool: 3 degreesassistant: "
     )
     by_hand: Any = [{"role": "user", "content": QUESTION}, call.model_dump(exclude_none=True), *result]
     again: Any = client.responses.create(model=model, input=by_hand, **WISH)

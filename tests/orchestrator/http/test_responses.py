@@ -146,6 +146,11 @@ async def left(door: Front, response: str) -> object:
         return None
 
 
+def test_it_may_be_private(door: Front, client: openai.OpenAI) -> None:
+    done = created(client, extra_body={**GREEDY, "private": True})
+    assert door.serving.orchestrator.sessions[done.id.removeprefix("resp_")].view.record.private
+
+
 def test_deleted(client: openai.OpenAI) -> None:
     done = created(client)
     client.responses.delete(done.id)
