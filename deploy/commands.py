@@ -45,6 +45,7 @@ COMMANDS = (
     Command("verify", "serve a target model", "verify_service.server", configurable=True),
     Command("edge", "draft and serve clients here, verify elsewhere", "deploy.cli.edge", configurable=True),
     Command("orchestrate", "serve clients with verifiers and drafters that run", "orchestrator.cli", configurable=True),
+    Command("registry", "tell edges which verifiers are there", "deploy.cli.registry", configurable=True),
     Command("deploy", "run pools of services on a Ray cluster, as a file says", "deploy.cluster.commands:DEPLOY"),
     Command("status", "show what is deployed on a Ray cluster", "deploy.cluster.commands:STATUS"),
     Command("scale", "give a pool on a Ray cluster another number of replicas", "deploy.cluster.commands:SCALE"),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
 from draft_service.service import DrafterThread, DraftHandler, OrchestratorLink
+from specwire.registry.directory import Listing, RegistryUnavailable
+from specwire.registry.entry import ServiceState
+from specwire.registry.service import RemoteDirectory
 from specwire.rpc.channel import Backoff, distrust, open_channel, unreachable
 from specwire.rpc.errors import retry_after
 from specwire.rpc.keys import Token
@@ -41,11 +45,23 @@ class JoinRefused(Exception):
 
 
 class Dialler:
-    """Keeps a link to the orchestrator at `address`; `joined` is set once it has been up."""
+    """Keeps a link to the orchestrator at `address`; `joined` is set once it has been up, and so is `any_joined`.
 
-    def __init__(self, address: str, tls: ClientTls | None, handler: DraftHandler, token: Token | str = "") -> None:
+    `up`: the link is.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        tls: ClientTls | None,
+        handler: DraftHandler,
+        token: Token | str = "",
+        any_joined: asyncio.Event | None = None,
+    ) -> None:
         self.address = address
         self.joined = asyncio.Event()
+        self.up = False
+        self._any_joined = any_joined or asyncio.Event()
         self._tls = tls
         self._token = token
         self._handler = handler
@@ -104,6 +120,7 @@ class Dialler:
                 raise
             return f"the link to {self.address} broke: {broken[0] if broken else 'the stream was cancelled'}"
         finally:
+            self.up = False
             self._handler.lose(link)
             await outbox.close(flush_s=0.2)
 
@@ -114,8 +131,9 @@ class Dialler:
         if isinstance(message, draft_pb2.JoinResponse):
             if self.joined.is_set():
                 say(f"specwire draft: joined {self.address} again")
-            self._said = ""
+            self._said, self.up = "", True
             self.joined.set()
+            self._any_joined.set()
         while isinstance(message, draft_pb2.JoinResponse):
             self._handler.take(message.told, link)
             await self._handler.room()
@@ -137,10 +155,27 @@ class Dialler:
         return f"{self.address} ended the link: {code.name}: {details}"
 
 
-class DiallingDrafter:
-    """A drafter that serves the orchestrators that it dials; owns the drafter.
+# Seconds between two looks at who is there, and for which an orchestrator that is not told any more is still dialled.
+LOOK_S = 1.0
+GIVEN_UP_S = 10.0
 
-    also: orchestrators beside the one at `address`. Each is dialled separately. renewal: of what is shown to them.
+
+@dataclass(slots=True)
+class Dialling:
+    """One orchestrator that is dialled. missing_since: when the cloud stopped telling of it; None where it tells."""
+
+    dialler: Dialler
+    task: asyncio.Task[None]
+    missing_since: float | None = None
+
+
+class DiallingDrafter:
+    """A drafter that serves the orchestrators that it dials; owns the drafter, and `directory`.
+
+    address: "" where only those of `directory` are dialled. also: orchestrators beside the one at `address`. Each is
+    dialled separately. renewal: of what is shown to them. directory: tells of further ones while they are there.
+
+    Invariant: `_dialled` holds the named ones, and those that `directory` told of and that did not go since.
     """
 
     def __init__(
@@ -153,33 +188,79 @@ class DiallingDrafter:
         metrics: MetricsListener | None = None,
         also: Sequence[str] = (),
         renewal: Renewal | None = None,
+        directory: RemoteDirectory | None = None,
     ) -> None:
-        self.address = ", ".join((address, *also))
         self.metrics = metrics
         self._drafter = drafter
         self._renewal = renewal
         self._handler = handler
-        self._diallers = [Dialler(each, tls, handler, token) for each in (address, *also)]
-        self._dialling = [asyncio.create_task(self._dial(each)) for each in self._diallers]
+        self._tls = tls
+        self._token = token
+        self._directory = directory
+        self._joined = asyncio.Event()
+        self._named = tuple(filter(None, (address, *also)))
+        self._dialled: dict[str, Dialling] = {}
+        for each in self._named:
+            self._start(each)
+        self._looking = None if directory is None else asyncio.create_task(self._look(directory), name="orchestrators")
+
+    @property
+    def address(self) -> str:
+        """Of whom it dials, for people."""
+        joined = [address for address, each in self._dialled.items() if each.dialler.joined.is_set()]
+        return ", ".join(self._named if self._directory is None else joined)
+
+    def _start(self, address: str) -> None:
+        dialler = Dialler(address, self._tls, self._handler, self._token, self._joined)
+        self._dialled[address] = Dialling(dialler, asyncio.create_task(self._dial(dialler)))
 
     async def _dial(self, dialler: Dialler) -> None:
         try:
             await dialler.run()
         except Exception as error:  # the others go on
-            if len(self._diallers) > 1:
+            if len(self._dialled) > 1 or self._directory is not None:
                 say(f"specwire draft: {str(error) or type(error).__name__}")
             raise
 
+    async def _look(self, directory: RemoteDirectory) -> None:
+        """Dial those that are told, and leave those that are gone."""
+        loop, trouble = asyncio.get_running_loop(), ""
+        while True:
+            try:
+                self._follow(await directory.listing(), loop.time())
+                trouble = ""
+            except RegistryUnavailable as error:  # those that are known stay
+                if str(error) != trouble:
+                    say(f"specwire draft: {error}")
+                trouble = str(error)
+            await asyncio.sleep(LOOK_S)
+
+    def _follow(self, listing: Listing, now: float) -> None:
+        there = {each.address for each in listing.entries if each.state is ServiceState.SERVING}
+        for address in sorted(there - self._dialled.keys()):
+            self._start(address)
+        for address, each in list(self._dialled.items()):
+            if address in self._named or address in there:
+                each.missing_since = None
+                continue
+            each.missing_since = now if each.missing_since is None else each.missing_since
+            if not each.dialler.up and (each.task.done() or now - each.missing_since > GIVEN_UP_S):
+                each.task.cancel()
+                del self._dialled[address]
+
     async def join(self) -> None:
-        """Return once joined, however long an orchestrator takes to appear; JoinRefused where all refuse it."""
+        """Return once joined, however long an orchestrator takes to appear; JoinRefused where all refuse it.
+
+        One that is told later may want it, so where a cloud is asked nobody's refusal is the end.
+        """
         refused = asyncio.ensure_future(self._refused())
-        joined = [asyncio.ensure_future(_until(each.joined)) for each in self._diallers]
+        joined = asyncio.ensure_future(self._joined.wait())
         try:
-            await asyncio.wait({refused, *joined}, return_when=asyncio.FIRST_COMPLETED)
-            if refused.done() and not any(each.joined.is_set() for each in self._diallers):
-                self._dialling[0].result()
+            await asyncio.wait({refused, joined}, return_when=asyncio.FIRST_COMPLETED)
+            if refused.done() and not self._joined.is_set():
+                self._dialled[self._named[0]].task.result()
         finally:
-            for each in (refused, *joined):
+            for each in (refused, joined):
                 each.cancel()
 
     async def failed(self) -> str:
@@ -194,26 +275,31 @@ class DiallingDrafter:
             refused.cancel()
 
     async def _refused(self) -> str:
-        """Why all orchestrators refuse it, once they do."""
-        await asyncio.wait(self._dialling)
-        error = self._dialling[0].exception()
+        """Why all orchestrators refuse it, once they do; never returns where a cloud may tell of others."""
+        if self._looking is not None:
+            await asyncio.wait({self._looking})
+        tasks = [self._dialled[each].task for each in self._named]
+        await asyncio.wait(tasks)
+        error = tasks[0].exception()
         return str(error) or type(error).__name__
 
     async def stop(self, grace: float = 0.0) -> None:
         """Idempotent. The link ends at once: its sessions only get slower."""
         if self._renewal is not None:
             await self._renewal.stop()
-        for each in self._dialling:
-            each.cancel()
-        await asyncio.gather(*self._dialling, return_exceptions=True)
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._directory is not None:
+            await self._directory.close()
+        dialling = [each.task for each in self._dialled.values()]
+        for task in dialling:
+            task.cancel()
+        await asyncio.gather(*dialling, return_exceptions=True)
         await self._handler.stop()
         await self._drafter.stop()
         if self.metrics is not None:
             await self.metrics.stop()
-
-
-async def _until(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 def introduction(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:

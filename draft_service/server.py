@@ -13,8 +13,19 @@ from draft_service.dialler import DiallingDrafter
 from draft_service.service import DrafterThread, DraftHandler, DraftServicer
 from specwire.core.invalid import InvalidParameter
 from specwire.registry.entry import Role
-from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
+from specwire.registry.options import (
+    NO_CLOUD,
+    NOWHERE,
+    CloudOptions,
+    RegistryOptions,
+    add_cloud_arguments,
+    add_registry_arguments,
+    cloud_of,
+    register_model,
+    registry_of,
+)
 from specwire.registry.registrar import LoadReader, Registrar
+from specwire.registry.service import RemoteDirectory
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token, read_peer_token
 from specwire.rpc.model_info import model_info_to_wire
@@ -124,13 +135,16 @@ async def dial_in(
     token: Token | str = "",
     region: str = "",
     also: Sequence[str] = (),
+    cloud: CloudOptions = NO_CLOUD,
 ) -> DiallingDrafter:
     """Load the model, then dial the orchestrators at `address` and `also` until it has joined one of them.
 
     Of the `options` about listening, only those of metrics count.
 
     Args:
+        address: "" where only those of `cloud` are dialled.
         region: where the drafter is.
+        cloud: where it asks for further orchestrators, with the same `tls` and `token`.
 
     Raises:
         ModelError: the model cannot be served.
@@ -146,7 +160,8 @@ async def dial_in(
         metrics = await _listen(registry, options, started)
         shown = [None if tls is None else tls.origin, token.origin if isinstance(token, Token) else None]
         renewal = Renewal([*options.origins, *shown])
-        running = DiallingDrafter(drafter, address, tls, handler, token, metrics, also, renewal)
+        told = RemoteDirectory(cloud, Role.ORCHESTRATOR, tls, token, region) if cloud.address else None
+        running = DiallingDrafter(drafter, address, tls, handler, token, metrics, also, renewal, told)
         started.push_async_callback(running.stop)
         await running.join()
         started.pop_all()
@@ -209,7 +224,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDR",
         help="dial in to the orchestrator at HOST:PORT instead of listening (behind NAT); may be repeated",
     )
-    add_client_arguments(parser, "the orchestrator of --connect")
+    add_cloud_arguments(parser, "orchestrators to dial in to")
+    add_client_arguments(parser, "the orchestrators of --connect and --cloud")
     add_registry_arguments(parser, "orchestrators look for it")
     add_telemetry_arguments(parser)
 
@@ -218,7 +234,7 @@ def run(args: argparse.Namespace) -> int:
     """Draft until a signal; returns the exit code."""
     try:
         options, tls, token = model_options(args), client_tls(args), read_peer_token(args)
-        registration = registry_of(args)
+        registration, cloud = registry_of(args), cloud_of(args)
         _check_connect(args, options, tls, token)
         registration.check_listen(args.listen)
         grace, telemetry = drain_grace(args), telemetry_of(args)
@@ -226,7 +242,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"specwire draft: error: {error}")
         return 2
     telemetry.start(DRAFTER)
-    if args.connect is None:
+    if not _dials(args):
         return run_model_service(args, "draft", lambda chosen: start(chosen, registration))
 
     def ready(running: DiallingDrafter) -> str:
@@ -235,22 +251,28 @@ def run(args: argparse.Namespace) -> int:
         return f"specwire draft: {options.model} ready, joined {running.address}"
 
     def dial() -> Coroutine[None, None, DiallingDrafter]:
-        first, *also = args.connect
-        return dial_in(options, first, tls, token, registration.region, also)
+        first, *also = args.connect or [""]
+        return dial_in(options, first, tls, token, registration.region, also, cloud)
 
     return asyncio.run(run_until_signalled(dial, ready, "draft", grace))
 
 
+def _dials(args: argparse.Namespace) -> bool:
+    """Whether it dials orchestrators, and does not listen."""
+    return args.connect is not None or bool(args.cloud)
+
+
 def _check_connect(args: argparse.Namespace, options: ModelServiceOptions, tls: ClientTls | None, token: Token) -> None:
     """InvalidParameter where listening and dialling are mixed, or the token would travel unencrypted."""
-    if args.connect is None:
+    if not _dials(args):
         if tls is not None:
-            raise InvalidParameter("--tls", "and the other flags of a client need --connect")
+            raise InvalidParameter("--tls", "and the other flags of a client need --connect or --cloud")
         if token:
-            raise InvalidParameter("--token-file", "is shown to an orchestrator: needs --connect")
+            raise InvalidParameter("--token-file", "is shown to an orchestrator: needs --connect or --cloud")
         return
-    for address in args.connect:
+    for address in args.connect or ():
         check_listen(address, "connect")
+    for address in (*(args.connect or ()), *filter(None, [args.cloud])):
         check_token_is_safe(address, tls, token)
     if options.listen != ANY_PORT or options.keys or args.registry:
         message = "a drafter that dials in does not listen: leave out --listen, its flags and --registry"

@@ -20,7 +20,7 @@ from orchestrator.options import (
 )
 from orchestrator.sessions import ORCHESTRATOR
 from orchestrator.tenants import access_of, add_tenant_arguments
-from specwire.registry.options import add_registry_arguments, registry_of
+from specwire.registry.options import add_cloud_arguments, add_registry_arguments, cloud_of, registry_of
 from specwire.rpc.keys import read_peer_token
 from specwire.rpc.process import run_until_signalled, say
 from specwire.rpc.server_options import add_listening_arguments, check_listen, drain_grace
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]]",
     )
     add_registry_arguments(parser, "verifiers and drafters are found, and clients find this orchestrator")
+    add_cloud_arguments(parser, "verifiers")
     add_serving_arguments(parser, "verifiers and drafters")
     add_http_arguments(parser, NO_HTTP)
     add_telemetry_arguments(parser)
@@ -105,6 +106,7 @@ def serving_options(
         metrics=args.metrics,
         log_prompts=args.log_prompts,
         registration=registry_of(args),
+        cloud=cloud_of(args),
     )
 
 

@@ -14,7 +14,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Rule
 from specwire.core.policy.controller import parse_plan
 from specwire.redis.urls import MEMORY
-from specwire.registry.options import NOWHERE, RegistryOptions
+from specwire.registry.options import NO_CLOUD, NOWHERE, CloudOptions, RegistryOptions
 from specwire.rpc.channel import check_token_is_safe, exposure, host_of, is_loopback
 from specwire.rpc.keys import Token
 from specwire.rpc.renewal import Renewable
@@ -230,6 +230,7 @@ class OrchestratorOptions:
     sse_keep_alive: a stream of events over HTTP that is silent for so long gets a comment.
     plan: auto, or a fixed plan for every session (`specwire.core.policy.controller.parse_plan`), for measurements.
     registration: where this orchestrator is registered, and looks for verifiers and drafters beside the named ones.
+    cloud: where it asks for verifiers instead, and is not registered.
     """
 
     verifiers: tuple[str, ...]
@@ -261,6 +262,7 @@ class OrchestratorOptions:
     metrics: str = ""
     log_prompts: bool = False
     registration: RegistryOptions = NOWHERE
+    cloud: CloudOptions = NO_CLOUD
 
     def __post_init__(self) -> None:
         certified = self.tls is not None and self.tls.client_ca is not None
@@ -273,8 +275,10 @@ class OrchestratorOptions:
         check_http(self.http, self.tls, self.insecure)
         check_metrics(self.metrics, self.insecure, self.tls)
         check_sse_keep_alive(self.sse_keep_alive)
-        if not (self.verifiers or self.registration.url):
+        if not (self.verifiers or self.registration.url or self.cloud.address):
             raise ValueError("verifiers: at least one address is needed, or --registry")
+        if self.registration.url and self.cloud.address:
+            raise InvalidParameter("cloud", "and --registry: verifiers are looked for in one of them")
         self.registration.check_listen(self.listen)
         for name in ("start_timeout", "peer_timeout", "store_timeout", "session_ttl", "retention"):
             if not getattr(self, name) > 0:  # nor NaN
@@ -318,5 +322,5 @@ class OrchestratorOptions:
             raise InvalidParameter("accept-drafters", "with --api-keys it needs --drafter-keys or --drafter-name")
         if self.access.drafter_keys is not None and not self.accept_drafters:
             raise InvalidParameter("--drafter-keys", "needs --accept-drafters")
-        for address in (*self.verifiers, *self.drafters):
+        for address in (*self.verifiers, *self.drafters, *filter(None, [self.cloud.address])):
             check_token_is_safe(address, self.peer_tls, self.peer_token)

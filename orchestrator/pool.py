@@ -34,6 +34,7 @@ from specwire.core.placement import TWO, PlacementCandidate, PlacementRequest, R
 from specwire.core.session import State
 from specwire.registry.directory import Directory
 from specwire.registry.entry import Role
+from specwire.registry.service import RemoteDirectory
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.errors import RETRY_AFTER, StatusError
 from specwire.rpc.model_info import Identity
@@ -56,6 +57,7 @@ def verifier_candidate(peer: VerifierPeer) -> PlacementCandidate:
         sessions=peer.sessions,
         region=info.region,
         context=info.context,
+        round_trip_us=peer.link.round_trip_us,
     )
 
 
@@ -148,7 +150,7 @@ class Placer:
     @property
     def _draws(self) -> int:
         """How many drawn candidates are compared by load; 0: all."""
-        return TWO if self._feed is not None and len(self._feed.orchestrators) > 1 else 0
+        return TWO if self._feed is not None and self._feed.shared else 0
 
 
 logger = logging.getLogger(__name__)
@@ -159,6 +161,15 @@ DRAFTERS_WITHIN_S = 10.0
 
 class StartError(RuntimeError):
     """The orchestrator cannot start: a peer does not answer, or does not fit."""
+
+
+def _directory(options: OrchestratorOptions) -> Directory | RemoteDirectory | None:
+    """Where peers are looked for beside those that were named."""
+    registration = options.registration
+    if options.cloud.address:
+        shown = (options.peer_tls, options.peer_token)
+        return RemoteDirectory(options.cloud, Role.VERIFIER, *shown, region=registration.region)
+    return Directory.at(registration.url) if registration.url else None
 
 
 class Pool:
@@ -187,9 +198,9 @@ class Pool:
             self._dialled.drafter(address, self._accept_drafter, self.models.all) for address in options.drafters
         ]
         self.drafters = list(self._named)
-        url = options.registration.url
+        directory = _directory(options)
         known = (self.affinity, self._find, self._dial, self._drop, self._looked)
-        self.feed = RegistryFeed(Directory.at(url), *known) if url else None
+        self.feed = None if directory is None else RegistryFeed(directory, *known)
         self._placer = Placer(self.affinity, self.feed, options.registration.region)
 
     # Links

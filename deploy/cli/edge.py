@@ -24,7 +24,7 @@ from orchestrator.sessions import Orchestrator
 from specwire.core.invalid import InvalidParameter
 from specwire.progress import LAST_LINE
 from specwire.redis.urls import MEMORY, without_password
-from specwire.registry.options import add_registry_arguments
+from specwire.registry.options import add_cloud_arguments, add_registry_arguments
 from specwire.rpc.channel import open_channel
 from specwire.rpc.process import run_until_signalled, say, share_interpreter
 from specwire.rpc.server_options import (
@@ -218,6 +218,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slots", type=int, default=16, metavar="N", help="sessions drafted for at once (default: 16)")
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
     add_registry_arguments(parser, "verifiers are found")
+    add_cloud_arguments(parser, "verifiers")
     add_serving_arguments(parser, "verifiers")
     add_http_arguments(parser, NO_HTTP)
     add_telemetry_arguments(parser)
@@ -273,8 +274,9 @@ def _ready_line(running: RunningEdge, options: EdgeOptions) -> str:
 def _verifiers(serving: OrchestratorOptions) -> str:
     """Where they are, for people."""
     named = [f"verifier {', '.join(serving.verifiers)}"] if serving.verifiers else []
-    url = serving.registration.url
-    return ", ".join([*named, f"registry {without_password(url)}"] if url else named)
+    url, cloud = serving.registration.url, serving.cloud.address
+    looked = [f"registry {without_password(url)}"] if url else [f"cloud {cloud}"] if cloud else []
+    return ", ".join([*named, *looked])
 
 
 def _ready_object(running: RunningEdge, options: EdgeOptions) -> str:
@@ -286,6 +288,7 @@ def _ready_object(running: RunningEdge, options: EdgeOptions) -> str:
         "draft": options.drafting.model,
         "verifiers": options.serving.verifiers,
         "registry": without_password(options.serving.registration.url),
+        "cloud": options.serving.cloud.address,
         "redis": without_password(url),
         "durable": url != MEMORY,
     }

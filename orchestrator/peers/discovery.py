@@ -13,6 +13,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.registry.directory import Directory, Listing, RegistryUnavailable
 from specwire.registry.entry import Role, ServiceEntry
 from specwire.registry.registrar import SCATTER
+from specwire.registry.service import RemoteDirectory
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Which verifier decided a session last: its keys and values may still be there for the conversation's next turn.
@@ -91,7 +92,7 @@ class RegistryFeed:
 
     def __init__(
         self,
-        directory: Directory,
+        directory: Directory | RemoteDirectory,
         affinity: SessionAffinity,
         find: Callable[[Place], AnyPeer | None],
         dial: Callable[[Place], AnyPeer],
@@ -113,6 +114,11 @@ class RegistryFeed:
         self._known: dict[Place, AnyPeer] = {}
         self._dialled: set[Place] = set()
         self._random = random.Random()  # libraries seed the global one, all replicas alike
+
+    @property
+    def shared(self) -> bool:
+        """Whether others place sessions at the same verifiers; of who asks a cloud that is not told."""
+        return len(self.orchestrators) > 1 or isinstance(self._directory, RemoteDirectory)
 
     @property
     def silent_s(self) -> float:

@@ -18,13 +18,18 @@ from specwire.core.invalid import InvalidParameter
 # 3. A heartbeat that came in time.
 # 4. Room.
 # 5. Drafters: the session's vocabulary, before one that has to be mapped.
-# 6. Nearness: the first of the wished regions, then the second, then any.
+# 6. Nearness: the first of the wished regions, then the second, then any; of one region those whose messages take
+#    about as long as the nearest one's.
 # 7. Load: sessions there, those that wait included, by slots.
 #
 # Of many that are equal up to here, `PlacementRequest.draws` are compared by load: all, where one orchestrator places
 # all sessions and so knows the loads: the least loaded one is best. Two at random, where several orchestrators place
 # sessions and learn the loads late: else all of them would send the sessions between two heartbeats to the same one.
 # Two choices are nearly as good as all (Mitzenmacher, "The power of two choices in randomized load balancing", 2001).
+
+# Of one region those are near whose round trip is at most so many times the least one and so many microseconds: less
+# than what differs from one measurement to the next, or than a step takes.
+NEAR_FACTOR, NEAR_US = 1.25, 5_000.0
 
 # How many are compared by load where other orchestrators place sessions, too.
 TWO = 2
@@ -39,7 +44,7 @@ class PlacementCandidate:
     draining: it is about to stop, and takes a session only if nobody else can. fresh: its heartbeat came in time, or
     none is needed. slots: sessions it can hold; 0 is unknown. sessions: those it has, waiting ones and those of other
     orchestrators included. region: where it is; "" is unknown. refusals: of this session. mapped: a drafter that has
-    another vocabulary, and maps the session's.
+    another vocabulary, and maps the session's. round_trip_us: as measured; 0 is unknown.
     """
 
     name: str
@@ -53,6 +58,7 @@ class PlacementCandidate:
     refusals: int = 0
     context: int = 0
     mapped: bool = False
+    round_trip_us: float = 0.0
 
     @property
     def has_room(self) -> bool:
@@ -111,11 +117,13 @@ def place(candidates: Sequence[PlacementCandidate], wish: PlacementRequest) -> P
         return Placement(holder, Reason.HOLDER)
     classes = {index: _class(each, wish) for index, each in fit.items()}
     best = min(classes.values())
-    alike = {index: each for index, each in fit.items() if classes[index] == best}
+    equal = {index: each for index, each in fit.items() if classes[index] == best}
+    alike = _nearest(equal)
     chosen = min(_drawn(alike, wish), key=lambda index: alike[index].load)
     if len(fit) == 1:
         return Placement(chosen, Reason.ONLY)
     farther = any(of[:-1] == best[:-1] and of != best for of in classes.values())
+    farther = farther or len(alike) < len(equal)
     return Placement(chosen, Reason.NEAR if len(alike) == 1 and farther else Reason.LOAD)
 
 
@@ -138,12 +146,20 @@ def _class(candidate: PlacementCandidate, wish: PlacementRequest) -> tuple[int, 
     return candidate.refusals, not candidate.fresh, not candidate.has_room, candidate.mapped, distance
 
 
+def _nearest(equal: Mapping[int, PlacementCandidate]) -> dict[int, PlacementCandidate]:
+    """Without those that are measurably farther than the nearest; one that was not measured may be near."""
+    least = min((each.round_trip_us for each in equal.values() if each.round_trip_us > 0), default=0.0)
+    return {index: each for index, each in equal.items() if each.round_trip_us <= NEAR_FACTOR * least + NEAR_US}
+
+
 def _drawn(alike: Mapping[int, PlacementCandidate], wish: PlacementRequest) -> list[int]:
-    """Indices of the candidates that are compared by load, in the given order."""
-    if not 0 < wish.draws < len(alike):
+    """Indices of the candidates that are compared by load, in the given order; drawn ones in the order of their lots.
+
+    So those of equal load share the sessions of all who place some.
+    """
+    if not wish.draws:
         return list(alike)
-    taken = sorted(alike, key=lambda index: _lot(wish.key, alike[index].name))
-    return sorted(taken[: wish.draws])
+    return sorted(alike, key=lambda index: _lot(wish.key, alike[index].name))[: wish.draws]
 
 
 def _lot(key: str, name: str) -> bytes:

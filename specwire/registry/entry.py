@@ -145,14 +145,21 @@ def decode(entry_id: str, data: bytes) -> ServiceEntry:
         version = decoded(data, EntryHead).v
         if version > VERSION:
             raise InvalidEntry("newer", f"v: {version} is newer than {VERSION}")
-        found = structs.asdict(decoded(data, EntryFields))
+        return entry_of(entry_id, decoded(data, EntryFields))
     except InvalidEntry:
         raise
     except ValueError as error:
         raise InvalidEntry("invalid", str(error)) from None
+
+
+def entry_of(entry_id: str, fields: EntryFields) -> ServiceEntry:
+    """The entry of this id, with what a type cannot say checked. Raises InvalidEntry."""
+    found = structs.asdict(fields)
     del found["v"]
     entry = ServiceEntry(**found)
     checked_address("address", entry.address)
+    if not ID.fullmatch(entry.id):
+        raise InvalidEntry("invalid", "id: must be 32 hexadecimal digits")
     if entry.id != entry_id:
         raise InvalidEntry("invalid", "id: is another one than the key's")
     for model in entry.models:

@@ -1,4 +1,4 @@
-"""How a service is told to register: --registry, --advertise, --region."""
+"""How a service is told to register, and where to look: --registry, --advertise, --region, --cloud."""
 
 from __future__ import annotations
 
@@ -11,10 +11,21 @@ from dataclasses import dataclass
 from specwire.core.invalid import InvalidParameter
 from specwire.redis.urls import InvalidUrl, connection_of
 from specwire.registry.directory import FIELD, TIMEOUT_S, Directory
-from specwire.registry.entry import InvalidEntry, Load, Role, ServedModel, ServiceEntry, check_region, checked_address
+from specwire.registry.entry import (
+    MOST_CHARACTERS,
+    MOST_MODELS,
+    InvalidEntry,
+    Load,
+    Role,
+    ServedModel,
+    ServiceEntry,
+    check_region,
+    checked_address,
+)
 from specwire.registry.registrar import Registrar, new_id
 from specwire.rpc.channel import host_of
 from specwire.rpc.model_info import Identity
+from specwire.rpc.server_options import check_listen
 from specwire.v1 import common_pb2
 
 
@@ -46,6 +57,52 @@ class RegistryOptions:
 
 
 NOWHERE = RegistryOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class CloudOptions:
+    """Where services are asked for over gRPC (`specwire registry`), by who must not reach Redis.
+
+    address: HOST:PORT; "" for nowhere. models: names of those to ask for; empty for all.
+    """
+
+    address: str = ""
+    models: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.address:
+            check_listen(self.address, "cloud")
+        if self.models and not self.address:
+            raise InvalidParameter("cloud-model", "needs --cloud")
+        if len(self.models) > MOST_MODELS or any(len(each) > MOST_CHARACTERS for each in self.models):
+            message = f"must be at most {MOST_MODELS} names of at most {MOST_CHARACTERS} characters"
+            raise InvalidParameter("cloud-model", message)
+
+
+NO_CLOUD = CloudOptions()
+
+
+def add_cloud_arguments(parser: argparse.ArgumentParser, what: str) -> None:
+    """What `cloud_of` reads. what: is found there, for people."""
+    group = parser.add_argument_group("cloud (docs/DEPLOY.md)")
+    group.add_argument(
+        "--cloud",
+        default="",
+        metavar="ADDR",
+        help=f"HOST:PORT of a `specwire registry` that tells {what} (default: none)",
+    )
+    group.add_argument(
+        "--cloud-model",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only what serves this target; may be repeated",
+    )
+
+
+def cloud_of(args: argparse.Namespace) -> CloudOptions:
+    """Raises InvalidParameter."""
+    return CloudOptions(args.cloud, tuple(args.cloud_model))
 
 
 def add_registry_arguments(parser: argparse.ArgumentParser, meaning: str) -> None:

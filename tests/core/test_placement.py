@@ -20,6 +20,10 @@ def at(candidate: PlacementCandidate, sessions: int, **values: object) -> Placem
     return replace(candidate, sessions=sessions, **values)  # type: ignore[arg-type]  # of a test
 
 
+def trip(candidate: PlacementCandidate, milliseconds: float, sessions: int = 0, **values: object) -> PlacementCandidate:
+    return at(candidate, sessions, round_trip_us=1e3 * milliseconds, **values)
+
+
 @pytest.mark.parametrize(
     ("candidates", "wish", "chosen", "reason"),
     [
@@ -53,6 +57,13 @@ def at(candidate: PlacementCandidate, sessions: int, **values: object) -> Placem
         ([replace(A, region="next"), at(B, 1, region="here")], replace(ANY, near=("here", "next")), "b", Reason.NEAR),
         ([at(A, 1), at(B, 1, region="next")], replace(ANY, near=("here", "next")), "b", Reason.NEAR),
         ([at(A, 1, region="far"), B], replace(ANY, near=("here",)), "b", Reason.LOAD),  # neither is near
+        # Of one region, whose round trip is about the least; what was not measured may be near.
+        ([trip(A, 40.0), trip(B, 20.0, 3)], ANY, "b", Reason.NEAR),
+        ([trip(A, 40.0), trip(B, 20.0, 3), trip(C, 28.0)], ANY, "c", Reason.LOAD),
+        ([trip(A, 0.3), trip(B, 5.2), trip(C, 0.1, 1)], ANY, "a", Reason.LOAD),
+        ([trip(A, 40.0), trip(B, 20.0, 3), C], ANY, "c", Reason.LOAD),
+        ([trip(A, 40.0), trip(B, 20.0, 4)], ANY, "a", Reason.LOAD),  # the nearer one is full
+        ([trip(A, 20.0, region="far"), trip(B, 90.0, region="here")], replace(ANY, near=("here",)), "b", Reason.NEAR),
         # Refusals before all that.
         ([replace(A, refusals=1), at(B, 4, fresh=False)], ANY, "b", Reason.LOAD),
     ],

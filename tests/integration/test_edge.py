@@ -163,6 +163,38 @@ async def test_a_far_verifier_whose_link_breaks(cloud: Service, files: dict[str,
             assert command.said().count(lost) == 2
 
 
+async def test_an_edge_finds_its_cloud_and_outlives_its_verifiers(owned: Parts) -> None:
+    """All it is told is where to ask. Each verifier is killed in turn, so the one that decides is, too."""
+    with RedisServer() as redis:
+        first, second = (owned.start("verify", TARGET, "--registry", redis.url) for _ in range(2))
+        cloud = owned.start("registry", "--registry", redis.url)
+        await asyncio.to_thread(lambda: [each.ready() for each in (first, second, cloud)])
+        with running("edge", "--cloud", cloud.address, "--draft", DRAFT, *ANY_PORT, "--json") as command:
+            line = await asyncio.to_thread(ready, command)
+            assert (line["cloud"], line["verifiers"], line["registry"]) == (cloud.address, [], "")
+            tokens, killed = list[int](), list[Service]()
+            async with (
+                AsyncClient(line["address"]) as client,
+                aclosing(client.generate((1, 2, 3), max_tokens=600, ignore_eos=True, timeout=LIMIT_S)) as events,
+            ):
+                async for event in events:
+                    tokens += event.tokens if isinstance(event, Chunk) else ()
+                    if len(tokens) > 40 and not killed:
+                        first.kill()
+                        killed.append(first)
+                        first.restart()
+                        assert await asyncio.to_thread(first.ready)
+                        await until(lambda: f"link to {first.address} is there again" in command.said())
+                    elif len(tokens) > 240 and second not in killed:
+                        second.kill()
+                        killed.append(second)
+            assert killed == [first, second]
+            assert tokens == plain(TARGET, 600, prompt=(1, 2, 3))
+            command.process.send_signal(signal.SIGINT)
+            assert command.wait(LIMIT_S) == 0
+            assert "Traceback" not in command.said()
+
+
 def test_its_ready_line_says_what_a_crash_loses(cloud: Service, files: dict[str, str]) -> None:
     arguments = [word for word in edge(cloud.address, "--tls-ca", files["ca"]) if word != "--json"]
     with running(*arguments) as command:

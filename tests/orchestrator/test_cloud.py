@@ -1,0 +1,172 @@
+"""Edges and drafters elsewhere, which find their peers by a RegistryService in front of a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+import draft_service.server
+import orchestrator.server
+import verify_service.server
+from deploy.cli import registry
+from deploy.cli.registry import RegistryServiceOptions, RunningRegistry
+from draft_service.dialler import DiallingDrafter
+from orchestrator.options import OrchestratorOptions
+from orchestrator.server import RunningOrchestrator
+from specwire.core.invalid import InvalidParameter
+from specwire.core.placement import Reason
+from specwire.registry.options import CloudOptions, RegistryOptions
+from specwire.rpc.server_options import ModelServiceOptions
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, plain
+from tests.orchestrator.test_registered import PROMPT, SALT, Place, feed_of, said, verifiers_up
+from tests.ports import free_address
+from tests.rpc.relay import Relay
+from tests.wait import asked, until
+
+OTHER_MODEL = "scripted:8:vocab=64:delay_ms=5"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+class Cloud(Place):
+    """A place with a RegistryService; edges know its address only."""
+
+    def __init__(self, redis: RedisServer, parts: AsyncExitStack) -> None:
+        super().__init__(redis, parts)
+        self.address = free_address()
+
+    async def tell(self) -> RunningRegistry:
+        running = await registry.start(RegistryServiceOptions(self.redis.url, self.address))
+        self._parts.push_async_callback(running.stop, 0.0)
+        return running
+
+    async def edge(self, *models: str, region: str = "", **more: Any) -> RunningOrchestrator:
+        cloud, where = CloudOptions(self.address, models), RegistryOptions(region=region)
+        running = await orchestrator.server.start(
+            OrchestratorOptions((), cloud=cloud, registration=where, access=SALT, **more)
+        )
+        self._parts.push_async_callback(running.stop, 0.0)
+        return running
+
+    async def dialling(self) -> DiallingDrafter:
+        dialled = draft_service.server.dial_in(ModelServiceOptions(DRAFT), "", None, cloud=CloudOptions(self.address))
+        running = await asyncio.wait_for(dialled, 60.0)
+        self._parts.push_async_callback(running.stop)
+        return running
+
+
+@pytest.fixture
+async def cloud(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cloud]:
+    for name in ("orchestrator.peers.discovery", "specwire.registry.service", "draft_service.dialler"):
+        monkeypatch.setattr(f"{name}.LOOK_S", 0.1)
+    for name in ("orchestrator.peers.peer", "draft_service.dialler"):
+        monkeypatch.setattr(f"{name}.GIVEN_UP_S", 1.0)
+    server.mend()
+    async with AsyncExitStack() as parts:
+        yield Cloud(server, parts)
+
+
+async def test_an_edge_finds_its_verifier_and_moves_when_that_drains_or_is_lost(cloud: Cloud) -> None:
+    await cloud.tell()
+    first = await cloud.verifier()
+    edge = await cloud.edge()
+    await until(verifiers_up(edge, 1))
+    client = await cloud.client(edge)
+    long = asyncio.create_task(said(client, PROMPT, length=400))
+    await until(lambda: bool(edge.orchestrator.sessions))
+    second = await cloud.verifier()
+    await until(verifiers_up(edge, 2))
+    await first.stop(0.2)  # it drains, and ends
+    homes = edge.orchestrator.pool.affinity
+    assert list((await long).tokens) == plain(TARGET, PROMPT, 400)
+    assert homes.of((await long).session_id) == second.address
+    await until(lambda: len(edge.orchestrator.pool.verifiers) == 1)  # the first is not dialled any more
+    back = await cloud.verifier(listen=first.address)
+    await until(verifiers_up(edge, 2))
+    await asked(lambda: said(client, PROMPT), lambda turn: homes.of(turn.session_id) == back.address)
+
+
+async def test_an_edge_takes_what_serves_its_model(cloud: Cloud) -> None:
+    await cloud.tell()
+    await cloud.verifier(OTHER_MODEL)
+    ours = await cloud.verifier()
+    edge = await cloud.edge("scripted:7")
+    await until(verifiers_up(edge, 1))
+    assert [each.link.address for each in edge.orchestrator.pool.verifiers] == [ours.address]
+    assert list((await said(await cloud.client(edge), PROMPT)).tokens) == plain(TARGET, PROMPT, 10)
+
+
+async def test_an_edge_chooses_by_the_round_trip(cloud: Cloud) -> None:
+    """Whoever dials the far one does so through a relay, 40 ms away."""
+    await cloud.tell()
+    near, listen = await cloud.verifier(), free_address()
+    relay = Relay(listen, delay=0.02)
+    await cloud._parts.enter_async_context(relay.relaying())
+    where = RegistryOptions(cloud.redis.url, advertise=relay.address)
+    far = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, listen=listen), registration=where)
+    cloud._parts.push_async_callback(far.stop, 0.0)
+    edge = await cloud.edge()
+    await until(verifiers_up(edge, 2))
+    client, pool = await cloud.client(edge), edge.orchestrator.pool
+    done = [await said(client, (*PROMPT, number), length=3) for number in range(6)]
+    assert {pool.affinity.of(each.session_id) for each in done} == {near.address}
+    assert pool.placed[Reason.NEAR] == 6
+
+
+async def test_what_is_known_serves_on_while_the_cloud_does_not_answer(cloud: Cloud) -> None:
+    told = await cloud.tell()
+    await cloud.verifier()
+    edge = await cloud.edge()
+    await until(verifiers_up(edge, 1))
+    feed, client = feed_of(edge), await cloud.client(edge)
+    assert feed.shared
+    await told.stop(0.0)
+    await until(lambda: cloud.address in feed.trouble)
+    assert list((await said(client, PROMPT)).tokens) == plain(TARGET, PROMPT, 10)
+    await cloud.tell()
+    await until(lambda: not feed.trouble)
+    await cloud.verifier()
+    await until(verifiers_up(edge, 2))
+
+
+async def test_an_edge_may_be_there_before_the_cloud(cloud: Cloud) -> None:
+    edge = await cloud.edge(start_timeout=0.2)
+    assert edge.orchestrator.unready == "no verifier is there"
+    await cloud.verifier()
+    await cloud.tell()
+    await until(verifiers_up(edge, 1))
+    assert list((await said(await cloud.client(edge), PROMPT)).tokens) == plain(TARGET, PROMPT, 10)
+
+
+async def test_a_drafter_finds_the_orchestrators_that_let_it_dial_in(cloud: Cloud) -> None:
+    await cloud.tell()
+    await cloud.verifier(patient=True)
+    refusing = await cloud.orchestrator()
+    first = await cloud.orchestrator(accept_drafters=True)
+    drafter = await cloud.dialling()
+    assert drafter.address == first.address
+    second = await cloud.orchestrator(accept_drafters=True)
+    await until(lambda: sum(each.up for each in second.orchestrator.pool.drafters) == 1)
+    assert not refusing.orchestrator.pool.drafters
+    done = await said(await cloud.client(second), PROMPT, length=60)
+    assert list(done.tokens) == plain(TARGET, PROMPT, 60)
+    await first.stop(0.0)
+    await until(lambda: drafter.address == second.address)
+    done = await said(await cloud.client(second), PROMPT, length=60)
+    assert list(done.tokens) == plain(TARGET, PROMPT, 60)
+
+
+def test_it_is_looked_for_in_one_place() -> None:
+    with pytest.raises(InvalidParameter, match="^cloud: "):
+        OrchestratorOptions((), cloud=CloudOptions("h:1"), registration=RegistryOptions("redis://h:1"))
+    with pytest.raises(InvalidParameter, match="^token: "):
+        OrchestratorOptions((), cloud=CloudOptions("far:1"), peer_token="0123456789abcdef0123")
