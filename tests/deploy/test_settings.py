@@ -176,6 +176,8 @@ def test_every_option_in_force_is_shown(
 ) -> None:
     for variable in ("SPECWIRE_MODEL", "SPECWIRE_DRAFT", "SPECWIRE_VERIFIER"):
         monkeypatch.setenv(variable, "h:1")
+    if command == "registry":
+        monkeypatch.setenv("SPECWIRE_REGISTRY", "redis://h:1")
     assert cli.main(["config", "show", "--json", command, "--listen", "127.0.0.1:7"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["command"] == command

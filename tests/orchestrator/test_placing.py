@@ -168,7 +168,7 @@ def test_two_are_drawn_where_others_place_too(affinity: SessionAffinity) -> None
     feed: Any = SimpleNamespace(orchestrators=("one", "other"), shared=True)
     verifiers = [verifier(f"10.0.0.{number}:1") for number in range(8)]
     chosen = Placer(affinity, cast(RegistryFeed, feed), "").verifier_for(Session().driver, verifiers, [])
-    feed.orchestrators = ("one",)
+    feed.shared = False
     alone = Placer(SessionAffinity(), cast(RegistryFeed, feed), "").verifier_for(Session().driver, verifiers, [])
     assert alone is verifiers[0]
     assert chosen is not None

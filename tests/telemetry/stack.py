@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 import draft_service.server
 import verify_service.server
+from deploy.cli import registry
+from deploy.cli.registry import RegistryServiceOptions
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient
 from specwire.core.policy.shares import TenantShares
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import DRAFT, TARGET
+from tests.ports import free_address
 
 ANY = "127.0.0.1:0"
 # An emulation: slow enough that a test can look on.
@@ -58,7 +61,14 @@ async def observed(log_prompts: bool = False) -> AsyncIterator[Observed]:
         )
         orchestrator = await server.start(options)
         parts.push_async_callback(orchestrator.stop, 0.0)
-        listeners = {"verifier": verifier.metrics, "drafter": drafter.metrics, "orchestrator": orchestrator.metrics}
+        told = await registry.start(RegistryServiceOptions(f"redis://{free_address()}", metrics=ANY))
+        parts.push_async_callback(told.stop)
+        listeners = {
+            "verifier": verifier.metrics,
+            "drafter": drafter.metrics,
+            "orchestrator": orchestrator.metrics,
+            "registry": told.metrics,
+        }
         addresses = {service: listener.address for service, listener in listeners.items() if listener is not None}
         client = await parts.enter_async_context(AsyncClient(orchestrator.address))
         yield Observed(client, addresses, (orchestrator.http or "").removeprefix("http://"))
