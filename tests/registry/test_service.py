@@ -70,10 +70,8 @@ async def served(redis: RedisServer, listen: str = "127.0.0.1:0", keys: Path | N
 
 
 @asynccontextmanager
-async def following(address: str, token: str = "", **wanted: object) -> AsyncIterator[RemoteDirectory]:
-    models = tuple(wanted.pop("models", ()))  # type: ignore[call-overload]  # of a test
-    role = wanted.pop("role", Role.VERIFIER)
-    remote = RemoteDirectory(CloudOptions(address, models), role, None, token, **wanted)  # type: ignore[arg-type]
+async def following(address: str, token: str = "") -> AsyncIterator[RemoteDirectory]:
+    remote = RemoteDirectory(CloudOptions(address), Role.VERIFIER, None, token)
     try:
         yield remote
     finally:
@@ -309,7 +307,7 @@ async def test_who_asks_what_is_no_registry_is_told_so(redis: RedisServer) -> No
 )
 def test_options_of_the_service_are_checked(redis: RedisServer, values: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidParameter, match=f"^{named}: "):
-        RegistryServiceOptions(**{"url": redis.url, **values})
+        RegistryServiceOptions(**{"url": redis.url, **values})  # type: ignore[arg-type]  # only strings here
 
 
 @pytest.mark.parametrize(
