@@ -138,7 +138,7 @@ def parsed(
 ) -> dict[str, Any]:
     """See `BodyParser.parse`."""
     try:
-        _check_parts(body)
+        _check_body(body)
         found = json.loads(body.decode(), parse_int=parse_int, parse_float=parse_float, parse_constant=_no_number)
         if SURROGATE.search(body):
             json.dumps(found, ensure_ascii=False).encode()  # half a character is no text, though JSON can spell it
@@ -169,19 +169,36 @@ def _float(text: str) -> float:
 HOOKS = _int, _float
 
 
-def _check_parts(body: bytes) -> None:
-    """Check the number of values and their depth before any of them is made.
+class JsonBounds:
+    """What the texts of one request may come to as JSON: strings, lists and objects in all, and the depth of each.
 
-    Raises InvalidParameter. With escapes removed, every second piece between quotes lies outside of strings, up to the
-    first place that is no JSON.
+    They are counted before any value is made. Invariant: what was counted so far is at most MOST_PARTS.
     """
-    strings, lists = body.count(b'"') // 2, body.count(b"[") + body.count(b"{")
-    if lists <= MOST_DEPTH and strings <= MOST_PARTS:
-        return
-    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    strings = plain.count(b'"') // 2
-    brackets = b"".join(plain.split(b'"')[::2]).translate(None, NO_BRACKETS) if strings <= MOST_PARTS else b""
-    if strings + brackets.count(b"[") + brackets.count(b"{") > MOST_PARTS:
-        raise InvalidParameter("body", f"has more than {MOST_PARTS} strings, lists and objects")
-    if max(accumulate(map(STEPS.__getitem__, brackets)), default=0) > MOST_DEPTH:
-        raise InvalidParameter("body", f"is nested too deeply: more than {MOST_DEPTH} lists and objects")
+
+    def __init__(self) -> None:
+        self._parts = 0
+
+    def check(self, text: bytes, field: str, name: str = "") -> None:
+        """Raises InvalidParameter of `field`. name: of what is within it.
+
+        With escapes removed, every second piece between quotes lies outside of strings, up to the first place that is
+        no JSON.
+        """
+        plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
+        strings = plain.count(b'"') // 2
+        brackets = b"".join(plain.split(b'"')[::2]).translate(None, NO_BRACKETS) if strings <= MOST_PARTS else b""
+        self._parts += strings + brackets.count(b"[") + brackets.count(b"{")
+        if self._parts > MOST_PARTS:
+            raise _beyond(field, name, f"has more than {MOST_PARTS} strings, lists and objects")
+        if max(accumulate(map(STEPS.__getitem__, brackets)), default=0) > MOST_DEPTH:
+            raise _beyond(field, name, f"is nested too deeply: more than {MOST_DEPTH} lists and objects")
+
+
+def _beyond(field: str, name: str, message: str) -> InvalidParameter:
+    return InvalidParameter(field, f"{name} {message}" if name else message)
+
+
+def _check_body(body: bytes) -> None:
+    """Most bodies have so few quotes and brackets that it does not matter which of them are within strings."""
+    if body.count(b"[") + body.count(b"{") > MOST_DEPTH or body.count(b'"') // 2 > MOST_PARTS:
+        JsonBounds().check(body, "body")

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.http.bodies import JsonBounds
 from orchestrator.http.templates import ChatMessage
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
@@ -258,10 +259,11 @@ def take_messages(fields: Fields) -> list[ChatMessage]:
         raise InvalidParameter("messages", "must be a list of at least one message")
     if len(value) > MOST_MESSAGES:
         raise InvalidParameter("messages", f"at most {MOST_MESSAGES} are allowed, not {len(value)}")
-    return [_message(f"messages[{index}]", each) for index, each in enumerate(value)]
+    bounds = JsonBounds()
+    return [_message(f"messages[{index}]", each, bounds) for index, each in enumerate(value)]
 
 
-def _message(name: str, value: object) -> ChatMessage:
+def _message(name: str, value: object, bounds: JsonBounds) -> ChatMessage:
     if not isinstance(value, dict):
         raise InvalidParameter("messages", f"{name} must be an object, not {shown(value)}")
     role = value.get("role")
@@ -275,19 +277,19 @@ def _message(name: str, value: object) -> ChatMessage:
     if calls:
         if role != "assistant":
             raise InvalidParameter("messages", f"{name}.tool_calls is for assistants, not {role}")
-        rest["tool_calls"] = _calls(f"{name}.tool_calls", calls)
+        rest["tool_calls"] = _calls(f"{name}.tool_calls", calls, bounds)
         content = "" if content is None else content  # clients leave it out
     return {**rest, "role": ROLES[role], "content": text_of(f"{name}.content", content)}
 
 
-def _calls(name: str, value: object) -> list[dict[str, Any]]:
+def _calls(name: str, value: object, bounds: JsonBounds) -> list[dict[str, Any]]:
     """With arguments as objects: what templates write as JSON."""
     if not isinstance(value, list):
         raise InvalidParameter("messages", f"{name} must be a list, not {shown(value)}")
-    return [_call(f"{name}[{index}]", each) for index, each in enumerate(value)]
+    return [_call(f"{name}[{index}]", each, bounds) for index, each in enumerate(value)]
 
 
-def _call(name: str, value: object) -> dict[str, Any]:
+def _call(name: str, value: object, bounds: JsonBounds) -> dict[str, Any]:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(function, dict):
         raise InvalidParameter("messages", f"{name} must be an object with a function, not {shown(value)}")
@@ -295,14 +297,18 @@ def _call(name: str, value: object) -> dict[str, Any]:
         raise InvalidParameter("messages", f"{name}.type must be 'function', not {shown(value['type'])}")
     if not isinstance(function.get("name"), str):
         raise InvalidParameter("messages", f"{name}.function.name must be a string, not {shown(function.get('name'))}")
-    arguments = _arguments(f"{name}.function.arguments", function.get("arguments"))
+    arguments = _arguments(f"{name}.function.arguments", function.get("arguments"), bounds)
     return {**value, "type": "function", "function": {**function, "arguments": arguments}}
 
 
-def _arguments(name: str, value: object) -> dict[str, Any]:
-    """None and "" are what some clients send where there are none."""
+def _arguments(name: str, value: object, bounds: JsonBounds) -> dict[str, Any]:
+    """None and "" are what some clients send where there are none.
+
+    As text they passed the body's bounds as one string, whatever they become: `bounds` holds those of all messages.
+    """
     found: object = value or {}
     if isinstance(value, str) and value:
+        bounds.check(value.encode(errors="surrogatepass"), "messages", name)
         try:
             found = json.loads(value, parse_constant=_no_number)
         except (ValueError, RecursionError):

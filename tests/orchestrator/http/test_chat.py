@@ -237,6 +237,14 @@ def call_with(**function: object) -> list[dict[str, Any]]:
     return [USER, {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}]
 
 
+def nested(depth: int) -> str:
+    return '{"a": ' * depth + "1" + "}" * depth
+
+
+# As an argument's value; three such are too much together.
+PARTS = '{"a": [' + "[], " * 30_000 + "0]}"
+
+
 def tool(**function: object) -> list[dict[str, Any]]:
     return [{"type": "function", "function": function}]
 
@@ -261,7 +269,13 @@ MISTAKEN: list[tuple[dict[str, Any], str]] = [
     ({"functions": [{}]}, "functions: [{}] is not served"),
     ({"messages": call_with(name="a", arguments="{")}, "messages[1].tool_calls[0].function.arguments must be a JSON"),
     ({"messages": call_with(name="a", arguments="[]")}, "arguments must be a JSON object as a string, not '[]'"),
-    ({"messages": call_with(name="a", arguments="[" * 5000)}, "arguments must be a JSON object as a string"),
+    ({"messages": call_with(name="a", arguments="[" * 5000)}, "arguments is nested too deeply: more than 128 lists"),
+    (
+        {"messages": call_with(name="a", arguments=nested(129))},
+        "messages[1].tool_calls[0].function.arguments is nested",
+    ),
+    ({"messages": call_with(name="a", arguments='{"a": [' + '"",' * 70_000 + '""]}')}, "more than 65536 strings"),
+    ({"messages": call_with(name="a", arguments=PARTS) * 3}, "messages[5].tool_calls[0].function.arguments has more"),
     ({"messages": call_with(name="a", arguments='{"a": NaN}')}, "arguments must be a JSON object as a string"),
     ({"messages": call_with(name=5)}, "messages[1].tool_calls[0].function.name must be a string, not 5"),
     ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages[0].tool_calls must be a list, not 5"),
@@ -269,6 +283,17 @@ MISTAKEN: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "tool_calls": [5]}]}, "messages[0].tool_calls is for assistants, not user"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "contradicts add_generation_prompt"),
 ]
+
+
+def test_arguments_in_the_history_may_be_as_deep_as_a_body() -> None:
+    """And a text in them may have any number of quotes and brackets: only what becomes a value of its own counts."""
+    quoted = json.dumps({"a": '"[{' * 100_000})
+    for arguments, times in ((nested(128), 3), (quoted, 3), (json.dumps({"a": '"[{ ' * 60}), 1500)):
+        taken = take_talk(Fields({"messages": call_with(name="weather", arguments=arguments) * times})).messages
+        found = [each["tool_calls"][0]["function"]["arguments"] for each in taken[1::2]]
+        assert found == [json.loads(arguments)] * times
+        call = {"id": "a", "function": {"name": "f", "arguments": found[0]}}
+        assert arguments in ours(GEMMA, messages=[USER, {**CALL, "tool_calls": [call]}])
 
 
 @pytest.mark.parametrize(("body", "message"), MISTAKEN)
