@@ -26,6 +26,8 @@ DRAFTING = {
     (False, True): generation_pb2.DRAFTING_NGRAM,
     (False, False): generation_pb2.DRAFTING_OFF,
 }
+# Kinds of sources, as `Sources` of the wire names them.
+SOURCES = ("drafters", "ngram", "heads")
 
 LOGPROBS_OF = {
     "": common_pb2.LOGPROBS_OF_UNSPECIFIED,
@@ -47,6 +49,7 @@ class RequestOptions(TypedDict, total=False):
     rule: str
     drafting: bool
     ngram: bool | None
+    sources: Sequence[str] | None
     stop_ids: Sequence[int]
     ignore_eos: bool
     request_id: str
@@ -85,6 +88,7 @@ def generate_request(
     rule: str = "",
     drafting: bool = True,
     ngram: bool | None = None,
+    sources: Sequence[str] | None = None,
     stop_ids: Sequence[int] = (),
     ignore_eos: bool = False,
     request_id: str = "",
@@ -122,6 +126,7 @@ def generate_request(
         drafting: False leaves out the drafters.
         ngram: False leaves out the verifier's own proposals from the text; None goes by `drafting`, so that
             drafting=False alone has the target decode plainly.
+        sources: which may propose, of `SOURCES`, chosen one by one; instead of the two above. None goes by those.
         request_id: a repeated id joins the running session instead of starting another.
         provisional: True asks for Provisional events, too: drafts, before the target has decided.
         parent: a session that has ended, behind whose tokens (prompt and output) the prompt goes on; "" for none.
@@ -159,7 +164,8 @@ def generate_request(
         sampling=sampling,
         stopping=_stopping(max_tokens, fit_context, min_tokens, stop_ids, ignore_eos),
         stop=[_text("stop", each) for each in ((stop,) if isinstance(stop, str) else stop)],
-        drafting=DRAFTING[drafting, drafting if ngram is None else ngram],
+        drafting=_drafting(drafting, ngram, sources),
+        sources=_sources(sources),
         request_id=_text("request_id", request_id),
         provisional=provisional,
         parent=_text("parent", parent),
@@ -186,6 +192,22 @@ def _put_prediction(request: generation_pb2.GenerateRequest, prediction: Prompt)
         request.prediction_text = _text("prediction", prediction)
     elif prediction:
         request.prediction_tokens.ids.extend(_unsigned("prediction", token) for token in prediction)
+
+
+def _drafting(drafting: bool, ngram: bool | None, sources: Sequence[str] | None) -> generation_pb2.Drafting:
+    if sources is None:
+        return DRAFTING[drafting, drafting if ngram is None else ngram]
+    if not drafting or ngram is not None:
+        raise invalid("sources", "contradicts drafting and ngram: give those or this")
+    return generation_pb2.DRAFTING_UNSPECIFIED
+
+
+def _sources(named: Sequence[str] | None) -> generation_pb2.Sources | None:
+    if named is None:
+        return None
+    if isinstance(named, str) or any(name not in SOURCES for name in named):
+        raise invalid("sources", f"must be a list of {', '.join(SOURCES)}, not {named!r}")
+    return generation_pb2.Sources(**{name: name in named for name in SOURCES})
 
 
 def _stopping(

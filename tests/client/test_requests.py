@@ -52,3 +52,26 @@ def test_a_seed_is_sent_only_if_given() -> None:
 )
 def test_who_may_propose(options: RequestOptions, asked: generation_pb2.Drafting) -> None:
     assert generate_request("x", **options).drafting == asked
+
+
+@pytest.mark.parametrize("named", [[], ["drafters"], ["ngram", "heads"], ["drafters", "ngram", "heads"]])
+def test_which_sources_may_propose(named: list[str]) -> None:
+    request = generate_request("x", sources=named)
+    assert request.drafting == generation_pb2.DRAFTING_UNSPECIFIED
+    assert request.HasField("sources")
+    assert [field.name for field, _ in request.sources.ListFields()] == named
+    assert not generate_request("x").HasField("sources")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (RequestOptions(sources=["magic"]), r"must be a list of drafters, ngram, heads, not \['magic'\]"),
+        (RequestOptions(sources="ngram"), "must be a list of drafters, ngram, heads, not 'ngram'"),
+        (RequestOptions(sources=[], drafting=False), "contradicts drafting and ngram"),
+        (RequestOptions(sources=["ngram"], ngram=True), "contradicts drafting and ngram"),
+    ],
+)
+def test_sources_that_cannot_be_chosen(options: RequestOptions, message: str) -> None:
+    with pytest.raises(SpecwireError, match=f"INVALID_ARGUMENT: sources: {message}"):
+        generate_request("x", **options)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 import verify_service.server
-from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started, Stats
+from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError, Started, Stats
 from specwire.client.requests import Prompt, RequestOptions
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome
@@ -95,6 +95,22 @@ async def test_a_text_that_repeats_is_guessed_from_itself(temperature: float) ->
     assert done[ngram].stats.proposed == done[ngram].stats.proposed_ngram >= done[ngram].stats.accepted_ngram
     assert done[drafters].stats.proposed_ngram == done[off].stats.proposed_ngram == 0
     assert done[off].stats.target_forwards == 240 > done[ngram].stats.target_forwards
+
+
+async def test_sources_chosen_by_name() -> None:
+    """One text, whoever may guess, and nobody else does."""
+    target = f"{TARGET}:memory=1:delay_ms=4"
+    async with stack(target, "scripted:99:vocab=64") as running:
+
+        async def told(*sources: str) -> Completion:
+            return await running.client.complete(PROMPT, max_tokens=120, ignore_eos=True, sources=sources)
+
+        none, drafters = await told(), await told("drafters")
+        ngram = await asked(partial(told, "ngram", "heads"), lambda done: done.stats.accepted_ngram)
+    assert [list(each.tokens) for each in (none, drafters, ngram)] == [plain(f"{TARGET}:memory=1", PROMPT, 120)] * 3
+    assert none.stats.proposed == drafters.stats.proposed_ngram == 0
+    assert none.stats.target_forwards == 120
+    assert ngram.stats.proposed == ngram.stats.proposed_ngram > 0
 
 
 async def test_sessions_side_by_side_do_not_mix() -> None:
