@@ -23,6 +23,7 @@ FIGURES_ALLOWED = (200, 400, 404, 405)
 # a chunk, half a millisecond for a request; and how long a turn of the loop may be, for a neighbour waits as long.
 BASE_COST_S, BYTE_COST_S, CHUNK_COST_S, REQUEST_COST_S = 0.5, 2e-7, 1e-4, 5e-3
 TURN_COST_S = 1.0
+ATTEMPTS = 3
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 PARTS = {"message", "type", "param", "code"}
 EVENTS = "text/event-stream"
@@ -56,7 +57,21 @@ def tell_figures(services: Services, raw: Raw) -> Counter[str]:
 
 
 def tell_flood(services: Services, flood: Flood) -> Counter[str]:
-    """The same of much at once, which must cost little, and nobody else a wait."""
+    """The same of much at once, which must cost little, and nobody else a wait.
+
+    The loop of a busy machine may get no core while a thread beside it computes; so a wait counts that comes each time.
+    """
+    waits = []
+    for _ in range(ATTEMPTS):
+        answer, turn = _flooded(services, flood)
+        waits.append(turn)
+        if turn <= TURN_COST_S:
+            return answer
+    raise AssertionError(f"{flood}: nobody else was served for {min(waits):.2f} s of computing")
+
+
+def _flooded(services: Services, flood: Flood) -> tuple[Counter[str], float]:
+    """What came of it, and the longest turn of the loop."""
     with services.watched() as watch, ThreadPoolExecutor(1) as pool:
         told = pool.submit(_answer, services.http, Raw(flood.data, whole=True))
         neighbours = Counter(_ask_health(services, told))
@@ -66,12 +81,11 @@ def tell_flood(services: Services, flood: Flood) -> Counter[str]:
     requests = flood.requests + neighbours.total()
     bar = BASE_COST_S + len(flood.data) * BYTE_COST_S + flood.chunks * CHUNK_COST_S + requests * REQUEST_COST_S
     assert watch.cpu <= bar, f"{flood}: {watch.cpu:.2f} s of computing, at most {bar:.2f} s are allowed"
-    assert watch.turn <= TURN_COST_S, f"{flood}: nobody else was served for {watch.turn:.2f} s of computing"
     answer = told.result()
     if answer is None:
-        return Counter({"CLOSED": 1})
+        return Counter({"CLOSED": 1}), watch.turn
     assert answer[0] in ALLOWED, f"{answer[0]} to {flood}"
-    return Counter({str(answer[0]): 1})
+    return Counter({str(answer[0]): 1}), watch.turn
 
 
 def _ask_health(services: Services, told: Future[Any]) -> Iterator[int]:
