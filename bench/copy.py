@@ -25,7 +25,7 @@ from bench.bars import Bar, at_least, at_most
 from bench.entry import terminable
 from bench.interleave import interleave
 from bench.interval import estimate
-from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
+from bench.machine import dtype_of
 from bench.report import table
 from bench.rows import RUN_LIMIT, exactly, start_stack
 from bench.runs import BenchError, Run, Sample, of_row
@@ -33,8 +33,10 @@ from bench.settings import HERE
 from bench.speed import speed_ratio, tokens_per_forward, tokens_per_second
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.client import Client, SpecwireError
+from specwire.core.model import AUTO
 from specwire.core.verify.text_sources import NgramSource
 from specwire.rpc.process import say
+from specwire.rpc.server_options import SERVED_DTYPES
 
 OUT = HERE / "results" / "copy.json"
 BEGUN_LINES = 5
@@ -222,7 +224,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--prompts", type=int, default=16, metavar="N", help="(default: %(default)s)")
     line.add_argument("--tokens", type=int, default=128, metavar="N", help="new ones for each (default: %(default)s)")
     line.add_argument("--repeats", type=int, default=7, metavar="N", help="(default: %(default)s)")
-    line.add_argument("--dtype", default=AUTO, choices=MEASURED_DTYPES, help="of both models (default: %(default)s)")
+    line.add_argument("--dtype", default=AUTO, choices=SERVED_DTYPES, help="of both models (default: %(default)s)")
     line.add_argument("--no-ray", action="store_true", help="services as plain processes")
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
     return line

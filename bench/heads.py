@@ -31,7 +31,7 @@ from bench.cores import CoreUse, CpuSeconds
 from bench.entry import run
 from bench.interleave import schedule
 from bench.interval import CONFIDENCE, Estimate
-from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
+from bench.machine import dtype_of
 from bench.measure import encoded_prompts, scores_at
 from bench.progress import tracked
 from bench.report import bar_lines, table
@@ -44,8 +44,9 @@ from bench.texts import Judged, judge, mismatches, tolerance
 from deploy.stack.options import cores
 from specwire.client.events import Stats
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import RUNTIMES
+from specwire.core.model import AUTO, RUNTIMES
 from specwire.rpc.process import say
+from specwire.rpc.server_options import SERVED_DTYPES
 
 OUT = HERE / "results" / "heads.json"
 OFF, FAR, NGRAM, EAGLE3, AUTOMATIC = "off", "far", "ngram", "eagle3", "automatic"
@@ -170,7 +171,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--only", default="", metavar="ROW,ROW", help=f"besides {OFF}: {', '.join(list(LABELS)[1:])} (default: all)")
     add("--runtime", default=AUTO, choices=RUNTIMES, help="of specwire up (default: %(default)s)")
-    add("--dtype", default=AUTO, choices=MEASURED_DTYPES, help="of all rows (default: %(default)s)")
+    add("--dtype", default=AUTO, choices=SERVED_DTYPES, help="of all rows (default: %(default)s)")
     add("--target-threads", type=int, metavar="N", help="of specwire up (default: half of the cores)")
     add("--out", type=Path, default=OUT, metavar="FILE", help="JSON (default: bench/results/heads.json)")
     return line

@@ -10,12 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from deploy.stack.options import cores
+from specwire.core.model import AUTO
 from specwire.rpc.process import say
-from specwire.rpc.server_options import DTYPES
 
 PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "ray", "redis", "numpy", "openvino-genai")
-AUTO = "auto"
-MEASURED_DTYPES = (AUTO, *DTYPES)
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -185,7 +185,8 @@ def up(target: str, draft: str | None, dtype: str, ray: bool, *options: str) -> 
     """`specwire up` with further options, and its ready line. draft: None for no drafter."""
     drafting = ["--no-draft"] if draft is None else ["--draft", draft]
     command = ["up", "--target", target, *drafting, "--dtype", dtype, "--listen", "127.0.0.1:0", "--json"]
-    words = [*command, *(() if ray else ("--no-ray",)), *options]
+    runtime = () if "--runtime" in options else ("--runtime", "torch")  # rows say which one they measure
+    words = [*command, *runtime, *(() if ray else ("--no-ray",)), *options]
     stack = Child("specwire up", [sys.executable, "-m", "deploy", *words])
     try:
         return stack, stack.answer(LOAD_LIMIT)

@@ -6,9 +6,11 @@ import argparse
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
+from bench.machine import dtype_of
 from demo_pair import DRAFT, HEAD, TARGET, held_out_prompts
 from specwire.core.invalid import InvalidParameter
+from specwire.core.model import AUTO
+from specwire.rpc.server_options import SERVED_DTYPES
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE / "results" / "main.json"
@@ -59,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--prompts", type=int, metavar="N", help="held-out prompts (default: 32)")
     line.add_argument("--tokens", type=int, metavar="N", help="new tokens for each (default: 128)")
     line.add_argument("--repeats", type=int, metavar="N", help="7 or more for a full measurement (default: 7)")
-    line.add_argument("--dtype", default=AUTO, choices=MEASURED_DTYPES, help="of all rows (default: %(default)s)")
+    line.add_argument("--dtype", default=AUTO, choices=SERVED_DTYPES, help="of all rows (default: %(default)s)")
     line.add_argument("--quick", action="store_true", help="2 prompts x 8 tokens x 1 repeat unless said otherwise")
     line.add_argument("--no-ray", action="store_true", help="specwire's services as plain processes")
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON; a PNG beside it")

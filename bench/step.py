@@ -25,7 +25,7 @@ from bench import openvino_rows, step_results
 from bench.child import Child
 from bench.entry import terminable
 from bench.interleave import schedule
-from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
+from bench.machine import dtype_of
 from bench.openvino_rows import OpenvinoRow
 from bench.progress import tracked
 from bench.rows import LOAD_LIMIT, RUN_LIMIT
@@ -34,7 +34,9 @@ from bench.settings import HERE
 from bench.step_results import PEER, Cell, StepSample
 from demo_pair import TARGET, held_out_prompts
 from deploy.stack.options import cores
+from specwire.core.model import AUTO
 from specwire.rpc.process import say
+from specwire.rpc.server_options import SERVED_DTYPES
 
 OUT = HERE / "results" / "step.json"
 RUNTIMES = ("torch", "openvino")
@@ -152,7 +154,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--prompts", type=int, default=8, metavar="N", help="(default: %(default)s)")
     line.add_argument("--tokens", type=int, default=128, metavar="N", help="of each text (default: %(default)s)")
     line.add_argument("--repeats", type=int, default=7, metavar="N", help="(default: %(default)s)")
-    line.add_argument("--dtype", default=AUTO, choices=MEASURED_DTYPES, help="(default: %(default)s)")
+    line.add_argument("--dtype", default=AUTO, choices=SERVED_DTYPES, help="(default: %(default)s)")
     line.add_argument(
         "--threads",
         type=int,

@@ -32,7 +32,7 @@ from bench.bars import Bar, at_least, at_most
 from bench.entry import terminable
 from bench.interleave import schedule
 from bench.interval import Estimate, estimate
-from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
+from bench.machine import dtype_of
 from bench.report import table
 from bench.rows import RUN_LIMIT, exactly, up
 from bench.runs import BenchError, Run, Sample, of_row
@@ -40,10 +40,12 @@ from bench.settings import HERE
 from bench.speed import speed_ratio, tokens_per_forward, tokens_per_second
 from demo_pair import TARGET, held_out_prompts
 from specwire.client import Client, SpecwireError
+from specwire.core.model import AUTO
 from specwire.core.verify.shared_texts import ScopeTexts, SharedIndex
 from specwire.core.verify.text_sources import NgramSource, TextSource
 from specwire.progress import Bar as ProgressBar
 from specwire.rpc.process import say
+from specwire.rpc.server_options import SERVED_DTYPES
 
 OUT = HERE / "results" / "suffix.json"
 OFF, OWN, SHARED = "off", "own", "shared"
@@ -387,7 +389,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--others", type=int, default=10 * MILLION, metavar="N", help="tokens beside a look-up (default: %(default)s)"
     )
-    line.add_argument("--dtype", default=AUTO, choices=MEASURED_DTYPES, help="(default: %(default)s)")
+    line.add_argument("--dtype", default=AUTO, choices=SERVED_DTYPES, help="(default: %(default)s)")
     line.add_argument("--no-ray", action="store_true", help="services as plain processes")
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
     return line

@@ -12,6 +12,7 @@ from draft_service.commands import Command, Replies
 from draft_service.dialler import DiallingDrafter
 from draft_service.service import DrafterThread, DraftHandler, DraftServicer
 from specwire.core.invalid import InvalidParameter
+from specwire.core.model import AUTO
 from specwire.registry.entry import Role
 from specwire.registry.options import (
     NO_CLOUD,
@@ -217,7 +218,7 @@ def _loader(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
+    add_model_arguments(parser, runtime=AUTO)
     parser.add_argument(
         "--connect",
         action="append",

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.batch.arrivals import Target
-from bench.machine import AUTO, MEASURED_DTYPES, dtype_of
+from bench.machine import dtype_of
 from bench.settings import HERE, add_head_argument, head_of, located, shown_model
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import RUNTIMES
+from specwire.core.model import AUTO, RUNTIMES
 from specwire.core.policy.controller import InvalidPlan, parse_plan
+from specwire.rpc.server_options import SERVED_DTYPES
 
 OUT = HERE / "results" / "batch.json"
 LEVELS = (1, 2, 4, 8, 16, 32)
@@ -109,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--tokens", type=int, metavar="N", help="new tokens for each (default: 128)")
     line.add_argument("--repeats", type=int, metavar="N", help="7 or more for a full measurement (default: 9)")
     line.add_argument("--requests", type=int, metavar="N", help="of each load that arrives, 0: none (default: 64)")
-    line.add_argument("--dtype", default=AUTO, choices=MEASURED_DTYPES, help="of all rows (default: %(default)s)")
+    line.add_argument("--dtype", default=AUTO, choices=SERVED_DTYPES, help="of all rows (default: %(default)s)")
     line.add_argument("--plan", default=PLAN, metavar="PLAN", help="of the row with drafting on (default: %(default)s)")
     line.add_argument("--first-ms", type=float, default=500.0, metavar="MS", help="in time: first token (default: 500)")
     line.add_argument("--pause-ms", type=float, default=50.0, metavar="MS", help="and 95 %% of pauses (default: 50)")

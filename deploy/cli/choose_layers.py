@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specwire.core.model import QUANTIZATIONS, ModelError
 from specwire.rpc.process import say
-from specwire.rpc.server_options import DTYPES
+from specwire.rpc.server_options import add_dtype_argument
 
 EPILOG = """\
 FILES are texts, or lines of JSON with a "text" (.jsonl); folders are searched for .txt, .md, .py and .jsonl. The target
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of each, at most half its context (default: %(default)s)",
     )
-    add("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic (default: %(default)s)")
+    add_dtype_argument(parser, "of weights and arithmetic, as the verifier's")
     add("--quantization", default="none", choices=QUANTIZATIONS, help="(default: %(default)s)")
     add("--device", default="cpu", help="such as cpu or cuda:0 (default: %(default)s)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: as many as there are cores)")

@@ -263,8 +263,9 @@ def examine(model: str, dtype: str, text: Sequence[int], tokens: tuple[int, int]
     # torch comes with it; needed only when texts differ
     from specwire.lm import Feed, load_model
 
-    scores = load_model(model, slots=1, dtype=dtype).forward([Feed(0, 0, list(text), 1)])[0].numpy()
-    allowed = tolerance(dtype, float(scores.max()))
+    target = load_model(model, slots=1, dtype=dtype)
+    scores = target.forward([Feed(0, 0, list(text), 1)])[0].numpy()
+    allowed = tolerance(target.info.dtype, float(scores.max()))
     if sampling.temperature > 0.0:
         allowed /= sampling.temperature
         noise = gumbel(sampling.seed, sampling.choice, len(text), np.arange(len(scores)))

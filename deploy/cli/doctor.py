@@ -30,7 +30,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.redis.urls import MEMORY, connection_of, without_password
 from specwire.rpc.keys import read_token
 from specwire.rpc.process import say, visible
-from specwire.rpc.server_options import DTYPES, check_listen
+from specwire.rpc.server_options import add_dtype_argument, check_listen
 from specwire.rpc.tls import add_client_arguments, client_tls
 
 LIMIT_S = 5.0
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="path or hub id: has it the target's tokens? may be repeated",
     )
-    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and caches")
+    add_dtype_argument(parser, "of weights and caches")
     parser.add_argument("--slots", type=int, default=16, metavar="N", help="sessions at once (default: %(default)s)")
     parser.add_argument("--redis-url", metavar="URL", help="session log (default: a private Redis)")
     parser.add_argument("--durability", default="", metavar="LEVEL", help="what the log must survive, as of up")
@@ -104,6 +104,7 @@ def _models(args: argparse.Namespace) -> Iterator[Finding]:
         return
     models = importlib.import_module("deploy.cli.doctor_models")
     yield from models.check_devices()
+    yield from models.check_choices()
     yield from models.check_models(args.target, args.draft, args.dtype, args.slots, available_memory())
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from deploy.cli.doctor import Finding, bad, ok, warn
-from specwire.core.model import AUTO_KV, is_gguf
+from specwire.core.model import AUTO, AUTO_KV, is_gguf
 from specwire.core.policy.tunables import LEAST_SHARED
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_cache import position_bytes, readable
-from specwire.lm.load import outline
+from specwire.lm.load import native_dtype, native_precision, outline
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.text.detokenizer import TokenizerError, vocabulary_fingerprint
 from specwire.text.vocabulary_map import TokenTable, VocabularyMap
@@ -51,6 +51,23 @@ def check_devices() -> Iterator[Finding]:
         yield warn("devices", "cpu only, though this machine has an NVIDIA driver", "look at nvidia-smi")
     else:
         yield ok("devices", "cpu")
+
+
+def check_choices() -> Iterator[Finding]:
+    """What `--dtype auto` and `--runtime auto` mean on this machine, and why."""
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    precision = native_precision(device)
+    yield ok("dtype", f"auto is {precision.dtype}: {precision.reason}")
+    if device != "cpu":
+        yield ok("runtime", f"auto is torch on {device}")
+        return
+    if importlib.util.find_spec("openvino") is None:
+        yield ok("runtime", "auto is torch: openvino is not installed")
+        return
+    from specwire.lm.runners.openvino_graph import computed_in
+
+    computed = str(computed_in(getattr(torch, precision.dtype))).removeprefix("torch.")
+    yield ok("runtime", f"auto is openvino for the Llama family, keys and values in {computed}; else torch")
 
 
 def check_models(
@@ -87,7 +104,7 @@ def facts_of(model: str, dtype: str) -> Facts:
         size = file.path.stat().st_size
         return Facts(model, vocabulary_fingerprint(tokens), len(tokens), context, kept, size, told)
     known = outline(model)
-    config, precision = known.config, getattr(torch, dtype)
+    config, precision = known.config, getattr(torch, native_dtype() if dtype == AUTO else dtype)
     tokens = known.text.vocabulary(config.get_text_config().vocab_size)
     kv, weights = known.context * position_bytes(config, precision), _weight_bytes(known.location, config, precision)
     text = known.text.tokenizer_json

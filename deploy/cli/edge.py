@@ -22,14 +22,15 @@ from orchestrator.peers.peer import DrafterPeer
 from orchestrator.pool import StartError
 from orchestrator.sessions import Orchestrator
 from specwire.core.invalid import InvalidParameter
+from specwire.core.model import AUTO
 from specwire.progress import LAST_LINE
 from specwire.redis.urls import MEMORY, without_password
 from specwire.registry.options import add_cloud_arguments, add_registry_arguments
 from specwire.rpc.channel import open_channel
 from specwire.rpc.process import run_until_signalled, say, share_interpreter
 from specwire.rpc.server_options import (
-    DTYPES,
     ModelServiceOptions,
+    add_dtype_argument,
     add_gguf_arguments,
     add_runtime_argument,
     check_listen,
@@ -208,9 +209,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--start-timeout", type=float, default=120.0, metavar="S", help="wait for a verifier (default: %(default)s s)"
     )
-    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the draft model's weights")
+    add_dtype_argument(parser, "of the draft model")
     parser.add_argument("--device", default="cpu", help="of the draft model, such as cpu or cuda:0")
-    add_runtime_argument(parser)
+    add_runtime_argument(parser, AUTO)
     add_gguf_arguments(parser)
     parser.add_argument(
         "--draft-threads", type=int, default=1, metavar="N", help="CPU threads of the draft model (default: 1)"

@@ -21,14 +21,15 @@ from orchestrator.options import (
 )
 from orchestrator.tenants import Access
 from specwire.core.invalid import InvalidParameter
+from specwire.core.model import AUTO
 from specwire.core.policy.controller import InvalidPlan, parse_plan
 from specwire.rpc.channel import exposure
 from specwire.rpc.server_options import (
-    DTYPES,
     TEXT_MEMORY,
     ModelServiceOptions,
     add_compile_argument,
     add_deterministic_argument,
+    add_dtype_argument,
     add_heads_argument,
     add_known_texts_arguments,
     add_ranks_argument,
@@ -363,11 +364,11 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
         "--speculative-config", metavar="JSON", help="how to propose, in other servers' words (docs/CLI.md)"
     )
     group.add_argument("--redis-url", metavar="URL", help="session log (default: a private Redis)")
-    group.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
+    add_dtype_argument(group, "of weights and arithmetic")
     group.add_argument("--device", default="cpu", help="of both models, such as cpu or cuda:0 (default: %(default)s)")
     group.add_argument("--draft-device", default="", metavar="DEVICE", help="of the drafters (default: the target's)")
     add_compile_argument(group)
-    add_runtime_argument(group)
+    add_runtime_argument(group, AUTO)
     add_deterministic_argument(group)
     add_ranks_argument(group)
     group.add_argument(

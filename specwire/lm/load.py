@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -443,7 +443,8 @@ def load_model(
 
     Args:
         spec: local directory, hub id, GGUF file, or a scripted model (`specwire.lm.scripted.USAGE`).
-        dtype: float32, bfloat16 or float16. A scripted model ignores it, and the device.
+        dtype: float32, bfloat16, float16, or "auto": what `native_dtype` says of the device, which the model then
+            tells as its own. A scripted model ignores it, and the device.
         context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
         threads: threads that PyTorch computes with in this process; unchanged if None.
         lean: use our own decoder where the model has one; False keeps to the model's own modules.
@@ -479,6 +480,8 @@ def load_model(
     _set_threads(threads)
     if spec.startswith(PREFIX):
         return _scripted(spec, slots, context, ranks, heads)
+    if dtype == AUTO:
+        dtype = native_dtype(device if engine != VLLM or not torch.cuda.is_available() else "cuda")
     how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)
     if is_gguf(spec):
@@ -496,16 +499,36 @@ def load_model(
         )
 
 
-def native_dtype(device: str = "cpu") -> str:
-    """bfloat16 where the device computes it itself, else float32. Emulated, bfloat16 is slower than float32."""
-    if torch.device(device).type == "cuda":
+class Precision(NamedTuple):
+    """reason: why it is this dtype, for people."""
+
+    dtype: str
+    reason: str
+
+
+def native_precision(device: str = "cpu") -> Precision:
+    """bfloat16 where the device computes it itself, else float32. Emulated, bfloat16 is slower than float32.
+
+    Whether there is such a device is found out when it is used.
+    """
+    kind = device.partition(":")[0]
+    if kind == "cuda" and torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        # oneDNN takes bfloat16 wherever it has AVX-512, and may be held to less (ONEDNN_MAX_CPU_ISA).
-        native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        if platform.machine() in ("x86_64", "AMD64"):
-            native = native and torch.cpu._is_avx512_bf16_supported()
-    return "bfloat16" if native else "float32"
+        words = "computes" if native else "would emulate"
+        return Precision("bfloat16" if native else "float32", f"{device} {words} bfloat16")
+    if kind != CPU.type:
+        return Precision("float32", f"{device} is not known to compute bfloat16")
+    if platform.machine() in ("x86_64", "AMD64") and not torch.cpu._is_avx512_bf16_supported():
+        return Precision("float32", "the processor would emulate bfloat16: it has no AVX512_BF16")
+    # oneDNN takes bfloat16 wherever it has AVX-512, and may be held to less (ONEDNN_MAX_CPU_ISA).
+    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        return Precision("float32", "oneDNN does not compute bfloat16 here")
+    return Precision("bfloat16", "the processor computes bfloat16")
+
+
+def native_dtype(device: str = "cpu") -> str:
+    """What `--dtype auto` means there."""
+    return native_precision(device).dtype
 
 
 def _check(slots: int, runtime: str, quantization: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import AUTO_KV, ENGINES, KV_TYPES, QUANTIZATIONS, RUNTIMES, SPECWIRE
+from specwire.core.model import AUTO, AUTO_KV, ENGINES, KV_TYPES, QUANTIZATIONS, RUNTIMES, SPECWIRE, TORCH
 from specwire.progress import LAST_LINE
 from specwire.rpc.channel import exposure
 from specwire.rpc.keys import Keys, read_keys
@@ -101,6 +101,8 @@ def size_of(field: str, text: str | None) -> int | None:
 
 MOST_RANKS, MOST_LAYERS = 64, 1024
 DTYPES = ("float32", "bfloat16")
+# What a service may be told; AUTO: what the device computes itself (`specwire.lm.native_dtype`).
+SERVED_DTYPES = (AUTO, *DTYPES)
 # A million tokens of texts.
 TEXT_MEMORY = 64 << 20
 
@@ -112,6 +114,7 @@ class ModelServiceOptions:
     Attributes:
         model: a path, a hub id or a scripted model.
         listen: HOST:PORT; port 0 takes a free one.
+        dtype: of weights and arithmetic; auto: bfloat16 where the device computes it itself, else float32.
         runtime: what computes the forwards; auto: openvino where it is installed and agrees with the model, else torch.
             A GGUF file is computed by llamacpp, whatever it says.
         threads: CPU threads of the model's forwards.
@@ -168,8 +171,8 @@ class ModelServiceOptions:
         check_listen(self.listen)
         check_exposure(self.listen, self.tls, self.insecure)
         check_metrics(self.metrics, self.insecure, self.tls)
-        if self.dtype not in DTYPES:
-            raise InvalidParameter("dtype", f"must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.dtype not in SERVED_DTYPES:
+            raise InvalidParameter("dtype", f"must be one of {', '.join(SERVED_DTYPES)}, not {self.dtype!r}")
         if not self.device:
             raise InvalidParameter("device", "must not be empty")
         if self.runtime not in RUNTIMES:
@@ -254,13 +257,13 @@ def check_ranks(size: int) -> None:
         raise InvalidParameter("tensor-parallel-size", f"must be from 1 to {MOST_RANKS}, not {size}")
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1) -> None:
-    """The options of ModelServiceOptions, and --json."""
+def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1, runtime: str = TORCH) -> None:
+    """The options of ModelServiceOptions, and --json. runtime: the default."""
     parser.add_argument("model", metavar="MODEL", help="path, hub id, GGUF file, or scripted:SEED for known logits")
     parser.add_argument("--listen", default=ANY_PORT, metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
-    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and arithmetic")
+    add_dtype_argument(parser, "of weights and arithmetic")
     parser.add_argument("--device", default="cpu", help="such as cpu or cuda:0")
-    add_runtime_argument(parser)
+    add_runtime_argument(parser, runtime)
     add_gguf_arguments(parser)
     parser.add_argument("--threads", default=threads, type=int, metavar="N", help="CPU threads (default: %(default)s)")
     parser.add_argument("--slots", default=16, type=int, metavar="N", help="sessions at once (default: %(default)s)")
@@ -281,13 +284,23 @@ def add_compile_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_runtime_argument(parser: argparse._ActionsContainer) -> None:
+def add_dtype_argument(parser: argparse._ActionsContainer, meaning: str) -> None:
+    """`ModelServiceOptions.dtype`. meaning: for people."""
+    parser.add_argument(
+        "--dtype",
+        default=AUTO,
+        choices=SERVED_DTYPES,
+        help=f"{meaning}; auto: bfloat16 where the device computes it itself, else float32 (default: %(default)s)",
+    )
+
+
+def add_runtime_argument(parser: argparse._ActionsContainer, default: str) -> None:
     parser.add_argument(
         "--runtime",
-        default="torch",
+        default=default,
         choices=RUNTIMES,
         help="of forwards; openvino: on CPUs, with that extra installed; auto: where it can; llamacpp: of GGUF files, "
-        "which have it anyway (default: torch)",
+        "which have it anyway (default: %(default)s)",
     )
     parser.add_argument(
         "--quantization",

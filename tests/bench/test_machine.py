@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import machine
+from specwire.core.model import AUTO
 from specwire.rpc.server_options import DTYPES
 
 
@@ -48,7 +49,7 @@ def test_else_what_the_machine_computes_itself(
 ) -> None:
     """Held to AVX2, no processor has instructions for bfloat16."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert machine.dtype_of(machine.AUTO) == "float32"
+    assert machine.dtype_of(AUTO) == "float32"
     told = "bench: in float32, which this machine computes itself (--dtype says otherwise)\n"
     assert capsys.readouterr().err == told
 

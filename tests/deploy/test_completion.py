@@ -45,13 +45,13 @@ def test_shells_take_their_scripts(scripts: dict[str, Path]) -> None:
     [
         (("do",), "doctor"),
         (("up", "--dty"), "--dtype"),
-        (("up", "--dtype", ""), "float32 bfloat16"),
+        (("up", "--dtype", ""), "auto float32 bfloat16"),
         (("verify", "--conf"), "--config"),
         (("config", "sh"), "show"),
         (("config", "show", "--j"), "--json"),
         (("config", "show", "u"), "up"),
         (("config", "show", "up", "--dty"), "--dtype"),
-        (("config", "show", "up", "--dtype", ""), "float32 bfloat16"),
+        (("config", "show", "up", "--dtype", ""), "auto float32 bfloat16"),
         (("completion", "b"), "bash"),
         (("up", "--target", "x"), ""),
     ],
@@ -71,7 +71,7 @@ def test_what_fish_offers(scripts: dict[str, Path]) -> None:
         asked = f"source {scripts['fish']}; complete -C 'specwire up --dty'"
         assert run("fish", "--no-config", "-c", asked).startswith("--dtype\t")
     assert re.search(
-        r'using up\W.* -l dtype .*"float32 bfloat16" .*of weights and arithmetic', scripts["fish"].read_text()
+        r'using up\W.* -l dtype .*"auto float32 bfloat16" .*of weights and arithmetic', scripts["fish"].read_text()
     )
 
 

@@ -160,7 +160,7 @@ def test_a_token_stays_on_the_machine_or_is_encrypted(
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     assert unencrypted in refused(capsys, "generate", "x", "--address", "far.example:1")
     said = refused(capsys, "draft", "scripted:7", "--token-file", str(file))
-    assert said == "specwire draft: error: --token-file: is shown to an orchestrator: needs --connect"
+    assert said == "specwire draft: error: --token-file: is shown to an orchestrator: needs --connect or --cloud"
     monkeypatch.delenv(TOKEN_VARIABLE)
     said = refused(capsys, "generate", "x", "--token-file", str(file))
     assert said == "specwire generate: error: --token-file: is shown to a running stack: give --address"
