@@ -12,7 +12,7 @@ from typing import NamedTuple
 import grpc
 import grpc.aio
 
-from specwire.core.invalid import Code, InvalidParameter
+from specwire.core.invalid import MOST_SCORED, Code, InvalidParameter
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import MOST_LOGPROBS
 from specwire.rpc.convert import logprobs_to_wire
@@ -170,6 +170,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             )
         if request.top > MOST_LOGPROBS:
             raise InvalidParameter("top", f"must be from 0 to {MOST_LOGPROBS}, not {request.top}")
+        if len(request.others) >= MOST_SCORED:
+            raise InvalidParameter("others", f"at most {MOST_SCORED - 1} are allowed, not {len(request.others)}")
+        for other in request.others:
+            check_tokens(other.tokens, self._info.vocabulary, 1, self._info.context - request.from_position)
         scores = await self._score(request)
         told = scores if request.HasField("top") else []
         return verify_pb2.ScoreResponse(
@@ -189,7 +193,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         def reply(result: list[TokenScore] | Refusal) -> None:
             loop.call_soon_threadsafe(settle, result)
 
-        scoring = Scoring(tuple(request.tokens), request.from_position, reply, request.top)
+        others = tuple(tuple(other.tokens) for other in request.others)
+        scoring = Scoring(tuple(request.tokens), request.from_position, reply, request.top, others=others)
         self._thread.send(scoring)
         try:
             result = await done

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from orchestrator.api import calls, replies
 from orchestrator.api.calls import GenerationHandler, cursor_of, merged, single_requests
 from orchestrator.api.requests import check_size
+from orchestrator.api.scores import PromptScorer
 from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import StoredSession
@@ -27,6 +28,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
         self._handler = GenerationHandler(orchestrator)
+        self._scorer = PromptScorer(orchestrator)
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         tenant, left = self._tenant(context), context.time_remaining()
@@ -103,6 +105,10 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             durability=self._orchestrator.store.durability,
             targets=targets,
         )
+
+    async def ScoreText(self, request: pb.ScoreTextRequest, context: Context) -> pb.ScoreTextResponse:
+        tenant, target = self._tenant(context), self._orchestrator.pool.target_named(request.model)
+        return await self._scorer.continuations(request, target, tenant, context.time_remaining())
 
 
 def _of_all(target: Target) -> common_pb2.GetModelInfoResponse:

@@ -148,22 +148,22 @@ async def prediction_tokens(request: generation_pb2.GenerateRequest, target: Tar
     return check_prediction(tokens, target.info.vocabulary, target.context)
 
 
-def check_size(prompt: str | Sequence[int], target: Target) -> None:
+def check_size(prompt: str | Sequence[int], target: Target, field: str = "prompt") -> None:
     """Refuse a text that is too long for the context, without encoding it. Raises ContextExceeded."""
     if not isinstance(prompt, str):
         if len(prompt) >= target.context:
             message = f"{len(prompt)} tokens leave no room for another one"
-            raise ContextExceeded("prompt", message, target.context)
+            raise ContextExceeded(field, message, target.context)
         return
     size, most = len(prompt.encode()), target.most_prompt_bytes
     if size > most:
         message = f"{size} bytes of text, of at most {most}, do not fit"
-        raise ContextExceeded("prompt", message, target.context)
+        raise ContextExceeded(field, message, target.context)
 
 
-async def encoded(text: str, target: Target) -> list[int]:
+async def encoded(text: str, target: Target, field: str = "prompt") -> list[int]:
     """The text's tokens, without holding up the event loop; what cannot fit is refused unread."""
-    check_size(text, target)
+    check_size(text, target, field)
     if len(text) < LONG_TEXT:
         return encode(target.tokenizer, text)
     # Only the library's calls for batches release the interpreter's lock.

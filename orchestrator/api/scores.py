@@ -1,21 +1,24 @@
-"""Log-probabilities of prompts: asked of a verifier beside the sessions, for whichever protocol wants them.
+"""Log-probabilities of prompts and of given continuations: asked of a verifier beside the sessions, by any protocol.
 
-A prompt's rows are computed anew, whatever a verifier has kept of it: what is reused has no log-probabilities. So they
-are the same whoever asked for that prompt before.
+A text's rows are computed anew, whatever a verifier has kept of it: what is reused has no log-probabilities. So they
+are the same whoever asked for that text before. Only what the continuations of one call share is computed once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import grpc
 
-from orchestrator.api.requests import record_of
+from orchestrator.api.requests import encoded, record_of
 from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import SessionRecord
+from specwire.core.invalid import MOST_SCORED, ContextExceeded, InvalidParameter
+from specwire.rpc import convert
 from specwire.rpc.channel import Backoff
 from specwire.rpc.errors import RETRY_AFTER, StatusError
 from specwire.v1 import common_pb2, verify_pb2
@@ -24,6 +27,7 @@ from specwire.v1 import generation_pb2 as pb
 # Worth asking again, or elsewhere: all slots are taken; the link was lost, or the verifier stops.
 WORTH_REPEATING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.02, RETRY_AFTER
+MISCOUNTED = "the verifier told another number of log-probabilities"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,36 +61,74 @@ class PromptScorer:
                 a session waits for one; DEADLINE_EXCEEDED.
         """
         record = await record_of(_prompt_only(request), target, tenant, seed=0)
+        tokens = record.prompt
+        asked = verify_pb2.ScoreRequest(tokens=tokens, from_position=1, top=top)
+        nothing = top is None or len(tokens) < 2
+        scored = await self._admitted(record, target, None if nothing else asked, time_left)
+        if len(scored.scored) != len(scored.log_probabilities) or len(scored.ranks) != len(scored.log_probabilities):
+            raise StatusError(grpc.StatusCode.INTERNAL, MISCOUNTED)
+        return PromptScores(tokens, scored.scored, scored.ranks)
+
+    async def continuations(
+        self, request: pb.ScoreTextRequest, target: Target, tenant: str, time_left: float | None
+    ) -> pb.ScoreTextResponse:
+        """The request's continuations, behind a prefix that is computed once. Raises as `score`."""
+        prefix, texts = await _texts_of(request, target)
+        whole = max(([*prefix, *chain.from_iterable(parts)] for parts in texts), key=len)
+        if len(whole) >= target.context:
+            message = f"one of {len(whole) - len(prefix)} tokens behind a prefix of {len(prefix)} does not fit"
+            raise ContextExceeded("continuations", message, target.context)
+        record = await record_of(_prompt_only(_of_tokens(whole)), target, tenant, seed=0)
+        flat = [tuple(chain.from_iterable(parts)) for parts in texts]
+        asked = verify_pb2.ScoreRequest(
+            tokens=[*prefix, *flat[0]],
+            from_position=len(prefix),
+            others=[verify_pb2.Continuation(tokens=tokens) for tokens in flat[1:]],
+        )
+        charged = replace(record, prompt=(*prefix, *chain.from_iterable(flat)))
+        told = iter((await self._admitted(charged, target, asked, time_left)).log_probabilities)
+        return pb.ScoreTextResponse(
+            prefix_tokens=len(prefix),
+            scores=[
+                pb.TextScore(
+                    parts=[pb.PartScore(tokens=part, log_probabilities=islice(told, len(part))) for part in parts]
+                )
+                for parts in texts
+            ],
+        )
+
+    async def _admitted(
+        self, record: SessionRecord, target: Target, asked: verify_pb2.ScoreRequest | None, time_left: float | None
+    ) -> verify_pb2.ScoreResponse:
+        """The answer to `asked`, nothing for None, with the record's prompt charged to its tenant."""
         await self._orchestrator.admit(record)
         used = 0
         try:
             async with asyncio.timeout(time_left):
-                scores = await self._score(record, target, top)
+                scored = verify_pb2.ScoreResponse() if asked is None else await self._ask(asked, target)
             used = len(record.prompt)
-            return scores
+            return scored
         except TimeoutError:
             raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request's timeout has passed") from None
         finally:
             self._orchestrator.dismiss(record, used)
 
-    async def _score(self, record: SessionRecord, target: Target, top: int | None) -> PromptScores:
-        tokens = record.prompt
-        if top is None or len(tokens) < 2:
-            return PromptScores(tokens)
-        asked = verify_pb2.ScoreRequest(tokens=tokens, from_position=1, top=top)
+    async def _ask(self, asked: verify_pb2.ScoreRequest, target: Target) -> verify_pb2.ScoreResponse:
+        longest = max(len(asked.tokens), *(asked.from_position + len(other.tokens) for other in asked.others), 0)
+        count = len(asked.tokens) - asked.from_position + sum(len(other.tokens) for other in asked.others)
         clock, pauses = asyncio.get_running_loop().time, Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
         until = clock() + self._orchestrator.options.peer_timeout
         while True:
             try:
-                scored = await self._orchestrator.pool.scoring_peer(target.identity, len(tokens)).score(asked)
+                scored = await self._orchestrator.pool.scoring_peer(target.identity, longest).score(asked)
             except StatusError as error:
                 if error.code not in WORTH_REPEATING or clock() >= until:
                     raise
                 await asyncio.sleep(pauses.next())
                 continue
-            if len(scored.scored) != len(tokens) - 1 or len(scored.ranks) != len(tokens) - 1:
-                raise StatusError(grpc.StatusCode.INTERNAL, "the verifier told another number of log-probabilities")
-            return PromptScores(tokens, scored.scored, scored.ranks)
+            if len(scored.log_probabilities) != count:
+                raise StatusError(grpc.StatusCode.INTERNAL, MISCOUNTED)
+            return scored
 
 
 def _prompt_only(request: pb.GenerateRequest) -> pb.GenerateRequest:
@@ -97,3 +139,38 @@ def _prompt_only(request: pb.GenerateRequest) -> pb.GenerateRequest:
         asked.ClearField(name)
     asked.stopping.CopyFrom(common_pb2.Stopping(max_tokens=1))
     return asked
+
+
+def _of_tokens(tokens: Sequence[int]) -> pb.GenerateRequest:
+    return pb.GenerateRequest(tokens=pb.TokenIds(ids=tokens))
+
+
+async def _texts_of(request: pb.ScoreTextRequest, target: Target) -> tuple[list[int], list[list[list[int]]]]:
+    """The prefix's tokens, and those of each continuation by parts. Raises InvalidParameter, which names the field."""
+    convert.check_known(request, "request")
+    if not 1 <= len(request.continuations) <= MOST_SCORED:
+        message = f"must be from 1 to {MOST_SCORED}, not {len(request.continuations)}"
+        raise InvalidParameter("continuations", message)
+    prefix = await _part_tokens(request.prefix, "prefix", target)
+    texts = []
+    for number, text in enumerate(request.continuations):
+        field = f"continuations[{number}]"
+        convert.check_known(text, field)
+        if not text.parts:
+            raise InvalidParameter(f"{field}.parts", "must not be empty")
+        parts = [await _part_tokens(part, f"{field}.parts[{index}]", target) for index, part in enumerate(text.parts)]
+        texts.append(parts)
+    return prefix, texts
+
+
+async def _part_tokens(part: pb.TextPart, field: str, target: Target) -> list[int]:
+    convert.check_known(part, field)
+    if part.WhichOneof("content") == "text":
+        tokens = await encoded(part.text, target, field)
+    else:
+        tokens = list(part.tokens.ids)
+    if not tokens:
+        raise InvalidParameter(field, "must not be empty")
+    if max(tokens) >= target.info.vocabulary:
+        raise InvalidParameter(field, f"token id {max(tokens)} is outside 0..{target.info.vocabulary - 1}")
+    return tokens

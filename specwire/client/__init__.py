@@ -9,6 +9,7 @@ from specwire.client.events import (
     DrafterStats,
     Event,
     Finished,
+    PartScore,
     PromptEcho,
     Provisional,
     SamplingInForce,
@@ -16,6 +17,7 @@ from specwire.client.events import (
     Started,
     Stats,
     Step,
+    TextScore,
     Timings,
 )
 from specwire.core.messages import TokenLogprobs
@@ -30,6 +32,7 @@ __all__ = [
     "DrafterStats",
     "Event",
     "Finished",
+    "PartScore",
     "PromptEcho",
     "Provisional",
     "SamplingInForce",
@@ -38,6 +41,7 @@ __all__ = [
     "Started",
     "Stats",
     "Step",
+    "TextScore",
     "Timings",
     "TokenLogprobs",
 ]

@@ -13,7 +13,7 @@ import grpc
 
 from specwire.client.concurrency import Stream, Threads, Unary
 from specwire.client.errors import SpecwireError, closed, from_rpc
-from specwire.client.events import Completion, Event, Finished, PartialCompletion, SessionState
+from specwire.client.events import Completion, Event, Finished, PartialCompletion, SessionState, TextScore
 from specwire.client.requests import (
     TIMEOUT_S,
     Prompt,
@@ -21,11 +21,12 @@ from specwire.client.requests import (
     addresses_of,
     generate_request,
     request_id,
+    score_request,
     single_options,
     watch_request,
 )
 from specwire.client.resumption import PATIENCE_S, Attempts, Request, Resumption
-from specwire.client.wire import event_from_wire, session_from_wire
+from specwire.client.wire import event_from_wire, scores_from_wire, session_from_wire
 from specwire.rpc.channel import READ_AHEAD_BYTES, open_blocking_channel
 from specwire.rpc.tls import ClientTls
 from specwire.telemetry.tracing import Side, begin, metadata_of
@@ -194,6 +195,23 @@ class Client:
         request = generation_pb2.GetServerInfoRequest()
         info: generation_pb2.GetServerInfoResponse = self._ask(lambda stub: stub.GetServerInfo, request, timeout)
         return info
+
+    def score_text(
+        self,
+        prefix: Prompt,
+        continuations: Sequence[Sequence[Prompt]],
+        *,
+        model: str = "",
+        timeout: float = TIMEOUT_S,
+    ) -> list[TextScore]:
+        """How probable the target finds each continuation of `prefix`; nothing is generated.
+
+        A continuation is a sequence of parts, text or token ids, each of which is encoded by itself. The prefix is
+        computed once for all of them: up to 64. model: as of `generate_request`.
+        """
+        request = score_request(prefix, continuations, model)
+        scores = self._ask(lambda stub: stub.ScoreText, request, timeout)
+        return scores_from_wire(scores, len(request.continuations))
 
     def close(self) -> None:
         """End what still streams, and the connections."""

@@ -196,6 +196,31 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class PartScore:
+    """A part of a given text: its token ids, and the natural log-probability of each given all that precedes it."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    @property
+    def logprob(self) -> float:
+        """Of the part as a whole."""
+        return sum(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class TextScore:
+    """A given continuation, in the parts that were sent."""
+
+    parts: tuple[PartScore, ...]
+
+    @property
+    def logprob(self) -> float:
+        """Of the continuation as a whole."""
+        return sum(part.logprob for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
 class SessionState:
     """A session as the log has it: `tokens` begin with the prompt; finish_reason None while it runs.
 

@@ -187,6 +187,26 @@ def _put_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None
     request.tokens.SetInParent()  # an empty list is still a list of ids, for the service to refuse
 
 
+def score_request(
+    prefix: Prompt, continuations: Sequence[Sequence[Prompt]], model: str
+) -> generation_pb2.ScoreTextRequest:
+    """See `Client.score_text`. Raises SpecwireError (INVALID_ARGUMENT)."""
+    return generation_pb2.ScoreTextRequest(
+        prefix=_text_part("prefix", prefix),
+        continuations=[
+            generation_pb2.ScoredText(parts=[_text_part("continuations", part) for part in parts])
+            for parts in continuations
+        ],
+        model=_text("model", model),
+    )
+
+
+def _text_part(field: str, part: Prompt) -> generation_pb2.TextPart:
+    if isinstance(part, str):
+        return generation_pb2.TextPart(text=_text(field, part))
+    return generation_pb2.TextPart(tokens=generation_pb2.TokenIds(ids=[_unsigned(field, token) for token in part]))
+
+
 def _put_prediction(request: generation_pb2.GenerateRequest, prediction: Prompt) -> None:
     if isinstance(prediction, str):
         request.prediction_text = _text("prediction", prediction)

@@ -12,6 +12,7 @@ from specwire.client.events import (
     DrafterStats,
     Event,
     Finished,
+    PartScore,
     PromptEcho,
     Provisional,
     SamplingInForce,
@@ -19,6 +20,7 @@ from specwire.client.events import (
     Started,
     Stats,
     Step,
+    TextScore,
     Timings,
 )
 from specwire.core.invalid import InvalidParameter
@@ -178,3 +180,14 @@ def session_from_wire(message: generation_pb2.GetSessionResponse) -> SessionStat
         message.ended_ms / 1000 if message.ended_ms else None,
         message.lossy,
     )
+
+
+def scores_from_wire(message: generation_pb2.ScoreTextResponse, wanted: int) -> list[TextScore]:
+    """Raises SpecwireError (INTERNAL) for another number of scores than were asked for."""
+    parts = [part for score in message.scores for part in score.parts]
+    if len(message.scores) != wanted or any(len(part.tokens) != len(part.log_probabilities) for part in parts):
+        raise SpecwireError(grpc.StatusCode.INTERNAL, "the service answered with another number of scores")
+    return [
+        TextScore(tuple(PartScore(tuple(part.tokens), tuple(part.log_probabilities)) for part in score.parts))
+        for score in message.scores
+    ]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+# Most continuations of one text that a call may have scored.
+MOST_SCORED = 64
+
 
 class InvalidParameter(ValueError):
     """A request's parameter is invalid. `field` is its name on the wire."""

@@ -344,3 +344,49 @@ class GetServerInfoResponse(_message.Message):
     durability: str
     targets: _containers.RepeatedCompositeFieldContainer[_common_pb2.GetModelInfoResponse]
     def __init__(self, target: _Optional[_Union[_common_pb2.GetModelInfoResponse, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[_common_pb2.GetModelInfoResponse, _Mapping]]] = ..., durability: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.GetModelInfoResponse, _Mapping]]] = ...) -> None: ...
+
+class ScoreTextRequest(_message.Message):
+    __slots__ = ("prefix", "continuations", "model")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATIONS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    prefix: TextPart
+    continuations: _containers.RepeatedCompositeFieldContainer[ScoredText]
+    model: str
+    def __init__(self, prefix: _Optional[_Union[TextPart, _Mapping]] = ..., continuations: _Optional[_Iterable[_Union[ScoredText, _Mapping]]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class TextPart(_message.Message):
+    __slots__ = ("text", "tokens")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    tokens: TokenIds
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
+
+class ScoredText(_message.Message):
+    __slots__ = ("parts",)
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedCompositeFieldContainer[TextPart]
+    def __init__(self, parts: _Optional[_Iterable[_Union[TextPart, _Mapping]]] = ...) -> None: ...
+
+class ScoreTextResponse(_message.Message):
+    __slots__ = ("prefix_tokens", "scores")
+    PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    prefix_tokens: int
+    scores: _containers.RepeatedCompositeFieldContainer[TextScore]
+    def __init__(self, prefix_tokens: _Optional[int] = ..., scores: _Optional[_Iterable[_Union[TextScore, _Mapping]]] = ...) -> None: ...
+
+class TextScore(_message.Message):
+    __slots__ = ("parts",)
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedCompositeFieldContainer[PartScore]
+    def __init__(self, parts: _Optional[_Iterable[_Union[PartScore, _Mapping]]] = ...) -> None: ...
+
+class PartScore(_message.Message):
+    __slots__ = ("tokens", "log_probabilities")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    log_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[float]] = ...) -> None: ...

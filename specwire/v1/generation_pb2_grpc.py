@@ -66,6 +66,11 @@ class GenerationServiceStub:
                 request_serializer=specwire_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
                 response_deserializer=specwire_dot_v1_dot_generation__pb2.GetServerInfoResponse.FromString,
                 _registered_method=True)
+        self.ScoreText = channel.unary_unary(
+                '/specwire.v1.GenerationService/ScoreText',
+                request_serializer=specwire_dot_v1_dot_generation__pb2.ScoreTextRequest.SerializeToString,
+                response_deserializer=specwire_dot_v1_dot_generation__pb2.ScoreTextResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -114,6 +119,13 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScoreText(self, request, context):
+        """How probable a target finds given continuations of a text; nothing is generated, and the log keeps nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -146,6 +158,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetServerInfo,
                     request_deserializer=specwire_dot_v1_dot_generation__pb2.GetServerInfoRequest.FromString,
                     response_serializer=specwire_dot_v1_dot_generation__pb2.GetServerInfoResponse.SerializeToString,
+            ),
+            'ScoreText': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScoreText,
+                    request_deserializer=specwire_dot_v1_dot_generation__pb2.ScoreTextRequest.FromString,
+                    response_serializer=specwire_dot_v1_dot_generation__pb2.ScoreTextResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -311,6 +328,33 @@ class GenerationService:
             '/specwire.v1.GenerationService/GetServerInfo',
             specwire_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
             specwire_dot_v1_dot_generation__pb2.GetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScoreText(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specwire.v1.GenerationService/ScoreText',
+            specwire_dot_v1_dot_generation__pb2.ScoreTextRequest.SerializeToString,
+            specwire_dot_v1_dot_generation__pb2.ScoreTextResponse.FromString,
             options,
             channel_credentials,
             insecure,

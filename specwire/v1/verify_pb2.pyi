@@ -169,14 +169,22 @@ class StepTimings(_message.Message):
     def __init__(self, step: _Optional[int] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., choose_us: _Optional[int] = ..., gap_us: _Optional[int] = ..., waited_us: _Optional[int] = ..., forward_ended_ns: _Optional[int] = ..., plain_us: _Optional[int] = ..., drafts_us: _Optional[int] = ..., drafted_us: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("tokens", "from_position", "top")
+    __slots__ = ("tokens", "from_position", "top", "others")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FROM_POSITION_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     from_position: int
     top: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., from_position: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[Continuation]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., from_position: _Optional[int] = ..., top: _Optional[int] = ..., others: _Optional[_Iterable[_Union[Continuation, _Mapping]]] = ...) -> None: ...
+
+class Continuation(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("log_probabilities", "scored", "ranks")

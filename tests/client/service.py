@@ -103,6 +103,13 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer):
         self._ask(request)
         return generation_pb2.GetServerInfoResponse(durability="memory")
 
+    async def ScoreText(
+        self, request: generation_pb2.ScoreTextRequest, context: object
+    ) -> generation_pb2.ScoreTextResponse:
+        self._ask(request)
+        part = generation_pb2.PartScore(tokens=[4, 5], log_probabilities=[-0.5, -1.0])
+        return generation_pb2.ScoreTextResponse(prefix_tokens=2, scores=[generation_pb2.TextScore(parts=[part, part])])
+
     def _ask(self, request: object) -> None:
         self.asked.append(request)
         if self.failure is not None:

@@ -7,7 +7,17 @@ import asyncio
 import grpc
 import pytest
 
-from specwire.client import AsyncClient, Chunk, Finished, Provisional, SessionState, SpecwireError, Started
+from specwire.client import (
+    AsyncClient,
+    Chunk,
+    Finished,
+    PartScore,
+    Provisional,
+    SessionState,
+    SpecwireError,
+    Started,
+    TextScore,
+)
 from specwire.core.messages import FinishReason, Outcome
 from specwire.core.text import hash_of
 from specwire.rpc.errors import StatusError
@@ -126,6 +136,20 @@ async def test_sessions_can_be_read_and_cancelled() -> None:
         assert await client.get_session("s-1") == SessionState(2, (1, 2, 5), None, 9)
         await client.cancel("s-1")
         assert (await client.server_info()).durability == "memory"
+
+
+async def test_texts_can_be_scored() -> None:
+    servicer = Scripted()
+    async with serving(servicer) as address, AsyncClient(address) as client:
+        [score] = await client.score_text("x", [("a", [7])], model="m")
+        assert score == TextScore((PartScore((4, 5), (-0.5, -1.0)),) * 2)
+        assert score.logprob == 2 * score.parts[0].logprob == -3.0
+        with pytest.raises(SpecwireError, match="another number of scores"):
+            await client.score_text("x", [("a",), ("b",)])
+    asked = servicer.asked[0]
+    assert isinstance(asked, generation_pb2.ScoreTextRequest)
+    assert (asked.prefix.text, asked.model) == ("x", "m")
+    assert [part.text or list(part.tokens.ids) for part in asked.continuations[0].parts] == ["a", [7]]
 
 
 async def test_a_refusal_has_its_code_and_message() -> None:

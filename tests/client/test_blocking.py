@@ -35,6 +35,7 @@ async def test_a_generation_and_the_rest_of_the_service() -> None:
             assert client.get_session("s-1") == SessionState(2, (1, 2, 5), None, 9)
             client.cancel("s-1")
             assert client.server_info().durability == "memory"
+            assert client.score_text("x", [("a",)])[0].logprob == -3.0
 
     async with serving(Scripted()) as address:
         await asyncio.to_thread(work, address)

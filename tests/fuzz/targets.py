@@ -234,6 +234,7 @@ def targets(services: Services) -> list[Target]:
         make("orchestrator", "StatusService", "GetStatus", status_pb2.GetStatusRequest, "GetStatusResponse"),
         make("orchestrator", "GenerationService", "DeleteSession", generation_pb2.DeleteSessionRequest, DELETED),
         make("orchestrator", "GenerationService", "GetServerInfo", generation_pb2.GetServerInfoRequest, INFO),
+        make("orchestrator", "GenerationService", "ScoreText", generation_pb2.ScoreTextRequest, "ScoreTextResponse"),
     ]
 
 

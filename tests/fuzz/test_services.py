@@ -27,6 +27,7 @@ NAMES = [
     "StatusService.GetStatus",
     "GenerationService.DeleteSession",
     "GenerationService.GetServerInfo",
+    "GenerationService.ScoreText",
 ]
 
 # As gRPC writes it.

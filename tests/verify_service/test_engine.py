@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -411,6 +412,32 @@ def test_scores_are_the_log_probabilities_of_the_next_tokens() -> None:
     ranks = (logits >= logits.gather(1, torch.tensor(tokens[650:]).unsqueeze(1))).sum(dim=1).tolist()
     assert [each.rank for each in scores] == ranks
     assert rig.tokens[1] == oracle(rig.lm, PROMPT, 40)
+
+
+def test_continuations_share_what_stands_before_them() -> None:
+    rig = Rig(context=2000)
+    prefix, texts = tuple(index % 60 + 1 for index in range(600)), ((7, 8, 9), (10,), tuple(range(1, 61)) * 5)
+    got: list[list[TokenScore] | Refusal] = []
+    fed: list[int] = []
+    forward = rig.lm.forward
+
+    def counted(feeds: Sequence[Feed]) -> Any:
+        fed.extend(len(feed.tokens) for feed in feeds)
+        return forward(feeds)
+
+    rig.lm.forward = counted  # type: ignore[method-assign]
+    rig.engine.inbox.put(Scoring(prefix + texts[0], 600, got.append, others=texts[1:]))
+    rig.run()
+    (scores,) = got
+    assert not isinstance(scores, Refusal)
+    # A continuation of n tokens takes n rows: the prefix's last one, and its own but the last.
+    assert sum(fed) == 599 + sum(map(len, texts))
+    expected = [
+        logits.log_softmax(dim=0)[token].item()
+        for text in texts
+        for logits, token in zip(rig.lm.forward([Feed(0, 0, (prefix + text)[:-1], len(text))]), text, strict=True)
+    ]
+    assert [each.logprobs.logprob for each in scores] == pytest.approx(expected)
 
 
 def test_scoring_is_not_charged_to_sessions() -> None:

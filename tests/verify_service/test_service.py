@@ -277,6 +277,19 @@ async def test_bad_score_is_an_invalid_argument(tokens: list[int], from_position
         assert named in str(raised.value.details())
 
 
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [([[1]] * 64, "others: at most 63"), ([[]], "from 1 to 510"), ([[1] * 511], "from 1 to 510"), ([[99]], "99")],
+)
+async def test_a_bad_continuation_is_an_invalid_argument(others: list[list[int]], named: str) -> None:
+    more = [verify_pb2.Continuation(tokens=each) for each in others]
+    async with serving(MODEL) as running, stub_of(running) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.Score(verify_pb2.ScoreRequest(tokens=[1, 2, 3], from_position=2, others=more))
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert named in str(raised.value.details())
+
+
 async def test_health_says_serving() -> None:
     async with serving(MODEL) as running, grpc.aio.insecure_channel(running.address) as channel:
         request = health_pb2.HealthCheckRequest(service="specwire.v1.VerifyService")

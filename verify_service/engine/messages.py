@@ -119,7 +119,8 @@ class TokenScore(NamedTuple):
 class Scoring:
     """Score tokens[from_position:]; `reply` gets the scores, or a code and a message, in the engine's thread.
 
-    top: how many of the most probable ids are told with each.
+    top: how many of the most probable ids are told with each. others: further continuations of tokens[:from_position],
+    whose scores follow.
     """
 
     tokens: tuple[int, ...]
@@ -127,10 +128,11 @@ class Scoring:
     reply: Callable[[list[TokenScore] | Refusal], None]
     top: int = 0
     cancelled: bool = False
+    others: tuple[tuple[int, ...], ...] = ()
 
     @property
     def weight(self) -> int:
-        return 1 + len(self.tokens)
+        return 1 + len(self.tokens) + sum(map(len, self.others))
 
 
 @dataclass(frozen=True, slots=True)

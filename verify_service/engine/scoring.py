@@ -23,10 +23,19 @@ class _ScoringJob:
     request: Scoring
     slot: int
     done: list[TokenScore] = field(default_factory=list)
+    scored: int = 0  # of its texts
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """The one that is being scored."""
+        request = self.request
+        if not self.scored:
+            return request.tokens
+        return request.tokens[: request.from_position] + request.others[self.scored - 1]
 
 
 class Scorer:
-    """Borrows a free slot for each text."""
+    """Borrows a free slot for each request, whose texts follow each other there behind what they have in common."""
 
     def __init__(self, lm: SlotModel, sampler: RowSampler, sessions: SessionManager) -> None:
         self._lm = lm
@@ -72,8 +81,8 @@ class Scorer:
             job.request.reply(Refusal(0, Code.UNAVAILABLE, "the verifier is stopping"))
 
     def _advance(self, job: _ScoringJob) -> list[TokenScore] | Refusal | None:
-        """The scores once the whole text is fed, a refusal, or None where there is more to do."""
-        tokens, first = job.request.tokens, job.request.from_position
+        """The scores once all texts are fed, a refusal, or None where there is more to do."""
+        tokens, first = job.text, job.request.from_position
         start = self._lm.cached(job.slot)
         stop = min(start + CHUNK_ROWS, len(tokens) - 1)
         # The row of position p holds the distribution of token p + 1.
@@ -82,7 +91,14 @@ class Scorer:
         if job.slot in self._lm.failed:
             return Refusal(0, Code.ABORTED, f"the target's logits before position {stop} are not finite")
         job.done += self._sampler.score(rows, tokens[stop - wanted + 1 : stop + 1], job.request.top) if wanted else []
-        return job.done if stop == len(tokens) - 1 else None
+        if stop < len(tokens) - 1:
+            return None
+        job.scored += 1
+        if job.scored > len(job.request.others):
+            return job.done
+        # The row before the first scored token is computed again: it holds that token's distribution.
+        self._lm.rollback(job.slot, first - 1)
+        return None
 
     def _end(self, job: _ScoringJob) -> None:
         self._jobs.remove(job)

@@ -1,0 +1,99 @@
+"""Given texts scored through an orchestrator: against transformers' own figures, and within a tenant's limits."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from demo_pair import TARGET as DEMO
+from orchestrator.tenants import Access
+from specwire.client import SpecwireError
+from specwire.client.requests import Prompt
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, stack
+from tests.wait import LIMIT_S, asked
+
+PREFIX = "def total(values):\n"
+CONTINUATIONS: list[list[Prompt]] = [
+    ["    return", " sum(values)\n"],
+    ["    result = 0\n", "    for value in values:\n", "        result += value\n"],
+    [[5, 6, 7], "x"],
+]
+
+
+def reference_scores(parts: list[Prompt]) -> list[list[float]]:
+    """Each part's log-probabilities by transformers, from a forward of the whole text."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(DEMO)
+    model: Any = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
+    ids = [
+        list(tokenizer.encode(part, add_special_tokens=False)) if isinstance(part, str) else list(part)
+        for part in [PREFIX, *parts]
+    ]
+    whole = list(itertools.chain.from_iterable(ids))
+    with torch.inference_mode():
+        log_p = model(torch.tensor([whole])).logits[0].double().log_softmax(dim=1)
+    at, scores = len(ids[0]), []
+    for part in ids[1:]:
+        scores.append([float(log_p[at + index - 1, token]) for index, token in enumerate(part)])
+        at += len(part)
+    return scores
+
+
+async def test_scores_equal_transformers() -> None:
+    async with stack(str(DEMO)) as parts:
+        scores = await parts.client.score_text(PREFIX, CONTINUATIONS)
+    for score, continuation in zip(scores, CONTINUATIONS, strict=True):
+        expected = reference_scores(continuation)
+        for part, values in zip(score.parts, expected, strict=True):
+            assert part.logprobs == pytest.approx(values, abs=1e-4)
+            assert part.logprob == pytest.approx(sum(values), abs=1e-3)
+    assert scores[2].parts[0].tokens == (5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "continuations", "model", "code", "named"),
+    [
+        ((), [[PROMPT]], "", grpc.StatusCode.INVALID_ARGUMENT, "prefix: must not be empty"),
+        (PROMPT, [], "", grpc.StatusCode.INVALID_ARGUMENT, "continuations: must be from 1 to 64, not 0"),
+        (PROMPT, [[PROMPT]] * 65, "", grpc.StatusCode.INVALID_ARGUMENT, "from 1 to 64, not 65"),
+        (PROMPT, [[PROMPT], []], "", grpc.StatusCode.INVALID_ARGUMENT, r"continuations\[1\].parts: must not be empty"),
+        (PROMPT, [[PROMPT, ()]], "", grpc.StatusCode.INVALID_ARGUMENT, r"continuations\[0\].parts\[1\]: must not be"),
+        (PROMPT, [[(64,)]], "", grpc.StatusCode.INVALID_ARGUMENT, r"parts\[0\]: token id 64 is outside 0..63"),
+        (PROMPT, [[(1,) * 600]], "", grpc.StatusCode.INVALID_ARGUMENT, "one of 600 tokens behind a prefix of 3"),
+        (PROMPT, [[PROMPT]], "gpt", grpc.StatusCode.NOT_FOUND, "model: 'gpt' is not served here"),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    prefix: Prompt, continuations: list[list[Prompt]], model: str, code: grpc.StatusCode, named: str
+) -> None:
+    async with stack() as parts:
+        with pytest.raises(SpecwireError, match=named) as raised:
+            await parts.client.score_text(prefix, continuations, model=model)
+        assert raised.value.code is code
+
+
+async def test_all_tokens_are_charged_to_the_tenant() -> None:
+    async with stack(access=Access(tokens_per_minute=20)) as parts:
+        await parts.client.score_text(PROMPT, [[PROMPT]] * 5)  # 18
+        with pytest.raises(SpecwireError, match="tokens a minute are used up") as raised:
+            await parts.orchestrator_client_call()
+        assert raised.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_score_waits_for_a_slot_until_its_deadline() -> None:
+    async with stack(SLOW_TARGET, slots=1) as parts:
+        running = asyncio.create_task(parts.client.complete(PROMPT, max_tokens=60))
+        sessions = parts.orchestrator.orchestrator.sessions
+
+        async def opened() -> bool:
+            return any(each.view.stats.opened is not None for each in sessions.values())
+
+        await asked(opened, bool)
+        [score] = await parts.client.score_text(PROMPT, [[PROMPT]], timeout=LIMIT_S)
+        assert len(score.parts[0].logprobs) == len(PROMPT)
+        assert len((await running).tokens) == 60
