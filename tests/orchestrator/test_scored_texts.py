@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo_pair import TARGET as DEMO
 from orchestrator.tenants import Access
-from specwire.client import SpecwireError
+from specwire.client import AsyncClient, SpecwireError
 from specwire.client.requests import Prompt
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, stack
 from tests.wait import LIMIT_S, asked
@@ -71,17 +71,20 @@ async def test_scores_equal_transformers() -> None:
 async def test_what_is_wrong_is_named(
     prefix: Prompt, continuations: list[list[Prompt]], model: str, code: grpc.StatusCode, named: str
 ) -> None:
-    async with stack() as parts:
+    async with stack(context=512) as parts:
         with pytest.raises(SpecwireError, match=named) as raised:
             await parts.client.score_text(prefix, continuations, model=model)
         assert raised.value.code is code
 
 
 async def test_all_tokens_are_charged_to_the_tenant() -> None:
-    async with stack(access=Access(tokens_per_minute=20)) as parts:
-        await parts.client.score_text(PROMPT, [[PROMPT]] * 5)  # 18
+    async with (
+        stack(access=Access(tokens_per_minute=20)) as parts,
+        AsyncClient(parts.orchestrator.address, patience=0) as client,
+    ):
+        await client.score_text(PROMPT, [[PROMPT]] * 5)  # 18
         with pytest.raises(SpecwireError, match="tokens a minute are used up") as raised:
-            await parts.orchestrator_client_call()
+            await client.score_text(PROMPT, [[PROMPT]])
         assert raised.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
