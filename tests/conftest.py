@@ -17,6 +17,9 @@ from tests.ports import free_address
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Texts are held against models that a test loads in float32, by torch; what `auto` is here must not decide that.
+os.environ.setdefault("SPECWIRE_DTYPE", "float32")
+os.environ.setdefault("SPECWIRE_RUNTIME", "torch")
 # Nothing may be fetched: a test that names a hub model by mistake fails at once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -74,8 +74,10 @@ def test_the_reference_is_written_on_request_only(
     assert capsys.readouterr().out == f"{file}\n"
 
 
-def test_the_file_of_options_is_one(tmp_path: Path) -> None:
+def test_the_file_of_options_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each section's options are read, under the names and with the values that they have there."""
+    for variable in ("SPECWIRE_DTYPE", "SPECWIRE_RUNTIME"):  # which tests have (tests/conftest.py)
+        monkeypatch.delenv(variable)
     file = tmp_path / "specwire.yaml"
     file.write_text(PAGE.partition("```yaml\n")[2].partition("```")[0])
     for command, options in yaml.safe_load(file.read_text()).items():

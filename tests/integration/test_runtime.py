@@ -6,11 +6,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from deploy.cli.demo import examine, first_difference
 from specwire.client import Client
 from specwire.core.law.sampling import Sampling
-from specwire.lm import Feed, LanguageModel, load_model
+from specwire.lm import Feed, LanguageModel, load_model, native_dtype
 from specwire.text import encode, load_tokenizer
 from tests.integration.stack_process import running
 
@@ -37,6 +39,23 @@ def test_both_models_on_openvino_give_the_text_of_torch() -> None:
             tokens = (expected[at], completion.tokens[at])
             parting = examine(str(TARGET), "float32", [*prompt, *expected[:at]], tokens, Sampling())
             assert parting.near_tie, parting
+
+
+def test_by_default_a_stack_is_on_openvino_in_what_the_processor_computes() -> None:
+    """Nothing is said of dtype and runtime; the services tell what they made of it."""
+    up = ["up", "--json", "--no-ray", "--listen", "127.0.0.1:0", "--target", str(TARGET), "--draft", str(DRAFT)]
+    environment = {"SPECWIRE_DTYPE": "", "SPECWIRE_RUNTIME": ""}  # an empty variable counts as none
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        with running(*up) as command:
+            ready = json.loads(command.line() or f'"{command.said()}"')
+            with Client(ready["address"]) as client:
+                info = client.server_info()
+                completion = client.complete("def f(n):", max_tokens=8, ignore_eos=True, timeout=120.0)
+    assert (info.target.dtype, info.target.runtime) == (native_dtype(), "openvino")
+    assert [(each.dtype, each.runtime) for each in info.drafters] == [(native_dtype(), "openvino")]
+    assert len(completion.tokens) == 8
 
 
 def decode(lm: LanguageModel, prompt: Sequence[int]) -> list[int]:
