@@ -43,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen", default=DEFAULT_LISTEN, metavar="ADDR", help="HOST:PORT of the orchestrator (default: %(default)s)"
     )
+    parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="serve this target, too, to requests that name it; may be repeated",
+    )
     add_http_arguments(parser, "", f"{DEFAULT_HTTP}, or any free port where --listen takes one")
     add_listening_arguments(parser, "clients")
     add_tenant_arguments(parser)
@@ -59,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         options = replace(
             stack_options(args),
             listen=args.listen,
+            also=tuple(args.also),
             http=_http(args),
             metrics=args.metrics,
             log_prompts=args.log_prompts,

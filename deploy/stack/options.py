@@ -198,6 +198,7 @@ class StackOptions:
 
     Attributes:
         target, draft: a path, a hub id or a scripted model; draft None runs without a drafter.
+        also: further targets, which requests name; without heads, references and table, which are of one model.
         more_drafts: of further drafters. drafters_per_session: see OrchestratorOptions.
         redis_url: None starts a private Redis.
         durability, retention: see OrchestratorOptions.
@@ -257,6 +258,7 @@ class StackOptions:
     metrics: str = ""
     log_prompts: bool = False
     plan: str = "auto"
+    also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_listen(self.listen)
@@ -287,6 +289,15 @@ class StackOptions:
             heads=self.heads,
         )
 
+    def verifiers(self) -> dict[str, ModelServiceOptions]:
+        """Return each verifier by its role: verifier, verifier-2, ..."""
+        first = self.verifier()
+        others = [replace(first, model=model, references=(), table="", heads="") for model in self.also]
+        return {
+            VERIFIER if number == 1 else f"{VERIFIER}-{number}": options
+            for number, options in enumerate([first, *others], 1)
+        }
+
     def drafters(self) -> dict[str, ModelServiceOptions]:
         """Return each drafter by its role: drafter, drafter-2, ..."""
         models = [self.draft, *self.more_drafts] if self.draft is not None else []
@@ -312,7 +323,7 @@ class StackOptions:
 
     def services(self) -> dict[str, ModelServiceOptions]:
         """Return each service to host by its role, each with its figures at a port behind the orchestrator's."""
-        services = {VERIFIER: self.verifier(), **self.drafters()}
+        services = {**self.verifiers(), **self.drafters()}
         if not self.metrics:
             return services
         self._check_figures()

@@ -16,12 +16,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import orchestrator.server
-from deploy.stack.options import VERIFIER, ServiceHost, StackError, StackOptions
+from deploy.stack.options import DRAFTER, VERIFIER, ServiceHost, StackError, StackOptions, kind_of
 from deploy.stack.plain_host import PlainHost
 from deploy.stack.ray_cluster import RayCluster
 from deploy.stack.redis_server import RedisServer, check_redis
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Info, vocabulary_mismatch
+from orchestrator.sessions import Orchestrator
 from orchestrator.store.base import durability_of
 from specwire.core.invalid import InvalidParameter
 from specwire.progress import REDRAW_S, Bar, amount
@@ -35,6 +36,7 @@ from specwire.v1.common_pb2 import TokenText
 Report = Callable[[str], None]
 
 HEALTH_LIMIT = 10.0
+MODELS_LOOK_S = 0.02
 TOKENIZER = "tokenizer.json"
 RELOAD_LIMIT = 180.0  # a verifier that is restarted on this machine must load its model again
 
@@ -122,8 +124,8 @@ class Stack:
 
     async def _start_orchestrator(self, redis_url: str) -> None:
         options = OrchestratorOptions(
-            verifiers=(self.services[VERIFIER],),
-            drafters=tuple(address for role, address in self.services.items() if role != VERIFIER),
+            verifiers=self._addresses(VERIFIER),
+            drafters=self._addresses(DRAFTER),
             drafters_per_session=self.options.drafters_per_session,
             plan=self.options.plan,
             redis_url=redis_url,
@@ -146,6 +148,20 @@ class Stack:
         self._cleanup.push_async_callback(running.stop, self.options.grace)
         self._failures.append(running.failed)
         self.address, self.http = running.address, running.http
+        await self._await_models(running.orchestrator)
+
+    def _addresses(self, kind: str) -> tuple[str, ...]:
+        return tuple(address for role, address in self.services.items() if kind_of(role) == kind)
+
+    async def _await_models(self, running: Orchestrator) -> None:
+        """StackError unless all models are served within HEALTH_LIMIT: an orchestrator is ready with its first one."""
+        wanted = 1 + len(self.options.also)
+        for _ in range(round(HEALTH_LIMIT / MODELS_LOOK_S)):
+            if len(running.pool.targets()) >= wanted:
+                return
+            await asyncio.sleep(MODELS_LOOK_S)
+        served = [target.info.model for target in running.pool.targets()]
+        raise StackError(f"also: {len(served)} of {wanted} models are served ({', '.join(served)}); names must differ")
 
 
 async def start(options: StackOptions, directory: Path, report: Report) -> Stack:

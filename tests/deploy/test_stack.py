@@ -17,7 +17,9 @@ from deploy.cli.edge import EdgeOptions
 from deploy.stack import stack
 from deploy.stack.options import StackError, StackOptions
 from orchestrator.options import OrchestratorOptions
+from specwire.client import AsyncClient
 from specwire.rpc.server_options import ModelServiceOptions
+from tests.orchestrator.stack import plain
 
 TARGET, DRAFT = str(demo_pair.TARGET), str(demo_pair.DRAFT)
 MISMATCH = (
@@ -68,6 +70,36 @@ def test_a_model_that_was_fetched_is_known(foreign: str, tmp_path: Path, monkeyp
     (kept / "refs" / "main").write_text("12ab")
     with pytest.raises(StackError, match="drafter maker/words has [0-9a-f]{12} \\(2 ids\\)"):
         stack.check_vocabularies(TARGET, ["maker/words"])
+
+
+async def test_further_targets_are_served_by_name(tmp_path: Path) -> None:
+    options = StackOptions("scripted:7", None, also=("scripted:8",), redis_url="memory:", ray=False)
+    running = await stack.start(options, tmp_path, lambda _: None)
+    try:
+        assert sorted(running.services) == ["verifier", "verifier-2"]
+        async with AsyncClient(running.address) as client:
+            for model in ("scripted:7", "scripted:8"):
+                done = await client.complete((1, 2), max_tokens=4, ignore_eos=True, model=model)
+                assert list(done.tokens) == plain(model, (1, 2), 4)
+            [score] = await client.score_text((1, 2), [[(3,)]], model="scripted:8")
+            assert len(score.parts[0].logprobs) == 1
+    finally:
+        await running.stop()
+
+
+async def test_targets_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "HEALTH_LIMIT", 0.5)
+    options = StackOptions("scripted:7", None, also=("scripted:7",), redis_url="memory:", ray=False)
+    with pytest.raises(StackError, match="also: 1 of 2 models are served \\(scripted:7\\); names must differ"):
+        await stack.start(options, tmp_path, lambda _: None)
+
+
+def test_what_is_one_models_stays_with_it() -> None:
+    options = StackOptions("scripted:7", "scripted:7", also=("scripted:8",), table="t", references=("r",), heads="h")
+    services = options.services()
+    assert list(services) == ["verifier", "verifier-2", "drafter"]
+    second = services["verifier-2"]
+    assert (second.model, second.table, second.references, second.heads) == ("scripted:8", "", (), "")
 
 
 async def test_an_edge_is_told_before_its_weights_load(foreign: str) -> None:
