@@ -200,7 +200,8 @@ class Demo:
         text = state.tokens[: state.prompt_tokens + at]
         tokens = (pair.off.tokens[at], pair.on.tokens[at])
         drawn = Sampling(temperature=pair.off.sampling.temperature, seed=pair.off.seed)
-        return await asyncio.to_thread(examine, self._options.target, self._options.dtype, text, tokens, drawn)
+        dtype = (await self._client.server_info()).target.dtype  # what the verifier made of auto
+        return await asyncio.to_thread(examine, self._options.target, dtype, text, tokens, drawn)
 
 
 def _checked(completion: Completion) -> Completion:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from demo_pair import TARGET as REAL
 from deploy.cli.demo import (
     Comparison,
+    Demo,
     Divergence,
     Pair,
     as_object,
@@ -18,6 +22,7 @@ from deploy.cli.demo import (
     report,
     tolerance,
 )
+from deploy.stack.options import StackOptions
 from specwire.client import Completion, SamplingInForce, Stats
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
@@ -151,3 +156,22 @@ def test_examine_scores_as_tokens_are_drawn() -> None:
     closer = np.array(logits)
     closer[token] -= 0.8 * (parting.gaps[1] + 1e-3)
     assert choose(closer, len(text), drawn) != token
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_where_texts_part_is_examined_in_the_dtype_that_the_verifier_tells(dtype: str) -> None:
+    """Not in what `auto` means for this process: the verifier may be on another device."""
+
+    class Served:
+        async def server_info(self) -> object:
+            return SimpleNamespace(target=SimpleNamespace(dtype=dtype))
+
+        async def get_session(self, _session_id: str) -> object:
+            return SimpleNamespace(tokens=(5, 6, 7, 1, 2, 3, 4), prompt_tokens=3)
+
+    client: Any = Served()
+    demo = Demo(client, StackOptions(str(REAL), None, dtype="auto"), 4, as_json=True)
+    parting = await demo._parting(pair((1, 9, 3, 4)))
+    assert parting is not None
+    assert (parting.position, parting.tokens) == (4, (2, 9))
+    assert (parting.tolerance == tolerance("float32", 1.0)) == (dtype == "float32")

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -270,6 +271,23 @@ def test_auto_takes_torch_where_openvino_is_not_installed(tmp_path: Path, monkey
     assert load_model(folder, slots=1, runtime="auto").info.runtime == "torch"
     with pytest.raises(ModelError, match=r"openvino is not installed \(pip install 'specwire\[openvino\]'\)"):
         load_model(folder, slots=1, runtime="openvino")
+
+
+class Broken(ModuleType):
+    """A module of an installation that does not fit: what is asked of it fails as the library that it lacks."""
+
+    def __getattr__(self, name: str) -> object:
+        raise OSError(f"{self.__name__}.so.1: cannot open shared object file")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_auto_takes_torch_where_openvino_is_broken(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("openvino", "openvino_graph"):
+        monkeypatch.setitem(sys.modules, f"specwire.lm.runners.{name}", Broken(name))
+    folder = save(build(config("llama")), tmp_path)
+    assert load_model(folder, slots=1, dtype=dtype, runtime="auto").info.runtime == "torch"
+    with pytest.raises(ModelError, match=r"runtime: openvino cannot be imported: openvino\.so\.1: cannot open"):
+        load_model(folder, slots=1, dtype=dtype, runtime="openvino")
 
 
 def test_a_model_on_which_they_disagree_is_refused_and_served_by_torch(

@@ -80,9 +80,10 @@ def cache_dtype(dtype: torch.dtype, how: How) -> torch.dtype:
         return dtype
     try:
         from specwire.lm.runners.openvino_graph import computed_in
-    except ImportError:
+
+        return computed_in(dtype)
+    except Exception:  # not installed, or any error of an installation that does not fit: `runner_for` tells it
         return dtype
-    return computed_in(dtype)
 
 
 def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, str]:
@@ -148,8 +149,10 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     try:
         # An extra, and slow to import: only where it was asked for.
         from specwire.lm.runners.openvino import OpenvinoRunner
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ModelError("runtime: openvino is not installed (pip install 'specwire[openvino]')") from error
+    except Exception as error:  # any error of an installation that does not fit
+        raise ModelError(f"runtime: openvino cannot be imported: {first_line(error)}") from error
     try:
         for module in filter(None, (model, how.fuse)):
             module.float()  # what OpenVINO rounds back; each value of a shorter type has its own in float32
