@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from specwire.core.model import Feed, ModelError, ModelInfo, TreeFeed
+from specwire.lm.model_config import FULL_ATTENTION, HYBRID, SLIDING_ATTENTION, is_recurrent
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -384,12 +385,18 @@ class KvMemory(NamedTuple):
 
 
 def position_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
-    """Bytes of one position of one slot: keys and values of every layer. Models that share more need less."""
+    """Bytes of one position of one slot: keys and values of every layer that keeps them. Those that share need less."""
     text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    layers = text.num_hidden_layers
+    if kinds is not None:
+        layers = sum(kind in (FULL_ATTENTION, SLIDING_ATTENTION, HYBRID) for kind in kinds)
+    if not layers:
+        return 0
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return int(2 * text.num_hidden_layers * kv_heads * size * dtype.itemsize)
+    return int(2 * layers * kv_heads * size * dtype.itemsize)
 
 
 def slots_of(asked: int | KvMemory, config: PreTrainedConfig, context: int, dtype: torch.dtype, beside: int = 0) -> int:
@@ -399,15 +406,16 @@ def slots_of(asked: int | KvMemory, config: PreTrainedConfig, context: int, dtyp
 def slots_within(memory: int, config: PreTrainedConfig, context: int, dtype: torch.dtype, beside: int = 0) -> int:
     """Slots of `context` positions that fit into `memory` bytes; ModelError if not one does.
 
-    beside: bytes that a head needs for each.
+    beside: bytes that a head needs for each, or the states of recurrent layers.
     """
-    return slots_of_size(memory, context * position_bytes(config, dtype) + beside, context, beside)
+    whose = "recurrent layers" if is_recurrent(config) else "head"
+    return slots_of_size(memory, context * position_bytes(config, dtype) + beside, context, beside, whose)
 
 
-def slots_of_size(memory: int, slot: int, context: int, beside: int = 0) -> int:
+def slots_of_size(memory: int, slot: int, context: int, beside: int = 0, whose: str = "head") -> int:
     """Likewise of slots of so many bytes each."""
     if slot > memory:
-        of_head = f", {readable(beside)} of them for its head" if beside else ""
+        of_head = f", {readable(beside)} of them for its {whose}" if beside else ""
         raise ModelError(
             f"kv_memory: {readable(memory)} are less than the {readable(slot)} that one text of {context} positions "
             f"takes{of_head}; give more, or a shorter context"

@@ -58,9 +58,20 @@ from specwire.lm.model_config import (
     check_window,
     context_of,
     first_line,
+    is_recurrent,
 )
 from specwire.lm.model_files import CONFIG, ModelText, check_files, read_text, weights_fingerprint
-from specwire.lm.runners.select import TOLERANCES, How, OwnTrial, Trial, cache_dtype, runner_for, split_way
+from specwire.lm.runners.hybrid import state_bytes
+from specwire.lm.runners.select import (
+    TOLERANCES,
+    How,
+    OwnTrial,
+    Trial,
+    cache_dtype,
+    check_recurrent,
+    runner_for,
+    split_way,
+)
 from specwire.lm.runners.tensor_parallel import FIELD, LeadingRunner, RankGroup, join, rank_device, split, turn
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.progress import LAST_LINE
@@ -134,9 +145,11 @@ def load_pretrained(
         raise ModelError(f"heads: are not served with {FIELD}, over {ranks.size} ranks")
     known = outline(spec, context)
     how = how._replace(skims=heads is not None and is_self(heads))
-    if how.skims and how.runtime == AUTO:
-        how = how._replace(runtime=TORCH)
     config, positions = known.config, known.context
+    if is_recurrent(config):
+        check_recurrent(config, how, heads, None if ranks is None else ranks.size)
+    if (how.skims or is_recurrent(config)) and how.runtime == AUTO:
+        how = how._replace(runtime=TORCH)
     cache = _cache_dtype(_dtype(dtype), how, target)
     count, beside = slots_of(slots, config, positions, cache), 0
     rank = None
@@ -146,6 +159,9 @@ def load_pretrained(
     with turn(rank):
         model = _weights(spec, _dtype(dtype), target if rank is None else CPU)
         info, unassigned = _describe(spec, model, known, dtype, how)
+        if is_recurrent(config):
+            beside = state_bytes(model)
+            count = slots_of(slots, config, positions, cache, beside)
         kept = kept_layers(heads, config.get_text_config().num_hidden_layers, info) if heads and how.skims else ()
         head = None if heads is None or kept else load_head(heads, model, info)
         if head is not None:
@@ -203,6 +219,8 @@ def load_in_vllm(
     prepare(device, options)
     known = outline(spec, context)
     config, positions = known.config, known.context
+    if is_recurrent(config):
+        raise ModelError(f"engine: the recurrent layers of {config.model_type} models are not served with {VLLM}")
     sizes = Sizes(slots_of(slots, config, positions, _dtype(dtype)), positions, config.get_text_config().vocab_size)
     rank = None if ranks is None else VllmRank(ranks.meet(), ranks.rank, ranks.size)
     if rank is not None and rank.number > 0:  # what the model is, and whether it is that, rank 0 says

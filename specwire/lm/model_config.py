@@ -59,13 +59,41 @@ def context_of(config: PreTrainedConfig, wanted: int | None) -> int:
     return wanted
 
 
+# Model types with recurrent layers that `specwire.lm.runners.hybrid` is tested with, and their kinds of layers: those
+# that keep a state, with keys and values (hybrid) or without, and those that keep nothing.
+RECURRENT = frozenset(
+    {
+        "bamba",
+        "falcon_h1",
+        "falcon_mamba",
+        "granitemoehybrid",
+        "jamba",
+        "lfm2",
+        "mamba",
+        "mamba2",
+        "nemotron_h",
+        "qwen3_next",
+    }
+)
+HYBRID = "hybrid"
+RECURRENT_LAYERS = frozenset({"linear_attention", "conv", HYBRID, "moe", "mlp"})
+
+
+def is_recurrent(config: PreTrainedConfig) -> bool:
+    """Whether layers keep a state, which is served."""
+    return config.model_type in RECURRENT
+
+
 def check_kind(config: PreTrainedConfig) -> None:
-    """ModelError unless every layer keeps keys and values by position."""
+    """ModelError unless every layer keeps keys and values by position, or a state of a kind that is served."""
     kind = config.model_type
+    served = {FULL_ATTENTION, SLIDING_ATTENTION}
+    if is_recurrent(config):
+        served = {FULL_ATTENTION, *RECURRENT_LAYERS}
     if config.is_encoder_decoder:
         raise ModelError(f"{kind} models have an encoder; a causal, decoder-only model is needed")
     for layer in sorted(set(getattr(config.get_text_config(), "layer_types", None) or ())):
-        if layer not in (FULL_ATTENTION, SLIDING_ATTENTION):
+        if layer not in served:
             raise ModelError(f"this {kind} model has {layer} layers, whose state cannot be rolled back to a position")
 
 
@@ -110,9 +138,9 @@ def first_line(error: BaseException) -> str:
 
 
 def check_class(config: PreTrainedConfig) -> None:
-    """ModelError unless it is a causal model without recurrence."""
+    """ModelError unless it is a causal model, without recurrence or with one that is served."""
     known: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if known is None:
         raise ModelError(f"{config.model_type} models are no causal models that transformers can make")
-    if getattr(known, "_is_stateful", False):
+    if getattr(known, "_is_stateful", False) and not is_recurrent(config):
         raise ModelError(f"{known.__name__} is recurrent: its state cannot be rolled back to a position")

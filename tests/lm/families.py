@@ -10,6 +10,7 @@ from transformers import (
     BambaConfig,
     BloomConfig,
     FalconConfig,
+    FalconH1Config,
     FalconMambaConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -18,7 +19,9 @@ from transformers import (
     GPTNeoConfig,
     GPTNeoXConfig,
     GptOssConfig,
+    GraniteMoeHybridConfig,
     JambaConfig,
+    Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
     Mamba2Config,
@@ -26,6 +29,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     MptConfig,
+    NemotronHConfig,
     Olmo2Config,
     OPTConfig,
     Phi3Config,
@@ -103,33 +107,70 @@ ALONE = [
     Family("Falcon with ALiBi", lambda: FalconConfig(**COMMON, **LAYERS, alibi=True)),
 ]
 
+# Recurrent layers, alone or beside attention. Chunks shorter than the texts.
+SSM: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 16}
+ALTERNATING = ["linear_attention", "full_attention"]
+SMALL: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 8}
+HYBRID = [
+    Family("Mamba", lambda: MambaConfig(**SMALL, initializer_range=0.3)),
+    Family(
+        "Mamba-2",
+        lambda: Mamba2Config(**SMALL, initializer_range=0.3, num_heads=4, head_dim=8, n_groups=2, chunk_size=16),
+    ),
+    Family("Falcon-Mamba", lambda: FalconMambaConfig(**SMALL, initializer_range=0.3)),
+    Family(
+        "Jamba",
+        lambda: JambaConfig(**PADDED, num_experts=2, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8),
+    ),
+    Family("Bamba", lambda: BambaConfig(**PADDED, **SSM, attn_layer_indices=[1])),
+    Family(
+        "Qwen3-Next",
+        lambda: Qwen3NextConfig(
+            **PADDED,
+            head_dim=8,
+            layer_types=ALTERNATING,
+            linear_num_value_heads=4,
+            linear_num_key_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+        ),
+    ),
+    Family("LFM2", lambda: Lfm2Config(**PADDED, layer_types=["conv", "full_attention"])),
+    Family("Falcon-H1", lambda: FalconH1Config(**PADDED, **SSM, mamba_d_ssm=64)),
+    Family(
+        "Granite 4",
+        lambda: GraniteMoeHybridConfig(
+            **PADDED,
+            **SSM,
+            layer_types=ALTERNATING,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            shared_intermediate_size=16,
+        ),
+    ),
+    Family(
+        "Nemotron-H",
+        lambda: NemotronHConfig(
+            **PADDED,
+            layers_block_type=["linear_attention", "mlp", "full_attention"],
+            mamba_num_heads=4,
+            mamba_head_dim=16,
+            ssm_state_size=8,
+            n_groups=2,
+            chunk_size=16,
+            head_dim=8,
+        ),
+    ),
+]
+
 RECURRENT = "cannot be rolled back to a position"
 REFUSED = [
-    (Family("Mamba", lambda: MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1)), RECURRENT),
-    (
-        Family(
-            "Mamba-2",
-            lambda: Mamba2Config(
-                vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_heads=2, head_dim=16, state_size=8
-            ),
-        ),
-        RECURRENT,
-    ),
-    (
-        Family("Falcon-Mamba", lambda: FalconMambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1)),
-        RECURRENT,
-    ),
     (Family("RWKV", lambda: RwkvConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2)), RECURRENT),
-    (
-        Family("Jamba", lambda: JambaConfig(**PADDED, num_experts=2, attn_layer_period=2, attn_layer_offset=1)),
-        RECURRENT,
-    ),
-    (
-        Family("Bamba", lambda: BambaConfig(**PADDED, attn_layer_indices=[1], mamba_n_heads=2, mamba_d_head=32)),
-        RECURRENT,
-    ),
     (Family("RecurrentGemma", lambda: RecurrentGemmaConfig(**PADDED)), RECURRENT),
-    (Family("Qwen3-Next", lambda: Qwen3NextConfig(**ROTARY)), RECURRENT),
     (Family("Llama 4", lambda: Llama4TextConfig(**PADDED, head_dim=16)), RECURRENT),
     (
         Family(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import BloomConfig, MambaConfig, PreTrainedConfig, Starcoder2Config, T5Config
+from transformers import BloomConfig, PreTrainedConfig, Starcoder2Config, T5Config, ZambaConfig
 
 from deploy.cli.doctor import Grade
 from deploy.cli.doctor_models import check_models, facts_of
@@ -84,8 +84,8 @@ def test_a_sliding_window_of_a_kind_that_is_not_known_is_refused(tmp_path: Path)
     ("made", "message"),
     [
         (
-            MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1),
-            "linear_attention layers, whose state cannot be",
+            ZambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=3),
+            "hybrid layers, whose state cannot be",
         ),
         (T5Config(vocab_size=50, d_model=16, num_layers=1), "t5 models have an encoder"),
     ],
@@ -210,7 +210,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         r"config\.json: .*hidden",
     ),
     "another kind": (replaced("config.json", b'{"model_type": "vit"}'), "vit models are no causal models"),
-    "recurrent": (replaced("config.json", b'{"model_type": "mamba"}'), "mamba model has .* cannot be rolled back"),
+    "recurrent": (replaced("config.json", b'{"model_type": "zamba"}'), "zamba model has .* cannot be rolled back"),
     "generation": (
         replaced("generation_config.json", b"nonsense"),
         "generation_config.json cannot be read: Exp",

@@ -13,10 +13,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specwire.core.model import AUTO, INT8, NONE, OPENVINO, TORCH, Feed, ModelError, TreeFeed, out_of_memory
 from specwire.lm.kv_cache import Runner, Sizes
-from specwire.lm.model_config import first_line, window_of
+from specwire.lm.model_config import first_line, is_recurrent, window_of
 from specwire.lm.runners.compiled import CompiledRunner
 from specwire.lm.runners.deterministic import ALONE, DeterministicRunner, agreeing_widths
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
+from specwire.lm.runners.hybrid import HybridRunner
 from specwire.lm.runners.linear import check_int8, round_layers
 from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
 from specwire.lm.runners.tensor_parallel import FIELD, Rank
@@ -74,6 +75,21 @@ def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
     return how._replace(runtime=TORCH)
 
 
+def check_recurrent(config: PreTrainedConfig, how: How, heads: str | None, ranks: int | None) -> None:
+    """ModelError, which names it, for what models with recurrent layers are not served with."""
+    for name, given in (
+        ("heads", heads is not None),
+        (FIELD, ranks is not None),
+        ("deterministic", how.deterministic),
+        ("quantization", how.quantization != NONE),
+        ("compile", how.compiled),
+        ("runtime", how.runtime == OPENVINO),
+    ):
+        if given:
+            value = f" {how.runtime}" if name == "runtime" else ""
+            raise ModelError(f"{name}:{value} is not served with the recurrent layers of {config.model_type} models")
+
+
 def cache_dtype(dtype: torch.dtype, how: How) -> torch.dtype:
     """What keys and values of a model in `dtype` may take: OpenVINO may keep wider ones than torch does."""
     if how.runtime == TORCH or how.compiled or dtype not in OPENVINO_DTYPES:
@@ -98,6 +114,8 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
         raise ModelError("heads: skipped layers are not served with compile: its graphs have all layers")
     if how.skims and how.runtime == OPENVINO:
         raise ModelError("heads: skipped layers need the runtime torch or auto: openvino's graph has all layers")
+    if is_recurrent(model.config):
+        return _checked(model, HybridRunner(model, sizes.slots, sizes.context), sizes), TORCH
     if how.compiled:
         return _compiled_runner(model, sizes, how), TORCH
     if how.quantization == INT8:
@@ -203,10 +221,17 @@ def _round(model: PreTrainedModel, how: How) -> None:
 def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool) -> Runner:
     window = window_of(model.config, sizes.context)
     runner = HuggingFaceRunner(model, sizes.slots, sizes.context, window, alone)
-    generic = DeterministicRunner(runner, ALONE, sizes.slots) if how.deterministic else runner
+    generic = _checked(model, DeterministicRunner(runner, ALONE, sizes.slots) if how.deterministic else runner, sizes)
+    if generic.branches:
+        runner.branches = _takes_trees(model, runner, sizes)
+    return generic
+
+
+def _checked(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> Runner:
+    """The runner, if the model's own modules agree with themselves in it; else ModelError."""
     name = type(model).__name__
     try:
-        error = deviation(model, generic, *sizes, next(model.parameters()).dtype)
+        error = deviation(model, runner, *sizes, next(model.parameters()).dtype)
     except Exception as failure:  # models that cannot take such a cache or mask fail in many ways
         if out_of_memory(failure):
             raise
@@ -216,9 +241,7 @@ def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool)
             f"{name} gives other logits with a cache by absolute position than without a cache "
             f"({error:.1f} times the tolerance), so it cannot be served"
         )
-    if generic.branches:
-        runner.branches = _takes_trees(model, runner, sizes)
-    return generic
+    return runner
 
 
 def _takes_trees(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> bool:

@@ -1,0 +1,162 @@
+"""Recurrent layers: states are kept by row, and whatever was fed, rolled back or copied, logits are the plain ones."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from specwire.core.messages import MOST_WINDOW
+from specwire.lm import Feed, LanguageModel, ModelError, load_model
+from specwire.lm.kv_cache import CachedLM, position_bytes
+from specwire.lm.runners import hybrid
+from specwire.lm.runners.hybrid import ROWS, STATES, HybridRunner, KeptStates, state_bytes
+from tests.lm.families import HYBRID
+from tests.lm.models import TOLERANCE, VOCABULARY, build, plain, save
+from verify_service.engine.calibration import step_costs
+
+LONG = 160
+FAMILIES = {family.name: family for family in HYBRID}
+# One of each kind of scan, and one with convolutions alone.
+# The module's own rows one by one are up to 2.4e-4 off its own chunks.
+DELTA = 1e-3
+KINDS = ["Jamba", "Mamba-2", "Qwen3-Next", "LFM2"]
+
+
+def built(name: str, folder: Path, slots: int = 3, **options: Any) -> tuple[PreTrainedModel, LanguageModel]:
+    made = FAMILIES[name].config()
+    made.max_position_embeddings = LONG
+    model = build(made)
+    return model, load_model(save(model, folder), slots=slots, context=LONG, **options)
+
+
+def tokens(chance: random.Random, count: int) -> list[int]:
+    return [chance.randrange(VOCABULARY) for _ in range(count)]
+
+
+def same(rows: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+    torch.testing.assert_close(rows, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_prompts_windows_and_far_rollbacks_of_several_texts_give_the_plain_forward(name: str, tmp_path: Path) -> None:
+    model, lm = built(name, tmp_path)
+    chance = random.Random(len(name))
+    held: list[list[int]] = [[], [], []]
+    for _ in range(15):
+        if chance.random() < 0.3:
+            source, target = chance.sample(range(3), 2)
+            length = chance.randint(0, len(held[source]))
+            lm.copy(source, target, length)
+            held[target] = held[source][:length]
+        feeds = []
+        for slot in chance.sample(range(3), chance.randint(1, 3)):
+            back = chance.choice([0, 3, MOST_WINDOW, 60])
+            start = min(max(0, len(held[slot]) - chance.randint(0, back)), LONG - 50)
+            fresh = tokens(chance, chance.choice([1, 4, MOST_WINDOW + 1, 32, 50]))
+            held[slot][start:] = fresh
+            feeds.append(Feed(slot, start, fresh, len(fresh)))
+        expected = [plain(model, held[feed.slot])[feed.start :] for feed in feeds]
+        same(lm.forward(feeds), torch.cat(expected), DELTA if name == "Qwen3-Next" else TOLERANCE)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_text_that_is_not_finite_harms_no_other(name: str, tmp_path: Path) -> None:
+    made = FAMILIES[name].config()
+    made.tie_word_embeddings = False
+    model = build(made)
+    with torch.no_grad():
+        model.get_parameter(next(name for name, _ in model.named_parameters() if "embed" in name))[7] = float("nan")
+    lm = load_model(save(model, tmp_path), slots=2, context=48)
+    lm.forward([Feed(0, 0, [1, 3, 9], 1), Feed(1, 0, [1, 3, 9, 4], 1)])
+    rows = lm.forward([Feed(0, 3, [7, 3], 1), Feed(1, 4, [6], 1)])
+    assert lm.failed == {0}
+    same(rows[1:], plain(model, [1, 3, 9, 4, 6])[-1:])
+    same(lm.forward([Feed(0, 0, [1, 3, 9], 3)]), plain(model, [1, 3, 9]))
+    same(lm.forward([Feed(1, 5, [5], 1)]), plain(model, [1, 3, 9, 4, 6, 5])[-1:])
+
+
+def test_a_forward_that_fails_leaves_no_state_that_was_not_filed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, lm = built("Bamba", tmp_path)
+    assert isinstance(lm, CachedLM)
+    assert isinstance(lm.runner, HybridRunner)
+    text = tokens(random.Random(1), 60)
+    lm.forward([Feed(0, 0, text, 1)])
+    lm.rollback(0, 30)  # between states: what follows feeds tokens again
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(hybrid.HybridCache, "end", _raise)
+        lm.forward([Feed(0, 30, [1, 2, 3], 1)])
+    lm.runner.cache.end()
+    assert lm.cached(0) == 30
+    same(lm.forward([Feed(0, 30, text[30:], 30)]), plain(model, text)[30:])
+
+
+def _raise(_: object) -> None:
+    raise MemoryError
+
+
+def test_states_of_a_window_are_kept_and_others_are_spread() -> None:
+    kept, chance = KeptStates(), random.Random(3)
+    position = 0
+    for _ in range(300):
+        start = kept.nearest(chance.randint(max(0, position - MOST_WINDOW), position))
+        fed = tokens(chance, chance.choice([1, 5, ROWS, 100]))
+        kept.feed(start, fed)
+        position = start + len(fed)
+        assert {0, start, *range(max(start, position - ROWS) + 1, position + 1)} <= kept.places.keys()
+        assert len({*kept.places.values()}) == len(kept.places) <= STATES
+        assert len(kept.tokens) == position
+    assert any(0 < each < position - ROWS for each in kept.places)
+
+
+def test_memory_is_counted_with_the_states(tmp_path: Path) -> None:
+    made = FAMILIES["Granite 4"].config()
+    model = build(made)
+    states = state_bytes(model)
+    assert position_bytes(made, torch.float32) == 2 * 1 * 2 * 8 * 4  # one layer of two has keys and values
+    slot = 48 * position_bytes(made, torch.float32) + states
+    folder = save(model, tmp_path)
+    lm = load_model(folder, slots=9, kv_memory=3 * slot - 1)
+    assert (lm.slots, lm.kv_bytes) == (2, 2 * slot)
+    with pytest.raises(ModelError, match="of them for its recurrent layers; give more"):
+        load_model(folder, slots=9, kv_memory=slot - 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"deterministic": True}, "deterministic: is not served with the recurrent layers of lfm2 models"),
+        ({"quantization": "int8"}, "quantization: is not served"),
+        ({"compiled": True}, "compile: is not served"),
+        ({"runtime": "openvino"}, "runtime: openvino is not served"),
+        ({"heads": "self:skip=1"}, "heads: is not served"),
+    ],
+)
+def test_what_is_not_served_beside_them_is_refused_by_name(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = save(build(FAMILIES["LFM2"].config()), tmp_path)
+    with pytest.raises(ModelError, match=message):
+        load_model(folder, slots=1, **options)
+
+
+def test_bfloat16_stays_within_its_tolerance(tmp_path: Path) -> None:
+    model, lm = built("Mamba-2", tmp_path, slots=1, dtype="bfloat16")
+    text = tokens(random.Random(2), 30)
+    lm.forward([Feed(0, 0, text[:20], 0)])
+    rows, expected = lm.forward([Feed(0, 15, text[15:], 15)]), plain(model.bfloat16(), text)[15:]
+    assert float((rows - expected).abs().max()) <= float(expected.abs().max().clamp(min=1.0)) / 16
+
+
+def test_it_is_measured_at_start_and_takes_no_trees(tmp_path: Path) -> None:
+    model, lm = built("Nemotron-H", tmp_path)
+    assert not lm.branches
+    costs = step_costs(lm)
+    assert costs is not None
+    same(lm.forward([Feed(0, 0, [4, 5], 2)]), plain(model, [4, 5]))
