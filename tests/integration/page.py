@@ -4,9 +4,9 @@ What a page takes for granted is provided:
 
 - `specwire` is this checkout's. MODEL is a scripted model, and so is the pair of `specwire up` where none is named.
 - Ports on 127.0.0.1 and 0.0.0.0 are free ones, the same port the same one all over. On 6379 there is a Redis.
-- What serves (`up`, `verify`, `draft`, `orchestrate`, `edge`) goes on in the background from its ready line to the end
-  of the page, or to that of the last page if another begins with the same command. It must then end with exit code 0.
-  `specwire up` alone has the default ports; others that would like them get others.
+- What serves (`up`, `verify`, `draft`, `orchestrate`, `edge`, `registry`) goes on in the background from its ready line
+  to the end of the page, or to that of the last page if another begins with the same command. It must then end with
+  exit code 0. `specwire up` alone has the default ports; others that would like them get others.
 - A certificate, a key and an authority, keys of callers, a chat template and two models lie about.
 """
 
@@ -34,7 +34,7 @@ from tests.documents import PROMPT, ROOT, Block
 from tests.ports import free_port
 
 ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|0\.0\.0\.0):([1-9]\d*)\b")
-SERVES = ("up", "verify", "draft", "orchestrate", "edge")
+SERVES = ("up", "verify", "draft", "orchestrate", "edge", "registry")
 UP = "specwire up"
 ANYWHERE = "127.0.0.1:0"
 MODEL = "scripted:7"
