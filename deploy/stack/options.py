@@ -266,6 +266,9 @@ class StackOptions:
         check_http(self.http, self.tls, self.insecure)
         check_sse_keep_alive(self.sse_keep_alive)
         self.services()  # validates what they are given
+        twice = [model for model in self.also if (self.target, *self.also).count(model) > 1]
+        if twice:
+            raise InvalidParameter("also", f"{twice[0]} is named twice; requests tell models by their names")
         check_drafters_per_session(self.drafters_per_session)
         if not self.start_timeout > 0:
             raise InvalidParameter("start_timeout", f"must be positive, not {self.start_timeout}")

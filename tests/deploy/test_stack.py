@@ -18,6 +18,7 @@ from deploy.stack import stack
 from deploy.stack.options import StackError, StackOptions
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import plain
 
@@ -89,7 +90,9 @@ async def test_further_targets_are_served_by_name(tmp_path: Path) -> None:
 
 async def test_targets_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "HEALTH_LIMIT", 0.5)
-    options = StackOptions("scripted:7", None, also=("scripted:7",), redis_url="memory:", ray=False)
+    with pytest.raises(InvalidParameter, match="^also: scripted:7 is named twice"):
+        StackOptions("scripted:7", None, also=("scripted:7",))
+    options = StackOptions("scripted:7", None, also=("scripted:7:delay_ms=1",), redis_url="memory:", ray=False)
     with pytest.raises(StackError, match="also: 1 of 2 models are served \\(scripted:7\\); names must differ"):
         await stack.start(options, tmp_path, lambda _: None)
 

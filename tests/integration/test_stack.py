@@ -17,7 +17,7 @@ import grpc
 import psutil
 import pytest
 
-from specwire.client import Chunk, Client, Completion
+from specwire.client import Chunk, Client, Completion, SpecwireError
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
 from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGET, Command, running
@@ -207,3 +207,21 @@ def test_ctrl_c_cancels_a_generation(address: str) -> None:
         assert command.wait(END_LIMIT) == 128 + signal.SIGINT
         assert command.said() == ""
         assert command.nothing_left()
+
+
+def test_a_stack_may_serve_several_models() -> None:
+    models = "scripted:7", "scripted:8"
+    with running(
+        "up", "--json", "--listen", "127.0.0.1:0", "--no-ray", "--target", models[0], "--also", models[1]
+    ) as up:
+        ready = json.loads(up.line() or f'"{up.said()}"')
+        assert set(ready["services"]) == {"verifier", "verifier-2"}
+        with Client(ready["address"]) as client:
+            assert [target.model for target in client.server_info().targets] == list(models)
+            texts = [client.complete(PROMPT, max_tokens=20, model=model).tokens for model in models]
+            assert texts[0] != texts[1]
+            with pytest.raises(SpecwireError, match="model"):
+                client.complete(PROMPT, max_tokens=20)
+        up.process.send_signal(signal.SIGINT)
+        assert up.wait(END_LIMIT) == 0, up.said()
+        assert up.nothing_left(), up.family()
