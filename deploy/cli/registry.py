@@ -124,17 +124,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_telemetry_arguments(parser)
 
 
+def options_of(args: argparse.Namespace) -> RegistryServiceOptions:
+    """Raises InvalidParameter."""
+    return RegistryServiceOptions(
+        args.registry,
+        args.listen,
+        insecure=args.insecure,
+        tls=server_tls(args),
+        keys=read_keys("--api-keys", args.api_keys),
+        metrics=args.metrics,
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
     try:
-        options = RegistryServiceOptions(
-            args.registry,
-            args.listen,
-            insecure=args.insecure,
-            tls=server_tls(args),
-            keys=read_keys("--api-keys", args.api_keys),
-            metrics=args.metrics,
-        )
+        options = options_of(args)
         grace, telemetry = drain_grace(args), telemetry_of(args)
     except InvalidParameter as error:
         say(f"specwire registry: error: {error}")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import deploy.cli.edge
 import deploy.cli.main
+import deploy.cli.registry
 import orchestrator.cli
 from deploy.commands import CONFIGURABLE
 from deploy.settings import CommandOptions, SettingInvalid
@@ -36,6 +37,7 @@ BUILDERS: dict[str, tuple[Build, type[ValueError]]] = {
     "verify": (model_options, InvalidParameter),
     "edge": (deploy.cli.edge.options_of, ValueError),
     "orchestrate": (orchestrator.cli.options_of, ValueError),
+    "registry": (deploy.cli.registry.options_of, InvalidParameter),
 }
 SCALARS = [
     *("127.0.0.1:0", "0.0.0.0:1", "[::1]:65535", "localhost:99999", "::", "1", "0", "-1", "1e9", "nan", "inf", "0x10"),
@@ -47,6 +49,7 @@ NEEDED: dict[str, dict[str, Values]] = {
     **{command: {} for command in ("up", "draft", "verify")},
     "orchestrate": {"verifier": st.just("127.0.0.1:1")},
     "edge": {"verifier": st.just("127.0.0.1:1"), "draft": st.just("m")},
+    "registry": {"registry": st.just("redis://127.0.0.1:1")},
 }
 FITTING: list[dict[str, object]] = [
     {},
