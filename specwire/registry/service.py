@@ -49,6 +49,7 @@ ROLES = {
     registry_pb2.SERVICE_ROLE_ORCHESTRATOR: Role.ORCHESTRATOR,
 }
 WIRE_ROLES = {role: wire for wire, role in ROLES.items()}
+MOST_UINT32 = (1 << 32) - 1
 
 
 def service_to_wire(entry: ServiceEntry) -> registry_pb2.RegisteredService:
@@ -99,8 +100,6 @@ def service_from_wire(service: registry_pb2.RegisteredService, role: Role, beat:
     except ValueError as error:
         raise InvalidEntry("invalid", str(error)) from None
 
-
-MOST_UINT32 = (1 << 32) - 1
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Who is told what.

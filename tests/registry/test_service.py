@@ -26,6 +26,7 @@ from specwire.registry.service import RemoteDirectory, Wanted, service_from_wire
 from specwire.rpc.channel import open_channel
 from specwire.rpc.keys import read_keys
 from specwire.v1 import registry_pb2, registry_pb2_grpc
+from tests.integration.stack_process import running
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.ports import free_address
 from tests.wait import LIMIT_S, until
@@ -62,11 +63,11 @@ async def served(redis: RedisServer, listen: str = "127.0.0.1:0", keys: Path | N
     options = RegistryServiceOptions(
         redis.url, listen, keys=read_keys("--api-keys", None if keys is None else str(keys))
     )
-    running: RunningRegistry = await registry.start(options)
+    service: RunningRegistry = await registry.start(options)
     try:
-        yield running.address
+        yield service.address
     finally:
-        await running.stop(0.0)
+        await service.stop(0.0)
 
 
 @asynccontextmanager
@@ -143,13 +144,13 @@ async def test_what_was_told_is_not_taken_back_while_redis_is_away(redis: RedisS
 
 
 async def test_a_registry_that_never_answered_tells_nothing(redis: RedisServer) -> None:
-    running = await registry.start(RegistryServiceOptions(f"redis://{free_address()}"))
+    service = await registry.start(RegistryServiceOptions(f"redis://{free_address()}"))
     try:
-        async with following(running.address) as remote:
+        async with following(service.address) as remote:
             with pytest.raises(RegistryUnavailable, match="registry"):
                 await remote.listing()
     finally:
-        await running.stop(0.0)
+        await service.stop(0.0)
 
 
 async def test_who_follows_comes_back_to_a_server_that_was_away(redis: RedisServer, directory: Directory) -> None:
@@ -275,7 +276,7 @@ class Liar(registry_pb2_grpc.RegistryServiceServicer):
         await asyncio.Event().wait()
 
 
-async def test_what_is_told_is_checked(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_told_is_checked() -> None:
     server = grpc.aio.server()
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(Liar(), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -320,8 +321,6 @@ def test_options_of_who_asks_are_checked(cloud: tuple[str, tuple[str, ...]], nam
 
 
 async def test_the_commands_ready_line(redis: RedisServer) -> None:
-    from tests.integration.stack_process import running
-
     with running("registry", "--registry", redis.url, "--json") as command:
         line = json.loads(await asyncio.to_thread(command.line))
         assert line["service"] == "registry"

@@ -11,12 +11,12 @@ here, by the same recurrence with all states; all else, most of a forward, is ba
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.nn.functional import silu, softplus
 from transformers import PreTrainedModel
 
@@ -224,7 +224,7 @@ class HybridCache(SlotCache):
         return sum(store.nbytes for store in (*self._tails.values(), *self._states.values()))
 
 
-class Scan:
+class Scan(ABC):
     """Stands in a mixer for its scan: the same recurrence, of which it files the states that are kept.
 
     Outside of a forward of ours it is the mixer's own.
@@ -237,8 +237,9 @@ class Scan:
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self._own(*args, **options) if self._cache.batch is None else self.scan(*args, **options)
 
+    @abstractmethod
     def scan(self, *args: Any, **options: Any) -> Any:
-        raise NotImplementedError
+        """As the mixer's own scan is called."""
 
     def begin(self, shape: Sequence[int]) -> torch.Tensor:
         self._padding = self._cache.padding()
@@ -378,10 +379,10 @@ def exchange_scans(model: PreTrainedModel, cache: HybridCache) -> None:
             module.forward = MethodType(_with_scan(forward, names[0], module, cache), module)
 
 
-def _with_scan(forward: FunctionType, name: str, module: nn.Module, cache: HybridCache) -> FunctionType:
+def _with_scan(forward: FunctionType, name: str, module: Any, cache: HybridCache) -> FunctionType:
     kind, single = SCANS[name]
     known = forward.__globals__
-    scan = kind(cache, int(getattr(module, "layer_idx")), known[name], known[single])  # noqa: B009
+    scan = kind(cache, int(module.layer_idx), known[name], known[single])
     made = FunctionType(
         forward.__code__, {**known, name: scan}, forward.__name__, forward.__defaults__, forward.__closure__
     )
@@ -434,10 +435,19 @@ class HybridRunner(LineRunner):
         """The feed with the tokens before it, back to a state that is kept."""
         own = self.cache.slots[feed.slot]
         begin = own.nearest(feed.start)
-        while feed.start - begin > MOST_AGAIN:
-            self._rows([Feed(feed.slot, begin, own.tokens[begin : begin + MOST_AGAIN], 0)])
-            begin += MOST_AGAIN
+        if feed.start - begin > MOST_AGAIN:
+            begin = self._again(feed.slot, begin, own.tokens[: feed.start])
         return Feed(feed.slot, begin, [*own.tokens[begin : feed.start], *feed.tokens], feed.wanted)
+
+    def _again(self, slot: int, begin: int, text: list[int]) -> int:
+        """Feed the slot's text from `begin` on until few enough tokens are left; the position where they begin."""
+        try:
+            while len(text) - begin > MOST_AGAIN:
+                self._rows([Feed(slot, begin, text[begin : begin + MOST_AGAIN], 0)])
+                begin += MOST_AGAIN
+        finally:
+            self.cache.slots[slot].tokens = text  # each feed ends it where it ends itself
+        return begin
 
     def _rows(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
         batch = PaddedBatch.of(feeds, self._device)
