@@ -45,8 +45,7 @@ from specwire.rpc.model_info import Identity
 NOBODY = Info()
 
 
-def verifier_candidate(peer: VerifierPeer, measured: bool = False) -> PlacementCandidate:
-    """measured: by its round trip, too."""
+def verifier_candidate(peer: VerifierPeer) -> PlacementCandidate:
     info = peer.info or NOBODY
     return PlacementCandidate(
         peer.link.address,
@@ -58,7 +57,7 @@ def verifier_candidate(peer: VerifierPeer, measured: bool = False) -> PlacementC
         sessions=peer.sessions,
         region=info.region,
         context=info.context,
-        round_trip_us=peer.link.round_trip_us if measured else 0.0,
+        round_trip_us=peer.link.round_trip_us,
     )
 
 
@@ -125,8 +124,7 @@ class Placer:
             draws=self._draws,
             context=record.end,
         )
-        measured = self._feed is not None and self._feed.far
-        choice = place([verifier_candidate(each, measured) for each in verifiers], wish)
+        choice = place([verifier_candidate(each) for each in verifiers], wish)
         return None if choice is None else self._placed(driver, verifiers[choice.index], choice.reason)
 
     def drafter_for(self, driver: SessionDriver, drafters: Sequence[DrafterPeer]) -> DrafterPeer | None:

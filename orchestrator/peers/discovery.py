@@ -118,12 +118,7 @@ class RegistryFeed:
     @property
     def shared(self) -> bool:
         """Whether others place sessions at the same verifiers; of who asks a cloud that is not told."""
-        return self.far or len(self.orchestrators) > 1
-
-    @property
-    def far(self) -> bool:
-        """Whether a cloud tells of verifiers, whose regions say little of how far they are."""
-        return isinstance(self._directory, RemoteDirectory)
+        return len(self.orchestrators) > 1 or isinstance(self._directory, RemoteDirectory)
 
     @property
     def silent_s(self) -> float:

@@ -165,7 +165,7 @@ def test_a_drafter_of_the_vocabulary_near_here_or_near_the_verifier(placing: Pla
 
 
 def test_two_are_drawn_where_others_place_too(affinity: SessionAffinity) -> None:
-    feed: Any = SimpleNamespace(orchestrators=("one", "other"), shared=True, far=False)
+    feed: Any = SimpleNamespace(orchestrators=("one", "other"), shared=True)
     verifiers = [verifier(f"10.0.0.{number}:1") for number in range(8)]
     chosen = Placer(affinity, cast(RegistryFeed, feed), "").verifier_for(Session().driver, verifiers, [])
     feed.shared = False

@@ -278,8 +278,7 @@ class VerifierChecks:
             return
         text, position = session.text.tokens, session.position
         facts.require(known.decided(text), "a verifier decided what cannot be:", text, known)
-        if len(text) > len(facts.texts.get(held.session_id, ())):
-            facts.texts[held.session_id] = tuple(text)
+        facts.note_text(held.session_id, tuple(text))
         credit = facts.credits.get(held.session_id, 0)
         facts.require(position <= credit, "a verifier decided, its credit:", position, credit)
         self._generation(process, held)

@@ -26,7 +26,8 @@ class Facts:
     """found: what does not hold, with the time. credits: the most that any owner has allowed, by session.
 
     durable: the output that the log has held, by session; what it lost with its store may be decided again. ended: it,
-    the reason and the text's length, once the log has them. texts: the longest that any verifier has had, by session.
+    the reason and the text's length, once the log has them. texts: those that any verifier has had, by session, as
+    far as none goes on from another: what was not durable may be decided again, and otherwise.
     ending: sessions that somebody has cancelled or deleted. deleted, cancelled: those whose deletion or
     cancellation was acknowledged, and when. delay: seconds by which what has happened may hold up an end, without
     outages of the log. skew: by which clocks may be apart. heard: what verifiers have taken in of drafters' trees.
@@ -41,7 +42,7 @@ class Facts:
         self.credits: dict[str, int] = {}
         self.durable: dict[str, tuple[int, ...]] = {}
         self.ended: dict[str, tuple[tuple[int, ...], FinishReason, int]] = {}
-        self.texts: dict[str, tuple[int, ...]] = {}
+        self.texts: dict[str, list[tuple[int, ...]]] = {}
         self.ending: set[str] = set()
         self.deleted: dict[str, float] = {}
         # Cancelled because nobody read them for as long as readers may be away.
@@ -136,7 +137,13 @@ class Facts:
         wanted = record.prompt[:cached]
         others = (known for known in self.records if again or known != session_id)
         same = (known for known in others if self.records[known].tenant == record.tenant)
-        return any(is_prefix(wanted, self.texts.get(each, ())) for each in same)
+        return any(is_prefix(wanted, text) for each in same for text in self.texts.get(each, ()))
+
+    def note_text(self, session_id: str, text: tuple[int, ...]) -> None:
+        """A verifier has it."""
+        known = self.texts.setdefault(session_id, [])
+        if not any(is_prefix(text, each) for each in known):
+            known[:] = [*(each for each in known if not is_prefix(each, text)), text]
 
 
 @lru_cache(maxsize=8)
