@@ -11,7 +11,7 @@ FLOORS := $(VENV)/floors/.stamp
 VLLM := $(VENV)/vllm/.stamp
 LLAMACPP := $(VENV)/.llamacpp
 comma  := ,
-EXTRAS := lm,ray,embedded-redis,http,openvino,constrained,otel,bench,dev
+EXTRAS := services,lm,ray,embedded-redis,http,openvino,constrained,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.

