@@ -1,10 +1,10 @@
 """What sessions used, as records that a billing job reads (`--usage-log FILE`, `specwire usage FILE...`).
 
-A record is a line of JSON about one stay: a session on one link, from when it has its slot until it is closed or the link
-is lost. A running stay is written every few seconds, and again when it is over; the newest line of a stay counts, so no
-line counts twice. A session that moves to another verifier has a stay there. Its text has no gaps, so what was decided of
-it is the greatest end that any of its stays tells, less its prompt: a verifier that was killed loses no token that
-another one went on behind.
+A record is a line of JSON about one stay: a session on one link, from when it has its slot until it is closed or the
+link is lost. A running stay is written every few seconds, and again when it is over. The newest line of a stay counts,
+so no line counts twice. A session that moves to another verifier has a stay there. Its text has no gaps, so what was
+decided of it is the greatest end that any of its stays tells, less its prompt. A verifier that was killed thus loses no
+token that another one went on behind.
 """
 
 from __future__ import annotations

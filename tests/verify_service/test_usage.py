@@ -68,7 +68,7 @@ async def test_a_stay_is_told_from_its_slot_to_its_end(tmp_path: Path) -> None:
     assert (last.prompt_tokens, last.start, last.end, last.fed, last.tested) == (5, 5, 10, 3, 5)
     assert last.kv_byte_seconds >= 0
     assert 0 < last.began <= last.until
-    assert "s" != last.session  # the id is the right to read the session
+    assert last.session != "s"  # the id is the right to read the session
     assert totals([first, last])["berlin", "a-model"][:5] == (1, 5, 3, 5, 5)
 
 
