@@ -31,7 +31,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-tools bench-copy bench-suffix bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
+.PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-tools bench-copy bench-suffix bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
 .SILENT:
 
 help: ## show this list
@@ -121,7 +121,10 @@ test-unit: $(STAMP)
 test-integration: $(STAMP) $(CLIENTS)
 	echo "test: integration (real processes)"
 	$(BIN)/python -m tests.documents
-	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=600 --session-timeout=3600 -m "not cluster" tests/integration
+	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=600 --session-timeout=3600 -m "not cluster and not bench" tests/integration
+
+test-benches: $(STAMP) ## each benchmark in short: it runs, and its table has what it should (five minutes)
+	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=600 --session-timeout=1800 -m bench tests/integration
 
 # What speaks to each of these dependencies; without the tests that ask for what .venv has beside them.
 FLOORS_TESTS := tests/registry tests/rpc tests/telemetry tests/text tests/orchestrator/http tests/orchestrator/test_generation.py tests/orchestrator/test_store.py \
