@@ -234,8 +234,10 @@ format: $(STAMP) ## rewrite our code in the one format, mend what ruff can mend 
 	$(BIN)/ruff check -q --fix-only $(CODE)
 	$(BIN)/ruff format -q $(CODE)
 
-node: ## install what the Node.js example needs (its test runs where this is done)
+node: ## install what the Node.js and TypeScript examples need, and compile these (their tests run where this is done)
 	npm ci --prefix examples/node --silent --no-audit --no-fund --ignore-scripts
+	npm ci --prefix examples/typescript --silent --no-audit --no-fund --ignore-scripts
+	npm run --prefix examples/typescript --silent build
 
 screenshots: $(STAMP) ## pictures of the console for docs/ (needs Chromium)
 	$(BIN)/python -m scripts.screenshots
