@@ -28,6 +28,7 @@ import msgspec
 
 from specwire.core.invalid import InvalidParameter
 from verify_service.engine.messages import Opening, Report
+from verify_service.engine.slots import PARK_AFTER_US
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,8 @@ class UsageRecord(msgspec.Struct, frozen=True):
         start, end: the text's length, prompt included, when the stay began, and now.
         fed: tokens of the text at `start` whose keys and values had to be computed.
         tested: draft tokens that were tested.
-        kv_byte_seconds: memory of the text's keys and values, by time.
+        kv_byte_seconds: memory of the text's keys and values, by time. Of a pause the first 5 s count: then whoever
+            waits for a slot may have this one.
         began, until: seconds since 1970.
         why: what ended it, or that it is running.
     """
@@ -74,7 +76,11 @@ class UsageRecord(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Stay:
-    """What is known of a session on a link; `seated_s` is None while it waits for a slot."""
+    """What is known of a session on a link.
+
+    counted_s: until when its memory is accounted for, on the monotonic clock; None while it waits for a slot. heard_s:
+    when it last had a token.
+    """
 
     session: str
     tenant: str
@@ -87,7 +93,8 @@ class Stay:
     tested: int = 0
     kv_byte_seconds: float = 0.0
     began: float = 0.0
-    seated_s: float | None = None
+    counted_s: float | None = None
+    heard_s: float = 0.0
 
 
 class UsageLog:
@@ -138,13 +145,14 @@ class UsageLog:
             stay = self._stays.get((link, admitted.handle))
             if stay is not None and stay.attach == admitted.attach:
                 stay.name, stay.began = next(self._names), time.time()
-                stay.seated_s = time.monotonic()
+                stay.counted_s = stay.heard_s = time.monotonic()
                 stay.end = max((each.verdict.end for each in admitted.tail), default=admitted.position)
                 stay.fed = 0 if admitted.resumed else admitted.position - admitted.cached
         for decided in report.decided:
             stay = self._stays.get((link, decided.handle))
             if stay is not None and stay.attach == decided.attach:
                 self._hold(stay)
+                stay.counted_s = stay.heard_s = time.monotonic()
                 stay.end = max(stay.end, decided.verdict.end)
                 stay.tested += decided.verdict.tested
                 if decided.verdict.finish is not None:
@@ -165,7 +173,7 @@ class UsageLog:
     async def write(self) -> None:
         """Append what is over, and how far the others are. A file that cannot be written is told of once."""
         over = list(self._over)
-        running = [self._record(stay, RUNNING) for stay in self._stays.values() if stay.seated_s is not None]
+        running = [self._record(stay, RUNNING) for stay in self._stays.values() if stay.counted_s is not None]
         if not (over or running):
             return
         try:
@@ -186,7 +194,7 @@ class UsageLog:
     def _end(self, key: tuple[int, int], why: str) -> None:
         """Of one that has ended already, or never had a slot, nothing is to be told."""
         stay = self._stays.pop(key, None)
-        if stay is None or stay.seated_s is None:
+        if stay is None or stay.counted_s is None:
             return
         if len(self._over) < MOST_WAITING:
             self._over.append(self._record(stay, why))
@@ -195,10 +203,10 @@ class UsageLog:
 
     def _hold(self, stay: Stay) -> None:
         """Account for the memory that it has had since this was last done."""
-        if stay.seated_s is not None:
-            now_s = time.monotonic()
-            stay.kv_byte_seconds += stay.end * self._position_bytes * (now_s - stay.seated_s)
-            stay.seated_s = now_s
+        until_s = min(time.monotonic(), stay.heard_s + PARK_AFTER_US / 1e6)
+        if stay.counted_s is not None and until_s > stay.counted_s:
+            stay.kv_byte_seconds += stay.end * self._position_bytes * (until_s - stay.counted_s)
+            stay.counted_s = until_s
 
     def _record(self, stay: Stay, why: str) -> UsageRecord:
         self._hold(stay)

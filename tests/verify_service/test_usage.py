@@ -80,11 +80,15 @@ async def test_memory_is_counted_by_time(tmp_path: Path, monkeypatch: pytest.Mon
     log.reported(LINK, seated(5))
     now[0] = 2.0
     log.reported(LINK, decided(5, 5))
-    now[0] = 3.0
+    now[0] = 20.0
+    await log.write()
+    log.reported(LINK, decided(10, 1))
+    now[0] = 21.0
     log.link_lost(LINK)
     await log.stop()
-    (record,) = records(tmp_path / "usage")
-    assert (record.kv_byte_seconds, record.why) == (POSITION_BYTES * (5 * 2 + 10 * 1), "link lost")
+    first, last = records(tmp_path / "usage")
+    assert first.kv_byte_seconds == POSITION_BYTES * (5 * 2 + 10 * 5)  # of a pause the first 5 s
+    assert (last.kv_byte_seconds, last.why) == (POSITION_BYTES * (5 * 2 + 10 * 5 + 11 * 1), "link lost")
 
 
 async def test_what_moves_counts_once(tmp_path: Path) -> None:
