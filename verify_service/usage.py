@@ -18,7 +18,7 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,13 +103,22 @@ class UsageLog:
     Args:
         file: lines are appended; one that is moved away meanwhile is made anew.
         position_bytes: memory of one token's keys and values.
+        clock: seconds, which no one sets.
     """
 
-    def __init__(self, file: Path, model: str, position_bytes: int, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self,
+        file: Path,
+        model: str,
+        position_bytes: int,
+        interval_s: float = INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._file = file
         self._model = model
         self._position_bytes = position_bytes
         self._interval_s = interval_s
+        self._clock = clock
         self.lost = 0
         self._stays: dict[tuple[int, int], Stay] = {}
         self._over: list[UsageRecord] = []
@@ -145,14 +154,14 @@ class UsageLog:
             stay = self._stays.get((link, admitted.handle))
             if stay is not None and stay.attach == admitted.attach:
                 stay.name, stay.began = next(self._names), time.time()
-                stay.counted_s = stay.heard_s = time.monotonic()
+                stay.counted_s = stay.heard_s = self._clock()
                 stay.end = max((each.verdict.end for each in admitted.tail), default=admitted.position)
                 stay.fed = 0 if admitted.resumed else admitted.position - admitted.cached
         for decided in report.decided:
             stay = self._stays.get((link, decided.handle))
             if stay is not None and stay.attach == decided.attach:
                 self._hold(stay)
-                stay.counted_s = stay.heard_s = time.monotonic()
+                stay.counted_s = stay.heard_s = self._clock()
                 stay.end = max(stay.end, decided.verdict.end)
                 stay.tested += decided.verdict.tested
                 if decided.verdict.finish is not None:
@@ -203,7 +212,7 @@ class UsageLog:
 
     def _hold(self, stay: Stay) -> None:
         """Account for the memory that it has had since this was last done."""
-        until_s = min(time.monotonic(), stay.heard_s + PARK_AFTER_US / 1e6)
+        until_s = min(self._clock(), stay.heard_s + PARK_AFTER_US / 1e6)
         if stay.counted_s is not None and until_s > stay.counted_s:
             stay.kv_byte_seconds += stay.end * self._position_bytes * (until_s - stay.counted_s)
             stay.counted_s = until_s

@@ -72,10 +72,9 @@ async def test_a_stay_is_told_from_its_slot_to_its_end(tmp_path: Path) -> None:
     assert totals([first, last])["berlin", "a-model"][:5] == (1, 5, 3, 5, 5)
 
 
-async def test_memory_is_counted_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_counted_by_time(tmp_path: Path) -> None:
     now = [0.0]
-    monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
-    log = log_of(tmp_path / "usage")
+    log = UsageLog(tmp_path / "usage", "a-model", POSITION_BYTES, clock=lambda: now[0])
     log.opened(LINK, opening())
     log.reported(LINK, seated(5))
     now[0] = 2.0
