@@ -11,7 +11,7 @@ FLOORS := $(VENV)/floors/.stamp
 VLLM := $(VENV)/vllm/.stamp
 LLAMACPP := $(VENV)/.llamacpp
 comma  := ,
-EXTRAS := lm,ray,embedded-redis,http,openvino,constrained,otel,bench,dev
+EXTRAS := services,lm,ray,embedded-redis,http,openvino,constrained,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.
@@ -23,6 +23,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # A stage has a time limit beside the one of each test (pyproject.toml). A worker that died ends its stage: where tests go
 # to workers by file (loadfile), xdist gives the file to a new worker and then waits for ever.
 PYTEST := $(BIN)/python -m pytest -q --max-worker-restart=0
+# Behind the arguments of a stage's second try.
+AGAIN ?=
+SECOND_TRY := --last-failed --last-failed-no-failures=none -n 0
+# More failures than a busy machine makes are not tried again.
+FEW := 5
 
 # Unit tests wait (for timers, sockets, small servers) more than they compute: several at a time.
 WORKERS ?= 3
@@ -31,7 +36,7 @@ INTEGRATION_WORKERS ?= 2
 FAULT_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-tools bench-copy bench-suffix bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
+.PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-tools bench-copy bench-suffix bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-edges bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
 .SILENT:
 
 help: ## show this list
@@ -91,12 +96,20 @@ demo: $(STAMP) ## real completions through the whole stack, drafting off and on
 STAGES ?= unit integration faults
 
 # A stage runs whatever became of those before it. The summary has pytest's own last lines of each: what failed, what did not run and why, counts.
+# A few tests that failed run once more, by themselves: those that then pass are told, and are to be mended, but fail nobody's change. None
+# does where a worker died or a stage ran out of time, since tests behind that have not run.
 test: $(STAMP) ## all tests: unit, real processes, a short fault run; every stage runs, a summary ends it
 	rm -rf build/test; mkdir -p build/test; \
 	for stage in $(STAGES); do \
 	    began=$$(date +%s); out=build/test/$$stage; \
-	    { $(MAKE) --no-print-directory test-$$stage 2>&1 || touch build/test/failed $$out.failed; } | tee $$out; \
-	    { printf '\ntest: %s %s after %d s\n' $$stage $$(test -e $$out.failed && echo FAILED || echo passed) $$(($$(date +%s) - began)); \
+	    became=passed; { $(MAKE) --no-print-directory test-$$stage 2>&1 || touch $$out.failed; } | tee $$out; \
+	    failures=$$(grep -cE '^(FAILED|ERROR) ' $$out); \
+	    if test -e $$out.failed && test $$failures -ge 1 && test $$failures -le $(FEW) && ! grep -qE 'crashed|!!!!' $$out; then \
+	        { $(MAKE) --no-print-directory test-$$stage AGAIN="$(SECOND_TRY)" 2>&1 && rm $$out.failed; } | tee -a $$out; \
+	        became="passed, $$failures at the second try only,"; \
+	    fi; \
+	    if test -e $$out.failed; then became=FAILED; touch build/test/failed; fi; \
+	    { printf '\ntest: %s %s after %d s\n' $$stage "$$became" $$(($$(date +%s) - began)); \
 	      grep -E '^(FAILED|ERROR|SKIPPED|XPASS) |^make.*\*\*\*' $$out; \
 	      grep -E '^[0-9]+ (passed|failed|skipped|error|deselected).* in [0-9.]+s' $$out; } >>build/test/summary; \
 	done; \
@@ -116,12 +129,15 @@ test-ordinary: $(STAMP) ## all tests as an ordinary, busy machine runs them: wit
 
 test-unit: $(STAMP)
 	echo "test: unit"
-	$(PYTEST) -n $(WORKERS) --dist loadfile --session-timeout=3600 --ignore=tests/integration --ignore=tests/faults tests
+	$(PYTEST) -n $(WORKERS) --dist loadfile --session-timeout=3600 --ignore=tests/integration --ignore=tests/faults tests $(AGAIN)
 
 test-integration: $(STAMP) $(CLIENTS)
 	echo "test: integration (real processes)"
 	$(BIN)/python -m tests.documents
-	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=600 --session-timeout=3600 -m "not cluster" tests/integration
+	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=600 --session-timeout=3600 -m "not cluster and not bench" tests/integration $(AGAIN)
+
+test-benches: $(STAMP) ## each benchmark in short: it runs, and its table has what it should (five minutes)
+	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=600 --session-timeout=1800 -m bench tests/integration
 
 # What speaks to each of these dependencies; without the tests that ask for what .venv has beside them.
 FLOORS_TESTS := tests/registry tests/rpc tests/telemetry tests/text tests/orchestrator/http tests/orchestrator/test_generation.py tests/orchestrator/test_store.py \
@@ -145,7 +161,7 @@ test-cluster: $(STAMP) ## specwire deploy on a Ray cluster of several nodes on t
 
 test-faults: $(STAMP)
 	echo "test: faults (a short run)"
-	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --no-loadscope-reorder --timeout=600 --session-timeout=3600 -m "not whole_matrix" tests/faults
+	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --no-loadscope-reorder --timeout=600 --session-timeout=3600 -m "not whole_matrix" tests/faults $(AGAIN)
 
 test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults (a quarter of an hour)
 	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --no-loadscope-reorder --timeout=600 --session-timeout=5400 --played=bench/results/faults.json tests/faults
@@ -218,8 +234,10 @@ format: $(STAMP) ## rewrite our code in the one format, mend what ruff can mend 
 	$(BIN)/ruff check -q --fix-only $(CODE)
 	$(BIN)/ruff format -q $(CODE)
 
-node: ## install what the Node.js example needs (its test runs where this is done)
+node: ## install what the Node.js and TypeScript examples need, and compile these (their tests run where this is done)
 	npm ci --prefix examples/node --silent --no-audit --no-fund --ignore-scripts
+	npm ci --prefix examples/typescript --silent --no-audit --no-fund --ignore-scripts
+	npm run --prefix examples/typescript --silent build
 
 screenshots: $(STAMP) ## pictures of the console for docs/ (needs Chromium)
 	$(BIN)/python -m scripts.screenshots
@@ -276,6 +294,9 @@ bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, 
 
 bench-wan: $(STAMP) ## measure drafting here and deciding there, over a line of 0 to 200 ms (an hour and a quarter)
 	$(BIN)/python -m bench.wan.run
+
+bench-edges: $(STAMP) ## what edges that share verifiers get, what they cost, and what a lost verifier costs them (a quarter of an hour)
+	$(BIN)/python -m bench.edges.run
 
 bench-capacity: $(STAMP) ## how many sessions a verifier holds, by where their drafters are (half an hour)
 	$(BIN)/python -m bench.wan.capacity

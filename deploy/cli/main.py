@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from deploy.commands import COMMANDS
 from deploy.settings import CommandOptions, SettingInvalid, actions_of, add_command
 from deploy.stack.processes import adopt_orphans, end_descendants
+from specwire import __version__
 from specwire.rpc.process import SIGNALS, one_line, say, visible
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -71,6 +72,8 @@ def _leave_nothing(folder: Path) -> None:
 
 INTERRUPTED = 128 + 2
 LINE_END = "\n"
+# Modules that the extra `services` brings. Without them a client has what it needs, but only few commands run.
+OF_SERVICES = frozenset({"grpc_health", "grpc_reflection", "msgspec", "prometheus_client", "redis", "tokenizers"})
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -94,9 +97,7 @@ class Version(argparse.Action):
     """--version."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from specwire.telemetry.metrics import installed_version
-
-        print(f"specwire {installed_version()}")
+        print(f"specwire {__version__}")
         parser.exit()
 
 
@@ -124,8 +125,14 @@ def _flush() -> None:
 
 
 def _main(words: list[str]) -> int:
-    args = parse(words)
-    return int(args.run(args))
+    try:
+        args = parse(words)
+        return int(args.run(args))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in OF_SERVICES:
+            raise
+        say(f"specwire: error: {error.name} is not installed: pip install 'specwire[services]'")
+        return 2
 
 
 def parse(words: list[str]) -> argparse.Namespace:

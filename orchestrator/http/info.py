@@ -11,8 +11,9 @@ from orchestrator.api.requests import encoded
 from orchestrator.http.chat import take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.sessions import ORCHESTRATOR
+from specwire import __version__
 from specwire.core.invalid import InvalidParameter
-from specwire.telemetry.metrics import CONTENT_TYPE, PACKAGE, Families, by_labels, counter, installed_version
+from specwire.telemetry.metrics import CONTENT_TYPE, Families, by_labels, counter
 
 # ----------------------------------------------------------------------------------------------------------------------
 # /metrics: the orchestrator's figures (`orchestrator.metrics`), and HTTP's own.
@@ -61,7 +62,7 @@ class Info:
             "id": served.name,
             "object": "model",
             "created": self._service.started,
-            "owned_by": PACKAGE,
+            "owned_by": "specwire",
             "root": served.name,
             "parent": None,
             "max_model_len": served.target.context,
@@ -76,7 +77,7 @@ class Info:
         return JSONResponse({"ready": reason is None, "reason": reason}, 200 if reason is None else 503)
 
     async def version(self, _: Call) -> Response:
-        return JSONResponse({"version": installed_version()})
+        return JSONResponse({"version": __version__})
 
     async def tokenize(self, call: Call) -> Response:
         """`prompt`, or `messages` as the model's chat template writes them, as the model's tokens."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from operator import attrgetter
 
@@ -12,6 +11,7 @@ from prometheus_client import PROCESS_COLLECTOR, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from specwire import __version__
 from specwire.core.law.acceptance import DraftCounts
 from specwire.core.messages import SourceKind
 
@@ -125,16 +125,6 @@ class Registry(Collector):
         return generate_latest(self).decode()
 
 
-PACKAGE = "specwire"
-
-
-def installed_version() -> str:
-    try:
-        return version(PACKAGE)
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "unknown"
-
-
 def process_families() -> Families:
-    yield by_label(gauge, "build_info", "1; what runs.", "version", {installed_version(): 1})
+    yield by_label(gauge, "build_info", "1; what runs.", "version", {__version__: 1})
     yield from PROCESS_COLLECTOR.collect()

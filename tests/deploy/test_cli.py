@@ -15,7 +15,7 @@ import pytest
 from deploy.cli import demo, generate
 from deploy.cli import main as cli
 from deploy.commands import COMMANDS
-from specwire.telemetry.metrics import installed_version
+from specwire import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -163,7 +163,7 @@ def test_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         cli.main(["--version"])
     assert exit_.value.code == 0
-    assert capsys.readouterr().out == f"specwire {installed_version()}\n"
+    assert capsys.readouterr().out == f"specwire {__version__}\n"
 
 
 def test_a_reader_that_leaves_is_no_traceback(

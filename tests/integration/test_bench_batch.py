@@ -14,6 +14,7 @@ from deploy.stack.processes import descendants
 from tests.bench.tiny import save_head, save_pair
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(600)
 def test_a_quick_measurement_ends_with_tables_a_file_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

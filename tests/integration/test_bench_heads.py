@@ -13,6 +13,7 @@ from deploy.stack.processes import descendants
 from tests.bench.tiny import save_head, save_pair
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(600)
 def test_a_short_measurement_has_the_rows_that_can_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, draft = save_pair(tmp_path)

@@ -14,6 +14,7 @@ from deploy.stack.processes import descendants
 from scripts.figures import large_table
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(600)
 def test_a_short_measurement_has_every_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, before = tmp_path / "large.json", set(descendants(os.getpid()))

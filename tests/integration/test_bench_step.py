@@ -11,6 +11,7 @@ from bench import openvino_rows, step
 from tests.bench.tiny import save_pair
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(600)
 def test_a_quick_measurement_ends_with_a_table_and_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

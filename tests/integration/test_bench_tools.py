@@ -12,6 +12,7 @@ from bench.tools import ToldCall
 from specwire.text.tool_calls import FORMATS
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(600)
 def test_a_short_run_finds_no_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "tools.json"

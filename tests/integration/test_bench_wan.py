@@ -14,6 +14,7 @@ from bench.wan.real_pair import MeasuredPair, measure_pair
 from deploy.stack.processes import descendants
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(600)
 def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -42,6 +43,7 @@ def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
     assert out.with_suffix(".png").stat().st_size > 10_000
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(600)
 def test_the_demo_pair_is_measured_over_a_line() -> None:
     heard: list[MeasuredPair] = []

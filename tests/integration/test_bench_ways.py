@@ -12,6 +12,7 @@ from demo_pair import DRAFT
 from scripts.exact_figures import MIXED, deterministic_table, dtypes_table
 
 
+@pytest.mark.bench
 def test_dtypes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "dtypes.json"
     models = ["--target", str(DRAFT), "--draft", str(DRAFT), "--runtimes", "torch"]
@@ -28,6 +29,7 @@ def test_dtypes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(tmp_path) not in out.read_text()
 
 
+@pytest.mark.bench
 def test_deterministic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "deterministic.json"
     little = ["--sessions", "3", "--tokens", "5", "--mixes", "1", "--repeats", "1", "--dtypes", "float32"]

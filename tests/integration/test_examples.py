@@ -19,7 +19,8 @@ from tests.rpc.relay import Relay
 
 PROMPT = "1 2 3"
 LIMIT_S = 60.0
-NODE = ROOT / "examples" / "node"
+NODE, TYPESCRIPT = ROOT / "examples" / "node", ROOT / "examples" / "typescript"
+COMPILED = TYPESCRIPT / "build" / "compiled" / "client.js"
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,18 @@ def test_it_takes_thirty_lines() -> None:
 )
 def test_in_node(address: str, text: str) -> None:
     assert said_by("node", str(NODE / "client.js"), address, PROMPT) == text
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not COMPILED.is_file(),
+    reason="needs Node.js and what `make node` installs and compiles",
+)
+def test_in_typescript(address: str, text: str) -> None:
+    """Its stubs are generated from proto/ and compiled, all types checked."""
+    assert said_by("node", str(COMPILED), address, PROMPT) == text
+    command = ["node", str(COMPILED), address, ""]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stderr.partition(":")[0]) == (1, "status InvalidArgument")
 
 
 @pytest.mark.parametrize("name", ["asyncio_client", "blocking_client"])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from starlette.responses import Response
 
 from orchestrator.http import info
 from orchestrator.options import HttpAccess
@@ -48,10 +49,10 @@ def test_a_stream_has_a_name(door: Front) -> None:
 def test_a_failure_of_ours_is_logged_under_that_name(
     door: Front, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail() -> str:
+    def fail(_: object) -> Response:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(info, "installed_version", fail)
+    monkeypatch.setattr(info, "JSONResponse", fail)
     answer = door.client.get("/version", headers={"X-Request-Id": "theirs"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
     assert [record.getMessage() for record in caplog.records] == ["HTTP request theirs failed"]

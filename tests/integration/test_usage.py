@@ -1,0 +1,49 @@
+"""What sessions used on two verifiers, one of which is killed: their tokens count once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+from specwire.client import AsyncClient, Chunk
+from tests.integration.stack_process import running
+from tests.wait import LIMIT_S, until
+from verify_service.usage import read_records, totals
+
+SLOW = "scripted:7:delay_ms=25"
+PROMPT, TOKENS, KILLED_AT = [1, 2, 3], 120, 40
+PLACE = ("--listen", "127.0.0.1:0", "--json")
+
+
+async def read(client: AsyncClient, text: list[int]) -> None:
+    async for event in client.generate(PROMPT, max_tokens=TOKENS):
+        if isinstance(event, Chunk):
+            text += event.tokens
+
+
+async def test_a_killed_verifier_loses_no_token_that_another_goes_on_behind(tmp_path: Path) -> None:
+    files = [tmp_path / "one", tmp_path / "two"]
+    with ExitStack() as owned:
+        verifiers = [owned.enter_context(running("verify", SLOW, "--usage-log", str(file), *PLACE)) for file in files]
+        addresses = [json.loads(verifier.line())["address"] for verifier in verifiers]
+        both = (word for address in addresses for word in ("--verifier", address))
+        orchestrator = owned.enter_context(running("orchestrate", *both, "--plan", "off", *PLACE))
+        async with AsyncClient(json.loads(orchestrator.line())["address"]) as client, asyncio.timeout(LIMIT_S):
+            first: list[int] = []
+            second: list[int] = []
+            async with asyncio.TaskGroup() as texts:
+                texts.create_task(read(client, first))
+                await until(lambda: first)
+                texts.create_task(read(client, second))  # on the other one, which has less to do
+                await until(lambda: len(second) >= KILLED_AT)
+                verifiers[0].process.kill()
+        verifiers[1].process.terminate()
+        assert verifiers[1].wait() == 0, verifiers[1].said()
+    assert (len(first), len(second)) == (TOKENS, TOKENS)
+    found = [record for file in files if file.exists() for record in read_records(file)]
+    known = [record for record in found if record is not None]
+    assert max(record.start for record in known) > len(PROMPT)  # one has moved
+    (usage,) = totals(known).values()
+    assert (usage.sessions, usage.prompt_tokens, usage.decided) == (2, 2 * len(PROMPT), 2 * TOKENS)
