@@ -20,6 +20,8 @@ from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_cache import position_bytes, readable
 from specwire.lm.load import native_dtype, native_precision, outline
 from specwire.lm.scripted import PREFIX, ScriptedLM
+from specwire.lm.table_model import PREFIX as TABLE_PREFIX
+from specwire.lm.table_model import load_table_model
 from specwire.text.detokenizer import TokenizerError, vocabulary_fingerprint
 from specwire.text.vocabulary_map import TokenTable, VocabularyMap
 
@@ -96,6 +98,11 @@ def facts_of(model: str, dtype: str) -> Facts:
     if model.startswith(PREFIX):
         info = ScriptedLM.parse(model, slots=1).info
         return Facts(model, info.vocabulary_fingerprint, info.vocabulary, info.context, 0, 0, info.tokenizer_json)
+    if model.startswith(TABLE_PREFIX):
+        table = load_table_model(model, 1, None).info
+        size = Path(model.removeprefix(TABLE_PREFIX)).stat().st_size
+        ids, context = table.vocabulary, table.context
+        return Facts(model, table.vocabulary_fingerprint, ids, context, 0, size, table.tokenizer_json)
     if is_gguf(model):
         file = read_gguf(model)
         tokens, context = file.text().tokens, file.context(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from specwire.core.invalid import InvalidParameter
@@ -13,9 +14,9 @@ from specwire.text.table_file import save_table
 
 EPILOG = """\
 CORPUS are texts, or lines of JSON with a "text" (.jsonl); folders are searched for .txt, .md, .py and .jsonl. What is
-written is for --table of `specwire up` and `specwire verify` with a target of the same tokenizer. It holds the most
-frequent token behind each context of up to N - 1 tokens, and its share: no text, but whoever has it can read off what
-often follows what."""
+written is for --table of `specwire up` and `specwire verify` with a target of the same tokenizer, and drafts without
+any model: `specwire draft table:FILE`. It holds the most frequent token behind each context of up to N - 1 tokens, and
+its share: no text, but whoever has it can read off what often follows what."""
 BUILD = "build"
 
 
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         table = NgramTable.built(texts, args.order, hashlib.sha256(serialised).hexdigest())
         if not table.contexts:
             raise ModelError("corpus: it has no two tokens in a row")
-        save_table(table, args.out)
+        save_table(replace(table, tokenizer_json=serialised), args.out)
     except (ModelError, InvalidParameter, OSError) as error:
         say(f"specwire table: error: {error}")
         return 1

@@ -74,6 +74,8 @@ from specwire.lm.runners.select import (
 )
 from specwire.lm.runners.tensor_parallel import FIELD, LeadingRunner, RankGroup, join, rank_device, split, turn
 from specwire.lm.scripted import PREFIX, ScriptedLM
+from specwire.lm.table_model import PREFIX as TABLE_PREFIX
+from specwire.lm.table_model import load_table_model
 from specwire.progress import LAST_LINE
 from specwire.text.detokenizer import vocabulary_fingerprint
 
@@ -460,7 +462,8 @@ def load_model(
     """Load a causal language model to serve `slots` texts at once.
 
     Args:
-        spec: local directory, hub id, GGUF file, or a scripted model (`specwire.lm.scripted.USAGE`).
+        spec: local directory, hub id, GGUF file, a scripted model (`specwire.lm.scripted.USAGE`), or a table of
+            n-grams (`table:FILE`), which ignores most of what follows.
         dtype: float32, bfloat16, float16, or "auto": what `native_dtype` says of the device, which the model then
             tells as its own. A scripted model ignores it, and the device.
         context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
@@ -498,6 +501,10 @@ def load_model(
     _set_threads(threads)
     if spec.startswith(PREFIX):
         return _scripted(spec, slots, context, ranks, heads)
+    if spec.startswith(TABLE_PREFIX):
+        if ranks is not None or heads is not None:
+            raise ModelError(f"model: {spec} is a table, which drafts and is no target")
+        return load_table_model(spec, slots, context)
     if dtype == AUTO:
         dtype = native_dtype(device if engine != VLLM or not torch.cuda.is_available() else "cuda")
     how = How(runtime, lean, deterministic, quantization, compiled)
