@@ -163,7 +163,7 @@ class UsageLog:
                 self._hold(stay)
                 stay.counted_s = stay.heard_s = self._clock()
                 stay.end = max(stay.end, decided.verdict.end)
-                stay.tested += decided.verdict.tested
+                stay.tested += decided.verdict.width
                 if decided.verdict.finish is not None:
                     self._end((link, decided.handle), decided.verdict.finish.name.lower())
         for refusal in report.refused:

@@ -10,18 +10,19 @@ from pathlib import Path
 from tests.client.service import Scripted, serving
 
 ROOT = Path(__file__).resolve().parents[2]
-# Stands at the head of a program: of what is installed it can import the packages that a client needs.
+# Stands at the head of a program: of what is installed it can import what a client needs; grpc needs typing_extensions.
 ALONE = """
 import sys
 import importlib.machinery
 
-ALLOWED = {"google", "grpc", "grpc_status", "numpy", "specwire", *sys.argv[1].split(",")}
+ALLOWED = {"google", "grpc", "grpc_status", "numpy", "specwire", "typing_extensions", *sys.argv[1].split(",")}
 
 class Alone(importlib.machinery.PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
         found = super().find_spec(name, path, target)
-        installed = found and any("site-packages" in place for place in (found.origin or "", *(path or ())))
+        places = (found.origin or "", *(found.submodule_search_locations or ())) if found else ()
+        installed = any("site-packages" in place for place in places)
         if installed and name.partition(".")[0] not in ALLOWED:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return found

@@ -30,10 +30,10 @@ def older_descriptors() -> DescriptorPool:
 
 
 class OlderWire(grpc.GenericRpcHandler):
-    """Calls of a server, as an older peer has them. dropped: bytes of fields that it does not know."""
+    """Calls of a server, as an older peer has them. passed, dropped: bytes of fields that it knows, and of others."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.dropped = 0
+        self.passed = self.dropped = 0
         self._channel = channel
         self._pool = older_descriptors()
 
@@ -74,6 +74,7 @@ class OlderWire(grpc.GenericRpcHandler):
         read = GetMessageClass(kind).FromString(message)
         read.DiscardUnknownFields()
         known: bytes = read.SerializeToString()
+        self.passed += len(known)
         self.dropped += len(message) - len(known)
         return known
 

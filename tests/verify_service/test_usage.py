@@ -15,6 +15,7 @@ from specwire.core.messages import FinishReason, Outcome, Verdict
 from specwire.core.stop_conditions import Stopping
 from specwire.core.verify.session import Allowance
 from specwire.rpc.server_options import ModelServiceOptions
+from specwire.v1 import common_pb2
 from tests.verify_service.peer import connected, open_message
 from verify_service import usage
 from verify_service.engine.messages import Admitted, Decided, Opening, Refusal, Report
@@ -181,7 +182,7 @@ async def test_a_verifier_writes_what_its_sessions_used(tmp_path: Path) -> None:
             await peer.open(1, PROMPT)
             await peer.open(2, PROMPT)
             await peer.until_finished(1, 2)
-            await peer.send(opens=[open_message(3, PROMPT, peer.info, max_tokens=400)])
+            await peer.send(opens=[open_message(3, PROMPT, peer.info, stopping=common_pb2.Stopping(max_tokens=400))])
             while len(peer.tokens.get(3, ())) < 2:
                 await peer.receive()
     finally:
