@@ -278,7 +278,7 @@ def _all_have(hosts: Hosts, since_ns: int) -> float:
     end, pause_s = time.monotonic() + BACK_S, 0.0
     while True:
         told = hosts.read(since_ns)
-        pause_s = max(pause_s, *told["pause_s"])
+        pause_s = max([pause_s, *map(float, told["pause_s"])])
         if not told["silent"]:
             return pause_s
         if time.monotonic() > end:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         for (tenant, model), usage in found.items():
             print(json.dumps({"tenant": tenant, "model": model, **usage._asdict()}))
         return 0
-    rows = [HEAD]
+    rows: list[tuple[str, ...]] = [HEAD]
     for (tenant, model), usage in found.items():
         *counts, kept = usage
         rows.append((tenant or "-", model, *(f"{count:,}" for count in counts), f"{kept / GIB_HOUR:,.3f}"))

@@ -19,6 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from specwire.rpc.channel import channel_options
 
+Context = grpc.aio.ServicerContext[bytes, bytes]
 BASELINE = Path(__file__).resolve().parents[2] / "proto" / "baseline.binpb"
 
 
@@ -29,7 +30,7 @@ def older_descriptors() -> DescriptorPool:
     return pool
 
 
-class OlderWire(grpc.GenericRpcHandler):
+class OlderWire(grpc.GenericRpcHandler[bytes, bytes]):
     """Calls of a server, as an older peer has them. passed, dropped: bytes of fields that it knows, and of others."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -37,7 +38,7 @@ class OlderWire(grpc.GenericRpcHandler):
         self._channel = channel
         self._pool = older_descriptors()
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """None, which is UNIMPLEMENTED, for a call that the older release does not have."""
         service, _, name = details.method.removeprefix("/").partition("/")
         try:
@@ -46,8 +47,9 @@ class OlderWire(grpc.GenericRpcHandler):
             return None
 
         # A call with one message is, to gRPC, a stream that ends behind it.
-        async def relay(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-            call = self._channel.stream_stream(details.method)(timeout=context.time_remaining())
+        async def relay(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+            calls = self._channel.stream_stream(details.method, None, None)
+            call = calls(None, timeout=context.time_remaining())
 
             async def up() -> None:
                 async for request in requests:
@@ -61,7 +63,7 @@ class OlderWire(grpc.GenericRpcHandler):
                 async for answer in call:
                     yield self._known(method.output_type, answer)
             except grpc.aio.AioRpcError as error:
-                await context.abort(error.code(), error.details() or "", error.trailing_metadata())
+                await context.abort(error.code(), error.details() or "")
             finally:
                 call.cancel()
                 writing.cancel()
