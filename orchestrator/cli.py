@@ -32,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verifier", action="append", default=[], metavar="ADDR", help="HOST:PORT; may be repeated")
     parser.add_argument("--drafter", action="append", default=[], metavar="ADDR", help="HOST:PORT; may be repeated")
     parser.add_argument(
-        "--redis-url", default="memory:", metavar="URL", help="session log (default: memory:, lost with the process)"
+        "--redis-url",
+        default="memory:",
+        metavar="URL",
+        help="session log: a Redis, or file:PATH (default: memory:, lost with the process)",
     )
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
     parser.add_argument("--start-timeout", type=float, default=120.0, metavar="S", help="wait for a verifier at start")

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.store.base import durability_of
+from orchestrator.store.base import LEVELS, durability_of
 from orchestrator.tenants import Access, allowed_rules
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Rule
@@ -36,8 +36,7 @@ def add_log_arguments(parser: argparse.ArgumentParser) -> None:
         "--durability",
         default="",
         metavar="LEVEL",
-        help="what an acknowledged token survives: memory, redis, redis-fsync or redis-wait:N "
-        "(default: memory or redis, as the URL says)",
+        help=f"what an acknowledged token survives: {LEVELS} (default: memory, file or redis, as the URL says)",
     )
     group.add_argument(
         "--retention",
@@ -286,7 +285,7 @@ class OrchestratorOptions:
         for name in ("session_ttl", "retention"):
             if getattr(self, name) > LONGEST_S:
                 raise ValueError(f"{name}: must be at most {LONGEST_S:g}, not {getattr(self, name)}")
-        durability_of(self.durability, self.redis_url == MEMORY)
+        durability_of(self.durability, self.redis_url)
         parse_plan(self.plan)
         check_drafters_per_session(self.drafters_per_session)
         if self.buffer < 2:

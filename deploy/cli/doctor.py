@@ -27,7 +27,7 @@ from orchestrator.options import http_is_installed
 from orchestrator.store import StoreUnavailable, open_store
 from specwire.client import AsyncClient, SpecwireError
 from specwire.core.invalid import InvalidParameter
-from specwire.redis.urls import MEMORY, connection_of, without_password
+from specwire.redis.urls import MEMORY, InvalidUrl, connection_of, path_of, place_of, without_password
 from specwire.rpc.keys import read_token
 from specwire.rpc.process import say, visible
 from specwire.rpc.server_options import add_dtype_argument, check_listen
@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_dtype_argument(parser, "of weights and caches")
     parser.add_argument("--slots", type=int, default=16, metavar="N", help="sessions at once (default: %(default)s)")
-    parser.add_argument("--redis-url", metavar="URL", help="session log (default: a private Redis)")
+    parser.add_argument(
+        "--redis-url", metavar="URL", help="session log: a Redis, or file:PATH (default: a private Redis)"
+    )
     parser.add_argument("--durability", default="", metavar="LEVEL", help="what the log must survive, as of up")
     parser.add_argument("--listen", metavar="ADDR", help=f"is this HOST:PORT free? (default: {DEFAULT_LISTEN})")
     parser.add_argument("--http", metavar="ADDR", help=f"and this one? (default: {DEFAULT_HTTP})")
@@ -280,13 +282,26 @@ async def check_log(url: str | None, durability: str) -> list[Finding]:
     if url is None:
         return await _check_own()
     if url == MEMORY:
-        return [warn("redis", "memory: the log is lost with its process", "give a Redis by --redis-url for more")]
+        remedy = "give a Redis, or file:PATH, by --redis-url for more"
+        return [warn("redis", "memory: the log is lost with its process", remedy)]
     try:
+        in_file = place_of(url) == "file"
+        if in_file and not path_of(url).exists():
+            return [_check_folder(path_of(url).resolve().parent)]
         store = await open_store(url, LIMIT_S, durability)
-    except StoreUnavailable as error:
+    except (StoreUnavailable, InvalidUrl) as error:
         return [bad("redis", str(error), "start Redis there, or mend the URL or the level of durability")]
     await store.close()
+    if in_file:
+        return [ok("log", f"{url} can be used, durability {store.durability}")]
     return [ok("redis", f"{without_password(url)} answers, durability {store.durability}"), *await _settings(url)]
+
+
+def _check_folder(folder: Path) -> Finding:
+    """Whether a log can be made there."""
+    if os.access(folder, os.W_OK | os.X_OK):
+        return ok("log", f"it can be made in {folder}")
+    return bad("log", f"no file can be made in {folder}", "make the folder, let this user write there, or name another")
 
 
 async def _check_own() -> list[Finding]:

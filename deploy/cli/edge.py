@@ -204,7 +204,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--listen", default=DEFAULT_LISTEN, metavar="ADDR", help="HOST:PORT for clients (default: %(default)s)"
     )
     parser.add_argument(
-        "--redis-url", default=MEMORY, metavar="URL", help="session log (default: memory:, lost in a crash)"
+        "--redis-url",
+        default=MEMORY,
+        metavar="URL",
+        help="session log: file:PATH, or a Redis (default: memory:, lost in a crash)",
     )
     parser.add_argument(
         "--start-timeout", type=float, default=120.0, metavar="S", help="wait for a verifier (default: %(default)s s)"

@@ -200,7 +200,7 @@ class StackOptions:
         target, draft: a path, a hub id or a scripted model; draft None runs without a drafter.
         also: further targets, which requests name; without heads, references and table, which are of one model.
         more_drafts: of further drafters. drafters_per_session: see OrchestratorOptions.
-        redis_url: None starts a private Redis.
+        redis_url: of the session log, see `specwire.redis.urls`; None starts a private Redis.
         durability, retention: see OrchestratorOptions.
         listen: HOST:PORT of the orchestrator; the other services take free ports on loopback.
         target_threads, draft_threads: CPU threads of the models' forwards.
@@ -377,7 +377,9 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--speculative-config", metavar="JSON", help="how to propose, in other servers' words (docs/CLI.md)"
     )
-    group.add_argument("--redis-url", metavar="URL", help="session log (default: a private Redis)")
+    group.add_argument(
+        "--redis-url", metavar="URL", help="session log: a Redis, or file:PATH (default: a private Redis)"
+    )
     add_dtype_argument(group, "of weights and arithmetic")
     group.add_argument("--device", default="cpu", help="of both models, such as cpu or cuda:0 (default: %(default)s)")
     group.add_argument("--draft-device", default="", metavar="DEVICE", help="of the drafters (default: the target's)")

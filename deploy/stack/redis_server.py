@@ -123,7 +123,7 @@ def parsed(version: str) -> tuple[int, ...]:
 
 
 async def check_redis(url: str, durability: str = "") -> None:
-    """StackError unless the Redis at `url` answers soon, and keeps the log as `durability` says."""
+    """StackError unless the log at `url` answers soon, and is kept as `durability` says."""
     try:
         store = await open_store(url, durability=durability)
     except StoreUnavailable as error:

@@ -26,7 +26,7 @@ from orchestrator.sessions import Orchestrator
 from orchestrator.store.base import durability_of
 from specwire.core.invalid import InvalidParameter
 from specwire.progress import REDRAW_S, Bar, amount
-from specwire.redis.urls import MEMORY, without_password
+from specwire.redis.urls import without_password
 from specwire.rpc.process import one_line, say
 from specwire.rpc.server import bound
 from specwire.text.detokenizer import TokenizerError, vocabulary_fingerprint, vocabulary_map
@@ -35,6 +35,8 @@ from specwire.v1.common_pb2 import TokenText
 
 Report = Callable[[str], None]
 
+# What the URL of a private Redis begins with.
+PRIVATE_REDIS = "unix://"
 HEALTH_LIMIT = 10.0
 MODELS_LOOK_S = 0.02
 TOKENIZER = "tokenizer.json"
@@ -95,7 +97,7 @@ class Stack:
 
     def _check_durability(self) -> None:
         try:
-            durability_of(self.options.durability, in_memory=self.options.redis_url == MEMORY)
+            durability_of(self.options.durability, self.options.redis_url or PRIVATE_REDIS)
         except InvalidParameter as error:
             raise StackError(str(error)) from None
 

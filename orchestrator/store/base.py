@@ -16,6 +16,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, FinishReason, Outcome, TokenLogprobs
 from specwire.core.stop_conditions import Stopping
+from specwire.redis.urls import place_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What a store raises.
@@ -134,17 +135,26 @@ def no_answer(detail: str) -> StoreUnavailable:
 # What an acknowledged append survives: named levels.
 #
 # memory          nothing: the log is gone with the process
+# file            the process's loss: the system has it. After a power cut what the system had not yet written is gone
+# file-fsync      a power cut, too: it is on the disk
 # redis           the orchestrator's loss; Redis's own as far as it is configured to keep what it was told
 # redis-fsync     Redis's loss too: it runs with appendonly yes and appendfsync always, which is checked
 # redis-wait:N    the loss of Redis's primary: N replicas have acknowledged every append (WAIT). Should fewer answer,
 #                 nothing is taken for durable: generation pauses, as when Redis is lost
 
 FIELD = "durability"
+LEVELS = "memory, file, file-fsync, redis, redis-fsync, redis-wait:N"
+# What the URL of the log says for each place.
+NEEDED = {"memory": "memory:", "file": "file:PATH", "redis": "a Redis"}
 MOST_REPLICAS = 16
 
 
 class Level(StrEnum):
+    """Each begins with where the log is: see `specwire.redis.urls.place_of`."""
+
     MEMORY = "memory"
+    FILE = "file"
+    FILE_FSYNC = "file-fsync"
     REDIS = "redis"
     FSYNC = "redis-fsync"
     WAIT = "redis-wait"
@@ -161,15 +171,16 @@ class Durability:
         return f"{self.level}:{self.replicas}" if self.replicas else str(self.level)
 
     @property
-    def in_memory(self) -> bool:
-        return self.level is Level.MEMORY
+    def place(self) -> str:
+        """Where the log must be."""
+        return self.level.partition("-")[0]
 
 
 def parse_durability(name: str) -> Durability:
     """Raises InvalidParameter."""
     level, colon, replicas = name.partition(":")
     if level not in Level.__members__.values() or bool(colon) != (level == Level.WAIT):
-        raise InvalidParameter(FIELD, f"must be memory, redis, redis-fsync or redis-wait:N, not {name!r}")
+        raise InvalidParameter(FIELD, f"must be one of {LEVELS}, not {name!r}")
     if not colon:
         return Durability(Level(level))
     if not (replicas.isascii() and replicas.isdecimal() and 1 <= int(replicas) <= MOST_REPLICAS):
@@ -177,14 +188,15 @@ def parse_durability(name: str) -> Durability:
     return Durability(Level.WAIT, int(replicas))
 
 
-def durability_of(name: str, in_memory: bool) -> Durability:
-    """The level asked for, or with "" the plain one of where the log is. Raises InvalidParameter if it is not there."""
-    if not name:
-        return Durability(Level.MEMORY if in_memory else Level.REDIS)
-    asked = parse_durability(name)
-    if asked.in_memory != in_memory:
-        needed = "memory:" if asked.in_memory else "a Redis"
-        raise InvalidParameter(FIELD, f"{asked} needs {needed} as redis-url")
+def durability_of(name: str, url: str) -> Durability:
+    """The level asked for, or with "" the plain one of where `url` has the log.
+
+    Raises InvalidParameter if the level is not to be had there.
+    """
+    place = place_of(url)
+    asked = parse_durability(name) if name else Durability(Level(place))
+    if asked.place != place:
+        raise InvalidParameter(FIELD, f"{asked} needs {NEEDED[asked.place]} as redis-url")
     return asked
 
 
@@ -200,7 +212,7 @@ def unmet_settings(settings: dict[str, str]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The session log's contract. `redis.py` and `memory.py` keep it; one test-suite holds both to it.
+# The session log's contract. `redis.py`, `memory.py` and `file.py` keep it; one test-suite holds all to it.
 #
 # A log holds a session's prompt and decided tokens by absolute position. Rules:
 #

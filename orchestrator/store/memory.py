@@ -35,7 +35,9 @@ LOOK_S = 1.0
 
 
 @dataclass(slots=True)
-class _Log:
+class MemoryLog:
+    """claimed, expires, ended, read: Unix time in seconds."""
+
     record: SessionRecord
     fence: int
     owner: str
@@ -54,7 +56,7 @@ class _Log:
 
 
 @dataclass(frozen=True, slots=True)
-class _Binding:
+class MemoryBinding:
     """bound, expires: Unix time in seconds."""
 
     of: Bound
@@ -70,8 +72,8 @@ class MemoryStore:
     def __init__(self, clock: Clock = time.time, step: Callable[[], int] = random_step) -> None:
         self._clock = clock
         self._step = step
-        self._logs: dict[str, _Log] = {}
-        self._requests: dict[tuple[str, str], _Binding] = {}
+        self._logs: dict[str, MemoryLog] = {}
+        self._requests: dict[tuple[str, str], MemoryBinding] = {}
         # Deleted sessions, and until when that is known.
         self._deleted: dict[str, float] = {}
         # By model: when each running session is missed.
@@ -99,10 +101,10 @@ class MemoryStore:
         ttl_s: float,
         owner: str,
         retention_s: float | None,
-    ) -> _Log:
+    ) -> MemoryLog:
         now, kept = self._clock(), ttl_s if retention_s is None else retention_s
         text, outcomes, logprobs = [*record.prompt, *logged.tokens], list(logged.outcomes), list(logged.logprobs)
-        return _Log(record, fence, owner, text, outcomes, logprobs, ttl_s, kept, claimed=now, expires=now + ttl_s)
+        return MemoryLog(record, fence, owner, text, outcomes, logprobs, ttl_s, kept, claimed=now, expires=now + ttl_s)
 
     async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
         log = self._log(session_id)
@@ -175,7 +177,7 @@ class MemoryStore:
         log = self._log(session_id)
         del self._logs[session_id]
         self._deleted[session_id] = self._clock() + log.ttl_s
-        await self.release_request(log.record.tenant, log.record.request_id, session_id)
+        self._release(log.record.tenant, log.record.request_id, session_id)
 
     async def bind_request(
         self, tenant: str, request_id: str, session_id: str, ttl_s: float, digest: str = "", gone: str = ""
@@ -184,9 +186,9 @@ class MemoryStore:
         now, key = self._clock(), (tenant, request_id)
         held = self._binding(key)
         if held is None or (held.of.session_id == gone and now - held.bound > BEGINNING_S):
-            held = _Binding(Bound(session_id, digest), now, now + ttl_s)
+            held = MemoryBinding(Bound(session_id, digest), now, now + ttl_s)
         elif held.of.session_id == session_id:
-            held = _Binding(held.of, 0.0, max(held.expires, now + ttl_s))
+            held = MemoryBinding(held.of, 0.0, max(held.expires, now + ttl_s))
         self._requests[key] = held
         return held.of
 
@@ -195,6 +197,9 @@ class MemoryStore:
         return held.of if held else None
 
     async def release_request(self, tenant: str, request_id: str, session_id: str) -> None:
+        self._release(tenant, request_id, session_id)
+
+    def _release(self, tenant: str, request_id: str, session_id: str) -> None:
         held = self._binding((tenant, request_id))
         if held is not None and held.of.session_id == session_id:
             del self._requests[tenant, request_id]
@@ -227,7 +232,7 @@ class MemoryStore:
     def _next_fence(self, old: int) -> int:
         return max(old + 1, int(self._clock() * 1e6))
 
-    def _touch(self, log: _Log) -> None:
+    def _touch(self, log: MemoryLog) -> None:
         log.expires = self._clock() + (log.ttl_s if log.reason is None else log.retention_s)
 
     def _forget_expired(self, since_s: float = 0.0) -> None:
@@ -240,29 +245,29 @@ class MemoryStore:
         self._requests = {key: bound for key, bound in self._requests.items() if bound.expires > now}
         self._deleted = {key: until for key, until in self._deleted.items() if until > now}
 
-    def _held(self, session_id: str) -> _Log | None:
+    def _held(self, session_id: str) -> MemoryLog | None:
         log = self._logs.get(session_id)
         return None if log is None or log.expires <= self._clock() else log
 
     def _is_deleted(self, session_id: str) -> bool:
         return self._deleted.get(session_id, 0.0) > self._clock()
 
-    def _binding(self, key: tuple[str, str]) -> _Binding | None:
+    def _binding(self, key: tuple[str, str]) -> MemoryBinding | None:
         held = self._requests.get(key)
         return None if held is None or held.expires <= self._clock() else held
 
-    def _readable(self, session_id: str) -> _Log | None:
+    def _readable(self, session_id: str) -> MemoryLog | None:
         if self._is_deleted(session_id):
             raise deleted(session_id)
         return self._held(session_id)
 
-    def _log(self, session_id: str) -> _Log:
+    def _log(self, session_id: str) -> MemoryLog:
         log = self._held(session_id)
         if log is None:
             raise missing(session_id)
         return log
 
-    def _owned(self, session_id: str, fence: int) -> _Log:
+    def _owned(self, session_id: str, fence: int) -> MemoryLog:
         if self._is_deleted(session_id):
             raise fenced(session_id, fence)
         log = self._log(session_id)
@@ -270,7 +275,7 @@ class MemoryStore:
             raise other_fence(session_id, fence, log.fence)
         return log
 
-    def _write(self, log: _Log, append: Append) -> None:
+    def _write(self, log: MemoryLog, append: Append) -> None:
         session_id, length, position, tokens = log.record.session_id, len(log.tokens), append.position, append.tokens
         if position > length:
             raise gap(session_id, position, length)
@@ -283,14 +288,14 @@ class MemoryStore:
         log.logprobs.extend(append.logprobs[len(held) :])
         self._touch(log)
 
-    def _reply(self, log: _Log) -> AppendReply:
+    def _reply(self, log: MemoryLog) -> AppendReply:
         return AppendReply(len(log.tokens), log.cancelled, max(0.0, self._clock() - log.read))
 
-    def _silent_s(self, log: _Log) -> float:
+    def _silent_s(self, log: MemoryLog) -> float:
         kept = log.ttl_s if log.reason is None else log.retention_s
         return max(0.0, self._clock() + kept - log.expires)
 
-    def _state(self, log: _Log, skipped: int = 0) -> dict[str, Any]:
+    def _state(self, log: MemoryLog, skipped: int = 0) -> dict[str, Any]:
         """The fields that a tail and a whole log have in common."""
         return {
             "fence": log.fence,
@@ -305,7 +310,7 @@ class MemoryStore:
             "silent_s": self._silent_s(log),
         }
 
-    def _snapshot(self, log: _Log) -> StoredSession:
+    def _snapshot(self, log: MemoryLog) -> StoredSession:
         return StoredSession(
             record=log.record,
             claimed=log.claimed,

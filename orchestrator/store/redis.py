@@ -47,6 +47,8 @@ from orchestrator.store.encoding import (
     stored_session,
     stored_tail,
 )
+from orchestrator.store.file import FileStore
+from orchestrator.store.journal import JournalError
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.scripts import (
     NO_DIGEST,
@@ -60,7 +62,7 @@ from orchestrator.store.scripts import (
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import Append
 from specwire.redis.connection import Argument, Node, RedisConnection, is_silence
-from specwire.redis.urls import MEMORY, InvalidUrl, connection_of, without_password
+from specwire.redis.urls import MEMORY, InvalidUrl, connection_of, path_of, without_password
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A session log in Redis: each method is one script (see `scripts.py`) in a batched round trip.
@@ -329,23 +331,27 @@ OPENING_S = 10.0
 async def open_store(
     url: str | None, timeout_s: float = 2.0, durability: str = "", opening_s: float = OPENING_S
 ) -> SessionStore:
-    """The log at `url` (see `specwire.redis.urls`); "memory:" or None keeps it in this process.
+    """The log at `url` (see `specwire.redis.urls`); "memory:" or None keeps it in this process, file:PATH in a file.
 
     durability: a level's name (see `orchestrator.store.base`); "" takes the plain one of where the log is.
     opening_s: a server that is silent at first is asked again for so long.
 
     Raises:
-        StoreUnavailable: not such a URL, nothing answers there, or not as the level needs it; the message names the
-            option and shows the URL without its password.
+        StoreUnavailable: not such a URL, nothing answers there, or not as the level needs it, or the file cannot be
+            used; the message names the option and shows the URL without its password.
     """
-    in_memory = url is None or url == MEMORY
+    url = MEMORY if url is None else url
     try:
-        level = durability_of(durability, in_memory)
-        if url is None or in_memory:
+        level = durability_of(durability, url)
+        if url == MEMORY:
             return MemoryStore()
+        if level.place == "file":
+            return await asyncio.to_thread(FileStore, path_of(url), level.level is Level.FILE_FSYNC, timeout_s)
         redis = connection_of(url, timeout_s)
     except (InvalidParameter, InvalidUrl) as error:
         raise StoreUnavailable(str(error)) from error
+    except JournalError as error:
+        raise StoreUnavailable(f"redis-url: cannot use {url}: {error}") from error
     store = RedisStore(redis, timeout_s, level)
     try:
         await _register(store, opening_s - timeout_s)

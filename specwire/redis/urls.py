@@ -1,4 +1,4 @@
-"""From a URL to clients of Redis.
+"""From a URL to clients of Redis, and where a session log is.
 
 redis://[USER:PASSWORD@]HOST[:PORT][/DB]                             one server; rediss:// with TLS
 unix://[USER:PASSWORD@]PATH[?db=DB]                                  one server on a socket
@@ -13,6 +13,7 @@ password, an ACL user's, are percent-encoded.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from redis.asyncio import Redis
@@ -26,6 +27,7 @@ from specwire.redis.connection import ClusterConnection, RedisConnection, Server
 
 FIELD = "redis-url"
 MEMORY = "memory:"
+FILE = "file:"
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 REDIS_PORT, SENTINEL_PORT = 6379, 26379
 SENTINEL_PREFIX = "sentinel_"
@@ -51,7 +53,7 @@ class _Url:
     def split(cls, url: str, field: str) -> _Url:
         scheme, separator, rest = url.partition("://")
         if not separator or scheme not in SCHEMES:
-            also = f" or {MEMORY}" if field == FIELD else ""
+            also = f", {MEMORY} or {FILE}" if field == FIELD else ""
             raise InvalidUrl(f"{field}: {without_password(url)!r} begins with none of {', '.join(SCHEMES)}{also}")
         place, _, query = rest.partition("?")
         credentials, at, address = place.rpartition("@")
@@ -161,8 +163,30 @@ def _cluster(parts: _Url, bounds: dict[str, Any]) -> RedisConnection:
     return ClusterConnection(parts.addresses(REDIS_PORT), lambda at: Redis(host=at[0], port=at[1], **options))
 
 
+def place_of(url: str) -> str:
+    """Where a session log's URL leads: memory, file or redis."""
+    if url == MEMORY:
+        return "memory"
+    return "file" if url.startswith(FILE) else "redis"
+
+
+def path_of(url: str) -> Path:
+    """The file that `file:PATH` or `file:///PATH` names. Raises InvalidUrl."""
+    path = url.removeprefix(FILE)
+    if path.startswith("//"):
+        host, _, path = path[2:].partition("/")
+        if host:
+            raise InvalidUrl(f"{FIELD}: host: a file is on this machine, as in file:PATH: {url}")
+        path = f"/{path}"
+    if not path or path.endswith("/") or "\0" in path:
+        raise InvalidUrl(f"{FIELD}: path: must name a file, as in file:PATH, not {url!r}")
+    return Path(path)
+
+
 def without_password(url: str) -> str:
     """The URL as it may be shown: without password, and without the query, which may hold one too."""
+    if url.startswith(FILE):
+        return url
     place, _, query = url.partition("?")
     scheme, separator, rest = place.rpartition("://")
     if "@" in query:  # the question mark may be the password's

@@ -18,6 +18,7 @@ from deploy.cli import main as cli
 from deploy.cli.doctor import Finding, Grade, bad, check_log, judge, lines, ok
 from deploy.cli.doctor_models import check_models
 from deploy.stack.redis_server import RedisServer
+from orchestrator.store import open_store
 from tests.faults.parts import parts
 
 TARGET, DRAFT, OTHER = str(demo_pair.TARGET), str(demo_pair.DRAFT), "scripted:1"
@@ -151,6 +152,19 @@ async def test_a_real_redis() -> None:
     assert [each.grade for each in unfit] == [Grade.BAD]
     (gone,) = await check_log(server.url, "")
     assert (gone.grade, gone.topic) == (Grade.BAD, "redis")
+
+
+async def test_a_log_in_a_file(tmp_path: Path) -> None:
+    url = f"file:{tmp_path / 'log'}"
+    assert await check_log(url, "") == [ok("log", f"it can be made in {tmp_path}")]
+    store = await open_store(url)
+    (had,) = await check_log(url, "")
+    await store.close()
+    assert (had.grade, had.text) == (Grade.BAD, f"redis-url: cannot use {url}: another process has it")
+    assert await check_log(url, "file-fsync") == [ok("log", f"{url} can be used, durability file-fsync")]
+    for wrong in (f"file:{tmp_path / 'none' / 'log'}", "file:"):
+        (found,) = await check_log(wrong, "")
+        assert found.grade is Grade.BAD
 
 
 def test_a_line_each() -> None:

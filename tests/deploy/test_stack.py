@@ -88,6 +88,25 @@ async def test_further_targets_are_served_by_name(tmp_path: Path) -> None:
         await running.stop()
 
 
+async def test_a_log_in_a_file_needs_no_redis(tmp_path: Path) -> None:
+    url = f"file:{tmp_path / 'log'}"
+    options = StackOptions("scripted:7", None, redis_url=url, durability="file-fsync", ray=False)
+    sessions = []
+    for _ in range(2):
+        running = await stack.start(options, tmp_path, lambda _: None)
+        try:
+            assert running.redis_url == url
+            async with AsyncClient(running.address) as client:
+                done = await client.complete((1, 2), max_tokens=4, ignore_eos=True)
+                sessions.append(done.session_id)
+                for session in sessions:
+                    kept = await client.get_session(session)
+                    assert kept.durability == "file-fsync"
+                    assert list(kept.tokens) == [1, 2, *plain("scripted:7", (1, 2), 4)]
+        finally:
+            await running.stop()
+
+
 async def test_targets_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "HEALTH_LIMIT", 0.5)
     with pytest.raises(InvalidParameter, match="^also: scripted:7 is named twice"):

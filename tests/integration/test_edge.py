@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,6 +212,19 @@ def test_a_log_of_its_users(cloud: Service, files: dict[str, str]) -> None:
         told = ready(command)
         assert (told["durable"], told["redis"]) == (True, redis.url)
         assert generated(told["address"]) == expected()
+
+
+def test_a_log_in_a_file(cloud: Service, files: dict[str, str], tmp_path: Path) -> None:
+    """Nothing but the one process is needed for it."""
+    url = f"file:{tmp_path / 'log'}"
+    with running(*edge(cloud.address, "--tls-ca", files["ca"], "--redis-url", url)) as command:
+        told = ready(command)
+        assert (told["durable"], told["redis"]) == (True, url)
+        assert generated(told["address"]) == expected()
+        assert list(command.family()) == [command.process.pid]
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(LIMIT_S) == 0
+        assert command.nothing_left()
 
 
 def test_a_second_signal_ends_it_at_once(cloud: Service, files: dict[str, str]) -> None:

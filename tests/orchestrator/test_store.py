@@ -1,4 +1,4 @@
-"""The session log's contract, for both stores."""
+"""The session log's contract, for every store."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -48,9 +49,14 @@ def several() -> Iterator[str]:
         yield cluster_url(nodes)
 
 
-@pytest.fixture(params=["memory", "redis", "cluster"])
-async def store(request: pytest.FixtureRequest, server: RedisServer, several: str) -> AsyncIterator[SessionStore]:
-    opened = await open_store({"memory": "memory:", "redis": server.url, "cluster": several}[request.param])
+@pytest.fixture(params=["memory", "file", "file-fsync", "redis", "cluster"])
+async def store(
+    request: pytest.FixtureRequest, server: RedisServer, several: str, tmp_path: Path
+) -> AsyncIterator[SessionStore]:
+    file = f"file:{tmp_path / 'log'}"
+    urls = {"memory": "memory:", "file": file, "file-fsync": file, "redis": server.url, "cluster": several}
+    level = request.param if request.param == "file-fsync" else ""
+    opened = await open_store(urls[request.param], durability=level)
     yield opened
     await opened.close()
 

@@ -151,7 +151,10 @@ async def test_a_redis_that_does_not_force_writes_to_its_disk_is_refused() -> No
     [
         ("memory:", "redis", "durability: redis needs a Redis as redis-url"),
         ("redis://host", "memory", "durability: memory needs memory: as redis-url"),
-        ("redis://host", "disk", "durability: must be memory, redis, redis-fsync or redis-wait:N, not 'disk'"),
+        ("redis://host", "disk", "durability: must be one of memory, file, .*, redis-wait:N, not 'disk'"),
+        ("redis://host", "file-fsync", "durability: file-fsync needs file:PATH as redis-url"),
+        ("file:x", "redis-wait:1", "durability: redis-wait:1 needs a Redis as redis-url"),
+        ("file:x", "memory", "durability: memory needs memory: as redis-url"),
         ("redis://host", "redis-wait", "durability: must be .*, not 'redis-wait'"),
         ("redis://host", "redis-fsync:1", "durability: must be .*, not 'redis-fsync:1'"),
         ("redis://host", "redis-wait:0", "durability: the N of redis-wait:N must be from 1 to 16, not '0'"),

@@ -1,0 +1,91 @@
+"""A box whose log is a file: its orchestrator is killed, or its disk is full, and the text goes on unchanged."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from specwire.core.messages import FinishReason
+from tests.faults.parts import Service
+from tests.faults.stack import PLAIN, Stack, read_log
+from tests.faults.streams import Stream, plain
+from tests.wait import eventually
+
+LENGTH = 600
+PATIENCE_S = 120.0
+# A target step takes 8 ms here.
+QUIET_S = 1.0
+
+
+@contextmanager
+def boxed(healthy: Stack, log: Path, *more: str) -> Iterator[Service]:
+    """An orchestrator of its own with the log in that file, and the stack's verifier and drafter."""
+    peers = ("--verifier", healthy.verifier.address, "--drafter", healthy.drafter.address)
+    serving = healthy.parts.start("orchestrate", *peers, "--redis-url", f"file:{log}", *more)
+    try:
+        serving.ready()
+        yield serving
+    finally:
+        serving.kill()
+
+
+def assert_whole(stream: Stream) -> None:
+    assert stream.rest() == plain(PLAIN, LENGTH)
+    assert stream.error is None
+    assert stream.text == " ".join(map(str, stream.tokens))
+    assert stream.finished is not None
+    assert stream.finished.reason is FinishReason.LENGTH
+
+
+def assert_kept(stream: Stream, log: Path) -> None:
+    """The file says the same, once no process has it."""
+    kept = read_log(f"file:{log}", stream.session_id)
+    assert kept is not None
+    assert (list(kept.tokens), list(kept.outcomes)) == (stream.tokens, stream.outcomes)
+    assert kept.reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("level", ["file", "file-fsync"])
+def test_killed_again_and_again(healthy: Stack, tmp_path: Path, level: str) -> None:
+    log = tmp_path / "log"
+    with boxed(healthy, log, "--durability", level) as serving:
+        with Stream(serving.address, patience=PATIENCE_S, max_tokens=LENGTH) as stream:
+            for length in (60, 200, 350):
+                stream.until(length)
+                serving.restart()
+                serving.ready()
+            assert_whole(stream)
+        assert len(stream.breaks) >= 3
+    assert_kept(stream, log)
+
+
+def test_a_full_disk_pauses_the_text(healthy: Stack, tmp_path: Path) -> None:
+    """The process's limit on a file's size stands for the disk."""
+    log = tmp_path / "log"
+    with boxed(healthy, log) as serving:
+        pid, limited = serving.process.pid, resource.RLIMIT_FSIZE
+        with Stream(serving.address, max_tokens=LENGTH) as stream:
+            stream.until(60)
+            soft, hard = resource.prlimit(pid, limited)
+            resource.prlimit(pid, limited, (log.stat().st_size + 2000, hard))
+            stream.until_quiet(QUIET_S)
+            assert eventually(lambda: "the session log takes no writes: its disk is full" in serving.said())
+            resource.prlimit(pid, limited, (soft, hard))
+            assert_whole(stream)
+            assert eventually(lambda: "the session log takes writes again" in serving.said())
+    assert_kept(stream, log)
+
+
+def test_a_second_process_is_refused(healthy: Stack, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with boxed(healthy, log) as serving:
+        peers = ("--verifier", healthy.verifier.address, "--redis-url", f"file:{log}")
+        code, out, said = healthy.parts.run("-m", "deploy", "orchestrate", *peers)
+        why = f"specwire orchestrate: error: redis-url: cannot use file:{log}: another process has it"
+        assert (code, out, said.splitlines()[-1]) == (1, "", why)
+        with Stream(serving.address, max_tokens=20) as stream:
+            assert stream.rest() == plain(PLAIN, 20)
