@@ -12,7 +12,7 @@ from deploy.cli.generate import as_object, by_source, summary
 from specwire.client import Completion, SamplingInForce, Stats
 from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "QUICKSTART.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "CLI.md").read_text()
 STATS = Stats(
     output_tokens=4, duration_us=2_000_000, time_to_first_token_us=1_500, tested_at=(2, 1), accepted_at=(1, 1)
 )
