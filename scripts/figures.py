@@ -17,7 +17,7 @@ from scripts.cluster_figures import cluster_faults_table, cluster_table, ingress
 from scripts.exact_figures import deterministic_table, dtypes_table, laws_table, peers_table
 from scripts.fuzz_figures import fuzz_table, simulation_table
 from scripts.pages import grid, interval, with_table
-from scripts.reliability import load_table, matrix_table, pauses_table, played_line, soak_table, tests_table
+from scripts.reliability import bounds_table, load_table, matrix_table, pauses_table, played_line, soak_table, tests_table
 from scripts.wan_figures import (
     branch_bytes_table,
     branching_table,
@@ -294,17 +294,13 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "pair": ("../../demo_pair/figures.json", "python -m demo_pair.train.evaluate", pair_table),
 }
 # Without a record: made from the tests themselves.
-MADE: dict[str, Callable[[], str]] = {"matrix": matrix_table, "tests": tests_table}
+MADE: dict[str, Callable[[], str]] = {"matrix": matrix_table, "bounds": bounds_table, "tests": tests_table}
 PLACES = {
     "headline": ROOT / "README.md",
-    "matrix": ROOT / "docs" / "RELIABILITY.md",
+    "bounds": ROOT / "docs" / "RELIABILITY.md",
     "pair": ROOT / "demo_pair" / "README.md",
     "branching": ROOT / "docs" / "BRANCHING.md",
     "placement": ROOT / "docs" / "BRANCHING.md",
-    "draft-rows": ROOT / "docs" / "BRANCHING.md",
-    "branch-bytes": ROOT / "docs" / "BRANCHING.md",
-    "capacity": ROOT / "docs" / "PERFORMANCE.md",
-    "vllm": ROOT / "docs" / "VLLM.md",
 }
 
 

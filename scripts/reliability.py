@@ -1,11 +1,11 @@
-"""The failover matrix, and the tables of what was measured of it and by soaks, for scripts/figures.py."""
+"""The failover matrix, its bounds, and the tables of what was measured of it and by soaks, for scripts/figures.py."""
 
 from collections.abc import Callable
 from typing import Any
 
 from scripts.pages import grid
 from tests.faults.cells import Cell
-from tests.faults.matrix import CELLS, shown_by
+from tests.faults.matrix import CELLS, LINK_FAULTS, LINKS, PARTIES, PARTY_FAULTS, shown_by
 
 
 def matrix_table() -> str:
@@ -17,6 +17,16 @@ def matrix_table() -> str:
 
 def _row(cell: Cell) -> list[str]:
     return [cell.where, cell.fault, cell.seen, str(cell.noticed), cell.then, cell.pause]
+
+
+def bounds_table() -> str:
+    """Render how many seconds text may pause, of processes and of connections, a fault a column."""
+    return "\n\n".join([_bounds("process", PARTIES, PARTY_FAULTS), _bounds("connection", LINKS, LINK_FAULTS)])
+
+
+def _bounds(kind: str, places: tuple[str, ...], faults: tuple[str, ...]) -> str:
+    told = {(cell.where, cell.fault): "nothing" if cell.unseen else cell.pause for cell in CELLS}
+    return grid([[kind, *faults], *([place, *(told[place, fault] for fault in faults)] for place in places)])
 
 
 def tests_table() -> str:

@@ -86,24 +86,15 @@ def branching_table(results: dict[str, Any]) -> str:
     wan = json.loads((RESULTS / "wan.json").read_text())
     measured = {cell["name"]: cell for cell in wan["emulated"]}
     gains = {cell["name"]: cell["gain"] for cell in results["cells"]}
-    widths = {cell["name"]: f"{cell['extended']:.1f}" for cell in results["cells"]}
-    head = ["cell", "chain", "default", "default / chain", "simulated", "with b 0.10", "simulated", "W; with b 0.10"]
-    rows = [head]
+    rows = [["cell", "default / chain", "simulated", "with b 0.10", "simulated"]]
     for name in gains:
         if not name.endswith(LIGHT) or name not in measured:
             continue
         heavy = name.removesuffix(LIGHT) + HEAVY
-        speeds = [measured[name]["disciplines"][row]["tokens_per_second"]["value"] for row in ("chain", "default")]
         found = [_default_to(measured[each], "chain") if each in measured else "" for each in (name, heavy)]
-        shown = [f"{speed:.1f}" for speed in speeds]
-        simulated = [f"{gains[each]:.2f}" for each in (name, heavy)]
-        chosen = f"{widths[name]}; {widths[heavy]}"
-        rows.append([name.removesuffix(LIGHT), *shown, found[0], simulated[0], found[1], simulated[1], chosen])
-    said = [
-        "Tokens/s, and ratios with their 95 % intervals; a further row of the drafter costs 2 % of a forward, or 10 %.",
-        "W: tokens that a forward of the drafter extended, as it chose, on average; simulated.",
-    ]
-    return "\n".join([grid(rows), "", *said])
+        light, heavier = (f"{gains[each]:.2f}" for each in (name, heavy))
+        rows.append([name.removesuffix(LIGHT), found[0], light, found[1], heavier])
+    return grid(rows)
 
 
 def draft_rows_table(results: dict[str, Any]) -> str:
