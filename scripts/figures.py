@@ -17,7 +17,15 @@ from scripts.cluster_figures import cluster_faults_table, cluster_table, ingress
 from scripts.exact_figures import deterministic_table, dtypes_table, laws_table, peers_table
 from scripts.fuzz_figures import fuzz_table, simulation_table
 from scripts.pages import grid, interval, with_table
-from scripts.reliability import bounds_table, load_table, matrix_table, pauses_table, played_line, soak_table, tests_table
+from scripts.reliability import (
+    bounds_table,
+    load_table,
+    matrix_table,
+    pauses_table,
+    played_line,
+    soak_table,
+    tests_table,
+)
 from scripts.wan_figures import (
     branch_bytes_table,
     branching_table,
