@@ -333,7 +333,7 @@ async def _settings(url: str) -> list[Finding]:
             answers = [await lines.send(node, SETTINGS) for node in lines.nodes()]
     except Exception as error:  # any error of the driver, for a server that just answered and does not now
         return [
-            warn("redis", f"its settings cannot be read: {error}", "see docs/SESSION_LOG.md for what they should be")
+            warn("redis", f"its settings cannot be read: {error}", "see docs/RELIABILITY.md for what they should be")
         ]
     finally:
         with suppress(Exception):
