@@ -32,8 +32,8 @@ FEW := 5
 # Unit tests wait (for timers, sockets, small servers) more than they compute: several at a time.
 WORKERS ?= 3
 # Processes start, which is computing, and faults are mostly waited for.
-INTEGRATION_WORKERS ?= 2
-FAULT_WORKERS ?= 2
+INTEGRATION_WORKERS ?= 3
+FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-tools bench-copy bench-suffix bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-edges bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean

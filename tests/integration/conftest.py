@@ -1,4 +1,4 @@
-"""Which of these tests run beside which: `make test` has two at a time, and they share two cores.
+"""Which of these tests run beside which: `make test` has three at a time, and they share two cores.
 
 Workers get groups of tests, the next one to whoever is free. What takes long is dealt out first.
 """
