@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import grpc
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.discovery import Place, RegistryFeed, SessionAffinity
+from orchestrator.peers.link import ALL_ELSEWHERE, LocalPeer
 from orchestrator.peers.models import (
     Info,
     Models,
@@ -177,6 +178,7 @@ class Pool:
 
     Args:
         sessions: all that may lack a peer.
+        local: peers in this process, by the addresses that `options` name them with.
 
     `models`: of the verifiers here. `feed`: of the registry; None without one. `affinity`: where sessions were placed
     last.
@@ -184,13 +186,18 @@ class Pool:
     Invariant: a running session without a verifier is in state WAITING and has a timer that ends it.
     """
 
-    def __init__(self, options: OrchestratorOptions, sessions: Callable[[], Sequence[SessionDriver]]) -> None:
+    def __init__(
+        self,
+        options: OrchestratorOptions,
+        sessions: Callable[[], Sequence[SessionDriver]],
+        local: Mapping[str, LocalPeer] = ALL_ELSEWHERE,
+    ) -> None:
         tokenizers = Tokenizers()
         self.models = Models(tokenizers)
         self._options = options
         self._sessions = sessions
         self.affinity = SessionAffinity()
-        self._dialled = Dialled(options.peer_tls, options.peer_token, tokenizers, self._rebalance)
+        self._dialled = Dialled(options.peer_tls, options.peer_token, tokenizers, self._rebalance, local)
         self._feeding: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self.verifiers = [self._dialled.verifier(address, self._accept_target) for address in options.verifiers]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from orchestrator.api.status import StatusApi, is_offered
 from orchestrator.hub import MOST_SAID_BYTES, DraftHub
 from orchestrator.metrics import families
 from orchestrator.options import OrchestratorOptions
+from orchestrator.peers.link import ALL_ELSEWHERE, LocalPeer
 from orchestrator.peers.models import Target
 from orchestrator.sessions import ORCHESTRATOR, Orchestrator
 from orchestrator.store import open_store
@@ -154,8 +156,11 @@ class RunningOrchestrator:
             await self.metrics.stop()
 
 
-async def start(options: OrchestratorOptions) -> RunningOrchestrator:
+async def start(options: OrchestratorOptions, local: Mapping[str, LocalPeer] = ALL_ELSEWHERE) -> RunningOrchestrator:
     """Connect to log and peers, then listen.
+
+    Args:
+        local: peers in this process, by the addresses that `options` name them with.
 
     Raises:
         StartError, StoreUnavailable, ListenError: one sentence on what is missing.
@@ -163,7 +168,7 @@ async def start(options: OrchestratorOptions) -> RunningOrchestrator:
     listened = (("listen", options.listen), ("http", options.http), ("metrics", options.metrics))
     check_free((field, address) for field, address in listened if address)
     store = await open_store(options.redis_url, durability=options.durability)
-    orchestrator = Orchestrator(options, store)
+    orchestrator = Orchestrator(options, store, local)
     orchestrator.registry.add(ORCHESTRATOR, lambda: families(orchestrator))
     orchestrator.registry.add(ORCHESTRATOR, process_families)
     async with AsyncExitStack() as started:

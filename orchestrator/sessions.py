@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ import grpc
 from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership.ownership import Cancellations, Ownership
 from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
+from orchestrator.peers.link import ALL_ELSEWHERE, LocalPeer
 from orchestrator.pool import Pool
 from orchestrator.session.appender import SessionLog, keep_leases, status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
@@ -249,14 +250,19 @@ class Orchestrator:
 
     `pool`: the peers they get. `roster`: those that are known here. `registry`: where this process's figures are read
     (`orchestrator.metrics`). `log`: whether the log takes writes. `on_readiness`: is awaited when that has changed.
+
+    Args:
+        local: see Pool.
     """
 
-    def __init__(self, options: OrchestratorOptions, store: SessionStore) -> None:
+    def __init__(
+        self, options: OrchestratorOptions, store: SessionStore, local: Mapping[str, LocalPeer] = ALL_ELSEWHERE
+    ) -> None:
         self.options = options
         self.store = store
         self.roster = KnownSessions(options.store_timeout)
         self.sessions = self.roster.sessions
-        self.pool = Pool(options, lambda: list(self.sessions.values()))
+        self.pool = Pool(options, lambda: list(self.sessions.values()), local)
         self.owner = secrets.token_hex(OWNER_BYTES)
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
         self._accounting = SessionAccounting(self._allowances, self._prompt_of if options.log_prompts else None)

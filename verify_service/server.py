@@ -152,13 +152,8 @@ async def start(
     check_usage(usage_log)
     registration.check_listen(options.listen)
     check_free(options.listened)
-    share_interpreter()
     registry, meter = Registry(), LoadReader()
-    size = options.tensor_parallel_size
-    ranks = Ranks(size, options.loading()) if size > 1 else None
-    loader = _loader(options, patient, detach_grace, patience, registry, meter, ranks, shares)
-    thread = ServiceThread(VERIFIER, loader, helpers=ranks)
-    info = await thread.start()
+    thread, info = await load(options, registry, meter, patient, detach_grace, patience, shares)
     info.region = registration.region
     whose = None if shares is None else partial(tenant_of, keys=options.keys, shares=shares)
     position_bytes = info.kv_bytes // (info.slots * info.context)
@@ -183,6 +178,27 @@ async def start(
         usage.start()
     renewal = Renewal(options.origins, server.recheck)
     return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter, usage)
+
+
+async def load(
+    options: ModelServiceOptions,
+    registry: Registry,
+    meter: LoadReader | None = None,
+    patient: bool = False,
+    detach_grace: float = DETACH_GRACE_S,
+    patience: QueuePatience = PATIENCE,
+    shares: TenantShares | None = None,
+) -> tuple[EngineThread, common_pb2.GetModelInfoResponse]:
+    """A verifier's thread, which runs and is to be stopped by the caller, and what is told of its model.
+
+    Raises ModelError. registry: where its metrics are read. meter: where its load is read. For the rest see `start`.
+    """
+    share_interpreter()
+    size = options.tensor_parallel_size
+    ranks = Ranks(size, options.loading()) if size > 1 else None
+    loader = _loader(options, patient, detach_grace, patience, registry, meter or LoadReader(), ranks, shares)
+    thread = ServiceThread(VERIFIER, loader, helpers=ranks)
+    return thread, await thread.start()
 
 
 def _of_links(servicer: VerifyServicer, usage: UsageLog | None) -> Families:

@@ -23,6 +23,7 @@ from orchestrator.tenants import Access
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import AUTO
 from specwire.core.policy.controller import InvalidPlan, parse_plan
+from specwire.redis.urls import MEMORY
 from specwire.rpc.channel import exposure
 from specwire.rpc.server_options import (
     TEXT_MEMORY,
@@ -216,6 +217,7 @@ class StackOptions:
             it, plain. "" for nowhere.
         grace: seconds for which sessions may go on when the stack stops.
         ray: host the services in Ray actors; otherwise in plain child processes.
+        one_process: host them in this process instead, with the log in its memory unless redis_url says where.
         start_timeout: seconds until everything must be healthy, downloads included.
         plan: see OrchestratorOptions.
     """
@@ -259,6 +261,7 @@ class StackOptions:
     log_prompts: bool = False
     plan: str = "auto"
     also: tuple[str, ...] = ()
+    one_process: bool = False
 
     def __post_init__(self) -> None:
         check_listen(self.listen)
@@ -269,9 +272,16 @@ class StackOptions:
         twice = [model for model in self.also if (self.target, *self.also).count(model) > 1]
         if twice:
             raise InvalidParameter("also", f"{twice[0]} is named twice; requests tell models by their names")
+        if self.one_process and self.tensor_parallel_size > 1:
+            raise InvalidParameter("one-process", f"--tensor-parallel-size {self.tensor_parallel_size} takes several")
         check_drafters_per_session(self.drafters_per_session)
         if not self.start_timeout > 0:
             raise InvalidParameter("start_timeout", f"must be positive, not {self.start_timeout}")
+
+    @property
+    def log_url(self) -> str | None:
+        """Where the session log is; None: in a private Redis."""
+        return MEMORY if self.one_process and self.redis_url is None else self.redis_url
 
     def verifier(self) -> ModelServiceOptions:
         return ModelServiceOptions(
@@ -325,9 +335,12 @@ class StackOptions:
         return [(name, address) for name, address in [*own, *others] if address]
 
     def services(self) -> dict[str, ModelServiceOptions]:
-        """Return each service to host by its role, each with its figures at a port behind the orchestrator's."""
+        """Return each service to host by its role, each with its figures at a port behind the orchestrator's.
+
+        In one process they are told with the orchestrator's own.
+        """
         services = {**self.verifiers(), **self.drafters()}
-        if not self.metrics:
+        if not self.metrics or self.one_process:
             return services
         self._check_figures()
         host, _, first = self.metrics.rpartition(":")
@@ -398,6 +411,11 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--slots", type=int, default=16, metavar="N", help="sessions at once (default: %(default)s)")
     add_log_arguments(parser)
     group.add_argument("--no-ray", action="store_true", help="plain child processes instead of Ray actors")
+    group.add_argument(
+        "--one-process",
+        action="store_true",
+        help="models, orchestrator and log in one process; the log is in memory unless --redis-url says where",
+    )
 
 
 def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOptions:
@@ -432,6 +450,7 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         table=args.table,
         heads=args.heads or "",
         ray=not args.no_ray,
+        one_process=args.one_process,
         plan=speculative.plan,
     )
 

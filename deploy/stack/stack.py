@@ -1,4 +1,4 @@
-"""The whole stack on one machine: Redis, the services in their host, and the orchestrator in this process."""
+"""The whole stack on one machine: the log, the services in their host, and the orchestrator in this process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import orchestrator.server
+from deploy.stack.local_host import LocalHost
 from deploy.stack.options import DRAFTER, VERIFIER, ServiceHost, StackError, StackOptions, kind_of
 from deploy.stack.plain_host import PlainHost
 from deploy.stack.ray_cluster import RayCluster
 from deploy.stack.redis_server import RedisServer, check_redis
 from orchestrator.options import OrchestratorOptions
+from orchestrator.peers.link import ALL_ELSEWHERE
 from orchestrator.peers.models import Info, vocabulary_mismatch
 from orchestrator.sessions import Orchestrator
 from orchestrator.store.base import durability_of
@@ -59,6 +61,7 @@ class Stack:
         self.http: str | None = None
         self.services: dict[str, str] = {}
         self.redis_url = ""
+        self._local: LocalHost | None = None
         self._cleanup = AsyncExitStack()
         self._failures: list[Callable[[], Awaitable[str]]] = []
 
@@ -97,15 +100,15 @@ class Stack:
 
     def _check_durability(self) -> None:
         try:
-            durability_of(self.options.durability, self.options.redis_url or PRIVATE_REDIS)
+            durability_of(self.options.durability, self.options.log_url or PRIVATE_REDIS)
         except InvalidParameter as error:
             raise StackError(str(error)) from None
 
     async def _start_redis(self, directory: Path, report: Report) -> str:
-        """Return the URL of a Redis that answers."""
-        if self.options.redis_url is not None:
-            await check_redis(self.options.redis_url, self.options.durability)
-            return self.options.redis_url
+        """Return the URL of a log that can be used."""
+        if self.options.log_url is not None:
+            await check_redis(self.options.log_url, self.options.durability)
+            return self.options.log_url
         server = RedisServer(directory, report)
         self._cleanup.push_async_callback(server.stop)
         await server.start()
@@ -115,7 +118,9 @@ class Stack:
     async def _start_services(self, directory: Path, report: Report) -> dict[str, str]:
         options = self.options
         host: ServiceHost
-        if options.ray:
+        if options.one_process:
+            host = self._local = LocalHost(options.services(), options.start_timeout, report)
+        elif options.ray:
             host = RayCluster(options.services(), directory / "ray", options.start_timeout, report)
         else:
             host = PlainHost(options.services(), options.start_timeout, report)
@@ -146,8 +151,11 @@ class Stack:
             metrics=self.options.metrics,
             log_prompts=self.options.log_prompts,
         )
-        running = await orchestrator.server.start(options)
+        local = self._local
+        running = await orchestrator.server.start(options, local.peers if local else ALL_ELSEWHERE)
         self._cleanup.push_async_callback(running.stop, self.options.grace)
+        for role, figures in local.figures.items() if local else ():
+            running.orchestrator.registry.include(figures, role)
         self._failures.append(running.failed)
         self.address, self.http = running.address, running.http
         await self._await_models(running.orchestrator)

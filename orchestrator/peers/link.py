@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 import grpc
@@ -25,6 +25,10 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Heard = TypeVar("Heard", contravariant=True)
 Told = TypeVar("Told", contravariant=True)
+
+# Opens a channel to a peer in this process.
+LocalPeer = Callable[[], grpc.aio.Channel]
+ALL_ELSEWHERE: Mapping[str, LocalPeer] = {}
 
 FIRST_BACKOFF = 0.05
 MOST_BACKOFF = 1.0
@@ -78,6 +82,7 @@ class Link(Generic[Request, Response]):
         tls: how to encrypt; None speaks plaintext.
         token: shown to the peer. Both are taken anew, as their files have become, at each connection.
         tokenizers: keeps the peer's tokenizer; None where it is not needed.
+        local: opens a channel to a peer in this process, which is not dialled.
 
     `channel`: for calls beside the stream; None while the link is down.
     `round_trip_us`: to the peer and back, the least of the latest measurements; 0 before the link was ever up.
@@ -95,8 +100,10 @@ class Link(Generic[Request, Response]):
         tls: ClientTls | None = None,
         token: Token | str = "",
         tokenizers: Tokenizers | None = None,
+        local: LocalPeer | None = None,
     ) -> None:
         self.address = address
+        self._local = local
         self.trouble = f"{address} does not answer"
         self.distrusted = False
         self._trips_us: deque[float] = deque(maxlen=GAUGED)
@@ -159,7 +166,7 @@ class Link(Generic[Request, Response]):
 
     async def _connect_once(self, listener: Listener[Response]) -> tuple[bool, str]:
         """One connection from start to end; returns whether it was ever up, and why it ended."""
-        async with open_channel(self.address, self._tls, self._token) as channel:
+        async with self._open() as channel:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await self._ask(channel)  # also sets the connection up, so that the second time measures the line
@@ -180,6 +187,9 @@ class Link(Generic[Request, Response]):
                 self.channel = None
                 gauging.cancel()
                 await asyncio.gather(gauging, return_exceptions=True)
+
+    def _open(self) -> grpc.aio.Channel:
+        return open_channel(self.address, self._tls, self._token) if self._local is None else self._local()
 
     def _why(self, error: Exception) -> str:
         """Why there is no connection; keeps `distrusted`."""

@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from orchestrator.peers.link import Line, Link
+from orchestrator.peers.link import Line, Link, LocalPeer
 from orchestrator.peers.models import Info, Target, Tokenizers, maps_vocabulary
 from specwire.core.law.sampling import Rule
 from specwire.core.policy.controller import Planner
@@ -478,7 +478,11 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
 
 
 def verifier_link(
-    address: str, tls: ClientTls | None, token: Token | str = "", tokenizers: Tokenizers | None = None
+    address: str,
+    tls: ClientTls | None,
+    token: Token | str = "",
+    tokenizers: Tokenizers | None = None,
+    local: LocalPeer | None = None,
 ) -> VerifierLink:
     return Link(
         address,
@@ -487,16 +491,20 @@ def verifier_link(
         tls,
         token,
         tokenizers,
+        local,
     )
 
 
-def drafter_link(address: str, tls: ClientTls | None, token: Token | str = "") -> DrafterLink:
+def drafter_link(
+    address: str, tls: ClientTls | None, token: Token | str = "", local: LocalPeer | None = None
+) -> DrafterLink:
     return Link(
         address,
         lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Connect(),
         lambda channel, request: draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo(request),
         tls,
         token,
+        local=local,
     )
 
 
@@ -510,11 +518,18 @@ class Dialled:
     Args:
         tls, token, tokenizers: see Link.
         on_change: is called when a peer becomes usable or unusable.
+        local: peers in this process, by address.
     """
 
     def __init__(
-        self, tls: ClientTls | None, token: Token | str, tokenizers: Tokenizers, on_change: Callable[[], None]
+        self,
+        tls: ClientTls | None,
+        token: Token | str,
+        tokenizers: Tokenizers,
+        on_change: Callable[[], None],
+        local: Mapping[str, LocalPeer],
     ) -> None:
+        self._local = local
         self._tokenizers = tokenizers
         self._tls = tls
         self._token = token
@@ -526,14 +541,14 @@ class Dialled:
 
     def verifier(self, address: str, accept: Accept) -> VerifierPeer:
         """A verifier that is dialled once it is started. accept: returns why it must not be used, or None."""
-        link = verifier_link(address, self._tls, self._token, self._tokenizers)
+        link = verifier_link(address, self._tls, self._token, self._tokenizers, self._local.get(address))
         peer = VerifierPeer(link, self._on_change, accept)
         self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
         return peer
 
     def drafter(self, address: str, accept: Accept, targets: Callable[[], Sequence[Target]] = tuple) -> DrafterPeer:
         """Like `verifier`, for a drafter. targets: see DrafterPeer."""
-        link = drafter_link(address, self._tls, self._token)
+        link = drafter_link(address, self._tls, self._token, self._local.get(address))
         peer = DrafterPeer(link, self._on_change, accept, targets)
         self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
         return peer

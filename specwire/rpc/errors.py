@@ -207,11 +207,16 @@ def _guard_generator(behaviour: Behaviour, method: str, received: Received) -> B
 
 
 async def _abort(error: Exception, method: str, context: Context) -> NoReturn:
+    await context.abort(*told_of(error, method))
+
+
+def told_of(error: Exception, method: str) -> tuple[grpc.StatusCode, str, Metadata]:
+    """Code, message and trailing metadata that the caller of `method` is told; a mistake of ours is logged."""
     code, message = status_of(error)
     if code is grpc.StatusCode.INTERNAL and not isinstance(error, StatusError):
         logger.error("%s failed", method, exc_info=error)
     message = clipped(message)
-    await context.abort(code, message, _trailers(error, message))
+    return code, message, _trailers(error, message)
 
 
 def clipped(message: str) -> str:

@@ -105,9 +105,9 @@ class Registry(Collector):
         """Add a source, which `families` reads at each scrape."""
         self._services.append((service, families))
 
-    def include(self, other: Registry) -> None:
-        """Add the sources that `other` has by now."""
-        self._services += other._services
+    def include(self, other: Registry, service: str = "") -> None:
+        """Add the sources that `other` has by now, as `service`'s if it is named."""
+        self._services += [(service or own, families) for own, families in other._services]
 
     def collect(self) -> Families:
         """Families of one name are merged; the first one's help text counts."""

@@ -1,0 +1,92 @@
+"""The services in this process: each model in a thread, and no socket between them and the orchestrator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import draft_service.server
+import verify_service.server
+from deploy.stack.options import VERIFIER, StackError, kind_of
+from draft_service.service import DraftServicer
+from orchestrator.peers.link import LocalPeer
+from specwire.core.model import ModelError
+from specwire.rpc.local import LocalServer
+from specwire.rpc.process import keep_loaded
+from specwire.rpc.server_options import ModelServiceOptions
+from specwire.telemetry.metrics import Registry
+from specwire.v1 import draft_pb2_grpc, verify_pb2_grpc
+from verify_service.service import VerifyServicer
+
+
+class LocalHost:
+    """Implements ServiceHost. A service that fails is not started again: the process cannot go on.
+
+    `peers`: how each is called, by its address, which only this process knows. `figures`: of each, by its role.
+    """
+
+    def __init__(
+        self, services: dict[str, ModelServiceOptions], start_timeout: float, report: Callable[[str], None]
+    ) -> None:
+        self.peers: dict[str, LocalPeer] = {}
+        self.figures = {role: Registry() for role in services}
+        self._services = services
+        self._start_timeout = start_timeout
+        self._report = report
+        self._failures: list[Callable[[], Awaitable[str]]] = []
+        self._cleanup = AsyncExitStack()
+
+    async def start(self) -> dict[str, str]:
+        """One after the other, verifiers last: who measures its forwards then has the interpreter to itself."""
+        addresses: dict[str, str] = {}
+        try:
+            async with asyncio.timeout(self._start_timeout):
+                for role in reversed(self._services):
+                    addresses[role] = await self._start(role)
+        except TimeoutError:
+            raise StackError(f"not ready within {self._start_timeout:.0f} s") from None
+        keep_loaded()
+        return {role: addresses[role] for role in self._services}
+
+    async def _start(self, role: str) -> str:
+        """Load the role's model; the address of its service."""
+        options, server = self._services[role], LocalServer()
+        self._report(f"{role}: loading {options.model}")
+        try:
+            await (self._verify if kind_of(role) == VERIFIER else self._draft)(role, options, server)
+        except ModelError as error:
+            raise StackError(f"{role}: {error}") from error
+        self._report(f"{role}: ready")
+        address = f"{role} in this process"
+        self.peers[address] = server.channel
+        return address
+
+    async def _verify(self, role: str, options: ModelServiceOptions, server: LocalServer) -> None:
+        thread, info = await verify_service.server.load(options, self.figures[role])
+        servicer = VerifyServicer(thread, info)
+        self._cleanup.push_async_callback(thread.stop)
+        self._cleanup.push_async_callback(server.stop)
+        self._cleanup.push_async_callback(servicer.drain, 0.0)
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
+        self._failures.append(thread.failed)
+
+    async def _draft(self, role: str, options: ModelServiceOptions, server: LocalServer) -> None:
+        thread, handler = await draft_service.server.load(options, self.figures[role])
+        self._cleanup.push_async_callback(thread.stop)
+        self._cleanup.push_async_callback(handler.stop)
+        self._cleanup.push_async_callback(server.stop)
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(handler), server)
+        self._failures.append(thread.failed)
+
+    async def failed(self) -> str:
+        waits = [asyncio.ensure_future(failure()) for failure in self._failures]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def stop(self) -> None:
+        await self._cleanup.aclose()

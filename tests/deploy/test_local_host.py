@@ -1,0 +1,134 @@
+"""A whole stack in one process: models in threads, no socket between them and the orchestrator."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx2 as httpx
+import pytest
+
+from deploy.stack import stack
+from deploy.stack.options import StackError, StackOptions
+from specwire.client import AsyncClient, Chunk, SpecwireError, Started
+from specwire.core.invalid import InvalidParameter
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import FinishReason
+from tests.orchestrator.stack import PROMPT, TURNS, drafted, plain
+from tests.ports import free_address
+from tests.wait import LIMIT_S, until
+from verify_service.engine.engine import Engine
+
+TARGET, DRAFT = "scripted:7:vocab=64", "scripted:7:vocab=64:agree=0.7"
+SLOW = f"{TARGET}:delay_ms=8"
+THREADS = ("verifier", "drafter")
+
+
+@asynccontextmanager
+async def running(folder: Path, target: str = TARGET, draft: str | None = DRAFT, **more: Any) -> AsyncIterator[Any]:
+    """The stack and a client; nothing of it is left behind."""
+    options = StackOptions(target, draft, one_process=True, **more)
+    said: list[str] = []
+    parts = await stack.start(options, folder, said.append)
+    try:
+        async with AsyncClient(parts.address) as client:
+            yield parts, client
+    finally:
+        await parts.stop()
+    assert not [each.name for each in threading.enumerate() if each.name.startswith((*THREADS, "session-log"))]
+    assert {f"{role}: ready" for role in parts.services} <= set(said)
+
+
+async def test_its_texts_are_the_targets(tmp_path: Path) -> None:
+    async with running(tmp_path, plan=TURNS) as (parts, client):
+        assert parts.services == {each: f"{each} in this process" for each in THREADS}
+        assert parts.redis_url == "memory:"
+        done = await drafted(lambda: client.complete(PROMPT, max_tokens=60, ignore_eos=True))
+        assert list(done.tokens) == plain(TARGET, PROMPT, 60)
+        sampling = Sampling(temperature=0.9, top_k=20, seed=11)
+        texts = await asyncio.gather(
+            *(
+                client.complete(PROMPT, max_tokens=40, ignore_eos=True, temperature=0.9, top_k=20, seed=11)
+                for _ in range(8)
+            )
+        )
+        assert {tuple(each.tokens) for each in texts} == {tuple(plain(TARGET, PROMPT, 40, sampling))}
+        [score] = await client.score_text(PROMPT, [[(3,)]])
+        assert len(score.parts[0].logprobs) == 1
+
+
+async def test_several_targets_and_a_log_in_a_file(tmp_path: Path) -> None:
+    """What was said is found again by the next process."""
+    url = f"file:{tmp_path / 'log'}"
+    more = {"also": ("scripted:8",), "redis_url": url}
+    async with running(tmp_path, "scripted:7", None, **more) as (parts, client):
+        assert list(parts.services) == ["verifier", "verifier-2"]
+        first, done = [
+            await client.complete((1, 2), max_tokens=4, ignore_eos=True, model=model)
+            for model in ("scripted:7", "scripted:8")
+        ]
+        assert list(first.tokens) == plain("scripted:7", (1, 2), 4)
+        assert list(done.tokens) == plain("scripted:8", (1, 2), 4)
+    async with running(tmp_path, "scripted:7", None, **more) as (_, client):
+        assert list((await client.get_session(done.session_id)).tokens) == [1, 2, *done.tokens]
+
+
+async def test_cancel_and_deadline_end_a_text(tmp_path: Path) -> None:
+    async with running(tmp_path, SLOW) as (_, client):
+        async with aclosing(client.generate(PROMPT, max_tokens=4000, ignore_eos=True)) as events:
+            started = await anext(events)
+            assert isinstance(started, Started)
+            assert isinstance(await anext(events), Chunk)
+
+        async def cancelled() -> bool:
+            told = await client.get_session(started.session_id)
+            return told.finish_reason is FinishReason.CANCELLED
+
+        await until(cancelled)
+        with pytest.raises(SpecwireError) as late:
+            await client.complete(PROMPT, max_tokens=4000, ignore_eos=True, timeout=0.5)
+        assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        done = await client.complete(PROMPT, max_tokens=20, ignore_eos=True)
+        assert (list(done.tokens), done.finish_reason) == (plain(TARGET, PROMPT, 20), FinishReason.LENGTH)
+
+
+async def test_a_model_that_fails_ends_it_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is started again: its process cannot go on."""
+    async with running(tmp_path) as (parts, client):
+        failing = asyncio.create_task(parts.failed())
+        monkeypatch.setattr(Engine, "step", broken)
+        with pytest.raises(SpecwireError):
+            await client.complete(PROMPT, max_tokens=4000, ignore_eos=True, timeout=5.0)
+        async with asyncio.timeout(LIMIT_S):
+            assert await failing == "the verifier failed: RuntimeError: broken"
+
+
+def broken(*_: object) -> None:
+    raise RuntimeError("broken")
+
+
+async def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    options = StackOptions("scripted:7", "scripted:7:agree=2", one_process=True)
+    with pytest.raises(StackError, match="drafter: agree: must be from 0 to 1, not 2.0"):
+        await stack.start(options, tmp_path, lambda _: None)
+    await until(lambda: not [each for each in threading.enumerate() if each.name in THREADS])
+
+
+def test_several_processes_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="one-process: --tensor-parallel-size 2 takes several"):
+        StackOptions("scripted:7", None, one_process=True, tensor_parallel_size=2)
+
+
+async def test_figures_are_told_together(tmp_path: Path) -> None:
+    at = free_address()
+    async with running(tmp_path, "scripted:7", "scripted:7", metrics=at, also=("scripted:8",)) as (_, client):
+        await client.complete(PROMPT, max_tokens=4, model="scripted:7")
+        async with httpx.AsyncClient(base_url=f"http://{at}", timeout=LIMIT_S) as http:
+            text = (await http.get("/metrics")).text
+        for service in ("orchestrator", "verifier", "verifier-2", "drafter"):
+            assert f'service="{service}"' in text
