@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import ModelError
+from specwire.core.messages import MOST_WINDOW
+from specwire.core.model import ModelError, SlotModel
 from specwire.core.policy.shares import TenantShares
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
@@ -251,8 +252,7 @@ def _loader(
         say(f"specwire verify: loading {options.model}{over}")
         lm = load_model(**options.loading(), ranks=ranks)
         go_on()
-        kept = f", {lm.kv_bytes / MIB:.1f} MiB of keys and values" if lm.kv_bytes else ""
-        say(f"specwire verify: {lm.slots} slots of {lm.info.context} positions{kept}")
+        say(f"specwire verify: {lm.slots} slots of {lm.info.context} positions{_kept(lm)}")
         say("specwire verify: measuring forward times")
         costs = step_costs(lm, go_on)
         info = model_info_to_wire(lm.info, lm.slots, lm.kv_bytes, convention_of(lm.info.tokenizer_json))
@@ -286,6 +286,17 @@ def _loader(
         return engine, info
 
     return load
+
+
+def _kept(lm: SlotModel) -> str:
+    """What the slots keep, for people."""
+    keys, states = (size / MIB for size in (lm.kv_bytes - lm.state_bytes, lm.state_bytes))
+    told = f", {keys:.1f} MiB of keys and values" if keys else ""
+    if states:
+        told += f", {states:.1f} MiB of recurrent layers' states ({states / lm.slots:.2g} MiB a slot)"
+    if lm.most_window < MOST_WINDOW:
+        told += f"; they have room for windows of {lm.most_window} draft tokens, not {MOST_WINDOW}"
+    return told
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

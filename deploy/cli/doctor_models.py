@@ -19,6 +19,7 @@ from specwire.core.policy.tunables import LEAST_SHARED
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_cache import position_bytes, readable
 from specwire.lm.load import native_dtype, native_precision, outline
+from specwire.lm.runners.hybrid import slot_state_bytes
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.lm.table_model import PREFIX as TABLE_PREFIX
 from specwire.lm.table_model import load_table_model
@@ -31,8 +32,9 @@ SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """kv_bytes: of one slot. weight_bytes: in the asked dtype; None where the files are not here.
+    """kv_bytes: of one slot; `state_bytes` of them are states of recurrent layers.
 
+    weight_bytes: in the asked dtype; None where the files are not here.
     tokenizer_json: empty where the model has none.
     """
 
@@ -43,6 +45,7 @@ class Facts:
     kv_bytes: int
     weight_bytes: int | None
     tokenizer_json: bytes = b""
+    state_bytes: int = 0
 
 
 def check_devices() -> Iterator[Finding]:
@@ -113,9 +116,9 @@ def facts_of(model: str, dtype: str) -> Facts:
     known = outline(model)
     config, precision = known.config, getattr(torch, native_dtype() if dtype == AUTO else dtype)
     tokens = known.text.vocabulary(config.get_text_config().vocab_size)
-    kv, weights = known.context * position_bytes(config, precision), _weight_bytes(known.location, config, precision)
-    text = known.text.tokenizer_json
-    return Facts(model, vocabulary_fingerprint(tokens), len(tokens), known.context, kv, weights, text)
+    states, weights = slot_state_bytes(config, precision), _weight_bytes(known.location, config, precision)
+    kv, text = known.context * position_bytes(config, precision) + states, known.text.tokenizer_json
+    return Facts(model, vocabulary_fingerprint(tokens), len(tokens), known.context, kv, weights, text, states)
 
 
 def _check_llamacpp() -> Finding:
@@ -149,6 +152,8 @@ def _check_pair(target: Facts, draft: Facts) -> Finding:
 def _describe(facts: Facts, slots: int) -> Finding:
     weights = "" if facts.weight_bytes is None else f", weights {readable(facts.weight_bytes)}"
     cache = f"{slots} sessions of {facts.context} tokens {readable(slots * facts.kv_bytes)}"
+    if facts.state_bytes:
+        cache += f", in each {readable(facts.state_bytes)} for states of recurrent layers"
     return ok("model", f"{facts.model}: {facts.ids} tokens{weights}, {cache}")
 
 

@@ -153,8 +153,18 @@ class SlotModel(Protocol):
         ...
 
     @property
+    def most_window(self) -> int:
+        """Draft tokens behind a text from which a rollback is free: a window is no longer than that."""
+        ...
+
+    @property
     def kv_bytes(self) -> int:
-        """Memory set aside for the keys and values of all slots; 0 where there are none."""
+        """Memory set aside for the keys and values, and the states, of all slots; 0 where there are none."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """What states of recurrent layers take of it."""
         ...
 
     def discard(self, slot: int) -> None:

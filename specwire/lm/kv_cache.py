@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import torch
 from transformers import PreTrainedConfig
 
+from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError, ModelInfo, TreeFeed
-from specwire.lm.model_config import FULL_ATTENTION, HYBRID, SLIDING_ATTENTION, is_recurrent
+from specwire.lm.model_config import ATTENTION, HYBRID, is_recurrent
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -211,6 +212,17 @@ class SkimmingRunner(Runner, Protocol):
     def layers(self) -> int: ...
 
 
+@runtime_checkable
+class StatefulRunner(Runner, Protocol):
+    """One with recurrent layers; see `SlotModel`."""
+
+    @property
+    def most_window(self) -> int: ...
+
+    @property
+    def state_bytes(self) -> int: ...
+
+
 class LineRunner:
     """What a `Runner` has that takes lines of tokens only."""
 
@@ -229,6 +241,7 @@ class CachedLM:
         self.failed: frozenset[int] = frozenset()
         self.runner = runner
         self._skimming = runner if isinstance(runner, SkimmingRunner) else None
+        self._stateful = runner if isinstance(runner, StatefulRunner) else None
         self._table = SlotTable(slots, info.context, info.vocabulary, runner.branches)
         self._unassigned = torch.tensor(unassigned, dtype=torch.long, device=info.device)
 
@@ -264,8 +277,16 @@ class CachedLM:
         self._table.clear(slot)
 
     @property
+    def most_window(self) -> int:
+        return MOST_WINDOW if self._stateful is None else self._stateful.most_window
+
+    @property
     def kv_bytes(self) -> int:
         return self.runner.kv_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        return 0 if self._stateful is None else self._stateful.state_bytes
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
@@ -390,9 +411,11 @@ def position_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     kinds = getattr(text, "layer_types", None)
     layers = text.num_hidden_layers
     if kinds is not None:
-        layers = sum(kind in (FULL_ATTENTION, SLIDING_ATTENTION, HYBRID) for kind in kinds)
-    if not layers:
+        layers = sum(kind in ATTENTION or kind == HYBRID for kind in kinds)
+    if not layers or text.model_type == "rwkv":  # which has no kinds of layers, and no heads
         return 0
+    if latent := getattr(text, "kv_lora_rank", None):  # what is kept is compressed (arXiv 2405.04434, section 2.1)
+        return int(layers * (latent + text.qk_rope_head_dim) * dtype.itemsize)
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
@@ -420,7 +443,7 @@ def slots_of_size(memory: int, slot: int, context: int, beside: int = 0, whose: 
             f"kv_memory: {readable(memory)} are less than the {readable(slot)} that one text of {context} positions "
             f"takes{of_head}; give more, or a shorter context"
         )
-    return min(memory // slot, MOST_SLOTS)
+    return min(memory // max(1, slot), MOST_SLOTS)
 
 
 def readable(size: int) -> str:

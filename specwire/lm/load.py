@@ -61,7 +61,7 @@ from specwire.lm.model_config import (
     is_recurrent,
 )
 from specwire.lm.model_files import CONFIG, ModelText, check_files, read_text, weights_fingerprint
-from specwire.lm.runners.hybrid import state_bytes
+from specwire.lm.runners.hybrid import fitting_states, rows_of, state_bytes
 from specwire.lm.runners.select import (
     TOLERANCES,
     How,
@@ -149,7 +149,7 @@ def load_pretrained(
     how = how._replace(skims=heads is not None and is_self(heads))
     config, positions = known.config, known.context
     if is_recurrent(config):
-        check_recurrent(config, how, heads, None if ranks is None else ranks.size)
+        check_recurrent(config, how, None if ranks is None else ranks.size)
     if (how.skims or is_recurrent(config)) and how.runtime == AUTO:
         how = how._replace(runtime=TORCH)
     cache = _cache_dtype(_dtype(dtype), how, target)
@@ -161,9 +161,6 @@ def load_pretrained(
     with turn(rank):
         model = _weights(spec, _dtype(dtype), target if rank is None else CPU)
         info, unassigned = _describe(spec, model, known, dtype, how)
-        if is_recurrent(config):
-            beside = state_bytes(model)
-            count = slots_of(slots, config, positions, cache, beside)
         kept = kept_layers(heads, config.get_text_config().num_hidden_layers, info) if heads and how.skims else ()
         head = None if heads is None or kept else load_head(heads, model, info)
         if head is not None:
@@ -172,7 +169,11 @@ def load_pretrained(
                 how = how._replace(runtime=TORCH)  # two runtimes side by side take what such a head gains (docs/LOG.md)
                 cache = _cache_dtype(_dtype(dtype), how, target)
             beside = head.slot_bytes(positions, cache)
-            count = slots_of(slots, config, positions, cache, beside)
+        if is_recurrent(config):
+            one = state_bytes(model)
+            how = _with_states(how, slots, positions * position_bytes(config, cache) + beside, one)
+            beside += how.states * one
+        count = slots_of(slots, config, positions, cache, beside)
         if rank is not None:
             split(model, rank)
             how = how._replace(rank=rank)
@@ -190,6 +191,15 @@ def load_pretrained(
         runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
     return _over_slots(runner, info, count, unassigned, kept, drafting)
+
+
+def _with_states(how: How, slots: int | KvMemory, keys: int, state: int) -> How:
+    """With as many states of so many bytes a slot as there is room for, beside `keys` bytes; ModelError if too few."""
+    if isinstance(slots, KvMemory):
+        how = how._replace(states=fitting_states(slots.size, keys, state))
+    if how.taps and rows_of(how.states) == 1:
+        raise ModelError("heads: kv_memory has no room for the states of a window; give more, or no heads")
+    return how
 
 
 def _check_for_vllm(how: How, heads: str | None) -> None:
@@ -480,8 +490,9 @@ def load_model(
             A scripted model ignores it.
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
             (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer. A scripted model ignores it.
-        kv_memory: bytes for keys and values, and for what a head beside the model keeps of each text; `slots` is then
-            as many as fit. A scripted model ignores it.
+        kv_memory: bytes for keys and values, states, and for what a head beside the model keeps of each text; `slots`
+            is then as many as fit. If not one does with all states of a window, a slot has fewer, and windows are
+            shorter. A scripted model ignores it.
         ranks: the ranks that the model is split over (`runners.tensor_parallel`), each of which loads it with the same
             arguments; None for one process.
         heads: directory of a head (EAGLE-3, Medusa, Hydra, MTP layers), which drafts beside the model

@@ -16,33 +16,69 @@ from specwire.core.model import ModelError
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
+CHUNKED_ATTENTION = "chunked_attention"
+ATTENTION = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, CHUNKED_ATTENTION})
 
-# Model types whose windows are tested to be (p - window, p], and to take a mask of ours (tests/lm/families.py).
-WINDOWED = frozenset({"gemma2", "gemma3_text", "mistral", "mixtral", "phi3", "qwen2", "qwen3"})
+# Model types whose windows are tested to be as `Window` says (tests/lm/families.py).
+WINDOWED = frozenset(
+    {
+        "gemma2",
+        "gemma3_text",
+        "gpt_neo",
+        "gpt_oss",
+        "llama4_text",
+        "mistral",
+        "mixtral",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "recurrent_gemma",
+    }
+)
 
 
-class SlidingWindow(NamedTuple):
-    """The window of a model's sliding layers: the position p sees (p - size, p]."""
+class Window(NamedTuple):
+    """What layers of a kind see: sliding, position p sees (p - size, p]; chunked, it sees [p - p % size, p].
+
+    mixed: other layers see everything.
+    """
 
     size: int
-    mixed: bool  # whether other layers see everything
+    mixed: bool
+    kind: str = SLIDING_ATTENTION
 
 
-def window_of(config: PreTrainedConfig, context: int) -> SlidingWindow | None:
+def window_of(config: PreTrainedConfig, context: int) -> Window | None:
     """The model's window, None if every layer sees the whole context."""
     text = config.get_text_config()
-    size = _size(text)
+    types = getattr(text, "layer_types", None) or ()
+    kind = CHUNKED_ATTENTION if CHUNKED_ATTENTION in types else SLIDING_ATTENTION
+    size = _size(text, kind)
     if size is None or size >= context:
         return None
-    return SlidingWindow(size, FULL_ATTENTION in (getattr(text, "layer_types", None) or ()))
+    return Window(size, FULL_ATTENTION in types, kind)
 
 
-def _size(config: Any) -> int | None:
-    local = "local" in getattr(config, "attention_layers", ())
-    size = getattr(config, "window_size" if local else "sliding_window", None)
-    types = getattr(config, "layer_types", None)
-    slides = local or (SLIDING_ATTENTION in types if types else getattr(config, "use_sliding_window", True))
+def _size(config: Any, kind: str) -> int | None:
+    local, types = "local" in getattr(config, "attention_layers", ()), getattr(config, "layer_types", None)
+    if kind == CHUNKED_ATTENTION:
+        size, slides = getattr(config, "attention_chunk_size", None), True
+    else:
+        size = getattr(config, "window_size" if local else "sliding_window", None)
+        slides = local or (SLIDING_ATTENTION in types if types else getattr(config, "use_sliding_window", True))
     return size if isinstance(size, int) and slides else None
+
+
+def takes_own_positions(config: PreTrainedConfig, context: int) -> bool:
+    """Whether a layer goes by what the cache holds, not by the positions that it is given.
+
+    So do GPT-Neo's windows, and Llama 4's queries, which grow from position `floor_scale` on: both beyond a trial of
+    few tokens.
+    """
+    text: Any = config.get_text_config()
+    if text.model_type == "llama4_text":
+        return bool(text.attn_temperature_tuning) and context >= text.floor_scale
+    return text.model_type == "gpt_neo" and window_of(config, context) is not None
 
 
 def context_of(config: PreTrainedConfig, wanted: int | None) -> int:
@@ -68,11 +104,19 @@ RECURRENT = frozenset(
         "falcon_mamba",
         "granitemoehybrid",
         "jamba",
+        "kimi_linear",
         "lfm2",
+        "lfm2_moe",
         "mamba",
         "mamba2",
         "nemotron_h",
+        "olmo_hybrid",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
         "qwen3_next",
+        "recurrent_gemma",
+        "rwkv",
+        "zamba2",
     }
 )
 HYBRID = "hybrid"
@@ -81,15 +125,13 @@ RECURRENT_LAYERS = frozenset({"linear_attention", "conv", HYBRID, "moe", "mlp"})
 
 def is_recurrent(config: PreTrainedConfig) -> bool:
     """Whether layers keep a state, which is served."""
-    return config.model_type in RECURRENT
+    return config.get_text_config().model_type in RECURRENT
 
 
 def check_kind(config: PreTrainedConfig) -> None:
     """ModelError unless every layer keeps keys and values by position, or a state of a kind that is served."""
     kind = config.model_type
-    served = {FULL_ATTENTION, SLIDING_ATTENTION}
-    if is_recurrent(config):
-        served = {FULL_ATTENTION, *RECURRENT_LAYERS}
+    served = ATTENTION | RECURRENT_LAYERS if is_recurrent(config) else ATTENTION
     if config.is_encoder_decoder:
         raise ModelError(f"{kind} models have an encoder; a causal, decoder-only model is needed")
     for layer in sorted(set(getattr(config.get_text_config(), "layer_types", None) or ())):

@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError, ModelInfo
 from specwire.lm.kv_cache import SlotTable
 from specwire.text.detokenizer import vocabulary_fingerprint
@@ -367,7 +368,8 @@ class ScriptedLM:
     """A `LanguageModel` that plays a `Script`."""
 
     failed: frozenset[int] = frozenset()
-    kv_bytes = 0
+    kv_bytes = state_bytes = 0
+    most_window = MOST_WINDOW
     branches = True
 
     def __init__(self, script: Script, slots: int, context: int = CONTEXT) -> None:

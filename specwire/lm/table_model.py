@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from specwire.core.invalid import InvalidParameter
+from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError, ModelInfo
 from specwire.core.verify.table import NgramTable
 from specwire.lm.kv_cache import SlotTable
@@ -33,7 +34,8 @@ class TableLM:
     """A `LanguageModel` that looks its rows up. It keeps no keys and values, and takes no trees."""
 
     failed: frozenset[int] = frozenset()
-    kv_bytes = 0
+    kv_bytes = state_bytes = 0
+    most_window = MOST_WINDOW
     branches = False
 
     def __init__(self, table: NgramTable, info: ModelInfo, slots: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from specwire.core.draft import HeadRequest
 from specwire.core.law.acceptance import DraftCounts
-from specwire.core.messages import SourceKind, TokenLogprobs
+from specwire.core.messages import MOST_WINDOW, SourceKind, TokenLogprobs
 from specwire.core.model import Feed, ModelInfo
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
@@ -77,7 +77,8 @@ class SimModel:
     """
 
     failed: frozenset[int] = frozenset()
-    kv_bytes = 0
+    kv_bytes = state_bytes = 0
+    most_window = MOST_WINDOW
 
     def __init__(self, slots: int, cost: Callable[[Sequence[Feed]], float], branches: bool = False) -> None:
         self.info = ModelInfo("simulated", "Simulated", VOCABULARY, CONTEXT, (), "float32", "cpu", "", "", "simulated")

@@ -70,7 +70,8 @@ class Faulty:
         self.rollback = model.rollback
         self.discard = model.discard
         self.copy = model.copy
-        self.kv_bytes = model.kv_bytes
+        self.most_window = model.most_window
+        self.kv_bytes, self.state_bytes = model.kv_bytes, model.state_bytes
         self.branches = model.branches
         self.keep = model.keep
 

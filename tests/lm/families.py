@@ -21,27 +21,35 @@ from transformers import (
     GptOssConfig,
     GraniteMoeHybridConfig,
     JambaConfig,
+    KimiLinearConfig,
     Lfm2Config,
+    Lfm2MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
+    MiniMaxConfig,
     MistralConfig,
     MixtralConfig,
     MptConfig,
     NemotronHConfig,
     Olmo2Config,
+    OlmoHybridConfig,
     OPTConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
     RecurrentGemmaConfig,
     RwkvConfig,
     SmolLM3Config,
+    Starcoder2Config,
     T5Config,
+    Zamba2Config,
 )
 
 from tests.lm.models import COMMON, CONTEXT, ROTARY, VOCABULARY
@@ -100,6 +108,22 @@ SLIDING = [
         "Qwen3",
         lambda: Qwen3Config(**ROTARY, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1, head_dim=8),
     ),
+    Family("gpt-oss", lambda: GptOssConfig(**PADDED, head_dim=16, num_local_experts=4, sliding_window=WINDOW)),
+]
+# Attention within chunks, shorter than the texts.
+CHUNKS: dict[str, Any] = {**PADDED, "head_dim": 16, "num_local_experts": 2, "attention_chunk_size": WINDOW}
+CHUNKED = [Family("Llama 4", lambda: Llama4TextConfig(**CHUNKS, no_rope_layer_interval=2))]
+# Positions that layers count themselves: one text at a time.
+OWN = [
+    Family("Llama 4 with scaled queries", lambda: Llama4TextConfig(**CHUNKS, no_rope_layer_interval=2, floor_scale=8)),
+    Family(
+        "GPT-Neo",
+        lambda: GPTNeoConfig(
+            **{**COMMON, **LAYERS, "num_layers": 2, "num_heads": 4},
+            attention_types=[[["global", "local"], 1]],
+            window_size=WINDOW,
+        ),
+    ),
 ]
 # Position biases that the model computes itself (ALiBi): one text at a time.
 ALONE = [
@@ -110,6 +134,20 @@ ALONE = [
 # Recurrent layers, alone or beside attention. Chunks shorter than the texts.
 SSM: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 16}
 ALTERNATING = ["linear_attention", "full_attention"]
+DELTA: dict[str, Any] = {
+    "head_dim": 8,
+    "layer_types": ALTERNATING,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
 SMALL: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 8}
 HYBRID = [
     Family("Mamba", lambda: MambaConfig(**SMALL, initializer_range=0.3)),
@@ -123,23 +161,41 @@ HYBRID = [
         lambda: JambaConfig(**PADDED, num_experts=2, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8),
     ),
     Family("Bamba", lambda: BambaConfig(**PADDED, **SSM, attn_layer_indices=[1])),
+    Family("Qwen3-Next", lambda: Qwen3NextConfig(**PADDED, **DELTA, **EXPERTS)),
+    Family("Qwen3.5", lambda: Qwen3_5TextConfig(**PADDED, **DELTA)),
+    Family("Qwen3.5-MoE", lambda: Qwen3_5MoeTextConfig(**PADDED, **DELTA, **EXPERTS)),
     Family(
-        "Qwen3-Next",
-        lambda: Qwen3NextConfig(
-            **PADDED,
-            head_dim=8,
+        "Kimi-Linear",
+        lambda: KimiLinearConfig(
+            **{**PADDED, "num_key_value_heads": 4},
             layer_types=ALTERNATING,
-            linear_num_value_heads=4,
-            linear_num_key_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=16,
-            shared_expert_intermediate_size=16,
+            mlp_layer_types=["dense", "dense"],
+            linear_head_dim=8,
+            linear_num_heads=4,
+            kv_lora_rank=16,
+            qk_nope_head_dim=8,
+            qk_rope_head_dim=8,
+            v_head_dim=8,
+        ),
+    ),
+    Family(
+        "OLMo-Hybrid",
+        lambda: OlmoHybridConfig(
+            **PADDED, layer_types=ALTERNATING, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8
         ),
     ),
     Family("LFM2", lambda: Lfm2Config(**PADDED, layer_types=["conv", "full_attention"])),
+    Family(
+        "LFM2-MoE",
+        lambda: Lfm2MoeConfig(
+            **PADDED,
+            layer_types=["conv", "full_attention"],
+            num_dense_layers=1,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+        ),
+    ),
     Family("Falcon-H1", lambda: FalconH1Config(**PADDED, **SSM, mamba_d_ssm=64)),
     Family(
         "Granite 4",
@@ -165,26 +221,33 @@ HYBRID = [
             head_dim=8,
         ),
     ),
+    Family(
+        "Zamba2",
+        lambda: Zamba2Config(
+            **PADDED,
+            layers_block_type=["linear_attention", "hybrid"],
+            mamba_d_state=8,
+            mamba_ngroups=2,
+            n_mamba_heads=4,
+            chunk_size=16,
+            use_mem_rope=True,
+            time_step_min=1e-6,
+        ),
+    ),
+    Family(
+        "RecurrentGemma",
+        lambda: RecurrentGemmaConfig(
+            **PADDED, block_types=["recurrent", "attention"], attention_window_size=WINDOW, w_init_variance_scale=1.0
+        ),
+    ),
+    Family("RWKV", lambda: RwkvConfig(**{**SHORT, "hidden_size": 16, "num_hidden_layers": 2}, context_length=CONTEXT)),
 ]
 
 RECURRENT = "cannot be rolled back to a position"
 REFUSED = [
-    (Family("RWKV", lambda: RwkvConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2)), RECURRENT),
-    (Family("RecurrentGemma", lambda: RecurrentGemmaConfig(**PADDED)), RECURRENT),
-    (Family("Llama 4", lambda: Llama4TextConfig(**PADDED, head_dim=16)), RECURRENT),
+    (Family("MiniMax", lambda: MiniMaxConfig(**PADDED, layer_types=ALTERNATING)), RECURRENT),
     (
-        Family(
-            "GPT-Neo",
-            lambda: GPTNeoConfig(
-                **{**COMMON, **LAYERS, "num_layers": 2, "num_heads": 4},
-                attention_types=[[["global", "local"], 1]],
-                window_size=WINDOW,
-            ),
-        ),
-        f"sliding window of {WINDOW} positions, shorter than the context",
-    ),
-    (
-        Family("gpt-oss", lambda: GptOssConfig(**PADDED, head_dim=16, num_local_experts=4, sliding_window=WINDOW)),
+        Family("StarCoder2", lambda: Starcoder2Config(**PADDED, sliding_window=WINDOW)),
         f"sliding window of {WINDOW} positions, shorter than the context",
     ),
     (Family("T5", lambda: T5Config(vocab_size=VOCABULARY, d_model=16, num_layers=1)), "have an encoder"),

@@ -6,20 +6,27 @@ import re
 from pathlib import Path
 
 import pytest
-from transformers import GPTNeoConfig, Phi3Config
+from transformers import Phi3Config, Starcoder2Config
 
 from specwire.lm import ModelError, load_model
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.model_config import WINDOWED
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
-from tests.lm.families import ALONE, HYBRID, PADDED, REFUSED, SERVED, SLIDING, WINDOW, Family
+from tests.lm.families import ALONE, CHUNKED, HYBRID, OWN, PADDED, REFUSED, SERVED, SLIDING, WINDOW, Family
 from tests.lm.models import CONTEXT, build, save
 from tests.lm.walk import Texts
 
 SLOTS = 3
 STEPS = 15
 MODELS = Path(__file__).parents[2] / "docs" / "MODELS.md"
-KINDS = {"all of the text": SERVED, "sliding window": SLIDING, "ALiBi": ALONE, "recurrent": HYBRID}
+KINDS = {
+    "all of the text": SERVED,
+    "sliding window": SLIDING,
+    "chunks": CHUNKED,
+    "own positions": OWN,
+    "ALiBi": ALONE,
+    "recurrent": HYBRID,
+}
 CASES = [pytest.param(family, id=f"{family.name}, {kind}") for kind, families in KINDS.items() for family in families]
 
 
@@ -32,34 +39,25 @@ def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(family:
     for _ in range(STEPS):
         texts.step()
         longest = max(longest, *(len(text) for text in texts.held))
-    assert longest > WINDOW or family not in SLIDING  # else no window was slid past
+    assert longest > WINDOW or family not in [*SLIDING, *CHUNKED, *OWN]  # else no window was slid past
 
 
 @pytest.mark.parametrize(("family", "message"), [pytest.param(*case, id=case[0].name) for case in REFUSED])
 def test_what_cannot_be_rolled_back_is_refused(family: Family, message: str, tmp_path: Path) -> None:
-    folder = save(build(family.config()), tmp_path) if family.name == "RWKV" else str(tmp_path)
-    family.config().save_pretrained(folder)
+    family.config().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=re.escape(message)):
-        load_model(folder, slots=1, context=CONTEXT)
+        load_model(str(tmp_path), slots=1, context=CONTEXT)
 
 
 def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
     """Of a family whose shorter windows are refused."""
-    config = GPTNeoConfig(
-        vocab_size=50,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        max_position_embeddings=CONTEXT,
-        attention_types=[[["global", "local"], 1]],
-        window_size=WINDOW,
-    )
+    config = Starcoder2Config(**PADDED, sliding_window=WINDOW)
     lm = load_model(save(build(config), tmp_path), slots=1, context=WINDOW)
     assert lm.info.context == WINDOW
 
 
-@pytest.mark.parametrize("family", [pytest.param(family, id=family.name) for family in ALONE])
-def test_a_model_that_reads_positions_off_its_mask_is_run_alone(family: Family, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", [pytest.param(family, id=family.name) for family in (*ALONE, *OWN)])
+def test_a_model_that_takes_positions_from_elsewhere_is_run_alone(family: Family, tmp_path: Path) -> None:
     lm = load_model(save(build(family.config()), tmp_path), slots=SLOTS, context=CONTEXT)
     assert isinstance(lm, CachedLM)
     assert isinstance(lm.runner, HuggingFaceRunner)
@@ -78,7 +76,8 @@ def test_frequencies_that_change_with_the_length_are_refused_beyond_it(tmp_path:
 
 
 def test_every_kind_of_window_that_is_served_is_tested() -> None:
-    assert {family.config().model_type for family in SLIDING} == WINDOWED
+    slide = [family for family in HYBRID if family.name == "RecurrentGemma"]
+    assert {family.config().model_type for family in (*SLIDING, *CHUNKED, *OWN, *slide)} == WINDOWED
 
 
 def test_the_documentation_lists_what_is_tested() -> None:

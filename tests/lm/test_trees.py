@@ -16,7 +16,7 @@ from specwire.lm.runners.decoder import MOST_COLUMNS, leading
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.llama import LlamaRunner
 from specwire.lm.runners.select import tree_deviation
-from tests.lm.families import ALONE, SERVED, SLIDING, WINDOW, Family
+from tests.lm.families import ALONE, CHUNKED, SERVED, SLIDING, WINDOW, Family
 from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Trees, last_rows
 
@@ -88,7 +88,7 @@ def test_any_growing_and_pruning_gives_each_node_the_logits_of_its_line(kind: st
     assert walk.moved > STEPS / 2
 
 
-@pytest.mark.parametrize("family", [pytest.param(family, id=family.name) for family in SLIDING])
+@pytest.mark.parametrize("family", [pytest.param(family, id=family.name) for family in (*SLIDING, *CHUNKED)])
 def test_a_window_slides_along_a_branch(family: Family, tmp_path: Path) -> None:
     model = build(family.config())
     lm = load_model(save(model, tmp_path), slots=SLOTS, context=CONTEXT, threads=1)

@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 
 from specwire.client import Completion
 from specwire.client.requests import RequestOptions
-from tests.lm.families import ALONE, HYBRID, SERVED, SLIDING, Family
+from tests.lm.families import ALONE, CHUNKED, HYBRID, OWN, SERVED, SLIDING, Family
 from tests.lm.generated import COUNT, PROMPT, generated, without_end
 from tests.lm.models import CONTEXT, VOCABULARY, save
 from tests.orchestrator.stack import drafted, stack
 
 # Of the target's weights, by which the drafter's are off.
 NOISE = 0.01
-FAMILIES = [*SERVED, *SLIDING, *ALONE, *HYBRID]
+FAMILIES = [*SERVED, *SLIDING, *CHUNKED, *OWN, *ALONE, *HYBRID]
 WORDS = {f"w{index}": index for index in range(VOCABULARY)}
 
 

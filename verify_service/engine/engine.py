@@ -196,8 +196,10 @@ class Engine:
             held.looks(alone)
         if self._drafting is not None:
             self._draft(self._drafting, runnable, plain_us)
+        most = self.lm.most_window
         shown = [
-            held.running.candidate(slot, self.lm.cached(slot), plain_us, held.looked) for slot, held in runnable.items()
+            held.running.candidate(slot, self.lm.cached(slot), plain_us, held.looked, most)
+            for slot, held in runnable.items()
         ]
         if self._sharing is not None:
             shown = self._sharing.chosen(shown, runnable)

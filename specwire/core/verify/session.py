@@ -469,22 +469,26 @@ class RunningSession:
         """Forget the time and the waits before."""
         self.since_us, self.waited_us = now_us, 0.0
 
-    def candidate(self, slot: int, cached: int, plain_us: float, look: bool = True) -> StepCandidate:
+    def candidate(
+        self, slot: int, cached: int, plain_us: float, look: bool = True, most: int = MOST_WINDOW
+    ) -> StepCandidate:
         """The session as `schedule` sees it.
 
-        plain_us: of a session alone. look: for what the verifier itself may guess.
+        plain_us: of a session alone. look: for what the verifier itself may guess. most: the longest window.
         """
         session = self.session
         source, drafted, at_hand, room = session.source, 0, 0, session.room
         if source is not None:
-            drafted = len(session.window(MOST_WINDOW))
+            drafted = len(session.window(most))
             # A part of a chunk that no window can take is here, and so not missing.
             at_hand = max(drafted, len(session.chains.window(session.position, MOST_WINDOW)))
-        missing = max(0, min(session.allowance.due, MOST_WINDOW, room - 1) - at_hand)
+        missing = max(0, min(session.allowance.due, most, room - 1) - at_hand)
         due = self.expectations.due(plain_us) if missing > 0 else None
         if source is None:
             source = due.source if due is not None else 0
-        guess = session.look(search=look)
+        guess = session.look(search=look and most > 0)
+        if guess is not None and len(guess.tokens) > most:
+            guess = guess._replace(tokens=guess.tokens[:most]) if most else None
         ahead = guess is not None and guess.kind is SourceKind.HEAD
         return StepCandidate(
             slot,
@@ -498,7 +502,7 @@ class RunningSession:
             guess,
             guess_untested_us=session.guess_untested_us,
             chain_untested_us=session.chain_untested_us,
-            whole=session.whole(MOST_WINDOW),
+            whole=session.whole(most),
         )
 
     def decided(self, now_us: float, tokens: int, step: StepCharge) -> DueAnswer:

@@ -19,6 +19,7 @@ from specwire.lm.heads.layer import rotations
 from specwire.lm.heads.medusa import MedusaRunner
 from specwire.lm.heads.mtp_runner import MtpRunner, Shared
 from specwire.lm.heads.slots import Head, waiting_bytes
+from specwire.lm.model_config import is_recurrent
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import MODEL_TYPES, Unsuited, rotations_of
 
@@ -46,6 +47,9 @@ def load_head(spec: str, target: PreTrainedModel, info: ModelInfo) -> LoadedHead
     """
     folder = Path(spec).expanduser()
     whole = read_config(folder)
+    if is_recurrent(target.config) and mtp.style_of(mtp.tensor_files(folder)) is None:
+        kind = target.config.model_type
+        raise ModelError(f"heads: {folder}: beside the recurrent layers of {kind} models only MTP layers are served")
     if medusa.kind_of(whole) is not None:
         return _medusa(folder, whole, target, info)
     if eagle3.described(whole):
@@ -121,7 +125,7 @@ def _mtp(
     folder: Path, whole: dict[str, Any], style: mtp.MtpStyle, target: PreTrainedModel, info: ModelInfo
 ) -> LoadedHead:
     config: Any = target.config.get_text_config()
-    if config.model_type not in MODEL_TYPES:
+    if config.model_type not in MODEL_TYPES | mtp.ZERO_CENTRED:
         raise ModelError(f"heads: a {info.architecture} is not computed by a runner that tells its features")
     own = mtp.MtpConfig.read(folder, whole)
     _check(folder, info, "vocab_size", own.vocabulary, config.vocab_size)
@@ -135,6 +139,8 @@ def _mtp(
         None if bias is None else bias.detach()[: info.vocabulary],
     )
     embedding, norm = _repeated(layers.embedding, embedding), target.get_parameter("model.norm.weight").detach()
+    if config.model_type in mtp.ZERO_CENTRED:
+        norm = 1 + norm.float()
 
     def over(slots: int, context: int, dtype: torch.dtype, _runtime: str) -> Head:
         shared = Shared(embedding, norm, output, _rotations(folder, own, target, context))

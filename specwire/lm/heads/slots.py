@@ -223,8 +223,16 @@ class HeadedModel:
         return False
 
     @property
+    def most_window(self) -> int:
+        return self._lm.most_window
+
+    @property
     def kv_bytes(self) -> int:
         return self._lm.kv_bytes + self._head.kv_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        return self._lm.state_bytes
 
     def cached(self, slot: int) -> int:
         return self._lm.cached(slot)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from specwire.core.model import Feed
-from specwire.lm.model_config import FULL_ATTENTION, SLIDING_ATTENTION, SlidingWindow
+from specwire.lm.model_config import CHUNKED_ATTENTION, FULL_ATTENTION, Window
 
 # A feed of more tokens than this, which is a part of a prompt, is computed by itself: padding every other one to its
 # width would make a step of many sessions as many times as long.
@@ -66,17 +66,26 @@ class PaddedBatch(NamedTuple):
             feeds[0].start,
         )
 
-    def mask(self, dtype: torch.dtype, window: int | None = None) -> torch.Tensor:
-        """Additive (B, 1, M, L): position p sees [0, p], or its last `window`. Padding sees position 0: finite rows."""
+    def mask(self, dtype: torch.dtype, window: Window | None = None) -> torch.Tensor:
+        """Additive (B, 1, M, L): position p sees [0, p], or its window. Padding sees position 0: finite rows."""
         keys = torch.arange(self.length, device=self.positions.device)
-        hidden = keys > self.last.unsqueeze(-1)
-        if window is not None:
-            hidden = hidden | (keys <= self.positions.unsqueeze(-1) - window)
+        hidden, reach = keys > self.last.unsqueeze(-1), self._reach(window)
+        if reach is not None:
+            hidden = hidden | (keys <= (self.positions - reach).unsqueeze(-1))
         if self.seen:
-            near = [cell for cell, distance in self.seen if window is None or distance < window]
+            far = None if reach is None else reach.flatten().tolist()
+            near = [at for at, distance in self.seen if far is None or distance < far[at // self.length]]
             hidden.view(-1).index_fill_(0, torch.tensor(near, device=hidden.device), False)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         return mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)
+
+    def _reach(self, window: Window | None) -> torch.Tensor | None:
+        """(B, M): how many positions each token sees, its own the last; None for all."""
+        if window is None:
+            return None
+        if window.kind == CHUNKED_ATTENTION:
+            return self.positions % window.size + 1
+        return torch.full_like(self.positions, window.size)
 
 
 def _shown(feed: Feed) -> Sequence[int]:
@@ -168,7 +177,7 @@ class HuggingFaceRunner:
     """`Runner` around an `AutoModelForCausalLM`."""
 
     def __init__(
-        self, model: PreTrainedModel, slots: int, context: int, window: SlidingWindow | None = None, alone: bool = False
+        self, model: PreTrainedModel, slots: int, context: int, window: Window | None = None, alone: bool = False
     ) -> None:
         """alone: one feed at a time, without a mask, for models that derive positions from a mask (ALiBi).
 
@@ -237,7 +246,7 @@ class HuggingFaceRunner:
         """One mask for all layers, or one for each kind of layer."""
         if self._window is None:
             return batch.mask(self._dtype)
-        sliding = batch.mask(self._dtype, self._window.size)
+        windowed = batch.mask(self._dtype, self._window)
         if not self._window.mixed:
-            return sliding
-        return {FULL_ATTENTION: batch.mask(self._dtype), SLIDING_ATTENTION: sliding}
+            return windowed
+        return {FULL_ATTENTION: batch.mask(self._dtype), self._window.kind: windowed}

@@ -13,11 +13,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specwire.core.model import AUTO, INT8, NONE, OPENVINO, TORCH, Feed, ModelError, TreeFeed, out_of_memory
 from specwire.lm.kv_cache import Runner, Sizes
-from specwire.lm.model_config import first_line, is_recurrent, window_of
+from specwire.lm.model_config import first_line, is_recurrent, takes_own_positions, window_of
 from specwire.lm.runners.compiled import CompiledRunner
 from specwire.lm.runners.deterministic import ALONE, DeterministicRunner, agreeing_widths
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
-from specwire.lm.runners.hybrid import HybridRunner
+from specwire.lm.runners.hybrid import STATES, HybridRunner
 from specwire.lm.runners.linear import check_int8, round_layers
 from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
 from specwire.lm.runners.tensor_parallel import FIELD, Rank
@@ -40,7 +40,7 @@ class How(NamedTuple):
     """How a model is to be computed; see `specwire.lm.load.load_model`.
 
     rank: of a model that is split already. taps: see `specwire.lm.runners.decoder.Decoder`. fuse: what OpenVINO makes
-    of them; None for nothing. skims: by a runner that can leave layers out.
+    of them; None for nothing. skims: by a runner that can leave layers out. states: of a slot with recurrent layers.
     """
 
     runtime: str = TORCH
@@ -52,6 +52,7 @@ class How(NamedTuple):
     taps: tuple[int, ...] = ()
     fuse: nn.Module | None = None
     skims: bool = False
+    states: int = STATES
 
 
 def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
@@ -75,10 +76,10 @@ def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
     return how._replace(runtime=TORCH)
 
 
-def check_recurrent(config: PreTrainedConfig, how: How, heads: str | None, ranks: int | None) -> None:
+def check_recurrent(config: PreTrainedConfig, how: How, ranks: int | None) -> None:
     """ModelError, which names it, for what models with recurrent layers are not served with."""
     for name, given in (
-        ("heads", heads is not None),
+        ("heads", how.skims),
         (FIELD, ranks is not None),
         ("deterministic", how.deterministic),
         ("quantization", how.quantization != NONE),
@@ -115,7 +116,9 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
     if how.skims and how.runtime == OPENVINO:
         raise ModelError("heads: skipped layers need the runtime torch or auto: openvino's graph has all layers")
     if is_recurrent(model.config):
-        return _checked(model, HybridRunner(model, sizes.slots, sizes.context), sizes), TORCH
+        window = window_of(model.config, sizes.context)
+        hybrid = HybridRunner(model, sizes.slots, sizes.context, how.states, window, how.taps)
+        return _checked(model, hybrid, sizes), TORCH
     if how.compiled:
         return _compiled_runner(model, sizes, how), TORCH
     if how.quantization == INT8:
@@ -206,10 +209,11 @@ def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         runner = _lean_runner(model, sizes, how)
         if runner is not None:
             return runner
-    try:
-        return _generic_runner(model, sizes, how, alone=False)
-    except ModelError as reason:
-        logger.info("%s is run with one text at a time: %s", type(model).__name__, reason)
+    if not takes_own_positions(model.config, sizes.context):
+        try:
+            return _generic_runner(model, sizes, how, alone=False)
+        except ModelError as reason:
+            logger.info("%s is run with one text at a time: %s", type(model).__name__, reason)
     return _generic_runner(model, sizes, how, alone=True)
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import silu
-from transformers import PreTrainedModel, Qwen3NextConfig
+from transformers import PreTrainedConfig, PreTrainedModel, Qwen3_5TextConfig, Qwen3NextConfig
 from transformers.modeling_layers import MtpLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
@@ -26,11 +26,15 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 
 from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
+from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
 from specwire.lm.heads.mtp import MtpConfig, MtpHead, save
-from specwire.lm.heads.slots import HeadedModel
+from specwire.lm.heads.slots import HeadedModel, waiting_bytes
+from specwire.lm.kv_cache import position_bytes
+from specwire.lm.runners.hybrid import state_bytes
 from tests.lm import models
+from tests.lm.families import DELTA, PADDED
 from tests.lm.heads.walk import walk
 
 GREEDY = Sampling()
@@ -293,6 +297,30 @@ def test_they_do_so_after_any_windows_rollbacks_copies_and_other_texts(name: str
         lambda text, depth: expected(made, target, layers, text, depth, run),
         steps=80,
     )
+
+
+@pytest.mark.parametrize("made", [Qwen3NextConfig, Qwen3_5TextConfig])
+def test_they_do_so_beside_recurrent_layers(made: Callable[..., PreTrainedConfig], tmp_path: Path) -> None:
+    """In the target's own folder, as published."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": PARTIAL}
+    dense = {"num_experts": 0} if made is Qwen3NextConfig else {}
+    target, of = models.build(made(**PADDED, **DELTA, **dense, rope_parameters=rope)), FORMATS["qwen3-next"]
+    layers, where = modules(of, target, 1), models.save(target, tmp_path / "target")
+    change(where, stored(of, layers))
+    run, lm = by_transformers(target, gated=True), headed(where, where)
+    assert lm.most_window == MOST_WINDOW
+    walk(lm, lambda text, depth: expected(of, target, layers, text, depth, run), steps=60)
+
+
+def test_they_need_the_states_of_a_window(tmp_path: Path) -> None:
+    target = models.build(Qwen3_5TextConfig(**PADDED, **DELTA))
+    where = models.save(target, tmp_path / "target")
+    change(where, stored(FORMATS["qwen3-next"], modules(FORMATS["qwen3-next"], target, 1)))
+    positions = models.CONTEXT * (position_bytes(target.config, torch.float32) + 2 * 2 * 8 * 4)
+    least = positions + waiting_bytes(32) + 3 * state_bytes(target)
+    assert load_model(where, slots=1, heads=where, kv_memory=least).most_window == 1
+    with pytest.raises(ModelError, match="heads: kv_memory has no room for the states of a window"):
+        load_model(where, slots=1, heads=where, kv_memory=least - 1)
 
 
 def test_they_do_so_beside_a_compiled_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
