@@ -11,7 +11,7 @@ FLOORS := $(VENV)/floors/.stamp
 VLLM := $(VENV)/vllm/.stamp
 LLAMACPP := $(VENV)/.llamacpp
 comma  := ,
-EXTRAS := services,lm,ray,embedded-redis,http,openvino,constrained,otel,bench,dev
+EXTRAS := services,lm,ray,embedded-redis,http,openvino,constrained,rag,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.
@@ -36,7 +36,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-tools bench-copy bench-suffix bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-edges bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
+.PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-tools bench-copy bench-suffix bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-edges bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
 .SILENT:
 
 help: ## show this list
@@ -141,7 +141,7 @@ test-benches: $(STAMP) ## each benchmark in short: it runs, and its table has wh
 
 # What speaks to each of these dependencies; without the tests that ask for what .venv has beside them.
 FLOORS_TESTS := tests/registry tests/rpc tests/telemetry tests/text tests/orchestrator/http tests/orchestrator/test_generation.py tests/orchestrator/test_store.py \
-    tests/verify_service/test_service.py tests/lm/test_cached.py tests/lm/test_load.py tests/lm/test_openvino.py tests/deploy/test_cli.py tests/test_skeleton_package.py
+    tests/verify_service/test_service.py tests/rag/test_retrieval.py tests/lm/test_cached.py tests/lm/test_load.py tests/lm/test_openvino.py tests/deploy/test_cli.py tests/test_skeleton_package.py
 
 test-vllm: $(VLLM) ## what runs on vLLM: a verifier on its worker, drafters for its server; make test runs it too once this is there
 	$(PYTEST) --timeout=600 --session-timeout=1800 tests/integration/test_vllm.py tests/faults/test_vllm_engine.py
@@ -256,6 +256,9 @@ bench-copy: $(STAMP) ## measure proposals from the text itself on prompts that a
 
 bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said before, on a trace like an agent's (a quarter of an hour)
 	$(BIN)/python -m bench.suffix
+
+bench-rag: $(STAMP) ## measure Speculative RAG on questions about code: the draft that the target chose, one draft, the target (ten minutes)
+	$(BIN)/python -m bench.rag
 
 bench-constrained: $(STAMP) ## count what a drafter's copy of a constraint is worth
 	$(BIN)/python -m bench.constrained

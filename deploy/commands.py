@@ -40,6 +40,7 @@ COMMANDS = (
     Command("up", "start the whole stack on this machine", "deploy.cli.up", configurable=True),
     Command("generate", "complete a prompt", "deploy.cli.generate"),
     Command("chat", "talk with a model", "deploy.cli.chat"),
+    Command("rag", "answer from documents: a small model drafts, the target chooses", "deploy.cli.rag"),
     Command("demo", "watch drafting speed up real completions", "deploy.cli.demo"),
     Command("draft", "serve a draft model", "draft_service.server", configurable=True),
     Command("verify", "serve a target model", "verify_service.server", configurable=True),

@@ -261,6 +261,19 @@ def vllm_table(results: dict[str, Any]) -> str:
     return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores, float32, eager: {how}. {held}"
 
 
+def rag_table(results: dict[str, Any]) -> str:
+    """Render who answered how many questions of `make bench-rag`, in what time, and what there was to choose from."""
+    rows = [["answered by", "exact match", "seconds a question"]]
+    rows += [
+        [row["label"], f"{row['right']} of {row['questions']}", interval(row["seconds"])] for row in results["rows"]
+    ]
+    machine, found, arguments = results["machine"], results["chances"], results["arguments"]
+    offered = f"The document was retrieved for {found['retrieved']}, and stood in a subset for {found['offered']}"
+    right = f"some draft was right for {found['any_right']}, any one of them for {found['mean_right']:.1f} in the mean"
+    how = f"{arguments['repeats']} repeats, interleaved; {arguments['dtype']}"
+    return f"{grid(rows)}\n\n{offered}; {right}. Measured on {machine['cpu']}, {machine['cores']} cores: {how}."
+
+
 Render = Callable[[dict[str, Any]], str]
 # By name: the record in bench/results, the command that makes it, and what renders it.
 RECORDS: dict[str, tuple[str, str, Render]] = {
@@ -281,6 +294,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "capacity": ("capacity.json", "make bench-capacity", capacity_table),
     "dtypes": ("dtypes.json", "make bench-dtypes", dtypes_table),
     "deterministic": ("deterministic.json", "make bench-deterministic", deterministic_table),
+    "rag": ("rag.json", "make bench-rag", rag_table),
     "constrained": ("constrained.json", "make bench-constrained", constrained_table),
     "tools": ("tools.json", "make bench-tools", tools_table),
     "vllm": ("vllm.json", "make bench-vllm", vllm_table),

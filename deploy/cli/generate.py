@@ -117,7 +117,7 @@ def _prompt(args: argparse.Namespace) -> str:
 async def _generate(request: GenerateCall, folder: Path) -> int:
     LAST_LINE.quiet = request.as_json
     async with (
-        _address(request.where, folder) as address,
+        stack_at("generate", request.where, folder) as address,
         AsyncClient(address, tls=request.where.tls, token=request.where.token) as client,
     ):
         try:
@@ -152,12 +152,12 @@ def _echoed(prompt: PromptEcho | None) -> str:
 
 
 @asynccontextmanager
-async def _address(where: StackAddress, folder: Path) -> AsyncIterator[str]:
+async def stack_at(command: str, where: StackAddress, folder: Path) -> AsyncIterator[str]:
     """The running stack's address, or that of one that lives as long as the context."""
     if where.address is not None:
         yield where.address
         return
-    say_what_starts("generate", where)
+    say_what_starts(command, where)
     running = await start_shown(where.own, folder)
     try:
         yield running.address

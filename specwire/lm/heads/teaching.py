@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
+from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError
 from specwire.lm.heads import eagle3, medusa, mtp
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
@@ -21,8 +22,8 @@ from specwire.lm.heads.training import Schedule, Taught, draft_ids, train
 from specwire.lm.model_config import first_line
 from specwire.lm.model_files import weights_fingerprint
 from specwire.lm.runners.llama import MODEL_TYPES
+from specwire.text.corpus import named_texts
 
-SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 # Every so many-th window is held out, so many at most.
 HELD_OUT_EVERY, MOST_HELD_OUT = 50, 64
 WARM_UP = 50
@@ -209,19 +210,11 @@ def texts_of(paths: Sequence[Path]) -> Iterator[str]:
     Raises:
         ModelError: names the file that cannot be read.
     """
-    for path in paths:
-        for file in sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES) if path.is_dir() else [path]:
-            try:
-                whole = file.read_text(encoding="utf-8")
-                yield from _lines(whole) if file.suffix == ".jsonl" else [whole]
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise ModelError(f"data: {file}: cannot be read: {type(error).__name__}: {error}") from error
-
-
-def _lines(whole: str) -> Iterator[str]:
-    for line in whole.splitlines():
-        if line.strip():
-            yield str(json.loads(line)["text"])
+    try:
+        for _, text in named_texts(paths, "data"):
+            yield text
+    except InvalidParameter as error:
+        raise ModelError(str(error)) from error
 
 
 def _stream(texts: Iterator[str], tokenizer: Any) -> torch.Tensor:

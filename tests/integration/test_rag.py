@@ -1,0 +1,82 @@
+"""`specwire rag` as a user runs it: a stack with two models, documents in a folder, real processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import demo_pair
+from specwire.rag import SELECTED
+from tests.integration.stack_process import running
+
+QUESTION = "def area(width, height):"
+FILES = {
+    "area.py": "def area(width, height):\n    result = width * height\n    return result\n",
+    "volume.py": "def volume(width, height, depth):\n    result = width * height * depth\n    return result\n",
+    "mean.txt": "def mean(values):\n    total = sum(values)\n    return total / len(values)\n",
+    "notes.md": "# Notes\n\nThe height of a width is an area.\n",
+}
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("documents")
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Of a stack that serves the demo pair's drafter as a model of its own."""
+    models = ("--target", str(demo_pair.TARGET), "--no-draft", "--also", str(demo_pair.DRAFT))
+    apart = ("--listen", "127.0.0.1:0", "--no-ray", "--unlisted", "--json", "--dtype", "float32")
+    with running("up", *models, *apart) as command:
+        line = command.line()
+        assert line, command.said()
+        yield str(json.loads(line)["address"])
+
+
+def test_an_answer_with_all_drafts_and_scores(address: str, documents: Path) -> None:
+    asked = ("rag", QUESTION, "--documents", str(documents), "--address", address, "--model", "target", "--seed", "5")
+    with running(*asked, "--subsets", "3", "--json") as command:
+        assert command.wait() == 0, command.said()
+        told = json.loads(command.line())
+    assert (told["model"], told["draft_model"], told["lossy"], told["note"]) == ("target", "draft", True, SELECTED)
+    assert {Path(each["name"]).name for each in told["documents"]} == set(FILES)
+    assert len(told["drafts"]) == 3
+    scored = [each["scores"]["total"] for each in told["drafts"] if each["scores"] is not None]
+    chosen = told["drafts"][told["best"]]
+    assert chosen["scores"]["total"] == max(scored)
+    assert chosen["answer"].strip() == told["answer"] != ""
+    assert all(value < 0 for value in chosen["scores"].values())
+    assert all(len(each["documents"]) == 2 for each in told["drafts"])
+
+
+def test_the_printed_answer_says_that_it_was_selected(address: str, documents: Path) -> None:
+    asked = ("rag", QUESTION, "--documents", str(documents), "--address", address, "--model", "target")
+    with running(*asked) as command:
+        assert command.wait() == 0, command.said()
+        assert command.line().strip()
+        assert command.said().rstrip().endswith(SELECTED)
+        assert "drafts of draft, judged by target" in command.said()
+        assert "self-reflection" in command.said()
+
+
+def test_two_models_want_one_to_be_named(address: str, documents: Path) -> None:
+    with running("rag", QUESTION, "--documents", str(documents), "--address", address) as command:
+        assert command.wait() == 1
+        expected = "specwire rag: error: model: must be named: 'draft', 'target' are served there"
+        assert command.last_line() == expected
+
+
+def test_a_stack_of_its_own(documents: Path) -> None:
+    words = ("rag", "Who is it?", "--documents", str(documents), "--target", "scripted:7", "--draft", "scripted:8")
+    with running(*words, "--no-ray", "--json") as command:
+        assert command.wait() == 0, command.said()
+        told = json.loads(command.line())
+        assert (told["model"], told["draft_model"]) == ("scripted:7", "scripted:8")
+        assert command.nothing_left()
