@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [
     *("specwire", "specwire/v1", "specwire/core", "specwire/text", "specwire/lm", "specwire/rpc", "specwire/client"),
-    *("specwire/telemetry", "specwire/registry", "specwire/redis"),
+    *("specwire/telemetry", "specwire/registry", "specwire/redis", "specwire/rag"),
     *("draft_service", "verify_service", "orchestrator", "deploy", "demo_pair"),
     *("specwire/core/law", "specwire/core/policy", "specwire/core/verify", "verify_service/engine"),
     *("orchestrator/api", "orchestrator/ownership", "orchestrator/peers", "orchestrator/session"),
@@ -66,6 +66,8 @@ def test_what_the_architecture_allows_is_kept(tree: Path) -> None:
         ("specwire/text/a.py", "torch"),
         ("specwire/rpc/a.py", "transformers"),
         ("specwire/client/a.py", "specwire.lm"),
+        ("specwire/client/a.py", "specwire.rag"),
+        ("specwire/rag/a.py", "torch"),
         ("specwire/rpc/a.py", "specwire.registry"),
         ("specwire/registry/a.py", "torch"),
         ("specwire/lm/a.py", "specwire.rpc"),

@@ -253,15 +253,15 @@ async def _served(client: AsyncClient, timeout: float) -> Sequence[Info]:
     return info.targets or [info.target]
 
 
-def _named(name_of: str, name: str, served: Sequence[Info]) -> Info:
-    """The one of that name, or the only one. Raises SpecwireError of the field `name_of`."""
+def _named(parameter: str, name: str, served: Sequence[Info]) -> Info:
+    """The one of that name, or the only one. Raises SpecwireError, which names the parameter."""
     found = [each for each in served if name in ("", each.model)]
     if len(found) == 1:
         return found[0]
     listed = ", ".join(repr(each.model) for each in served)
     if found:
-        raise invalid(name_of, f"must be named: {listed} are served there")
-    raise SpecwireError(grpc.StatusCode.NOT_FOUND, f"{name_of}: {name!r} is not served there, but {listed}")
+        raise invalid(parameter, f"must be named: {listed} are served there")
+    raise SpecwireError(grpc.StatusCode.NOT_FOUND, f"{parameter}: {name!r} is not served there, but {listed}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
