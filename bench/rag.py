@@ -1,22 +1,24 @@
 """Measure Speculative RAG on questions about code, answered in one of many documents: python -m bench.rag --help.
 
 The rule of the questions: documents are the functions in the demo pair's held-out prompts, each up to 9 lines, the last
-line of a prompt left out. A function asks a question if its first two lines behind `def` begin with a letter and have
-12 characters or more, and its `def` line and second line stand in no other document. The question is the `def` line,
-the rationale the line behind it, the answer the second line, right if it is the same but for blanks around it. So what
-is asked for can be copied by a model that continues code, and hardly be guessed.
+line of a prompt left out. A question is a function up to the last word of a line, the first one behind the second line
+whose last word has 4 letters or more, is said neither before it nor in another document, and whose `def` line stands in
+no other document. The answer is the rest of the line, right if it is the same but for blanks around it. So what is
+asked for can be copied by a model that continues code, and hardly be guessed; such models have no rationale to give.
 
-Three ways to answer, asked in turns of one stack that serves both models of the pair: drafts of the small model, of
-which the target chooses one; the first of these drafts by itself; the target, which reads all documents that were
-retrieved. Each way is a tenant of its own in each repeat, so that none begins from another's keys and values. The pair
-is tiny, and was never trained beyond 512 tokens: the figures tell how the method works here, not what it brings to
-models that answer questions.
+Four ways to answer, asked in turns of one stack that serves both models of the pair: drafts of the small model, of
+which the target chooses one; the same with drafts of the target itself; the first of the small model's drafts by
+itself; the target, which reads all documents that were retrieved. Each way is a tenant of its own in each repeat, so
+that none begins from another's keys and values. The pair is tiny, was never trained beyond 512 tokens, and its drafter
+of two layers hardly copies: the figures tell how the method works here, not what it brings to models that answer
+questions.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import re
 import secrets
@@ -53,23 +55,25 @@ from specwire.rpc.process import say
 from specwire.rpc.server_options import SERVED_DTYPES
 
 OUT = HERE / "results" / "rag.json"
-FUNCTION_LINES, LEAST_CHARACTERS = 9, 12
+FUNCTION_LINES, KNOWN_LINES = 9, 2
 DEFINITION = re.compile(r"\s*def \w+\(.*\):$")
-ASKED_S = 120.0
-# A rationale is the line behind the question, an answer the line behind that one.
+# A line up to its last word, the word, and what is behind it.
+LAST_WORD = re.compile(r"(.*\W)([A-Za-z_]\w{3,})\W*")
+ASKED_S = 300.0
+# The question goes on with the answer.
 TEMPLATE = Template(
-    draft="{documents}\n{question}\n",
+    draft="{documents}\n{question}",
     document="{text}\n\n",
-    verify="{question}\n",
-    answer="\n",
-    reflection="\n# These lines are right:",
+    verify="{question}",
+    answer="",
+    reflection="\n# This line is right:",
     yes=" True",
-    rationale_stops=("\n",),
     answer_stops=("\n",),
 )
-CHOSEN, SINGLE, WHOLE = "chosen", "single", "target"
+CHOSEN, OWN, SINGLE, WHOLE = "chosen", "own", "single", "target"
 LABELS = {
     CHOSEN: "the draft that the target chose",
+    OWN: "the same, of the target's own drafts",
     SINGLE: "the first draft by itself",
     WHOLE: "the target, with all documents",
 }
@@ -82,7 +86,7 @@ NUMBERS = ("questions", "top", "clusters", "subsets", "tokens", "repeats")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """text: the `def` line. document: where its answer stands."""
+    """text: a function up to its answer. document: where the answer stands."""
 
     text: str
     answer: str
@@ -95,26 +99,37 @@ def functions() -> list[Document]:
     for prompt in held_out_prompts():
         lines = prompt.text.splitlines()[:-1]
         starts = [index for index, line in enumerate(lines) if DEFINITION.match(line)]
-        for start, following in zip(starts, [*starts[1:], len(lines)], strict=True):
+        for start, following in itertools.pairwise([*starts, len(lines)]):
             text = "\n".join(lines[start : min(following, start + FUNCTION_LINES)]).rstrip()
             found.append(Document(f"{prompt.name}, line {start + 1}", text))
     return found
 
 
 def questions(documents: Sequence[Document]) -> Iterator[Question]:
-    """Those that documents answer, in their order."""
+    """Those that documents answer, in their order; at most one of each."""
     for document in documents:
-        question, *body = document.text.splitlines()
-        if len(body) < 2 or not all(_is_said(line) for line in body[:2]):
+        lines = document.text.splitlines()
+        if sum(lines[0] in each.text for each in documents) > 1:
             continue
-        alike = [each for each in documents if question in each.text or body[1].strip() in each.text]
-        if len(alike) == 1:
-            yield Question(question, body[1].strip(), document)
+        for number, line in enumerate(lines[KNOWN_LINES:], KNOWN_LINES):
+            text, word, rest = cut(line)
+            asked = "\n".join([*lines[:number], text])
+            if word and not says(asked, word) and sum(says(each.text, word) for each in documents) == 1:
+                yield Question(asked, rest.strip(), document)
+                break
 
 
-def _is_said(line: str) -> bool:
-    said = line.strip()
-    return len(said) >= LEAST_CHARACTERS and said[0].isalpha() and not said.startswith(("def ", "class "))
+def cut(line: str) -> tuple[str, str, str]:
+    """A line up to the blanks before its last word, the word, and all that was cut off; no word where none fits."""
+    found = LAST_WORD.fullmatch(line)
+    if found is None or not found[1].strip():
+        return line, "", ""
+    text = found[1].rstrip()
+    return text, found[2], line[len(text) :]
+
+
+def says(text: str, word: str) -> bool:
+    return re.search(rf"\b{word}\b", text) is not None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -154,14 +169,15 @@ class Setting:
 Way = Callable[[AsyncClient, Setting, Question], Awaitable[Told]]
 
 
-async def ask_chosen(client: AsyncClient, setting: Setting, question: Question) -> Told:
+async def ask_chosen(client: AsyncClient, setting: Setting, question: Question, draft: str = "") -> Told:
+    """draft: who drafts; "" for the small model."""
     try:
         found = await answer(
             client,
             question.text,
             setting.retriever,
             model=setting.target,
-            draft_model=setting.draft,
+            draft_model=draft or setting.draft,
             options=setting.options,
             template=TEMPLATE,
             timeout=ASKED_S,
@@ -171,6 +187,10 @@ async def ask_chosen(client: AsyncClient, setting: Setting, question: Question) 
             return Told("")
         raise
     return Told(found.text, tuple(is_right(draft.answer, question) for draft in found.drafts))
+
+
+async def ask_own(client: AsyncClient, setting: Setting, question: Question) -> Told:
+    return await ask_chosen(client, setting, question, setting.target)
 
 
 async def ask_single(client: AsyncClient, setting: Setting, question: Question) -> Told:
@@ -192,7 +212,7 @@ async def _written(
     return Told((await writer.attempt(0, documents)).answer)
 
 
-WAYS: dict[str, Way] = {CHOSEN: ask_chosen, SINGLE: ask_single, WHOLE: ask_whole}
+WAYS: dict[str, Way] = {CHOSEN: ask_chosen, OWN: ask_own, SINGLE: ask_single, WHOLE: ask_whole}
 
 
 def is_right(text: str, question: Question) -> bool:
@@ -290,7 +310,7 @@ def report(samples: Sequence[Sample], found: Chances) -> str:
             *table(head, rows),
             "",
             f"The answer's document was retrieved for {found.retrieved} questions and stood in a subset for "
-            f"{found.offered}; some draft was right for {found.any_right}, any one of them for "
+            f"{found.offered}; some draft of the small model was right for {found.any_right}, any one of them for "
             f"{found.mean_right:.1f} in the mean.",
             "Selected, not lossless. A pair this small says how the method works, not what it brings.",
         ]
@@ -316,7 +336,7 @@ def parser() -> argparse.ArgumentParser:
         ("top", 8, "documents that are retrieved"),
         ("clusters", 2, "documents of a subset"),
         ("subsets", 5, "drafts"),
-        ("tokens", 32, "at most of a line"),
+        ("tokens", 16, "at most of an answer"),
         ("repeats", 7, "of all questions"),
     ):
         line.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} (default: %(default)s)")
@@ -328,7 +348,7 @@ def parser() -> argparse.ArgumentParser:
 
 def setting_of(args: argparse.Namespace, documents: Sequence[Document]) -> Setting:
     """Raises InvalidParameter, MissingExtra."""
-    options = RagOptions(args.top, args.clusters, args.subsets, args.tokens, args.tokens)
+    options = RagOptions(args.top, args.clusters, args.subsets, rationale_tokens=0, answer_tokens=args.tokens)
     return Setting(served_name(args.target), served_name(args.draft), TfidfRetriever(documents), options)
 
 

@@ -21,13 +21,13 @@ def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys
 
     code = rag.main(["--no-ray", *size, *models, "--out", str(out)])
 
-    printed = capsys.readouterr().out
-    assert code == 0, printed
+    printed, errors = capsys.readouterr()
+    assert code == 0, errors
     assert all(label in printed for label in rag.LABELS.values())
     found = json.loads(out.read_text())
     assert [row["key"] for row in found["rows"]] == list(rag.LABELS)
     assert all(row["questions"] == 2 and row["seconds"]["value"] > 0 for row in found["rows"])
-    assert len(found["raw"]) == 2 * 3
-    assert found["chances"]["retrieved"] == 2
+    assert len(found["raw"]) == 2 * len(rag.LABELS)
+    assert 2 >= found["chances"]["retrieved"] >= found["chances"]["offered"] > 0
     assert "of 2" in rag_table(found)
     assert str(tmp_path) not in out.read_text()
