@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specwire.core.invalid import InvalidParameter
-from specwire.text.corpus import named_texts
+from specwire.corpus import named_texts
 
 PASSAGE_CHARACTERS = 1000
 # Words and numbers; a name_of_code is as many words as it is put together from.

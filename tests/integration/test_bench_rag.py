@@ -12,6 +12,7 @@ from scripts.figures import rag_table
 from tests.bench.tiny import save_pair
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(600)
 def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, draft = save_pair(tmp_path)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError
+from specwire.corpus import named_texts
 from specwire.lm.heads import eagle3, medusa, mtp
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.heads.medusa import HYDRA, Medusa, MedusaConfig
@@ -22,7 +23,6 @@ from specwire.lm.heads.training import Schedule, Taught, draft_ids, train
 from specwire.lm.model_config import first_line
 from specwire.lm.model_files import weights_fingerprint
 from specwire.lm.runners.llama import MODEL_TYPES
-from specwire.text.corpus import named_texts
 
 # Every so many-th window is held out, so many at most.
 HELD_OUT_EVERY, MOST_HELD_OUT = 50, 64
