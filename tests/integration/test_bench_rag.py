@@ -29,6 +29,6 @@ def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys
     assert [row["key"] for row in found["rows"]] == list(rag.LABELS)
     assert all(row["questions"] == 2 and row["seconds"]["value"] > 0 for row in found["rows"])
     assert len(found["raw"]) == 2 * len(rag.LABELS)
-    assert 2 >= found["chances"]["retrieved"] >= found["chances"]["offered"] > 0
+    assert 2 >= found["chances"]["retrieved"] >= found["chances"]["offered"]
     assert "of 2" in rag_table(found)
     assert str(tmp_path) not in out.read_text()
