@@ -37,7 +37,9 @@ from bench.rows import up
 from bench.settings import HERE
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.rpc.process import say
-from specwire.text.tool_calls import FORMATS, OutputParser, ParsedOutput, gathered
+from specwire.text.call_readers import ToolFunction
+from specwire.text.tool_calls import OutputParser, ParsedOutput, gathered
+from specwire.text.tool_formats import FORMATS
 
 OUT = HERE / "results" / "tools.json"
 TEMPLATE = HERE.parent / "examples" / "chatml.jinja"
@@ -199,7 +201,8 @@ def _told(choice: Any, parts: Sequence[Any]) -> ToldCall:
 
 def parsed_in_pieces(form: str, text: str, cuts: random.Random) -> ParsedOutput:
     """What the text is found to be, in pieces of random sizes."""
-    parser, events, at = OutputParser(FORMATS[form], list(FUNCTIONS), None), [], 0
+    functions = [ToolFunction(name, schema) for name, schema in FUNCTIONS.items()]
+    parser, events, at = OutputParser(FORMATS[form], functions, None), [], 0
     while at < len(text):
         size = cuts.choice((1, 2, 3, 5, 8, 40))
         events += parser.feed(text[at : at + size])

@@ -35,13 +35,13 @@ from specwire.text.tool_calls import (
     CallBegun,
     CallDelta,
     CallEnded,
-    ChatFamily,
     ContentDelta,
     OutputEvent,
     OutputParser,
     ReasoningDelta,
     gathered,
 )
+from specwire.text.tool_formats import ChatFamily
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
@@ -167,9 +167,9 @@ class ParsedChatShape(ChatShape):
         return ParsedChatShape(self._family, self._tools, self._thinking)
 
     def _new_parser(self) -> OutputParser:
-        names = [each.name for each in self._tools.functions]
-        form = self._family.format if names else None
-        return OutputParser(form, names, self._thinking if self._family.thinks else None)
+        functions = self._tools.functions
+        form = self._family.format if functions else None
+        return OutputParser(form, functions, self._thinking if self._family.thinks else None)
 
     def begin(self, session_id: str) -> None:
         self._session = session_id

@@ -12,7 +12,9 @@ from orchestrator.http.requests import Fields, made_constraint, shown, take_mess
 from orchestrator.http.templates import ChatMessage
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from specwire.text.tool_calls import THINK, THOUGHT, ChatFamily, ToolFunction, call_grammar
+from specwire.text.call_grammar import call_grammar
+from specwire.text.call_readers import ToolFunction
+from specwire.text.tool_formats import THINK, THOUGHT, ChatFamily
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The fields: `tools`, `tool_choice`, `parallel_tool_calls`.
@@ -124,18 +126,20 @@ def _chosen(
 
 INSTRUCTION = """You may call these functions, each described by a JSON schema:
 {tools}
-To call one, answer with nothing but {{"name": NAME, "{arguments}": ARGUMENTS}}; for several, with a list of such."""
+To call some, answer with nothing but their names and arguments, in this form:
+{calls}"""
+EXAMPLES = [("first_function", {"first_argument": "value"}), ("second_function", {"second_argument": "value"})]
 
 
 def told_messages(messages: Sequence[ChatMessage], tools: ToolUse, family: ChatFamily) -> list[ChatMessage]:
     """The messages as the template can write them."""
     if family.tells:
-        return list(messages)
+        return [_with_text(each) if family.as_text else each for each in messages]
     plain = [_without_calls(each, family) for each in messages]
     if not tools.told:
         return plain
     listed = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in tools.told)
-    text = INSTRUCTION.format(tools=listed, arguments=family.format.arguments)
+    text = INSTRUCTION.format(tools=listed, calls=family.format.written(EXAMPLES))
     first, *others = plain
     match first["role"]:
         case "system":
@@ -145,19 +149,22 @@ def told_messages(messages: Sequence[ChatMessage], tools: ToolUse, family: ChatF
     return [{"role": "system", "content": text}, *plain]
 
 
+def _with_text(message: ChatMessage) -> ChatMessage:
+    """With the arguments of its calls as text."""
+    calls = [
+        {**each, "function": {**each["function"], "arguments": json.dumps(each["function"]["arguments"])}}
+        for each in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
 def _without_calls(message: ChatMessage, family: ChatFamily) -> ChatMessage:
     """With its calls as text, as the model writes them."""
     calls = message.get("tool_calls")
     if not calls:
         return message
-    form = family.format
-    parts = [
-        json.dumps(
-            {"name": each["function"]["name"], form.arguments: each["function"]["arguments"]}, ensure_ascii=False
-        )
-        for each in calls
-    ]
-    text = form.before + form.between.join(parts) + form.behind
+    functions = [each["function"] for each in calls]
+    text = family.format.written([(each["name"], each["arguments"]) for each in functions])
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**rest, "content": f"{message['content']}\n{text}" if message["content"] else text}
 

@@ -36,7 +36,9 @@ from specwire.rpc import convert
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import TRACEPARENT
 from specwire.text import OutputText
-from specwire.text.tool_calls import ChatFamily, OutputParser
+from specwire.text.call_readers import ToolFunction
+from specwire.text.tool_calls import OutputParser
+from specwire.text.tool_formats import ChatFamily
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
@@ -102,7 +104,13 @@ class ResponseNote:
         return json.dumps({"response": VERSION, **kept, "thinking": self.thinking})
 
     def parser(self, family: ChatFamily) -> OutputParser:
-        return OutputParser(family.format if self.names else None, self.names, self.thinking if family.thinks else None)
+        form, thinking = family.format if self.names else None, self.thinking if family.thinks else None
+        return OutputParser(form, self._functions(), thinking)
+
+    def _functions(self) -> list[ToolFunction]:
+        """Those that may be called, with their parameters as the response repeats them."""
+        tools = {each["name"]: each.get("parameters") or {} for each in self.shown["tools"]}
+        return [ToolFunction(name, tools.get(name, {})) for name in self.names]
 
 
 class ResponseAnswer:

@@ -1,81 +1,18 @@
-"""Tool calls and reasoning in a model's text: found while the text comes, and demanded of it by a grammar.
+"""Tool calls and reasoning in a model's text, found while the text comes.
 
-Each family of models writes a call in its own way (`FORMATS`). `OutputParser` is fed the text, in pieces of any size,
-and gives events; how the text was cut changes nothing but how events are cut. What is no whole call is text, never an
-error. `call_grammar` is the other way round: the texts whose calls have the arguments that were asked for.
+Each family of models writes a call in its own way (`specwire.text.tool_formats`). `OutputParser` is fed the text, in
+pieces of any size, and gives events; how the text was cut changes nothing but how events are cut. What is no whole call
+is text, never an error.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How a family writes a call; all of them as a JSON object with the function's name and its arguments.
-
-    Attributes:
-        opener, closer: around each call, or before all of them; "": none. An opener that is a special token may lack in
-            a text, as detokenisers leave those out: such formats lead, too.
-        leads: a text that begins with such an object, or a list of them, is a call without an opener.
-        arguments: the key of the arguments, as the family writes it; each of `ARGUMENTS` is read.
-        before, between, behind: as the family writes several.
-    """
-
-    name: str
-    opener: str = ""
-    closer: str = ""
-    leads: bool = True
-    arguments: str = "arguments"
-    before: str = ""
-    between: str = ""
-    behind: str = ""
-
-
-FORMATS = {
-    each.name: each
-    for each in (
-        ToolFormat(
-            "hermes",
-            opener="<tool_call>",
-            closer="</tool_call>",
-            leads=False,
-            before="<tool_call>\n",
-            between="\n</tool_call>\n<tool_call>\n",
-            behind="\n</tool_call>",
-        ),
-        ToolFormat("llama3", opener="<|python_tag|>", arguments="parameters", between="; "),
-        ToolFormat("mistral", opener="[TOOL_CALLS]", before="[", between=", ", behind="]"),
-        ToolFormat("json", before="[", between=", ", behind="]"),
-    )
-}
-ARGUMENTS = ("arguments", "parameters")
-# What only the templates of one family say.
-SIGNS = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama3": "<|start_header_id|>"}
-THINK, THOUGHT = "<think>", "</think>"
-
-
-@dataclass(frozen=True, slots=True)
-class ChatFamily:
-    """What a chat template tells of its model.
-
-    tells: it writes tools into the prompt by itself. thinks: the model may write its reasoning first.
-    """
-
-    format: ToolFormat
-    tells: bool
-    thinks: bool
-
-    @classmethod
-    def of(cls, template: str, named: str = "") -> ChatFamily:
-        """named: of `FORMATS`; "": as the template says, else "json"."""
-        found = named or next((name for name, sign in SIGNS.items() if sign in template), "json")
-        return cls(FORMATS[found], re.search(r"\btools\b", template) is not None, THOUGHT in template)
-
+from specwire.text.call_readers import CallReader, Functions, JsonCall, ToolFunction
+from specwire.text.call_values import SPACE, BrokenCall
+from specwire.text.tool_formats import THINK, THOUGHT, ToolFormat
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Events, and what they come to.
@@ -101,7 +38,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """More of the call's arguments, as the model writes them."""
+    """More of the call's arguments, as JSON."""
 
     index: int
     arguments: str
@@ -121,7 +58,7 @@ OutputEvent = ReasoningDelta | ContentDelta | CallBegun | CallDelta | CallEnded
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """arguments: a JSON object as the model wrote it."""
+    """arguments: a JSON object."""
 
     name: str
     arguments: str
@@ -177,212 +114,26 @@ def _merged(events: Iterable[OutputEvent]) -> list[OutputEvent]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# JSON, a character at a time (RFC 8259).
-
-SPACE = " \t\n\r"
-LITERAL = re.compile(r"true|false|null|-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-IN_LITERAL = frozenset("0123456789+-.eEtrufalsn")
-# Deeper arguments, and longer numbers, are no call: who reads them as JSON need not bear more.
-MOST_DEPTH, MOST_DIGITS = 100, 400
-
-
-class BrokenCall(Exception):
-    """The text cannot go on to be a call."""
-
-
-class CallText:
-    """One call's object.
-
-    names: of functions that may be called. Afterwards `done`, with `name`; `fresh()` gives its arguments as they come.
-    """
-
-    def __init__(self, names: Collection[str]) -> None:
-        self.name: str | None = None
-        self.done = False
-        self._names = names
-        self._stack: list[str] = []
-        self._step: Callable[[str], None] = self._begin
-        self._is_key = False
-        self._literal = ""
-        self._hex = 0
-        # Of the object itself: the newest key, and the text of a key, the name or the arguments while they come.
-        self._key: str | None = None
-        self._member: list[str] | None = None
-        self._arguments: list[str] = []
-        self._told = 0
-
-    def take(self, char: str) -> None:
-        """Raises BrokenCall."""
-        member = self._member
-        if member is not None:
-            member.append(char)
-        try:
-            self._step(char)
-        except BrokenCall:
-            if member is not None:
-                member.pop()
-            raise
-
-    def fresh(self) -> str:
-        """Arguments that were not given yet."""
-        text = "".join(self._arguments[self._told :])
-        self._told = len(self._arguments)
-        return text
-
-    def _begin(self, char: str) -> None:
-        self._enter(char)
-
-    def _enter(self, char: str) -> None:
-        if len(self._stack) == MOST_DEPTH:
-            raise BrokenCall
-        self._stack.append(char)
-        self._step = self._first_key if char == "{" else self._first_item
-
-    def _leave(self, char: str) -> None:
-        if self._stack.pop() + char not in ("{}", "[]"):
-            raise BrokenCall
-        if self._stack:
-            self._value_ended()
-        else:
-            self._ended()
-
-    def _ended(self) -> None:
-        if self.name is None:
-            raise BrokenCall
-        self._arguments = self._arguments or ["{}"]
-        self.done = True
-
-    def _first_key(self, char: str) -> None:
-        if char == "}":
-            self._leave(char)
-        else:
-            self._key_begins(char)
-
-    def _key_begins(self, char: str) -> None:
-        if char in SPACE:
-            return
-        if char != '"':
-            raise BrokenCall
-        self._is_key, self._step = True, self._string
-        if len(self._stack) == 1:
-            self._member = [char]
-
-    def _first_item(self, char: str) -> None:
-        if char == "]":
-            self._leave(char)
-        else:
-            self._value(char)
-
-    def _value(self, char: str) -> None:
-        if char in SPACE:
-            return
-        if len(self._stack) == 1:
-            self._member_begins(char)
-        if char == '"':
-            self._is_key, self._step = False, self._string
-        elif char in "{[":
-            self._enter(char)
-        elif char in IN_LITERAL:
-            self._literal, self._step = char, self._in_literal
-        else:
-            raise BrokenCall
-
-    def _member_begins(self, char: str) -> None:
-        if self._key == "name":
-            if char != '"' or self.name is not None:
-                raise BrokenCall
-            self._member = [char]
-        elif self._key in ARGUMENTS:
-            if char != "{" or self._arguments:
-                raise BrokenCall
-            self._member = self._arguments = [char]
-
-    def _string(self, char: str) -> None:
-        if char == '"':
-            if self._is_key:
-                self._key_ended()
-            else:
-                self._value_ended()
-        elif char == "\\":
-            self._step = self._escape
-        elif char < " ":
-            raise BrokenCall
-
-    def _escape(self, char: str) -> None:
-        if char == "u":
-            self._hex, self._step = 0, self._in_hex
-        elif char in '"\\/bfnrt':
-            self._step = self._string
-        else:
-            raise BrokenCall
-
-    def _in_hex(self, char: str) -> None:
-        if char not in "0123456789abcdefABCDEF":
-            raise BrokenCall
-        self._hex += 1
-        if self._hex == 4:
-            self._step = self._string
-
-    def _key_ended(self) -> None:
-        self._step = self._colon
-        if len(self._stack) == 1 and self._member is not None:
-            self._key, self._member = json.loads("".join(self._member)), None
-
-    def _colon(self, char: str) -> None:
-        if char == ":":
-            self._step = self._value
-        elif char not in SPACE:
-            raise BrokenCall
-
-    def _in_literal(self, char: str) -> None:
-        if char in IN_LITERAL and len(self._literal) < MOST_DIGITS:
-            self._literal += char
-            return
-        if not LITERAL.fullmatch(self._literal):
-            raise BrokenCall
-        self._value_ended()
-        self._step(char)
-
-    def _value_ended(self) -> None:
-        self._step = self._after
-        if len(self._stack) > 1 or self._member is None:
-            return
-        if self._key == "name":
-            name = json.loads("".join(self._member))
-            if name not in self._names:
-                raise BrokenCall
-            self.name = name
-        self._member = None
-
-    def _after(self, char: str) -> None:
-        if char == ",":
-            self._step = self._key_begins if self._stack[-1] == "{" else self._value
-        elif char in "}]":
-            self._leave(char)
-        elif char not in SPACE:
-            raise BrokenCall
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # A text, as it comes.
 
 
 class ToolParser:
-    """Content and calls of one text. names: of functions that may be called.
+    """Content and calls of one text. functions: those that may be called.
 
     White space directly before an opener, between calls and behind the last one is no content.
     """
 
-    def __init__(self, form: ToolFormat, names: Collection[str]) -> None:
+    def __init__(self, form: ToolFormat, functions: Functions) -> None:
         self._form = form
-        self._names = frozenset(names)
+        self._functions = functions
+        self._openers = tuple(each for each in (form.opener, form.start) if each)
         self._take = self._text
         self._events: list[OutputEvent] = []
-        # White space and the beginning of an opener, which may be content.
+        # White space, and the beginning of an opener or a closer: both may be content.
         self._space, self._mark = "", ""
         # What has been read of a call, from its opener or the separator before it.
         self._raw: list[str] = []
-        self._call = CallText(self._names)
+        self._call: CallReader = JsonCall(functions)
         self._listed = False
         self._calls = 0
         self._begun = False
@@ -423,11 +174,14 @@ class ToolParser:
             self._take(char)
 
     def _text(self, char: str) -> None:
-        mark, form = self._mark + char, self._form
-        if form.opener.startswith(mark):
+        mark = self._mark + char
+        if any(opener.startswith(mark) for opener in self._openers):
             self._mark = mark
-            if mark == form.opener:
+            if mark == self._form.opener:
                 self._opened(mark)
+            elif mark == self._form.start:
+                self._opened("")
+                self._begin(mark)
         elif self._mark:
             released, self._mark = self._mark + char, ""
             self._no_mark(released[0])
@@ -440,11 +194,14 @@ class ToolParser:
         """A character that begins no opener."""
         if char in SPACE:
             self._space += char
-        elif self._form.leads and self._untold and char in "{[":
+        elif self._untold and (char in self._form.leads or (self._form.named and self._may_be_named(char))):
             self._opened("")
             self._gap(char)
         else:
             self._content(char)
+
+    def _may_be_named(self, char: str) -> bool:
+        return any(name.startswith(char) for name in self._functions)
 
     def _opened(self, opener: str) -> None:
         self._raw = [self._space + opener]
@@ -453,21 +210,29 @@ class ToolParser:
 
     def _gap(self, char: str) -> None:
         """Behind an opener, or what is between two calls."""
-        if char == "{":
-            self._begin(char)
-        elif char in SPACE:
+        if char in SPACE:
             self._raw.append(char)
-        elif char == "[" and self._form.leads and not self._listed:
+        elif char == "[" and "[" in self._form.leads and not self._listed:
             self._listed = True
             self._raw.append(char)
         else:
-            self._content("".join(self._raw))
-            self._again(char)
+            self._begin(char)
 
-    def _begin(self, char: str) -> None:
-        self._raw.append(char)
-        self._call, self._begun, self._take = CallText(self._names), False, self._in_call
-        self._call.take(char)
+    def _may_begin(self, text: str) -> bool:
+        call = self._form.reader(text[0], self._functions)
+        try:
+            for char in text:
+                call.take(char)
+        except BrokenCall:
+            return False
+        return True
+
+    def _begin(self, text: str) -> None:
+        """A call, perhaps, of which this is the beginning."""
+        self._call, self._begun = self._form.reader(text[0], self._functions), False
+        self._take = self._in_call
+        for char in text:
+            self._take(char)
 
     def _in_call(self, char: str) -> None:
         try:
@@ -510,26 +275,31 @@ class ToolParser:
         self._untold = False
 
     def _after(self, char: str) -> None:
-        """Behind a call's object."""
-        self._raw.append(char)
-        seen = "".join(self._raw)
-        closer = self._form.closer
-        if closer:
-            if closer == seen.lstrip(SPACE):
-                self._raw, self._take = [], self._text
-            elif not closer.startswith(seen.lstrip(SPACE)):
-                self._raw = []
-                self._again(seen)
-        elif char == "]" and self._listed:
-            self._raw, self._take = [], self._text
-        elif char == ("," if self._listed else ";"):
-            self._take = self._gap
-        elif char == "{" and not self._listed:
-            self._raw.pop()
-            self._begin(char)
-        elif char not in SPACE:
-            self._raw = []
-            self._again(seen)
+        """Behind a call."""
+        if char in SPACE and not self._mark:
+            self._space += char
+            return
+        self._mark += char
+        closers = () if self._listed else self._form.closers
+        if self._mark in closers:
+            self._take = self._text if self._mark == closers[-1] else self._after
+            self._space = self._mark = ""
+        elif not any(closer.startswith(self._mark) for closer in closers):
+            self._goes_on(self._mark)
+
+    def _goes_on(self, mark: str) -> None:
+        """What is no closer: the list's end, one more call, or text."""
+        space, self._space, self._mark = self._space, "", ""
+        if self._listed and mark == "]":
+            self._listed = False
+            self._take = self._after if self._form.closers else self._text
+        elif mark == ("," if self._listed else ";" if self._form.chained else ""):
+            self._raw, self._take = [space + mark], self._gap
+        elif self._form.chained and not self._listed and self._may_begin(mark):
+            self._raw = [space]
+            self._begin(mark)
+        else:
+            self._again(space + mark)
 
 
 class ReasoningSplitter:
@@ -602,12 +372,12 @@ class OutputParser:
     """Reasoning, content and calls of one text.
 
     Args:
-        form, names: of calls; None for a text that has none.
+        form, functions: of calls, and those that may be called; None for a text that has none.
         thinking: the prompt has opened the model's reasoning; None: the model has none.
     """
 
-    def __init__(self, form: ToolFormat | None, names: Collection[str], thinking: bool | None) -> None:
-        self._tools = None if form is None else ToolParser(form, names)
+    def __init__(self, form: ToolFormat | None, functions: Sequence[ToolFunction], thinking: bool | None) -> None:
+        self._tools = None if form is None else ToolParser(form, {each.name: each for each in functions})
         self._reasoning = None if thinking is None else ReasoningSplitter(thinking)
 
     def feed(self, text: str) -> list[OutputEvent]:
@@ -628,82 +398,3 @@ class OutputParser:
         if self._tools is not None:
             return self._tools.feed(text)
         return [ContentDelta(text)] if text else []
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The texts that are, or may have, calls of given functions: a grammar as llguidance reads Lark.
-
-# Calls of one answer where the grammar demands some: a poor model would never come to an end.
-MOST_CALLS = 16
-WHITESPACE = r"[ \n\r\t]{0,32}"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFunction:
-    """parameters: the arguments' JSON schema, of an object. strict: calls must meet it."""
-
-    name: str
-    parameters: Mapping[str, Any]
-    strict: bool = False
-
-
-def call_grammar(
-    form: ToolFormat, functions: Sequence[ToolFunction], forced: bool, several: bool, thinking: bool
-) -> str:
-    """forced: the text is one call or, with `several`, up to `MOST_CALLS`, and each meets its function's schema.
-
-    Otherwise it is any text that the format does not take for a call, or has calls; those of strict functions meet
-    their schema, the others' arguments are an object. thinking: reasoning comes first, up to its end.
-    """
-    lines = [
-        f"start: {'thought GAP ' if thinking else ''}answer",
-        f"answer: {'calls' if forced else _free(form, several)}",
-        *_call_rules(form, several),
-        f"call: {' | '.join(f'call_{index}' for index in range(len(functions)))}",
-    ]
-    for index, function in enumerate(functions):
-        head = json.dumps(f'{{"name": {json.dumps(function.name)}, "{form.arguments}": ')
-        schema = function.parameters if forced or function.strict else {"type": "object"}
-        lines += [
-            f'call_{index}: {head} arguments_{index} "}}"',
-            f"arguments_{index}: %json {json.dumps(_spaced(schema))}",
-        ]
-    if thinking:
-        lines += [f"thought[lazy]: TEXT {json.dumps(THOUGHT)}", "GAP: /[ \\n]{0,4}/"]
-    lines += [r"TEXT: /(.|\n)*/", ""]
-    return "\n".join(lines)
-
-
-def _call_rules(form: ToolFormat, several: bool) -> list[str]:
-    """calls: as they stand at an answer's start."""
-    more = f" ({json.dumps(form.between)} call){{0,{MOST_CALLS - 1}}}" if several else ""
-    parts = [
-        json.dumps(form.before) if form.before else "",
-        f"call{more}",
-        json.dumps(form.behind) if form.behind else "",
-    ]
-    return [f"calls: {' '.join(part for part in parts if part)}", *_free_rules(form)]
-
-
-def _free(form: ToolFormat, several: bool) -> str:
-    if form.leads:
-        return "PLAIN | calls"
-    return "tagged* TEXT" if several else "TEXT | tagged"
-
-
-def _free_rules(form: ToolFormat) -> list[str]:
-    """Rules for texts that may have calls; as of any Lark grammar, one that is not used does no harm."""
-    if form.leads:
-        elsewhere = rf" & ~/(.|\n)*{re.escape(form.opener)}(.|\n)*/" if form.opener else ""
-        return [rf"PLAIN: /([ \n\r\t]*[^ \n\r\t{{\[](.|\n)*)?/{elsewhere}"]
-    rest = form.before.removeprefix(form.opener)
-    return [
-        f"opened[lazy]: TEXT {json.dumps(form.opener)}",
-        f"tagged: opened {json.dumps(rest)} call {json.dumps(form.behind)}",
-    ]
-
-
-def _spaced(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """With a bound on white space: without one a model may write nothing else."""
-    guidance = {"whitespace_pattern": WHITESPACE}
-    return {"type": "object", **schema, "x-guidance": {**guidance, **schema.get("x-guidance", {})}}

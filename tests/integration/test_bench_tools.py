@@ -9,18 +9,21 @@ import pytest
 
 from bench import tools
 from bench.tools import ToldCall
-from specwire.text.tool_calls import FORMATS
+from specwire.text.tool_formats import FORMATS
+
+# Of each format two greedy ones and two sampled ones.
+CALLS = 4 * len(FORMATS)
 
 
 @pytest.mark.bench
 @pytest.mark.timeout(600)
 def test_a_short_run_finds_no_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "tools.json"
-    code = tools.main(["--calls", "16", "--out", str(out)])
+    code = tools.main(["--calls", str(CALLS), "--out", str(out)])
     assert code == 0, capsys.readouterr().out
     found = json.loads(out.read_text())
     assert [row["form"] for row in found["rows"]] == [form for form in FORMATS for _ in range(2)]
-    assert sum(row["calls"] for row in found["rows"]) == 16
+    assert sum(row["calls"] for row in found["rows"]) == CALLS
     assert all(row["tokens"] > 0 and row["forwards_off"] >= row["calls"] for row in found["rows"])
     assert [(bar["value"], bar["holds"]) for bar in found["bars"]] == [(0, True)] * 4
 

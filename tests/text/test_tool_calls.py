@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,31 +12,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specwire.core.law.constraint import Constraint, ConstraintKind
+from specwire.text.call_grammar import call_grammar
+from specwire.text.call_readers import ToolFunction
 from specwire.text.constraint_process import Grammars
 from specwire.text.tool_calls import (
-    FORMATS,
     CallBegun,
     CallDelta,
     CallEnded,
-    ChatFamily,
     ContentDelta,
     OutputEvent,
     OutputParser,
     ParsedCall,
     ParsedOutput,
     ReasoningDelta,
-    ToolFunction,
-    call_grammar,
     gathered,
 )
+from specwire.text.tool_formats import FORMATS, ChatFamily
 from tests.text.tokenizers_for_tests import byte_level
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "unit": {"$ref": "#/$defs/Unit"}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+    "$defs": {"Unit": {"enum": ["C", "F"]}},
+}
+FUNCTIONS = [ToolFunction("get_weather", SCHEMA, strict=True), ToolFunction("f", {"type": "object"})]
 NAMES = ("f", "get_weather")
 FORMAT_NAMES = sorted(FORMATS)
 
 
-def events_of(form: str | None, pieces: list[str], thinking: bool | None = None) -> list[OutputEvent]:
-    parser = OutputParser(FORMATS[form] if form else None, NAMES, thinking)
+def events_of(
+    form: str | None,
+    pieces: list[str],
+    thinking: bool | None = None,
+    functions: Sequence[ToolFunction] = FUNCTIONS,
+) -> list[OutputEvent]:
+    parser = OutputParser(FORMATS[form] if form else None, functions, thinking)
     events = [event for piece in pieces for event in parser.feed(piece)]
     return [*events, *parser.finish()]
 
@@ -154,7 +167,7 @@ def test_a_call_is_told_while_it_comes() -> None:
 
 
 # What texts are made of, so that examples are calls, nearly.
-PIECES = [each.opener for each in FORMATS.values()] + [each.closer for each in FORMATS.values()]
+PIECES = [mark for each in FORMATS.values() for mark in (each.opener, each.start, *each.closers, each.between)]
 PIECES += [
     '{"name": "f", "arguments": ',
     '{"name": "f"}',
@@ -163,6 +176,8 @@ PIECES += [
     "}",
     "]",
 ]
+PIECES += ["<function=f>", "\n<parameter=city>\n", "Köln", "\n</parameter>", "</function>", "f(", "city=", "'a'", ")"]
+PIECES += ["f{", "get_weather", "[ARGS]", "[CALL_ID]", "abcdefghi", "<｜tool▁sep｜>", "```json\n"]
 PIECES += ["[", ", ", "; ", "\n", " ", "<think>", "</think>", "<", "text", '"', "\\", "1", "{", ":", '"name"', "\ud800"]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
@@ -221,6 +236,12 @@ def test_families_are_known_by_their_templates() -> None:
         "{{ tools }} <tool_call> </think>": ("hermes", True, True),
         "[TOOL_CALLS] [AVAILABLE_TOOLS]{{ tools | tojson }}": ("mistral", True, False),
         "<|start_header_id|>{{ tools }}": ("llama3", True, False),
+        "<|header_start|>{{ tools }}": ("llama3", True, False),
+        "<|header_start|>{{ tools }} use [func_name1(a=b)]": ("pythonic", True, False),
+        "{{ tools }} <tool_call> <function=a> </think>": ("qwen3_coder", True, True),
+        "[TOOL_CALLS]{{ name }}[ARGS]{{ tools }}": ("mistral_args", True, False),
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function ```json": ("deepseek_v3", False, False),
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜> </think>": ("deepseek_v31", False, True),
         "<|im_start|>": ("json", False, False),
         "": ("json", False, False),
     }
@@ -230,15 +251,7 @@ def test_families_are_known_by_their_templates() -> None:
     assert ChatFamily.of("<tool_call>", "json").format.name == "json"
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}, "unit": {"$ref": "#/$defs/Unit"}},
-    "required": ["city", "unit"],
-    "additionalProperties": False,
-    "$defs": {"Unit": {"enum": ["C", "F"]}},
-}
-FUNCTIONS = [ToolFunction("get_weather", SCHEMA, strict=True), ToolFunction("f", {"type": "object"})]
-RIGHT, WRONG = '{"city": "Bonn", "unit": "C"}', '{"city": "Bonn", "unit": "K"}'
+RIGHT, WRONG = {"city": "Bonn", "unit": "C"}, {"city": "Bonn", "unit": "K"}
 
 
 @pytest.mark.parametrize("form", FORMAT_NAMES)
@@ -249,24 +262,27 @@ def test_what_a_grammar_allows(form: str, thinking: bool) -> None:
     known = FORMATS[form]
     thought = "Hm <x>.</think>\n" if thinking else ""
 
-    def call(*calls: tuple[str, str]) -> str:
-        parts = [f'{{"name": "{name}", "{known.arguments}": {arguments}}}' for name, arguments in calls]
-        return known.before + known.between.join(parts) + known.behind
+    def call(*calls: tuple[str, dict[str, Any]]) -> str:
+        return known.written(calls)
 
     def allowed(forced: bool, several: bool, text: str) -> bool:
         grammar = call_grammar(known, FUNCTIONS, forced, several, thinking)
         ids = [*tokenizer.encode(thought + text).ids, 0]
         return grammars.begin(Constraint(ConstraintKind.GRAMMAR, (grammar,))).take(ids) == len(ids)
 
-    one, two = call(("get_weather", RIGHT)), call(("get_weather", RIGHT), ("f", '{"x": [1]}'))
+    one, two = call(("get_weather", RIGHT)), call(("get_weather", RIGHT), ("f", {"x": [1]}))
     for several in (False, True):
         for forced in (False, True):
             assert allowed(forced, several, one)
             assert allowed(forced, several, two) is several
             assert not allowed(forced, several, call(("get_weather", WRONG)))
-            assert not allowed(forced, several, call(("g", "{}")))
+            assert not allowed(forced, several, call(("g", {})))
             for text in ("", "Nice <weather>.", 'It is "C".'):
                 assert allowed(forced, several, text) is not forced
         assert [each.name for each in parsed(form, two).calls] == ["get_weather", "f"]
         if known.opener and known.leads:
             assert not allowed(False, several, f"So {known.opener}")
+        if known.start:
+            assert not allowed(False, several, f"So {known.start}")
+        if known.named:
+            assert not allowed(False, several, 'get_weather{"city": 5}')

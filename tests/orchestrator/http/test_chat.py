@@ -12,7 +12,8 @@ from orchestrator.http.chat import ToolUse, take_talk
 from orchestrator.http.requests import Fields
 from orchestrator.http.template_process import ChatTemplate
 from specwire.core.invalid import InvalidParameter
-from specwire.text.tool_calls import ChatFamily
+from specwire.text.tool_calls import OutputParser, gathered
+from specwire.text.tool_formats import ChatFamily
 from tests.text.tokenizers_for_tests import byte_level
 
 # As the families' templates are made, each with what its own does: namespaces, loop controls, filters, calls as JSON.
@@ -128,7 +129,77 @@ GEMMA = """{{ bos_token }}
 {% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}
 {{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}
 {% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
-FAMILIES = {"qwen": QWEN, "llama": LLAMA, "mistral": MISTRAL, "gemma": GEMMA}
+CODER = """{%- if messages[0].role == 'system' %}
+    {%- set system = messages[0].content %}{%- set rest = messages[1:] %}
+{%- else %}{%- set system = 'You are Qwen.' if tools else none %}{%- set rest = messages %}{%- endif %}
+{%- if system is not none %}{{- '<|im_start|>system\\n' + system }}{%- endif %}
+{%- if tools %}
+    {{- '\\n\\n<tools>' }}
+    {%- for tool in tools %}
+        {%- set tool = tool.function %}
+        {{- '\\n<function>\\n<name>' ~ tool.name ~ '</name>' }}
+        {%- for name, fields in tool.parameters.properties | items %}
+            {{- '\\n<parameter>\\n<name>' ~ name ~ '</name>' }}
+            {{- '\\n<type>' ~ (fields.type | string) ~ '</type>\\n</parameter>' }}
+        {%- endfor %}
+        {{- '\\n</function>' }}
+    {%- endfor %}
+    {{- '\\n</tools>\\n\\nCall one as <tool_call>\\n<function=name>\\n</function>\\n</tool_call>.' }}
+{%- endif %}
+{%- if system is not none %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- for message in rest %}
+    {%- if message.role == 'assistant' and message.tool_calls %}
+        {{- '<|im_start|>assistant' }}
+        {%- if message.content | trim %}{{- '\\n' + message.content | trim + '\\n' }}{%- endif %}
+        {%- for call in message.tool_calls %}
+            {{- '\\n<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+            {%- for name, value in call.function.arguments | items %}
+                {{- '<parameter=' + name + '>\\n' }}
+                {%- set is_json = value is mapping or (value is sequence and value is not string) %}
+                {{- value | tojson if is_json else value | string }}
+                {{- '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.previtem and loop.previtem.role != 'tool' %}{{- '<|im_start|>user\\n' }}{%- endif %}
+        {{- '<tool_response>\\n' + message.content + '\\n</tool_response>\\n' }}
+        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- else %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+MINISTRAL = """{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {{- '[SYSTEM_PROMPT]' + messages[0]['content'] + '[/SYSTEM_PROMPT]' }}{%- set rest = messages[1:] %}
+{%- else %}{%- set rest = messages %}{%- endif %}
+{%- if tools %}{{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{%- endif %}
+{%- for message in rest %}
+    {%- if message['role'] == 'user' %}{{- '[INST]' + message['content'] + '[/INST]' }}
+    {%- elif message['role'] == 'assistant' %}
+        {%- if message['content'] is string %}{{- message['content'] }}{%- endif %}
+        {%- for call in message['tool_calls'] or [] %}
+            {%- set values = call['function']['arguments'] %}
+            {%- if values is not string %}{%- set values = values | tojson %}{%- endif %}
+            {{- '[TOOL_CALLS]' + call['function']['name'] + '[ARGS]' + values }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- else %}{{- '[TOOL_RESULTS]' + message['content'] + '[/TOOL_RESULTS]' }}{%- endif %}
+{%- endfor %}"""
+FAMILIES = {
+    "qwen": QWEN,
+    "coder": CODER,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "ministral": MINISTRAL,
+    "gemma": GEMMA,
+}
+# It writes the arguments of calls as they are, and knows no tools beside them.
+DEEPSEEK = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for tool in m['tool_calls'] or [] %}<｜tool▁call▁begin｜>"
+    "{{ tool['function']['name'] + '<｜tool▁sep｜>' + tool['function']['arguments'] + '<｜tool▁call▁end｜>' }}"
+    "{% endfor %}\n{% endfor %}"
+)
 
 TOOLS: list[Any] = [
     {
@@ -227,6 +298,19 @@ def test_a_template_that_knows_no_tools_is_told_in_words() -> None:
     assert json.dumps(TOOLS[0]["function"], ensure_ascii=False) in text
     assert text.endswith('assistant:[{"name": "weather", "arguments": {"city": "Köln"}}]\n')
     assert ours(GEMMA, messages=[USER], tools=TOOLS).startswith("<s>\n<start_of_turn>user\nYou may call")
+
+
+@pytest.mark.parametrize("source", [QWEN, CODER, LLAMA, MISTRAL, MINISTRAL, DEEPSEEK, DEEPSEEK + "{{ tools }}"])
+def test_calls_in_the_history_stand_there_as_the_model_writes_them(source: str) -> None:
+    function, form = (
+        take_talk(Fields({"messages": [USER], "tools": TOOLS})).tools.functions,
+        ChatFamily.of(source).format,
+    )
+    text = ours(source, messages=[USER, CALL], tools=TOOLS, add_generation_prompt=False)
+    at = next(text.rfind(mark) for mark in (form.opener, form.start, '{"name"') if mark and mark in text)
+    parser = OutputParser(form, functions, None)
+    (call,) = gathered([*parser.feed(text[at:]), *parser.finish()]).calls
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Köln"})
 
 
 def test_with_choice_none_the_model_hears_of_no_tools() -> None:

@@ -12,7 +12,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from orchestrator.http.response_items import OutputItems
-from specwire.text.tool_calls import FORMATS, OutputParser
+from specwire.text.call_readers import ToolFunction
+from specwire.text.tool_calls import OutputParser
+from specwire.text.tool_formats import FORMATS
 from tests.orchestrator.http.front import LIMIT_S, Front, another, front
 from tests.orchestrator.http.test_tools import HERMES, WEATHER
 from tests.orchestrator.tiny import tiny
@@ -101,7 +103,7 @@ BROKEN = '<tool_call>{"name": "now", "arguments": {"a": </tool_call> so'
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_items_do_not_depend_on_how_a_text_comes(text: str, kinds: list[str], size: int) -> None:
     """What breaks off is text; events tell of each item what it is at the end."""
-    items, parser = OutputItems("s"), OutputParser(FORMATS["hermes"], ["now"], None)
+    items, parser = OutputItems("s"), OutputParser(FORMATS["hermes"], [ToolFunction("now", {})], None)
     events: list[dict[str, Any]] = []
     for start in range(0, len(text), size):
         events += items.take(parser.feed(text[start : start + size]))

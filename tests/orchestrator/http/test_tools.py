@@ -10,6 +10,7 @@ import jsonschema
 import openai
 import pytest
 
+from specwire.text.tool_formats import FORMATS
 from tests.orchestrator.http.front import CHAT, LIMIT_S, Front, another, front
 from tests.orchestrator.tiny import tiny
 
@@ -34,7 +35,7 @@ HERMES = (
     '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}'
     "\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
-FORMATS = ("hermes", "llama3", "mistral", "json")
+NAMES = sorted(FORMATS)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def checked(call: Any) -> None:
         assert (call.function.name, arguments) == ("now", {})
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", NAMES)
 def test_forced_calls_in_every_format(tiny_door: Front, form: str) -> None:
     with another(tiny_door, chat_template=HERMES, tool_format=form) as door, client_of(door) as client:
         model = client.models.list().data[0].id
@@ -96,7 +97,8 @@ def test_whoever_drafts_the_calls_are_the_same(tiny_door: Front) -> None:
 
 
 # What a model that knows each format writes; a constraint with one choice has the tiny one write it.
-WRITTEN: dict[str, str] = {
+CALLS: list[tuple[str, dict[str, Any]]] = [("weather", {"city": "Köln", "unit": "C"}), ("now", {})]
+WRITTEN: dict[str, str] = {name: form.written(CALLS) for name, form in FORMATS.items()} | {
     "hermes": 'Well.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "unit": "C"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
     "llama3": '{"name": "weather", "parameters": {"city": "Köln", "unit": "C"}}; {"name": "now", "parameters": {}}',
@@ -110,7 +112,7 @@ def writing(text: str, **more: Any) -> Any:
     return {"messages": TALK, "max_completion_tokens": 300, "extra_body": {"guided_choice": [text], **more}}
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", NAMES)
 def test_what_a_model_writes_is_told_as_calls(tiny_door: Front, form: str) -> None:
     text = WRITTEN[form]
     with another(tiny_door, chat_template=HERMES, tool_format=form) as door, client_of(door) as client:

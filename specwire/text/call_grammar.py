@@ -1,0 +1,291 @@
+"""The texts that are, or may have, calls of given functions: a grammar as llguidance reads Lark.
+
+Arguments meet their schema however a family writes them. Where it writes each by itself, each has a rule of its own, if
+the schema can be told so; else the call is written as JSON, which every family's reader reads, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specwire.text.call_readers import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END, ToolFunction
+from specwire.text.call_values import branches_of, resolved, types_of
+from specwire.text.tool_formats import THOUGHT, JsonStyle, NamedStyle, PythonStyle, ToolFormat, XmlStyle
+
+Json = Mapping[str, Any]
+
+# Calls of one answer where the grammar demands some: a poor model would never come to an end.
+MOST_CALLS = 16
+WHITESPACE = r"[ \n\r\t]{0,32}"
+ANY_OBJECT: Json = {"type": "object"}
+
+
+def call_grammar(
+    form: ToolFormat, functions: Sequence[ToolFunction], forced: bool, several: bool, thinking: bool
+) -> str:
+    """forced: the text is one call or, with `several`, up to `MOST_CALLS`, and each meets its function's schema.
+
+    Otherwise it is any text that the format does not take for a call, or has calls; those of strict functions meet
+    their schema, the others' arguments are an object. thinking: reasoning comes first, up to its end.
+    """
+    lines = [
+        f"start: {'thought GAP ' if thinking else ''}answer",
+        f"answer: {'calls' if forced else _free(form, several)}",
+        f"calls: {_line(_literal(form.before), _calls(form, several), _literal(form.behind))}",
+        *_free_rules(form, functions, several),
+        f"call: {' | '.join(f'call_{index}' for index in range(len(functions)))}",
+    ]
+    for index, function in enumerate(functions):
+        schema = function.parameters if forced or function.strict else ANY_OBJECT
+        lines += _call_rules(form, str(index), function.name, schema)
+    if thinking:
+        lines += [f"thought[lazy]: TEXT {_literal(THOUGHT)}", "GAP: /[ \\n]{0,4}/"]
+    lines += [r"TEXT: /(.|\n)*/", ""]
+    return "\n".join(lines)
+
+
+def _literal(text: str) -> str:
+    """A text that stands in a rule; nothing for none."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _line(*parts: str) -> str:
+    return " ".join(part for part in parts if part) or '""'
+
+
+def _json(schema: Json) -> str:
+    return f"%json {json.dumps(schema)}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Around the calls.
+
+
+def _calls(form: ToolFormat, several: bool) -> str:
+    more = f" ({_line(_literal(form.between), 'call')}){{0,{MOST_CALLS - 1}}}" if several else ""
+    return f"call{more}"
+
+
+def _leads(form: ToolFormat) -> bool:
+    return bool(form.leads) or form.named
+
+
+def _free(form: ToolFormat, several: bool) -> str:
+    if _leads(form):
+        return "PLAIN | calls"
+    return "tagged* REST" if several else "REST | tagged"
+
+
+def _free_rules(form: ToolFormat, functions: Sequence[ToolFunction], several: bool) -> list[str]:
+    """Rules for texts that may have calls; as of any Lark grammar, one that is not used does no harm."""
+    if _leads(form):
+        openers = "".join(re.escape(char) for char in form.leads)
+        parts = [rf"/([ \n\r\t]*[^ \n\r\t{openers}](.|\n)*)?/"]
+        if form.opener:
+            parts.append(f"~/{_anywhere(form.opener)}/")
+        if form.named:
+            names = "|".join(re.escape(each.name) for each in functions)
+            parts.append(rf"~/[ \n\r\t]*({names})[a-zA-Z0-9_\[\]]{{0,24}}\{{(.|\n)*/")
+        return [f"PLAIN: {' & '.join(parts)}"]
+    inside = several and form.opener not in form.between
+    rest = form.before.removeprefix(form.opener)
+    return [
+        rf"REST: /(.|\n)*/{f' & ~/{_anywhere(form.start)}/' if form.start else ''}",
+        f"opened[lazy]: REST {_literal(form.opener)}",
+        f"tagged: {_line('opened', _literal(rest), _calls(form, inside), _literal(form.behind))}",
+    ]
+
+
+def _anywhere(*texts: str) -> str:
+    """An expression for texts that have one of these."""
+    found = "|".join(map(re.escape, texts)).replace("/", r"\/")
+    return rf"(.|\n)*({found})(.|\n)*"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One call.
+
+
+def _call_rules(form: ToolFormat, index: str, name: str, schema: Json) -> Iterator[str]:
+    """The rule call_INDEX, and those that it needs."""
+    match form.style:
+        case (JsonStyle() | NamedStyle()) as style:
+            yield from _object_rules(style, index, name, schema)
+        case XmlStyle() if (rules := _xml_rules(index, name, schema)) is not None:
+            yield from rules
+        case PythonStyle() if (rules := _python_rules(index, name, schema)) is not None:
+            yield from rules
+        case _:
+            yield from _object_rules(JsonStyle(), index, name, schema)
+
+
+def _object_rules(style: JsonStyle | NamedStyle, index: str, name: str, schema: Json) -> Iterator[str]:
+    yield f"call_{index}: {_line(_literal(style.head(name)), f'arguments_{index}', _literal(style.tail))}"
+    yield f"arguments_{index}: {_json(_spaced({'type': 'object', **schema}))}"
+
+
+def _spaced(schema: Json) -> Json:
+    """With a bound on white space: without one a model may write nothing else."""
+    guidance = {"whitespace_pattern": WHITESPACE}
+    return {**schema, "x-guidance": {**guidance, **schema.get("x-guidance", {})}}
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """An argument that a schema declares. alone: its schema, with all that it may refer to."""
+
+    key: str
+    schema: Json
+    alone: Json
+    required: bool
+
+
+# What the schema of an object may say besides, so that its members may be told one by one.
+OF_DEFINITIONS = ("$defs", "definitions")
+OF_NOTES = ("title", "description", "default", "examples", "$comment")
+BESIDE = frozenset(
+    ("type", "properties", "required", "additionalProperties", "x-guidance", "$schema", *OF_DEFINITIONS, *OF_NOTES)
+)
+# What a reference may lead to, so that it holds beside the other members, too.
+REFERENCE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
+
+
+def _members(schema: Json, keys: re.Pattern[str]) -> list[_Member] | None:
+    """The arguments that the schema declares, the required ones first; None where it cannot be told by them."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if set(schema) - BESIDE or not isinstance(properties, dict) or not isinstance(required, list):
+        return None
+    if not all(keys.fullmatch(key) and isinstance(each, dict) for key, each in properties.items()):
+        return None
+    if not all(isinstance(name, str) and name in properties for name in required):
+        return None
+    if REFERENCE.search(json.dumps(schema)):
+        return None
+    found = [_Member(key, each, _alone(each, schema), key in required) for key, each in properties.items()]
+    return sorted(found, key=lambda member: not member.required)
+
+
+def _alone(member: Json, root: Json) -> Json:
+    beside = {"x-guidance": root.get("x-guidance", {})}
+    if '"$ref"' in json.dumps(member):
+        beside |= {name: root[name] for name in OF_DEFINITIONS if name in root}
+    return _spaced({**member, **beside})
+
+
+def _is_open(schema: Json) -> bool:
+    """Any arguments will do."""
+    return "properties" not in schema and schema.get("additionalProperties", True) is True
+
+
+def _xml_rules(index: str, name: str, schema: Json) -> list[str] | None:
+    members = _members(schema, XmlStyle.keys)
+    if members is None:
+        return None
+    head, tail = _literal(f"{FUNCTION}{name}>\n"), _literal(FUNCTION_END)
+    if _is_open(schema):
+        argument = f"{_literal(PARAMETER)} KEY_{index} {_literal(VALUE)} value_{index}"
+        key = f"KEY_{index}: /{XmlStyle.keys.pattern}/"
+        return [f"call_{index}: {head} ({argument})* {tail}", key, *_text_rules(index)]
+    rules, parts = [], []
+    for number, member in enumerate(members):
+        place = f"{index}_{number}"
+        value = _xml_value(place, member, schema)
+        if value is None:
+            return None
+        rules += [f"member_{place}: {_literal(f'{PARAMETER}{member.key}{VALUE}')} value_{place}", *value]
+        parts.append(f"member_{place}{'' if member.required else '?'}")
+    return [f"call_{index}: {_line(head, *parts, tail)}", *rules]
+
+
+# What stands between an argument's key and its value, and behind the value.
+VALUE, VALUE_END = ">\n", f"\n{PARAMETER_END}\n"
+# What the schema of a text may say, so that a rule for its characters is all.
+OF_TEXTS = frozenset(("type", "minLength", "maxLength", *OF_NOTES))
+NULLS = ("null", "none")
+MOST_BRANCHES = 8
+
+
+def _xml_value(place: str, member: _Member, root: Json) -> list[str] | None:
+    """The rule value_PLACE, of the value and its closing tag; None where the reader could take it for another one."""
+    types = types_of(member.schema, root)
+    if "string" not in types:
+        return [f"value_{place}: json_{place} {_literal(VALUE_END)}", f"json_{place}: {_json(member.alone)}"]
+    if not types <= {"string", "null"}:
+        return None
+    text = _text_branch(member.schema, root)
+    choices = [text["const"]] if "const" in text else text.get("enum")
+    if isinstance(choices, list):
+        return _choice_rules(place, choices, nullable="null" in types)
+    least, most = text.get("minLength", 0), text.get("maxLength", "")
+    if set(text) - OF_TEXTS or type(least) is not int or (type(most) is not int and most != ""):
+        return None
+    return _text_rules(place, least, most)
+
+
+def _choice_rules(place: str, choices: Sequence[object], nullable: bool) -> list[str] | None:
+    texts = ["null" if each is None else each for each in choices]
+    if not texts or not all(isinstance(each, str) and not XmlStyle.tags.search(each) for each in texts):
+        return None
+    if nullable and any(isinstance(each, str) and each.lower() in NULLS for each in choices):
+        return None
+    return [f"value_{place}: {' | '.join(_literal(f'{each}{VALUE_END}') for each in texts)}"]
+
+
+def _text_branch(schema: object, root: Json, left: int = MOST_BRANCHES) -> Json:
+    """The schema of the text that a value is; of null and a text, that of the text."""
+    found = resolved(schema, root)
+    texts = [each for each in branches_of(found) if types_of(each, root) != {"null"}]
+    if len(texts) != 1 or set(found) - OF_TEXTS - {"anyOf", "oneOf"} or not left:
+        return found
+    return _text_branch(texts[0], root, left - 1)
+
+
+def _text_rules(place: str, least: int = 0, most: object = "") -> list[str]:
+    """Text up to its closing tag. It has no tag within itself."""
+    return [
+        f"value_{place}[lazy]: VALUE_{place} {_literal(VALUE_END)}",
+        rf"VALUE_{place}: /(.|\n){{{least},{most}}}/ & ~/{_anywhere(PARAMETER, PARAMETER_END, FUNCTION_END)}/",
+    ]
+
+
+def _python_rules(index: str, name: str, schema: Json) -> list[str] | None:
+    members = _members(schema, PythonStyle.keys)
+    if members is None:
+        return None
+    call = f"call_{index}: {_literal(f'{name}(')} arguments_{index} {_literal(')')}"
+    if _is_open(schema):
+        return [
+            call,
+            f'arguments_{index}: (pair_{index} (", " pair_{index})*)?',
+            f"pair_{index}: KEY_{index} {_literal('=')} value_{index}",
+            f"KEY_{index}: /{PythonStyle.keys.pattern}/",
+            f"value_{index}: {_json(_spaced({}))}",
+        ]
+    rules = [call]
+    for number, member in enumerate(members):
+        place = f"{index}_{number}"
+        rules += [
+            f"member_{place}: {_literal(f'{member.key}=')} value_{place}",
+            f"value_{place}: {_json(member.alone)}",
+            _tail(index, number, members),
+        ]
+    first = next((number for number, member in enumerate(members) if not member.required), len(members))
+    starts = range(len(members)) if not first else range(1)
+    choices = [f"member_{index}_{number} tail_{index}_{number}" for number in starts if members]
+    if not first:
+        choices.append('""')
+    return [*rules, f"arguments_{index}: {' | '.join(choices)}"]
+
+
+def _tail(index: str, number: int, members: Sequence[_Member]) -> str:
+    """What follows the argument of this number: the required ones, and any of the others, in their order."""
+    after = number + 1
+    if after == len(members):
+        return f'tail_{index}_{number}: ""'
+    more = f'", " member_{index}_{after}'
+    more = more if members[after].required else f"({more})?"
+    return f"tail_{index}_{number}: {more} tail_{index}_{after}"

@@ -1,0 +1,288 @@
+"""Values in calls that are not written as JSON: as Python writes them, or as text whose type a schema tells."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+SPACE = " \t\n\r"
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+HEX = frozenset("0123456789abcdefABCDEF")
+# Deeper arguments, and longer numbers, are no call: who reads them as JSON need not bear more.
+MOST_DEPTH, MOST_DIGITS = 100, 400
+
+
+class BrokenCall(Exception):
+    """The text cannot go on to be a call."""
+
+
+def quoted(text: str) -> str:
+    """The text within a JSON string. Half a character, which no text of a tokenizer has, becomes an escape."""
+    return "".join(json.dumps(char)[1:-1] if char in '"\\' or _is_special(char) else char for char in text)
+
+
+def _is_special(char: str) -> bool:
+    return char < " " or "\ud800" <= char <= "\udfff"
+
+
+class PythonValue:
+    """A value as Python or JSON writes it: strings, numbers, True, False, None, lists, dictionaries by strings.
+
+    `fresh()` gives it as JSON while it comes.
+    """
+
+    words: Mapping[str, str] = {each: each for each in ("true", "false", "null")} | {
+        "True": "true",
+        "False": "false",
+        "None": "null",
+    }
+    in_word = frozenset("0123456789+-.eETrueFalsNonl")
+    escapes: Mapping[str, str] = {each: rf"\{each}" for each in 'ntrbf\\"'} | {
+        "'": "'",
+        "/": "/",
+        "a": r"\u0007",
+        "v": r"\u000b",
+        "0": r"\u0000",
+    }
+    # By how many digits follow.
+    codes: Mapping[str, int] = {"x": 2, "u": 4, "U": 8}
+
+    def __init__(self) -> None:
+        self.done = False
+        self._parts: list[str] = []
+        self._stack: list[str] = []
+        self._step: Callable[[str], None] = self._value
+        self._quote, self._is_key = "", False
+        self._word = ""
+        self._code, self._digits = 0, ""
+        self._comma = ""
+
+    def take(self, char: str) -> bool:
+        """Whether it is part of the value: a number, for one, ends with what is not. Raises BrokenCall."""
+        if self._step == self._in_word and char not in self.in_word:
+            self._word_ended()
+            if self.done:
+                return False
+        self._step(char)
+        return True
+
+    def fresh(self) -> str:
+        """What was not given yet."""
+        text, self._parts = "".join(self._parts), []
+        return text
+
+    def _give(self, text: str) -> None:
+        self._parts.append(self._comma + text)
+        self._comma = ""
+
+    def _value(self, char: str) -> None:
+        if char in SPACE:
+            return
+        if char in "'\"":
+            self._string_begins(char, is_key=False)
+        elif char in "[{":
+            self._enter(char)
+        elif char in self.in_word:
+            self._word, self._step = char, self._in_word
+        else:
+            raise BrokenCall
+
+    def _string_begins(self, char: str, is_key: bool) -> None:
+        self._quote, self._is_key, self._step = char, is_key, self._string
+        self._give('"')
+
+    def _enter(self, char: str) -> None:
+        if len(self._stack) == MOST_DEPTH:
+            raise BrokenCall
+        self._stack.append(char)
+        self._give(char)
+        self._step = self._item_or_end if char == "[" else self._key_or_end
+
+    def _leave(self, char: str) -> None:
+        if self._stack.pop() + char not in ("{}", "[]"):
+            raise BrokenCall
+        self._comma = ""  # a last one has nothing behind it
+        self._give(char)
+        self._value_ended()
+
+    def _item_or_end(self, char: str) -> None:
+        if char == "]":
+            self._leave(char)
+        else:
+            self._value(char)
+
+    def _key_or_end(self, char: str) -> None:
+        if char == "}":
+            self._leave(char)
+        elif char in "'\"":
+            self._string_begins(char, is_key=True)
+        elif char not in SPACE:
+            raise BrokenCall
+
+    def _string(self, char: str) -> None:
+        if char == self._quote:
+            self._give('"')
+            if self._is_key:
+                self._step = self._colon
+            else:
+                self._value_ended()
+        elif char == "\\":
+            self._step = self._escape
+        elif char < " " and char != "\t":
+            raise BrokenCall
+        else:
+            self._give(quoted(char))
+
+    def _escape(self, char: str) -> None:
+        if char in self.codes:
+            self._code, self._digits, self._step = self.codes[char], "", self._in_code
+            return
+        if char < " ":
+            raise BrokenCall
+        self._give(self.escapes.get(char) or quoted("\\" + char))  # Python keeps what is no escape
+        self._step = self._string
+
+    def _in_code(self, char: str) -> None:
+        if char not in HEX:
+            raise BrokenCall
+        self._digits += char
+        if len(self._digits) < self._code:
+            return
+        value = int(self._digits, 16)
+        if value > 0x10FFFF:
+            raise BrokenCall
+        self._give(f"\\u{value:04x}" if value <= 0xFFFF else chr(value))
+        self._step = self._string
+
+    def _colon(self, char: str) -> None:
+        if char == ":":
+            self._give(": ")
+            self._step = self._value
+        elif char not in SPACE:
+            raise BrokenCall
+
+    def _in_word(self, char: str) -> None:
+        if len(self._word) == MOST_DIGITS:
+            raise BrokenCall
+        self._word += char
+
+    def _word_ended(self) -> None:
+        found = self.words.get(self._word) or (self._word if NUMBER.fullmatch(self._word) else "")
+        if not found:
+            raise BrokenCall
+        self._give(found)
+        self._value_ended()
+
+    def _value_ended(self) -> None:
+        self.done, self._step = not self._stack, self._after
+
+    def _after(self, char: str) -> None:
+        if char == ",":
+            self._comma = ", "
+            self._step = self._item_or_end if self._stack[-1] == "[" else self._key_or_end
+        elif char in "]}":
+            self._leave(char)
+        elif char not in SPACE:
+            raise BrokenCall
+
+
+def as_json(text: str) -> str | None:
+    """The value that the whole text is, as Python or JSON writes one; None where it is none."""
+    value, end = PythonValue(), len(text)
+    try:
+        for index, char in enumerate(text + " "):
+            if value.done or not value.take(char):
+                return value.fresh() if index == end else None
+    except BrokenCall:
+        pass
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a schema says of a value, for families that write values without their types.
+
+OF_VALUES: Mapping[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+    dict: "object",
+    list: "array",
+}
+
+
+ANYTHING: Mapping[str, Any] = {}
+
+
+def resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema, or what it refers to within `root`; `ANYTHING` where that is none."""
+    seen = set()
+    while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
+        reference = schema["$ref"]
+        if reference in seen or not reference.startswith("#"):
+            return ANYTHING
+        seen.add(reference)
+        schema = root
+        for name in reference.split("/")[1:]:
+            name = name.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(name) if isinstance(schema, Mapping) else None
+    return schema if isinstance(schema, Mapping) else ANYTHING
+
+
+def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+    """Names of the JSON types that a value may have; where the schema leaves it open, a string."""
+    kinds: set[str] = set()
+    seen: set[int] = set()
+    todo = [schema]
+    while todo:
+        found = resolved(todo.pop(), root)
+        if id(found) not in seen:
+            seen.add(id(found))
+            branches = branches_of(found)
+            todo += branches
+            kinds |= _own_types(found) or ({"string"} if not branches else set())
+    return frozenset(kinds)
+
+
+def branches_of(schema: Mapping[str, Any]) -> list[object]:
+    """Schemas of which a value meets one, or all; none where the schema tells the type by itself."""
+    if _own_types(schema):
+        return []
+    return next((list(schema[name]) for name in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(name), list)), [])
+
+
+def _own_types(schema: Mapping[str, Any]) -> set[str]:
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return {kind}
+    if isinstance(kind, list):
+        return {each for each in kind if isinstance(each, str)}
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return {OF_VALUES.get(type(value), "string") for value in values}
+    implied = {"properties": "object", "items": "array"}
+    return {kind for name, kind in implied.items() if name in schema}
+
+
+def typed(text: str, types: frozenset[str]) -> str:
+    """A value as JSON, of the first of these types that the text can have, else a string: as vLLM reads one.
+
+    A word that is no truth value stays a string, too.
+    """
+    plain = text.strip()
+    lower = plain.lower()
+    if lower in ("null", "none") and ("null" in types or "string" not in types):
+        return "null"
+    if "boolean" in types and lower in ("true", "false"):
+        return lower
+    is_number = len(plain) <= MOST_DIGITS and NUMBER.fullmatch(plain) is not None
+    if is_number and ("number" in types or ("integer" in types and plain.lstrip("-").isdecimal())):
+        return plain
+    if types & {"object", "array"}:
+        found = as_json(plain)
+        if found is not None and ("object" if found[0] == "{" else "array" if found[0] == "[" else "") in types:
+            return found
+    return f'"{quoted(text)}"'

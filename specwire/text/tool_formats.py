@@ -1,0 +1,234 @@
+"""How families of models write calls of functions, and what a chat template tells of its model's family."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from specwire.text.call_readers import (
+    FUNCTION,
+    FUNCTION_END,
+    PARAMETER,
+    PARAMETER_END,
+    CallReader,
+    Functions,
+    JsonCall,
+    NamedCall,
+    PythonCall,
+    XmlCall,
+)
+
+Json = Mapping[str, Any]
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One call.
+
+
+class CallStyle(Protocol):
+    """How one call is written."""
+
+    def reader(self, functions: Functions) -> CallReader: ...
+
+    def written(self, name: str, arguments: Json) -> str:
+        """The call as text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JsonStyle:
+    """An object with the function's name and its arguments. arguments: the key of those."""
+
+    arguments: str = "arguments"
+
+    def reader(self, functions: Functions) -> CallReader:
+        return JsonCall(functions)
+
+    def head(self, name: str) -> str:
+        """What stands before the arguments."""
+        return f'{{"name": {json.dumps(name)}, "{self.arguments}": '
+
+    @property
+    def tail(self) -> str:
+        """What stands behind them."""
+        return "}"
+
+    def written(self, name: str, arguments: Json) -> str:
+        return self.head(name) + json.dumps(arguments, ensure_ascii=False) + self.tail
+
+
+@dataclass(frozen=True, slots=True)
+class NamedStyle:
+    """The function's name, then an object. before, between, marked: as of `NamedCall`."""
+
+    before: str = ""
+    between: str = ""
+    tail: str = ""
+    marked: bool = False
+
+    def reader(self, functions: Functions) -> CallReader:
+        return NamedCall(functions, self.before, self.between, self.marked)
+
+    def head(self, name: str) -> str:
+        return self.before + name + self.between
+
+    def written(self, name: str, arguments: Json) -> str:
+        return self.head(name) + json.dumps(arguments, ensure_ascii=False) + self.tail
+
+
+@dataclass(frozen=True, slots=True)
+class XmlStyle:
+    """See `XmlCall`. What cannot be written so is written as JSON, which is read, too."""
+
+    keys = re.compile(r"[^<>\s]{1,64}")
+    tags = re.compile("|".join(map(re.escape, (FUNCTION_END, PARAMETER, PARAMETER_END))))
+
+    def reader(self, functions: Functions) -> CallReader:
+        return XmlCall(functions)
+
+    def written(self, name: str, arguments: Json) -> str:
+        values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+        if not all(map(self.keys.fullmatch, values)) or any(map(self.tags.search, values.values())):
+            return JsonStyle().written(name, arguments)
+        parts = [f"{PARAMETER}{key}>\n{value}\n{PARAMETER_END}\n" for key, value in values.items()]
+        return f"{FUNCTION}{name}>\n{''.join(parts)}{FUNCTION_END}"
+
+
+@dataclass(frozen=True, slots=True)
+class PythonStyle:
+    """See `PythonCall`. What cannot be written so is written as JSON, which is read, too."""
+
+    keys = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+    def reader(self, functions: Functions) -> CallReader:
+        return PythonCall(functions)
+
+    def written(self, name: str, arguments: Json) -> str:
+        if not all(map(self.keys.fullmatch, arguments)):
+            return JsonStyle().written(name, arguments)
+        pairs = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items()]
+        return f"{name}({', '.join(pairs)})"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A text with calls.
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a family writes calls. Each of them may also be a JSON object.
+
+    Attributes:
+        opener: before each call, or before all of them; "": none. One that is a special token may lack in a text, as
+            detokenisers leave those out: such formats lead, too.
+        start: begins a call wherever it stands, without an opener; "": nothing does.
+        closers: what may follow a call; the last one ends all of them.
+        leads: with these characters a text may begin with a call, or a list of them, without an opener.
+        named: so it may with a function's name.
+        chained: further calls need no opener.
+        before, between, behind: as the family writes several.
+    """
+
+    name: str
+    style: CallStyle
+    opener: str = ""
+    start: str = ""
+    closers: tuple[str, ...] = ()
+    leads: str = ""
+    named: bool = False
+    chained: bool = False
+    before: str = ""
+    between: str = ""
+    behind: str = ""
+
+    def reader(self, first: str, functions: Functions) -> CallReader:
+        """first: the call's first character."""
+        return JsonCall(functions) if first == "{" else self.style.reader(functions)
+
+    def written(self, calls: Sequence[tuple[str, Json]]) -> str:
+        """Calls, each as name and arguments, as a text has them."""
+        return self.before + self.between.join(self.style.written(*call) for call in calls) + self.behind
+
+
+LISTED: Mapping[str, Any] = {"leads": "{[", "chained": True, "before": "[", "between": ", ", "behind": "]"}
+TAGGED: Mapping[str, Any] = {
+    "opener": "<tool_call>",
+    "closers": ("</tool_call>",),
+    "before": "<tool_call>\n",
+    "between": "\n</tool_call>\n<tool_call>\n",
+    "behind": "\n</tool_call>",
+}
+CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+DEEPSEEK: Mapping[str, Any] = {"opener": CALLS, "start": CALL, "chained": True, "before": CALLS, "behind": CALLS_END}
+FENCE, FENCE_END = "\n```json\n", "\n```"
+FORMATS = {
+    each.name: each
+    for each in (
+        ToolFormat("hermes", JsonStyle(), **TAGGED),
+        ToolFormat("qwen3_coder", XmlStyle(), start=FUNCTION, **TAGGED),
+        ToolFormat("llama3", JsonStyle("parameters"), opener="<|python_tag|>", leads="{[", chained=True, between="; "),
+        ToolFormat(
+            "pythonic",
+            PythonStyle(),
+            opener="<|python_start|>",
+            closers=("<|python_end|>",),
+            leads="[",
+            before="[",
+            between=", ",
+            behind="]",
+        ),
+        ToolFormat("mistral", JsonStyle(), opener="[TOOL_CALLS]", named=True, **LISTED),
+        ToolFormat(
+            "mistral_args", NamedStyle(marked=True), opener="[TOOL_CALLS]", leads="{[", named=True, chained=True
+        ),
+        ToolFormat(
+            "deepseek_v3",
+            NamedStyle(f"{CALL}function{SEPARATOR}", FENCE, FENCE_END + CALL_END),
+            closers=(FENCE_END.strip() + CALL_END, CALLS_END),
+            between="\n",
+            **DEEPSEEK,
+        ),
+        ToolFormat("deepseek_v31", NamedStyle(CALL, SEPARATOR, CALL_END), closers=(CALL_END, CALLS_END), **DEEPSEEK),
+        ToolFormat("json", JsonStyle(), **LISTED),
+    )
+}
+# What only the templates of one family say, in the order in which it is looked for.
+SIGNS = (
+    ("qwen3_coder", (FUNCTION,)),
+    ("hermes", ("<tool_call>",)),
+    ("mistral_args", ("[ARGS]",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("deepseek_v3", (CALL, "```json")),
+    ("deepseek_v31", (CALL,)),
+    ("pythonic", ("[func_name1(",)),
+    ("llama3", ("<|start_header_id|>",)),
+    ("llama3", ("<|header_start|>",)),
+)
+THINK, THOUGHT = "<think>", "</think>"
+# A template that writes a call's arguments as they are, and so wants them as text.
+AS_TEXT = re.compile(r"\+ *\w+\['function'\]\['arguments'\] *\+")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFamily:
+    """What a chat template tells of its model.
+
+    tells: it writes tools into the prompt by itself. thinks: the model may write its reasoning first. as_text: it wants
+    the arguments of calls as text, not as objects.
+    """
+
+    format: ToolFormat
+    tells: bool
+    thinks: bool
+    as_text: bool = False
+
+    @classmethod
+    def of(cls, template: str, named: str = "") -> ChatFamily:
+        """named: of `FORMATS`; "": as the template says, else "json"."""
+        signed = (name for name, signs in SIGNS if all(sign in template for sign in signs))
+        found = named or next(signed, "json")
+        tells = re.search(r"\btools\b", template) is not None
+        return cls(FORMATS[found], tells, THOUGHT in template, AS_TEXT.search(template) is not None)

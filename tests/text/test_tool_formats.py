@@ -1,0 +1,429 @@
+"""Calls as each family writes them: at every boundary, broken off anywhere, with values by schema, under grammars."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specwire.core.law.constraint import Constraint, ConstraintKind
+from specwire.text.call_grammar import call_grammar
+from specwire.text.call_readers import ToolFunction
+from specwire.text.call_values import as_json, typed, types_of
+from specwire.text.constraint_process import Grammars
+from specwire.text.tool_calls import CallBegun, CallDelta, OutputParser, ParsedCall, gathered
+from specwire.text.tool_formats import FORMATS
+from tests.text.test_tool_calls import PIECES, events_of, told
+from tests.text.tokenizers_for_tests import byte_level
+
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "text": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+        "count": {"type": "integer"},
+        "ratio": {"type": ["number", "null"]},
+        "force": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "options": {"type": "object"},
+        "mode": {"$ref": "#/$defs/Mode"},
+        "either": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        "anything": {},
+    },
+    "$defs": {"Mode": {"enum": ["read", "write"]}},
+}
+FUNCTIONS = [
+    ToolFunction("write", PARAMETERS),
+    ToolFunction("now", {"type": "object", "properties": {}}),
+    ToolFunction("write.twice-a", PARAMETERS),
+]
+
+
+def xml(name: str, **values: str) -> str:
+    parts = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items()]
+    return f"<function={name}>\n{''.join(parts)}</function>"
+
+
+CODE = 'if a < b:\n    print("</parameter>", {\'x\': "<function=now>"})\n\n'
+LONG = f"<tool_call>\n{xml('write', path='a b.py', text=CODE, count='3')}\n</tool_call>"
+V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
+V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+ARGUMENTS: dict[str, Any] = {"path": 'Kö"ln}', "tags": ["{", "[", "\\"], "options": {"a": {"b": None}}}
+AS_TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
+Calls = list[tuple[str, dict[str, Any]]]
+# Format, text, its content, its calls.
+WHOLE: list[tuple[str, str, str, Calls]] = [
+    ("qwen3_coder", f"So.\n\n{LONG}", "So.", [("write", {"path": "a b.py", "text": CODE, "count": 3})]),
+    (
+        "qwen3_coder",
+        f"{LONG}\n<tool_call>\n{xml('now')}\n</tool_call> Well.",
+        " Well.",
+        [("write", {"path": "a b.py", "text": CODE, "count": 3}), ("now", {})],
+    ),
+    ("qwen3_coder", f"Hm {xml('write', path='x')}\n</tool_call>", "Hm", [("write", {"path": "x"})]),
+    (
+        "qwen3_coder",
+        "<tool_call><function=write><parameter=path>a</parameter><parameter=count> 5 </parameter></function>",
+        "",
+        [("write", {"path": "a", "count": 5})],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=write>\n<parameter=path>\na\n<parameter=count>\n5\n</function>\n</tool_call>",
+        "",
+        [("write", {"path": "a", "count": 5})],
+    ),
+    (
+        "qwen3_coder",
+        f'<tool_call>\n{{"name": "write", "arguments": {AS_TEXT}}}\n</tool_call>',
+        "",
+        [("write", ARGUMENTS)],
+    ),
+    ("qwen3_coder", f"<tool_call>{xml('write', text='<parameter=x> y')}", "", [("write", {"text": "<parameter=x> y"})]),
+    ("mistral_args", f"[TOOL_CALLS]write[ARGS]{AS_TEXT}", "", [("write", ARGUMENTS)]),
+    (
+        "mistral_args",
+        f"So. [TOOL_CALLS]write[CALL_ID]aB3dE6gH9[ARGS]{AS_TEXT}[TOOL_CALLS]now[ARGS]{{}}",
+        "So.",
+        [("write", ARGUMENTS), ("now", {})],
+    ),
+    ("mistral_args", f"write{AS_TEXT}now{{}}\n", "", [("write", ARGUMENTS), ("now", {})]),
+    ("mistral_args", 'writeaB3dE6gH9{"a": 1}', "", [("write", {"a": 1})]),
+    ("mistral_args", 'write.twice-a{"a": 1} Well.', " Well.", [("write.twice-a", {"a": 1})]),
+    ("mistral_args", f'[TOOL_CALLS] [{{"name": "write", "arguments": {AS_TEXT}}}]', "", [("write", ARGUMENTS)]),
+    ("mistral", "[TOOL_CALLS]now[ARGS]{}", "", [("now", {})]),
+    (
+        "pythonic",
+        "[write(path='a\\'b', text=\"é\\u00e9\\n\", ratio=-1.5e3, force=True), now()]",
+        "",
+        [("write", {"path": "a'b", "text": "éé\n", "ratio": -1.5e3, "force": True}), ("now", {})],
+    ),
+    (
+        "pythonic",
+        "[write(tags=['x', \"y\",], options={'a': None})]",
+        "",
+        [("write", {"tags": ["x", "y"], "options": {"a": None}})],
+    ),
+    ("pythonic", "<|python_start|>[ now( ) ]<|python_end|> ", "", [("now", {})]),
+    ("pythonic", "[write(path=[[], {}], text = null)] Well.", " Well.", [("write", {"path": [[], {}], "text": None})]),
+    ("deepseek_v31", f"So.<｜tool▁calls▁begin｜>{V31.format('write', AS_TEXT)}", "So.", [("write", ARGUMENTS)]),
+    (
+        "deepseek_v31",
+        f"<｜tool▁calls▁begin｜>{V31.format('write', AS_TEXT)}{V31.format('now', '{}')}<｜tool▁calls▁end｜>\n",
+        "",
+        [("write", ARGUMENTS), ("now", {})],
+    ),
+    ("deepseek_v31", f"{V31.format('now', '{ }')}", "", [("now", {})]),
+    (
+        "deepseek_v3",
+        f"<｜tool▁calls▁begin｜>{V3.format('write', AS_TEXT)}\n{V3.format('now', '{}')}<｜tool▁calls▁end｜>",
+        "",
+        [("write", ARGUMENTS), ("now", {})],
+    ),
+]
+# Texts in which nothing is called.
+PLAIN = [
+    ("qwen3_coder", "a <function=other> b </function>"),
+    ("qwen3_coder", "<tool_call>\n<function=other>\n</function>\n</tool_call>"),
+    ("qwen3_coder", "<tool_call>\n<function=write>\nHm.\n</function>\n</tool_call>"),
+    ("qwen3_coder", "<tool_call>\n<function=write>\n<parameter=path>\na\n</parameter>"),
+    ("qwen3_coder", "<tool_call>\n<function=write>\n<parameter=>\na\n</parameter>\n</function>\n</tool_call>"),
+    ("qwen3_coder", "<functio"),
+    ("mistral_args", "writer{}"),
+    ("mistral_args", "write {}"),
+    ("mistral_args", "So. write{}"),
+    ("mistral_args", "[TOOL_CALLS]other[ARGS]{}"),
+    ("mistral_args", "[TOOL_CALLS]write[ARGS]{'a': 1}"),
+    ("mistral_args", "write"),
+    ("pythonic", "write(path='a')"),
+    ("pythonic", "[write(path='a'"),
+    ("pythonic", "[write('a')]"),
+    ("pythonic", "[write(path=a)]"),
+    ("pythonic", "[write(path='a\nb')]"),
+    ("pythonic", "[write(path='\\U00110000')]"),
+    ("pythonic", "[other()]"),
+    ("pythonic", "[link](now)"),
+    ("pythonic", "[1, 2]"),
+    ("deepseek_v31", f"<｜tool▁calls▁begin｜>{V31.format('other', '{}')}"),
+    ("deepseek_v31", f"<｜tool▁calls▁begin｜>{V3.format('write', '{}')}"),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>write\n```py\n{}"),
+]
+
+
+def parser_of(form: str) -> OutputParser:
+    return OutputParser(FORMATS[form], FUNCTIONS, None)
+
+
+def read(form: str, *pieces: str) -> tuple[str, Calls]:
+    found = gathered(events_of(form, list(pieces), None, FUNCTIONS))
+    return found.content, [(call.name, json.loads(call.arguments)) for call in found.calls]
+
+
+@pytest.mark.parametrize(("form", "text", "content", "calls"), WHOLE)
+def test_whole_calls_at_every_boundary(form: str, text: str, content: str, calls: Calls) -> None:
+    assert read(form, text) == (content, calls)
+    assert read(form, *text) == (content, calls)
+    whole = told(events_of(form, [text], None, FUNCTIONS))
+    for cut in range(1, len(text)):
+        assert told(events_of(form, [text[:cut], text[cut:]], None, FUNCTIONS)) == whole
+
+
+@pytest.mark.parametrize(("form", "text", "content", "calls"), WHOLE)
+def test_a_text_that_stops_in_a_call_has_those_before_it(form: str, text: str, content: str, calls: Calls) -> None:
+    for cut in range(len(text)):
+        _, found = read(form, text[:cut])
+        assert found == calls[: len(found)]
+
+
+@pytest.mark.parametrize(("form", "text"), PLAIN)
+def test_what_is_no_call_is_text(form: str, text: str) -> None:
+    assert read(form, text) == read(form, *text) == (text, [])
+
+
+def test_text_arguments_are_told_while_they_come() -> None:
+    parser = parser_of("qwen3_coder")
+    assert parser.feed("<tool_call>\n<function=write") == []
+    assert parser.feed(">\n<parameter=text>\n") == [CallBegun(0, "write")]  # of two types: told at its end
+    assert parser.feed("a") == []
+    assert parser.feed("\n</parameter>\n<parameter=path>\nb") == [CallDelta(0, '{"text": "a", "path": "b')]
+    assert parser.feed('"c\n') == [CallDelta(0, '\\"c')]
+    assert parser.feed("d\n</param") == [CallDelta(0, "\\nd")]
+    parser = parser_of("pythonic")
+    assert parser.feed("[write(") == [CallBegun(0, "write")]
+    assert parser.feed("path='b") == [CallDelta(0, '{"path": "b')]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("path", "null", "null"),
+        ("path", " 5 ", " 5 "),
+        ("path", "", ""),
+        ("path", "\n\na\n", "\n\na\n"),
+        ("text", "None", None),
+        ("text", "5", "5"),
+        ("count", "-5", -5),
+        ("count", "5.5", "5.5"),
+        ("count", "many", "many"),
+        ("count", "null", None),
+        ("ratio", "1e3", 1e3),
+        ("ratio", "7", 7),
+        ("ratio", "null", None),
+        ("force", "True", True),
+        ("force", "yes", "yes"),
+        ("tags", '["a", "</parameter></function>"]', ["a", "</parameter></function>"]),
+        ("tags", "['a', True]", ["a", True]),
+        ("tags", "{}", "{}"),
+        ("tags", "a, b", "a, b"),
+        ("options", '{"a": [1, {"b": null}]}', {"a": [1, {"b": None}]}),
+        ("options", "{'a': 1,}", {"a": 1}),
+        ("options", '{"a": 1', '{"a": 1'),
+        ("mode", "read", "read"),
+        ("either", "5", 5),
+        ("either", "five", "five"),
+        ("anything", "5", "5"),
+        ("unknown", "[1]", "[1]"),
+    ],
+)
+def test_values_have_the_type_of_their_schema(key: str, text: str, value: object) -> None:
+    call = f"<tool_call>\n{xml('write', **{key: text})}\n</tool_call>"
+    assert read("qwen3_coder", call) == read("qwen3_coder", *call) == ("", [("write", {key: value})])
+
+
+def test_types_of_schemas_that_are_odd() -> None:
+    loop: dict[str, Any] = {
+        "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}, "b": {"$ref": "#/$defs/b"}}
+    }
+    assert types_of({"$ref": "#/$defs/a"}, loop) == {"null"}
+    for schema in (
+        {"$ref": "#/$defs/b"},
+        {"$ref": "#/nowhere"},
+        {"$ref": "other.json"},
+        {"$ref": 5},
+        True,
+        None,
+        5,
+        {},
+    ):
+        assert types_of(schema, loop) == {"string"}
+    wide: dict[str, Any] = {"$defs": {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)}}
+    assert types_of({"$ref": "#/$defs/0"}, wide) == {"string"}
+    assert types_of({"type": ["integer", 5]}, {}) == {"integer"}
+    assert types_of({"const": True}, {}) == {"boolean"}
+    assert types_of({"properties": {}}, {}) == {"object"}
+
+
+def test_values_as_python_writes_them() -> None:
+    for text, value in {
+        "'a'": "a",
+        '"\\x41\\u00e9\\U0001F642\\d\\/"': "Aé🙂\\d/",
+        "[1, 2.5, -3,]": [1, 2.5, -3],
+        "{'a': {\"b\": [None, True, False, null, true, false]}}": {"a": {"b": [None, True, False, None, True, False]}},
+        " [ ] ".strip(): [],
+    }.items():
+        found = as_json(text)
+        assert found is not None
+        assert json.loads(found) == value
+    for text in (
+        "",
+        "a",
+        "'a",
+        "[1",
+        "[1}",
+        "{1: 2}",
+        "{'a'}",
+        "[,]",
+        "1 2",
+        "01",
+        "'a' 'b'",
+        "[" * 101,
+        "1" * 401,
+        "\\",
+    ):
+        assert as_json(text) is None
+    assert typed("\ud800", frozenset(["string"])) == '"\\ud800"'
+
+
+ALPHABET = st.characters(codec="utf-8")
+TEXTS = st.dictionaries(st.text(ALPHABET, max_size=6), st.text(ALPHABET, max_size=12), max_size=3)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(FORMATS)), st.lists(TEXTS, min_size=1, max_size=3))
+def test_what_is_written_is_read(form: str, asked: list[dict[str, str]]) -> None:
+    """Also where the family's own way does not bear the keys or values."""
+    functions = [ToolFunction("f.g-1", {"type": "object"})]
+    text = FORMATS[form].written([("f.g-1", arguments) for arguments in asked])
+    found = gathered(events_of(form, [text], None, functions))
+    assert found.content == ""
+    assert [(call.name, json.loads(call.arguments)) for call in found.calls] == [("f.g-1", each) for each in asked]
+
+
+def test_any_text_at_all() -> None:
+    """Never an exception; arguments are JSON; without a whole call the text is the content."""
+    marks = [
+        *PIECES,
+        xml("write", path="a"),
+        V31.format("now", "{}"),
+        V3.format("now", "{}"),
+        "write",
+        "now(",
+        "[now()]",
+    ]
+    marks += ["<function=write>", "<parameter=count>", "path='", "\\", "é", "🙂", "\x00", "\n", "5", "write{"]
+    draw = random.Random(7)
+    for number in range(6000):
+        form = draw.choice(sorted(FORMATS))
+        text = "".join(draw.choice(marks) for _ in range(draw.randrange(1, 14)))
+        if number % 3 == 0:
+            text = "".join(draw.choice(text) for _ in text)
+        pieces, at = [], 0
+        while at < len(text):
+            size = draw.choice((1, 1, 2, 3, 7, 30))
+            pieces.append(text[at : at + size])
+            at += size
+        found = gathered(events_of(form, pieces, None, FUNCTIONS))
+        assert found == gathered(events_of(form, [text], None, FUNCTIONS))
+        for call in found.calls:
+            assert isinstance(json.loads(call.arguments), dict)
+        if not found.calls:
+            assert found.content == text
+
+
+def test_what_is_held_back_is_bounded() -> None:
+    parser = parser_of("qwen3_coder")
+    parser.feed("<tool_call>\n<function=write>\n<parameter=path>\n")
+    for text in ("\n" * 2000, "</parameter>" + "\n" * 2000, "\n<parameter=" + "a" * 2000, "\n<parameter=path>" * 100):
+        told_now = "".join(event.arguments for event in parser.feed(text) if isinstance(event, CallDelta))
+        assert len(json.loads(f'"{told_now}"')) >= len(text) - 600
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Grammars.
+
+STRICT: dict[str, dict[str, Any]] = {
+    "texts": {
+        "properties": {
+            "name": {"type": "string", "minLength": 1, "maxLength": 6},
+            "note": {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}], "title": "Note"},
+            "kind": {"enum": ["a", "a b", "b\n"]},
+            "also": {"type": ["string", "null"], "enum": ["x", None]},
+        },
+        "required": ["name", "kind"],
+    },
+    "values": {
+        "properties": {
+            "n": {"type": "integer", "minimum": 0, "maximum": 99},
+            "default": {"anyOf": [{"type": "null"}, {"type": "integer", "minimum": 0, "maximum": 9}]},
+            "on": {"type": "boolean"},
+            "places": {"type": "array", "items": {"$ref": "#/$defs/Place"}, "minItems": 1, "maxItems": 2},
+        },
+        "required": ["places"],
+        "$defs": {"Place": {"type": "object", "properties": {"c": {"enum": ["</parameter>", '"']}}, "required": ["c"]}},
+    },
+    "optional": {
+        "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x"]}, "c": {"type": "null"}},
+    },
+    "nothing": {"properties": {}},
+    "as JSON": {  # a reader of untyped values could take 5 for another one; a pattern is more than characters
+        "properties": {"id": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^[a-c]{2}$"}]}},
+        "required": ["id"],
+    },
+    "odd keys": {"properties": {"a b>": {"type": "boolean"}}, "required": ["a b>"]},
+}
+CLOSED = {"type": "object", "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
+
+
+def written_at_random(grammar: str, draw: random.Random) -> str:
+    """What a model writes that has no opinion."""
+    tokenizer = byte_level()
+    grammars = Grammars(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), [0])
+    matching, ids = grammars.begin(Constraint(ConstraintKind.GRAMMAR, (grammar,))), []
+    while True:
+        (mask,) = matching.masks([])
+        assert mask is not None
+        allowed = mask.nonzero()[0].tolist()
+        assert allowed, tokenizer.decode(ids)
+        assert len(ids) < 4000
+        token = draw.choice(allowed)
+        assert matching.take([token]) == 1
+        if token == 0:
+            return str(tokenizer.decode(ids, skip_special_tokens=False))
+        ids.append(token)
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+@pytest.mark.parametrize("name", STRICT)
+def test_what_a_grammar_lets_through_is_read_and_meets_its_schema(form: str, name: str) -> None:
+    schema = {**CLOSED, **STRICT[name]}
+    functions = [ToolFunction("f", schema, strict=True), ToolFunction("g", {**CLOSED, "properties": {}}, strict=True)]
+    draw = random.Random(f"{form} {name}")
+    grammar = call_grammar(FORMATS[form], functions, forced=True, several=True, thinking=False)
+    for _ in range(4):
+        text = written_at_random(grammar, draw)
+        found = gathered(events_of(form, [text], None, functions))
+        assert found.content == "", text
+        assert found.calls, text
+        for call in found.calls:
+            if call.name == "f":
+                jsonschema.validate(json.loads(call.arguments), schema)
+            else:
+                assert call == ParsedCall("g", "{}")
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+def test_open_arguments(form: str) -> None:
+    """A schema that allows any arguments gets some."""
+    functions = [ToolFunction("f", {"type": "object"})]
+    grammar = call_grammar(FORMATS[form], functions, forced=True, several=False, thinking=False)
+    tokenizer = byte_level()
+    grammars = Grammars(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), [0])
+    for arguments in ({}, {"a": "x\ny"}, {"a": "1", "b_2": "é"}):
+        text = FORMATS[form].written([("f", arguments)])
+        ids = [*tokenizer.encode(text).ids, 0]
+        assert grammars.begin(Constraint(ConstraintKind.GRAMMAR, (grammar,))).take(ids) == len(ids), text
