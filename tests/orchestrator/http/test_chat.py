@@ -302,10 +302,8 @@ def test_a_template_that_knows_no_tools_is_told_in_words() -> None:
 
 @pytest.mark.parametrize("source", [QWEN, CODER, LLAMA, MISTRAL, MINISTRAL, DEEPSEEK, DEEPSEEK + "{{ tools }}"])
 def test_calls_in_the_history_stand_there_as_the_model_writes_them(source: str) -> None:
-    function, form = (
-        take_talk(Fields({"messages": [USER], "tools": TOOLS})).tools.functions,
-        ChatFamily.of(source).format,
-    )
+    functions = take_talk(Fields({"messages": [USER], "tools": TOOLS})).tools.functions
+    form = ChatFamily.of(source).format
     text = ours(source, messages=[USER, CALL], tools=TOOLS, add_generation_prompt=False)
     at = next(text.rfind(mark) for mark in (form.opener, form.start, '{"name"') if mark and mark in text)
     parser = OutputParser(form, functions, None)
