@@ -78,6 +78,10 @@ class NamedStyle:
         return self.head(name) + json.dumps(arguments, ensure_ascii=False) + self.tail
 
 
+# Mistral's since 2025; models from before that are read so, too.
+MARKED = NamedStyle(marked=True)
+
+
 @dataclass(frozen=True, slots=True)
 class XmlStyle:
     """See `XmlCall`. What cannot be written so is written as JSON, which is read, too."""
@@ -145,7 +149,9 @@ class ToolFormat:
 
     def reader(self, first: str, functions: Functions) -> CallReader:
         """first: the call's first character."""
-        return JsonCall(functions) if first == "{" else self.style.reader(functions)
+        if first == "{":
+            return JsonCall(functions)
+        return (MARKED if self.named else self.style).reader(functions)
 
     def written(self, calls: Sequence[tuple[str, Json]]) -> str:
         """Calls, each as name and arguments, as a text has them."""
@@ -181,9 +187,7 @@ FORMATS = {
             behind="]",
         ),
         ToolFormat("mistral", JsonStyle(), opener="[TOOL_CALLS]", named=True, **LISTED),
-        ToolFormat(
-            "mistral_args", NamedStyle(marked=True), opener="[TOOL_CALLS]", leads="{[", named=True, chained=True
-        ),
+        ToolFormat("mistral_args", MARKED, opener="[TOOL_CALLS]", leads="{[", named=True, chained=True),
         ToolFormat(
             "deepseek_v3",
             NamedStyle(f"{CALL}function{SEPARATOR}", FENCE, FENCE_END + CALL_END),
