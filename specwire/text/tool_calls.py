@@ -127,6 +127,7 @@ class ToolParser:
         self._form = form
         self._functions = functions
         self._openers = tuple(each for each in (form.opener, form.start) if each)
+        self._firsts = frozenset(each[0] for each in self._openers)
         self._take = self._text
         self._events: list[OutputEvent] = []
         # White space, and the beginning of an opener or a closer: both may be content.
@@ -174,6 +175,9 @@ class ToolParser:
             self._take(char)
 
     def _text(self, char: str) -> None:
+        if not self._mark and char not in self._firsts:
+            self._no_mark(char)
+            return
         mark = self._mark + char
         if any(opener.startswith(mark) for opener in self._openers):
             self._mark = mark
@@ -182,13 +186,11 @@ class ToolParser:
             elif mark == self._form.start:
                 self._opened("")
                 self._begin(mark)
-        elif self._mark:
-            released, self._mark = self._mark + char, ""
-            self._no_mark(released[0])
-            for each in released[1:]:
-                self._take(each)
         else:
-            self._no_mark(char)
+            self._mark = ""
+            self._no_mark(mark[0])
+            for each in mark[1:]:
+                self._take(each)
 
     def _no_mark(self, char: str) -> None:
         """A character that begins no opener."""
