@@ -36,7 +36,7 @@ def call_grammar(
         f"start: {'thought GAP ' if thinking else ''}answer",
         f"answer: {'calls' if forced else _free(form, several)}",
         f"calls: {_line(_literal(form.before), _calls(form, several), _literal(form.behind))}",
-        *_free_rules(form, functions, several),
+        *_free_rules(form, functions, several, thinking),
         f"call: {' | '.join(f'call_{index}' for index in range(len(functions)))}",
     ]
     for index, function in enumerate(functions):
@@ -80,11 +80,13 @@ def _free(form: ToolFormat, several: bool) -> str:
     return "tagged* REST" if several else "REST | tagged"
 
 
-def _free_rules(form: ToolFormat, functions: Sequence[ToolFunction], several: bool) -> list[str]:
+def _free_rules(form: ToolFormat, functions: Sequence[ToolFunction], several: bool, thinking: bool) -> list[str]:
     """Rules for texts that may have calls; as of any Lark grammar, one that is not used does no harm."""
     if _leads(form):
         openers = "".join(re.escape(char) for char in form.leads)
-        parts = [rf"/([ \n\r\t]*[^ \n\r\t{openers}](.|\n)*)?/"]
+        # Where a name may follow the gap, white space is the gap's: it must not make a text of the name.
+        space = "" if form.named and thinking else r"[ \n\r\t]*"
+        parts = [rf"/({space}[^ \n\r\t{openers}](.|\n)*)?/"]
         if form.opener:
             parts.append(f"~/{_anywhere(form.opener)}/")
         if form.named:

@@ -38,7 +38,7 @@ class PythonValue:
         "False": "false",
         "None": "null",
     }
-    in_word = frozenset("0123456789+-.eETrueFalsNonl")
+    in_word = frozenset("0123456789+-.eE").union(*words)
     escapes: Mapping[str, str] = {each: rf"\{each}" for each in 'ntrbf\\"'} | {
         "'": "'",
         "/": "/",

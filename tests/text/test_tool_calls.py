@@ -38,7 +38,6 @@ SCHEMA = {
     "$defs": {"Unit": {"enum": ["C", "F"]}},
 }
 FUNCTIONS = [ToolFunction("get_weather", SCHEMA, strict=True), ToolFunction("f", {"type": "object"})]
-NAMES = ("f", "get_weather")
 FORMAT_NAMES = sorted(FORMATS)
 
 
@@ -156,7 +155,7 @@ def test_reasoning_before_a_call() -> None:
 
 
 def test_a_call_is_told_while_it_comes() -> None:
-    parser = OutputParser(FORMATS["hermes"], NAMES, None)
+    parser = OutputParser(FORMATS["hermes"], FUNCTIONS, None)
     assert parser.feed('<tool_call>{"name": "f') == []
     assert parser.feed('", "arguments": {"a"') == [CallBegun(0, "f"), CallDelta(0, '{"a"')]
     assert parser.feed(": 1}") == [CallDelta(0, ": 1}")]
@@ -193,7 +192,7 @@ def test_how_a_text_is_cut_changes_nothing(form: str, text: str, thinking: bool 
         assert told(found) == told(whole)
         assert gathered(found) == gathered(whole)
     for call in gathered(whole).calls:
-        assert call.name in NAMES
+        assert call.name in ("f", "get_weather")
         assert isinstance(json.loads(call.arguments), dict)
 
 
@@ -221,7 +220,7 @@ VALUES = st.recursive(
 @given(
     st.lists(
         st.tuples(st.sampled_from(["", "Hm.", "So: 5 < 6."]), st.dictionaries(st.text(max_size=5), VALUES, max_size=3))
-    )
+    ).filter(lambda asked: "tool_call>" not in json.dumps(asked))  # of which the reference knows only one kind
 )
 def test_as_a_reader_of_the_whole_text_finds_them(asked: list[tuple[str, dict[str, Any]]]) -> None:
     text = "".join(
@@ -276,7 +275,8 @@ def test_what_a_grammar_allows(form: str, thinking: bool) -> None:
             assert allowed(forced, several, one)
             assert allowed(forced, several, two) is several
             assert not allowed(forced, several, call(("get_weather", WRONG)))
-            assert not allowed(forced, several, call(("g", {})))
+            if forced or known.name != "mistral_args":  # there it is text: nothing but its name makes it a call
+                assert not allowed(forced, several, call(("g", {})))
             for text in ("", "Nice <weather>.", 'It is "C".'):
                 assert allowed(forced, several, text) is not forced
         assert [each.name for each in parsed(form, two).calls] == ["get_weather", "f"]
