@@ -390,7 +390,7 @@ def written_at_random(grammar: str, draw: random.Random) -> str:
     """What a model writes that has no opinion."""
     tokenizer = byte_level()
     grammars = Grammars(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), [0])
-    matching, ids = grammars.begin(Constraint(ConstraintKind.GRAMMAR, (grammar,))), []
+    matching, ids = grammars.begin(Constraint(ConstraintKind.GRAMMAR, (grammar,))), list[int]()
     while True:
         (mask,) = matching.masks([])
         assert mask is not None
