@@ -45,7 +45,7 @@ OUT = HERE / "results" / "tools.json"
 TEMPLATE = HERE.parent / "examples" / "chatml.jinja"
 # Beside the calls themselves: at once, sessions of a batch; characters of a prompt; tokens of a call, which all end
 # before; seconds for one.
-AT_ONCE, PROMPT_CHARACTERS, MOST_TOKENS, LIMIT_S = 12, 120, 320, 300.0
+AT_ONCE, PROMPT_CHARACTERS, MOST_TOKENS, LIMIT_S = 12, 120, 256, 300.0
 TEMPERATURE = 0.8
 CUTTINGS = 8
 # Of the tiny models.
