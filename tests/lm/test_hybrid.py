@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from deploy.cli.doctor_models import facts_of
+from deploy.cli.doctor_models import check_models, facts_of
 from specwire.core.messages import MOST_WINDOW
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.kv_cache import CachedLM, position_bytes
+from specwire.lm.kv_cache import CachedLM, position_bytes, readable
 from specwire.lm.model_config import window_of
 from specwire.lm.runners import hybrid
 from specwire.lm.runners.hybrid import (
@@ -203,6 +203,8 @@ def test_memory_is_counted_with_the_states(name: str, tmp_path: Path) -> None:
     assert (lm.slots, lm.kv_bytes, lm.state_bytes) == (2, 2 * slot, 2 * STATES * one)
     facts = facts_of(folder, "float32")
     assert (facts.kv_bytes, facts.state_bytes) == (slot, STATES * one)
+    told = [finding.text for finding in check_models(folder, [], "float32", 2, None)]
+    assert any(f"in each {readable(STATES * one)} for states of recurrent layers" in text for text in told)
     with pytest.raises(ModelError, match="of them for its recurrent layers; give more"):
         load_model(folder, slots=9, context=CONTEXT, kv_memory=memory_for(made, model, 1) - 1)
 
