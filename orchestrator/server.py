@@ -10,6 +10,7 @@ from typing import Protocol
 
 from orchestrator.api.grpc import GenerationApi
 from orchestrator.api.status import StatusApi, is_offered
+from orchestrator.chat.models import ChatModels
 from orchestrator.hub import MOST_SAID_BYTES, DraftHub
 from orchestrator.metrics import families
 from orchestrator.options import OrchestratorOptions
@@ -97,6 +98,7 @@ class RunningOrchestrator:
     def __init__(
         self,
         orchestrator: Orchestrator,
+        chats: ChatModels,
         hub: DraftHub,
         server: RunningServer,
         http: RunningHttp | None,
@@ -106,6 +108,7 @@ class RunningOrchestrator:
         self.orchestrator = orchestrator
         self.metrics = metrics
         self._registrar = registrar
+        self._chats = chats
         self._hub = hub
         self._server = server
         self._http = http
@@ -151,6 +154,7 @@ class RunningOrchestrator:
         if self._http is not None:
             await self._http.stop(LAST_WORDS_S)
         await self._server.stop(min(grace, LAST_WORDS_S))
+        await self._chats.stop()
         await self.orchestrator.stop()
         if self.metrics is not None:
             await self.metrics.stop()
@@ -177,12 +181,14 @@ async def start(options: OrchestratorOptions, local: Mapping[str, LocalPeer] = A
         if metrics is not None:
             started.push_async_callback(metrics.stop)
         await orchestrator.start()
-        http = await _serve_http(orchestrator)
+        chats = ChatModels(orchestrator.pool, options.chat_template, options.tool_format)
+        started.push_async_callback(chats.stop)
+        http = await _serve_http(orchestrator, chats)
         if http is not None:
             started.push_async_callback(http.stop, 0.0)
         hub = DraftHub(orchestrator)
         access = options.access
-        offered = [_generation(GenerationApi(orchestrator), access.keys)]
+        offered = [_generation(GenerationApi(orchestrator, chats), access.keys)]
         if options.accept_drafters:
             offered.append(_drafters(hub, access.drafter_keys))
         if is_offered(options):
@@ -190,18 +196,18 @@ async def start(options: OrchestratorOptions, local: Mapping[str, LocalPeer] = A
         server = await serve(offered, options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = registered(orchestrator, server.address)
         started.pop_all()
-    running = RunningOrchestrator(orchestrator, hub, server, http, metrics, registrar)
+    running = RunningOrchestrator(orchestrator, chats, hub, server, http, metrics, registrar)
     await running.tell_health()
     return running
 
 
-async def _serve_http(orchestrator: Orchestrator) -> RunningHttp | None:
+async def _serve_http(orchestrator: Orchestrator, chats: ChatModels) -> RunningHttp | None:
     options = orchestrator.options
     if not options.http:
         return None
     from orchestrator.http.server import serve as serve_http  # an extra
 
-    return await serve_http(orchestrator, options.http, options.tls, options.chat_template, options.tool_format)
+    return await serve_http(orchestrator, options.http, options.tls, chats)
 
 
 def _generation(api: GenerationApi, keys: Keys | None) -> Service:

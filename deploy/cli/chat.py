@@ -24,7 +24,7 @@ from deploy.cli.stack_address import StackAddress, add_address_arguments, explai
 from deploy.cli.terminal import ProvisionalTail, dim, is_terminal, painter, wants_colour
 from deploy.stack.child_stack import own_stack, stack_words
 from deploy.stack.options import StackError
-from orchestrator.http.templates import Renderer, TemplateInvalid
+from orchestrator.chat.templates import Renderer, TemplateInvalid
 from orchestrator.options import chat_template_of
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import PartialCompletion

@@ -12,6 +12,7 @@ import grpc
 
 from orchestrator.api import replies
 from orchestrator.api.requests import Repeats, Seeds, record_of
+from orchestrator.chat.answer import AnswerForm, AnswerReader, ChatPrompt
 from orchestrator.peers.models import Target
 from orchestrator.session.appender import status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver
@@ -276,6 +277,7 @@ class GenerationHandler:
         trace: Trace | None = None,
         traceparent: str = "",
         target: Target | None = None,
+        chat: ChatPrompt | None = None,
     ) -> AsyncGenerator[replies.Part, None]:
         """A session's events, from its start to its end. Closing this cancels the session.
 
@@ -284,10 +286,11 @@ class GenerationHandler:
         reached: of a caller that comes back with its request id: the position before which it has everything, and the
         hash of the text before it. See `cursor_of`. trace: is told what happens in the session from now on; must not
         block. traceparent: of the caller's span (W3C Trace Context); empty or invalid begins a trace. target: one for
-        all sessions of a request with several; None takes `target_for` the request.
+        all sessions of a request with several; None takes `target_for` the request. chat: of a request whose prompt is
+        one.
         """
         target = target or await self.target_for(request, tenant)
-        driver = await self._driver_for(request, target, tenant, seed, time_left, traceparent)
+        driver = await self._driver_for(request, target, tenant, seed, time_left, traceparent, chat)
         if reached is not None or request.take_over:  # its driver may be gone: its reader lost the connection
             driver = await self._orchestrator.join(driver.view.record.session_id, take_over=True)
         guess, view = _guess(driver, target) if request.provisional else None, driver.view
@@ -323,6 +326,7 @@ class GenerationHandler:
         seed: int,
         time_left: float | None,
         traceparent: str,
+        chat: ChatPrompt | None,
     ) -> SessionDriver:
         """The request's session. One that would be refused now may have begun under its id with an earlier version."""
         vocabulary, store = target.info.vocabulary_fingerprint, self._orchestrator.store
@@ -331,7 +335,7 @@ class GenerationHandler:
                 check_owner(request.parent, tenant, "parent")
             parent = "" if request.whole_prompt else request.parent
             before = await tokens_of(parent, tenant, vocabulary, store)
-            record = await record_of(request, target, tenant, seed, before)
+            record = await record_of(request, target, tenant, seed, before, chat)
         except (InvalidParameter, StatusError):
             driver = await self._repeats.begun(request, tenant)
             if driver is None:
@@ -382,13 +386,16 @@ class GenerationHandler:
         self, view: SessionView, cursor: Cursor, guess: ProvisionalGuess | None = None
     ) -> AsyncGenerator[replies.Part, None]:
         """A reader's events from `cursor` on."""
-        known = view.output.end
+        known, form = view.output.end, AnswerForm.read(view.record.chat)
+        answer = None if form is None else AnswerReader(form, view.record.session_id)
+        if answer is not None:
+            await answer.skip(view.output.text[: cursor.characters])
         yield replies.started(view, self._prompt(view.record))
         async for shown in view.output.follow(cursor, guess):
             if isinstance(shown, ProvisionalDraft):
                 yield replies.provisional(shown)
                 continue
-            yield replies.chunk(shown, view.output.timings)
+            yield replies.chunk(shown, view.output.timings, None if answer is None else answer.feed(shown.text))
             view.tell(ClientTook(shown.position + len(shown.tokens)))
         end = view.output.end
         if end is not None and end.reason is FinishReason.ERROR:
@@ -399,7 +406,8 @@ class GenerationHandler:
                 raise StatusError(grpc.StatusCode.ABORTED, f"the session has failed: {message}")
             raise StatusError(code, message)
         if end is not None:
-            yield replies.finished(view, end, view.output.since(cursor).text)
+            text = view.output.since(cursor).text
+            yield replies.finished(view, end, text, None if answer is None else answer.finish(text))
 
 
 def _pass_deadline(driver: SessionDriver) -> None:

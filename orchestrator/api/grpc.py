@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import grpc
 
 from orchestrator.api import calls, replies
 from orchestrator.api.calls import GenerationHandler, cursor_of, merged, single_requests
 from orchestrator.api.requests import check_size
 from orchestrator.api.scores import PromptScorer
+from orchestrator.chat.answer import AnswerForm, ChatPrompt
+from orchestrator.chat.models import ChatModels
+from orchestrator.chat.wire import talk_of
 from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import StoredSession
 from orchestrator.tenants import check_owner, no_session
+from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import ClientTook
 from specwire.rpc import convert
-from specwire.rpc.errors import Context
+from specwire.rpc.errors import RETRY_AFTER, Context, StatusError
 from specwire.telemetry.logs import SHOWN_CHARACTERS
 from specwire.telemetry.tracing import Side, parent_in, spanned
+from specwire.text.sandbox import Busy
 from specwire.v1 import common_pb2, generation_pb2_grpc
 from specwire.v1 import generation_pb2 as pb
 
@@ -25,26 +33,40 @@ from specwire.v1 import generation_pb2 as pb
 class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
     """Errors are raised as InvalidParameter, StatusError or StoreError; the interceptor turns them into statuses."""
 
-    def __init__(self, orchestrator: Orchestrator) -> None:
+    def __init__(self, orchestrator: Orchestrator, chats: ChatModels) -> None:
         self._orchestrator = orchestrator
+        self._chats = chats
         self._handler = GenerationHandler(orchestrator)
         self._scorer = PromptScorer(orchestrator)
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         tenant, left = self._tenant(context), context.time_remaining()
         parent = parent_in(context.invocation_metadata())
-        target = None
-        if request.n > 1:  # before the prompt is copied for each of them
+        target = chat = None
+        if request.n > 1 or request.HasField("chat"):  # before the prompt is copied for each of them
             target = await self._handler.target_for(request, tenant)
-            check_size(request.text or request.tokens.ids, target)
+            chat = await self._chat(request.chat, target) if request.HasField("chat") else None
+            check_size(
+                chat.text if chat else request.text or request.tokens.ids, target, "messages" if chat else "prompt"
+            )
         singles = single_requests(request)
         (seed,) = await self._handler.seeds.of(request, tenant)
-        streams = [
-            self._handler.generate(each, tenant, left, seed, traceparent=parent, target=target) for each in singles
-        ]
-        async with aclosing(merged(streams)) as parts:
-            async for choice, part in parts:
-                yield replies.generate_response(part, choice)
+        more: dict[str, Any] = {"traceparent": parent, "target": target, "chat": chat}
+        streams = [self._handler.generate(each, tenant, left, seed, **more) for each in singles]
+        with _naming_tools(chat):
+            async with aclosing(merged(streams)) as parts:
+                async for choice, part in parts:
+                    yield replies.generate_response(part, choice)
+
+    async def _chat(self, chat: pb.Chat, target: Target) -> ChatPrompt:
+        """What a session is asked for. Raises InvalidParameter; StatusError: too many wait for their template."""
+        talk, model = talk_of(chat), self._chats.of(target)
+        try:
+            prompt = await model.prompt(talk)
+        except Busy as busy:
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy), RETRY_AFTER) from None
+        constraint = talk.tools.constraint(model.family, talk.opens_thought(prompt))
+        return ChatPrompt(prompt, constraint, AnswerForm.of(model.family, talk, prompt))
 
     def _tenant(self, context: Context) -> str:
         """The calling tenant. Callers that may not call never come here: see specwire.rpc.server."""
@@ -109,6 +131,22 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
     async def ScoreText(self, request: pb.ScoreTextRequest, context: Context) -> pb.ScoreTextResponse:
         tenant, target = self._tenant(context), self._orchestrator.pool.target_named(request.model)
         return await self._scorer.continuations(request, target, tenant, context.time_remaining())
+
+
+@contextmanager
+def _naming_tools(chat: ChatPrompt | None) -> Iterator[None]:
+    """A refusal of the form that tools demand is one of the tools."""
+    try:
+        yield
+    except (InvalidParameter, StatusError) as error:
+        demanded = f"{chat.constraint.kind}: " if chat is not None and chat.constraint is not None else ""
+        said = error.message if isinstance(error, StatusError) else str(error)
+        if not demanded or not said.startswith(demanded):
+            raise
+        message = said.removeprefix(demanded)
+        if isinstance(error, StatusError):
+            raise StatusError(error.code, f"tools: {message}", error.retry_after) from None
+        raise InvalidParameter("tools", message) from None
 
 
 def _of_all(target: Target) -> common_pb2.GetModelInfoResponse:

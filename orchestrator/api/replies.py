@@ -56,7 +56,7 @@ def provisional(known: ProvisionalDraft) -> pb.Provisional:
     return pb.Provisional(position=known.position, tokens=known.tokens, text=known.text)
 
 
-def chunk(piece: Emit, way: OutputTimings | None) -> pb.Chunk:
+def chunk(piece: Emit, way: OutputTimings | None, delta: pb.ChatDelta | None = None) -> pb.Chunk:
     count = piece.outcomes.count
     return pb.Chunk(
         position=piece.position,
@@ -70,6 +70,7 @@ def chunk(piece: Emit, way: OutputTimings | None) -> pb.Chunk:
         direct=count(Outcome.DIRECT),
         timings=None if way is None else timings(way),
         logprobs=convert.logprobs_to_wire(piece.logprobs),
+        delta=delta,
     )
 
 
@@ -83,7 +84,7 @@ def timings(known: OutputTimings) -> pb.ChunkTimings:
     )
 
 
-def finished(view: SessionView, end: End, text: str) -> pb.Finished:
+def finished(view: SessionView, end: End, text: str, delta: pb.ChatDelta | None = None) -> pb.Finished:
     return pb.Finished(
         reason=convert.reason_to_wire(end.reason),
         message=end.message,
@@ -91,6 +92,7 @@ def finished(view: SessionView, end: End, text: str) -> pb.Finished:
         text_length=end.text_length,
         stats=stats(view.stats, len(view.record.prompt)),
         lossy=view.record.sampling.lossy,
+        delta=delta,
     )
 
 

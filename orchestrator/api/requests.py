@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import grpc
 
+from orchestrator.chat.answer import ChatPrompt
 from orchestrator.peers.models import Target
 from orchestrator.session.appender import store_statuses
 from orchestrator.session.driver import SessionDriver
@@ -41,19 +42,26 @@ LONG_TEXT = 4096
 
 
 async def record_of(
-    request: generation_pb2.GenerateRequest, target: Target, tenant: str, seed: int, before: tuple[int, ...] = ()
+    request: generation_pb2.GenerateRequest,
+    target: Target,
+    tenant: str,
+    seed: int,
+    before: tuple[int, ...] = (),
+    chat: ChatPrompt | None = None,
 ) -> SessionRecord:
     """A new session's record. seed: taken where the request has none. before: tokens that precede its prompt.
+
+    chat: of a request whose prompt is one.
 
     Raises:
         InvalidParameter: names the field and the value.
     """
     convert.check_known(request, "request")
     info = target.info
-    prompt = [*before, *await prompt_tokens(request, target)]
-    check_prompt(prompt, info.vocabulary, target.context)
-    sources = sources_of(request)
-    sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=seed, vocabulary=info.vocabulary)
+    prompt = [*before, *await prompt_tokens(request, target, chat)]
+    check_prompt(prompt, info.vocabulary, target.context, "prompt" if chat is None else "messages")
+    sources, asked = sources_of(request), request.sampling if chat is None else with_form(request.sampling, chat)
+    sampling, _ = convert.sampling_from_wire(asked, default_seed=seed, vocabulary=info.vocabulary)
     stopping = stopping_of(request.stopping, target, len(prompt))
     check_constraint(sampling.constraint, stopping, info.eos_ids)
     return SessionRecord(
@@ -81,6 +89,7 @@ async def record_of(
         request_digest=digest_of(request) if request.request_id else "",
         private=request.private,
         note=checked_note(request.note),
+        chat="" if chat is None else checked_form(str(chat.form)),
     )
 
 
@@ -129,8 +138,25 @@ def digest_of(request: generation_pb2.GenerateRequest) -> str:
     return hashlib.blake2b(asked.SerializeToString(deterministic=True), digest_size=DIGEST_BYTES).hexdigest()
 
 
-async def prompt_tokens(request: generation_pb2.GenerateRequest, target: Target) -> list[int]:
+def with_form(sampling: common_pb2.Sampling, chat: ChatPrompt) -> common_pb2.Sampling:
+    """With the form that the chat's calls must have. InvalidParameter: another one is demanded as well."""
+    if chat.constraint is None:
+        return sampling
+    demanded = sampling.WhichOneof("constraint")
+    if demanded is not None:
+        raise InvalidParameter(demanded, "contradicts tools that a grammar must see to: an answer has one form")
+    asked = common_pb2.Sampling()
+    asked.CopyFrom(sampling)
+    asked.MergeFrom(convert.constraint_to_wire(chat.constraint))
+    return asked
+
+
+async def prompt_tokens(
+    request: generation_pb2.GenerateRequest, target: Target, chat: ChatPrompt | None = None
+) -> list[int]:
     kind = request.WhichOneof("prompt")
+    if chat is not None:
+        return await encoded(chat.text, target, "messages")
     if kind == "text":
         return await encoded(request.text, target)
     return list(request.tokens.ids) if kind == "tokens" else []
@@ -198,6 +224,12 @@ def checked_request_id(request_id: str) -> str:
     if len(request_id) > MOST_REQUEST_ID:
         raise InvalidParameter("request_id", f"at most {MOST_REQUEST_ID} characters are allowed, not {len(request_id)}")
     return request_id
+
+
+def checked_form(form: str) -> str:
+    if len(form.encode()) > MOST_NOTE_BYTES:
+        raise InvalidParameter("tools", f"at most {MOST_NOTE_BYTES} bytes are kept, not {len(form.encode())}")
+    return form
 
 
 def checked_note(note: str) -> str:

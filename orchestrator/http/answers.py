@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import secrets
 import time
@@ -20,7 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.replies import Part
 from orchestrator.api.scores import PromptScores
-from orchestrator.http.chat import ToolUse
+from orchestrator.chat.answer import call_id
+from orchestrator.chat.talk import ToolUse
 from orchestrator.http.endpoint import Served
 from orchestrator.http.errors import failure_of
 from orchestrator.http.prompts import by_id, by_text, echoed, joined
@@ -49,7 +49,6 @@ from specwire.v1 import generation_pb2 as pb
 # How OpenAI's API writes completions and chats: the two differ in names and in where text and logprobs stand.
 
 Json = dict[str, Any]
-CALL_ID_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +199,7 @@ class ParsedChatShape(ChatShape):
         return "tool_calls" if self._called and reason == "stop" else reason
 
     def _opening(self, index: int) -> Json:
-        """The same each time that a session is told again."""
-        digest = hashlib.blake2b(f"{self._session}:{index}".encode(), digest_size=CALL_ID_BYTES)
-        return {"id": f"call_{digest.hexdigest()}", "type": "function"}
+        return {"id": call_id(self._session, index), "type": "function"}
 
     def _delta(self, events: Sequence[OutputEvent]) -> Json:
         """One delta for all of them: clients merge calls by index, and one delta has each index once."""

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Any
 from weakref import WeakValueDictionary
 
+from orchestrator.chat.fields import MOST_DEPTH, MOST_PARTS, JsonBounds, no_number
 from orchestrator.http.errors import INVALID, Failure
 from specwire.core.invalid import InvalidParameter
 
@@ -31,12 +31,6 @@ MOST_TENANT_BYTES = 64 * 1024 * 1024
 RETRY_S = 1.0
 # Bytes of JSON from which parsing takes long enough for other sessions to feel it.
 LONG_BODY = 64 * 1024
-# Most strings, lists and objects of one body, because each takes many times its bytes (the longest accepted chat has
-# some ten for each message; token ids are numbers); and how deep they may be nested.
-MOST_PARTS = 65_536
-MOST_DEPTH = 128
-STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-NO_BRACKETS = bytes(byte for byte in range(256) if byte not in STEPS)
 # JSON escapes that may be half a character (surrogates).
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -139,7 +133,7 @@ def parsed(
     """See `BodyParser.parse`."""
     try:
         _check_body(body)
-        found = json.loads(body.decode(), parse_int=parse_int, parse_float=parse_float, parse_constant=_no_number)
+        found = json.loads(body.decode(), parse_int=parse_int, parse_float=parse_float, parse_constant=no_number)
         if SURROGATE.search(body):
             json.dumps(found, ensure_ascii=False).encode()  # half a character is no text, though JSON can spell it
     except InvalidParameter:
@@ -153,10 +147,6 @@ def parsed(
     return found
 
 
-def _no_number(name: str) -> object:
-    raise ValueError(f"{name} is no number")
-
-
 def _int(text: str) -> int:
     return int(text)
 
@@ -167,35 +157,6 @@ def _float(text: str) -> float:
 
 # The parser releases the interpreter's lock only when it calls Python functions: then other threads run.
 HOOKS = _int, _float
-
-
-class JsonBounds:
-    """What the texts of one request may come to as JSON: strings, lists and objects in all, and the depth of each.
-
-    They are counted before any value is made. Invariant: what was counted so far is at most MOST_PARTS.
-    """
-
-    def __init__(self) -> None:
-        self._parts = 0
-
-    def check(self, text: bytes, field: str, name: str = "") -> None:
-        """Raises InvalidParameter of `field`. name: of what is within it.
-
-        With escapes removed, every second piece between quotes lies outside of strings, up to the first place that is
-        no JSON.
-        """
-        plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
-        strings = plain.count(b'"') // 2
-        brackets = b"".join(plain.split(b'"')[::2]).translate(None, NO_BRACKETS) if strings <= MOST_PARTS else b""
-        self._parts += strings + brackets.count(b"[") + brackets.count(b"{")
-        if self._parts > MOST_PARTS:
-            raise _beyond(field, name, f"has more than {MOST_PARTS} strings, lists and objects")
-        if max(accumulate(map(STEPS.__getitem__, brackets)), default=0) > MOST_DEPTH:
-            raise _beyond(field, name, f"is nested too deeply: more than {MOST_DEPTH} lists and objects")
-
-
-def _beyond(field: str, name: str, message: str) -> InvalidParameter:
-    return InvalidParameter(field, f"{name} {message}" if name else message)
 
 
 def _check_body(body: bytes) -> None:

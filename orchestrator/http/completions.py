@@ -14,6 +14,8 @@ from starlette.types import ASGIApp
 from orchestrator.api.calls import merged, single_requests
 from orchestrator.api.requests import check_size
 from orchestrator.api.scores import PromptScorer, PromptScores
+from orchestrator.chat.fields import is_ids, shown
+from orchestrator.chat.talk import Talk, take_talk
 from orchestrator.http.answers import (
     FIELD,
     Answer,
@@ -28,18 +30,10 @@ from orchestrator.http.answers import (
     Told,
 )
 from orchestrator.http.answers import parse as parse_places
-from orchestrator.http.chat import Talk, take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import failure_of
 from orchestrator.http.prompts import scored
-from orchestrator.http.requests import (
-    MOST_CHOICES,
-    CompletionRequest,
-    is_ids,
-    shown,
-    take_chat,
-    take_completion,
-)
+from orchestrator.http.requests import MOST_CHOICES, CompletionRequest, take_chat, take_completion
 from orchestrator.http.usage import headers_of
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint

@@ -13,6 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.api.calls import GenerationHandler
+from orchestrator.chat.fields import Fields
+from orchestrator.chat.models import ChatModel, ChatModels
+from orchestrator.chat.talk import Talk
 from orchestrator.http.bodies import (
     RETRY_S,
     Bodies,
@@ -21,14 +24,10 @@ from orchestrator.http.bodies import (
     most_body_bytes,
     read_body,
 )
-from orchestrator.http.chat import Talk
 from orchestrator.http.errors import INVALID, SERVER, Failure, failure_of
-from orchestrator.http.requests import Fields
-from orchestrator.http.templates import RemoteTemplate, Renderer, TemplateInvalid
 from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
 from orchestrator.tenants import ANONYMOUS
-from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
 from specwire.rpc.model_info import Identity
 from specwire.text.detokenizer import TokenBytes
@@ -41,7 +40,6 @@ from specwire.v1 import generation_pb2 as pb
 
 # Digits of the identity that are shown: enough to tell versions apart.
 FINGERPRINT_DIGITS = 12
-INSTEAD = "use /v1/completions, or start the service with --chat-template FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +55,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model as HTTP's callers see it. template: None where it has none. family: what that tells of the model."""
+    """A model as HTTP's callers see it."""
 
     target: Target
     names: TokenBytes
-    template: RemoteTemplate | None
-    family: ChatFamily
+    chat: ChatModel
+
+    @property
+    def family(self) -> ChatFamily:
+        return self.chat.family
 
     @property
     def name(self) -> str:
@@ -73,23 +74,16 @@ class Served:
         """OpenAI's system_fingerprint: with another one the same seed may give another text."""
         return f"fp_{self.target.identity.digest[:FINGERPRINT_DIGITS]}"
 
-    def close(self) -> None:
-        """The model is gone."""
-        if self.template is not None:
-            self.template.close()
-
 
 class HttpService:
-    """chat_template: instead of the model's own; tool_format: of `FORMATS`; "" takes the model's, as it is found."""
+    """chats: its owner stops it."""
 
-    def __init__(self, orchestrator: Orchestrator, chat_template: str = "", tool_format: str = "") -> None:
+    def __init__(self, orchestrator: Orchestrator, chats: ChatModels) -> None:
         self.orchestrator = orchestrator
         self.handler = GenerationHandler(orchestrator)
         self.started = int(time.time())
-        self._chat_template = chat_template
-        self._tool_format = tool_format
+        self._chats = chats
         self._served: dict[Identity, Served] = {}
-        self._renderer = Renderer()
         self._parser = BodyParser()
         self._left: set[asyncio.Task[None]] = set()
 
@@ -130,57 +124,21 @@ class HttpService:
         known = self._served.get(target.identity)
         if known is None or known.target != target:
             versions = self.orchestrator.pool.models
-            for gone in [each for each in self._served if versions.version(each) is None]:
-                self._served.pop(gone).close()
-            self._served[target.identity] = self._described(target, known)
+            self._served = {each: one for each, one in self._served.items() if versions.version(each) is not None}
+            names = TokenBytes(target.tokenizer) if known is None else known.names
+            self._served[target.identity] = Served(target, names, self._chats.of(target))
         return self._served[target.identity]
-
-    def _described(self, target: Target, known: Served | None) -> Served:
-        """`known`: the same version, as it was described before."""
-        if known is not None and _template_of(known.target) == _template_of(target):
-            return Served(target, known.names, known.template, known.family)
-        if known is not None:
-            known.close()
-        source = self._chat_template or target.info.chat_template
-        template = self._renderer.template(source, target.info.special_tokens) if source else None
-        return Served(target, TokenBytes(target.tokenizer), template, ChatFamily.of(source, self._tool_format))
 
     async def fields(self, call: Call) -> Fields:
         """Fields of the JSON object in the body. Raises InvalidParameter."""
         return Fields(await self._parser.parse(call.body, call.tenant))
 
     async def prompt(self, served: Served, talk: Talk) -> str:
-        """The talk as the model's chat template writes it.
-
-        Raises:
-            InvalidParameter: it refuses them, fails on them, or takes too long or too much memory.
-            Failure: 400, the model has none, or one that does not compile; 503, too many wait.
-        """
-        if served.template is None:
-            message = f"messages: model {served.name!r} has no chat template, so it cannot chat; {INSTEAD}"
-            raise Failure(400, message, INVALID, "messages", "no_chat_template")
+        """As `ChatModel.prompt`. Raises Failure (503) where too many wait."""
         try:
-            messages, more = talk.told(served.family)
-            return talk.prompt(await served.template.render(messages, talk.asks, more))
-        except InvalidParameter as error:
-            message = str(error).removeprefix(f"{error.field}: ")
-            raise InvalidParameter(error.field, f"model {served.name!r}: {message}") from None
-        except TemplateInvalid as error:
-            message = f"messages: model {served.name!r} cannot chat: {error}; {INSTEAD}"
-            raise Failure(400, message, INVALID, "messages", "invalid_chat_template") from None
+            return await served.chat.prompt(talk)
         except Busy as error:
             raise Failure(503, str(error), SERVER, None, "unavailable", RETRY_S) from None
-
-    async def check_template(self) -> None:
-        """Raises TemplateInvalid: of --chat-template it is known at start, not at the first chat."""
-        if self._chat_template:
-            template = self._renderer.template(self._chat_template, {})
-            try:
-                await template.compile()
-            except Busy:
-                raise TemplateInvalid("the chat template was not compiled in time") from None
-            finally:
-                template.close()
 
     def soon(self, work: Coroutine[None, None, None]) -> None:
         """Do it whatever becomes of the caller; `stop` waits for it."""
@@ -191,14 +149,7 @@ class HttpService:
     async def stop(self) -> None:
         """Idempotent."""
         await asyncio.gather(*self._left, return_exceptions=True)
-        for served in self._served.values():
-            served.close()
         self._parser.stop()
-        await self._renderer.stop()
-
-
-def _template_of(target: Target) -> tuple[str, dict[str, str]]:
-    return target.info.chat_template, dict(target.info.special_tokens)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

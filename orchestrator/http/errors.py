@@ -13,6 +13,7 @@ import grpc
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from orchestrator.chat.models import CannotChat
 from orchestrator.session.appender import retry_of_store, status_of_store
 from orchestrator.store import StoreError
 from specwire.core.invalid import ContextExceeded, InvalidParameter
@@ -118,4 +119,6 @@ def _invalid(error: InvalidParameter) -> Failure:
     field = error.field
     if isinstance(error, ContextExceeded):
         code = "context_length_exceeded"
+    elif isinstance(error, CannotChat):
+        code = error.code
     return Failure(status, str(error), kind, NAMES.get(field, field), code)

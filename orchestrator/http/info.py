@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from orchestrator.api.requests import encoded
-from orchestrator.http.chat import take_talk
+from orchestrator.chat.talk import take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.sessions import ORCHESTRATOR
 from specwire import __version__

@@ -4,144 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import reprlib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.http.bodies import JsonBounds
-from orchestrator.http.templates import ChatMessage
+from orchestrator.chat.fields import Fields, made_constraint, shown
+from orchestrator.chat.messages import text_of
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.law.sampling import MOST_LOGPROBS, SEED_BITS, seed_of
 from specwire.rpc.convert import constraint_to_wire
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A request's JSON object: each field is taken by name and type; fields that were not taken are refused.
-
-# Characters of a value that an error shows.
-SHOWN = 80
-SHORT = reprlib.Repr()
-SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict = 3, SHOWN // 2, SHOWN // 4
-SHORT.maxstring = SHORT.maxlong = SHORT.maxother = 2 * SHOWN
-
-
-def shown(value: object) -> str:
-    """The value as Python writes it, shortened for an error message."""
-    text = SHORT.repr(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
-
-
-class Fields:
-    """An object of a request. Null counts as absent, because clients send it so.
-
-    path: of this object in the request, for errors: "stream_options.".
-    """
-
-    def __init__(self, values: dict[str, Any], path: str = "") -> None:
-        self._left = {name: value for name, value in values.items() if value is not None}
-        self._path = path
-
-    def invalid(self, name: str, message: str) -> InvalidParameter:
-        return InvalidParameter(self._path + name, message)
-
-    def _wrong(self, name: str, wanted: str, value: object) -> InvalidParameter:
-        return self.invalid(name, f"must be {wanted}, not {shown(value)}")
-
-    def take(self, name: str) -> Any:
-        """The value, None where there is none; its type is the caller's to check."""
-        return self._left.pop(name, None)
-
-    def names(self) -> list[str]:
-        """Names of the fields that are left."""
-        return list(self._left)
-
-    def text(self, name: str) -> str | None:
-        value = self.take(name)
-        if value is not None and not isinstance(value, str):
-            raise self._wrong(name, "a string", value)
-        return value
-
-    def choice(self, name: str, choices: Iterable[str]) -> str | None:
-        value = self.text(name)
-        if value is not None and value not in choices:
-            raise self._wrong(name, f"one of {', '.join(choices)}", value)
-        return value
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self.flag_if_any(name)
-        return default if value is None else value
-
-    def flag_if_any(self, name: str) -> bool | None:
-        value = self.take(name)
-        if value is not None and not isinstance(value, bool):
-            raise self._wrong(name, "true or false", value)
-        return value
-
-    def whole(self, name: str, least: int = 0, most: int = (1 << 32) - 1) -> int | None:
-        """A whole number; 1.0 is one, too: some clients have only one type for numbers."""
-        value = self.take(name)
-        if value is None:
-            return None
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self._wrong(name, f"a whole number from {least} to {most}", value)
-        return value
-
-    def number(self, name: str) -> float | None:
-        value = self.take(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise self._wrong(name, "a number", value)
-        if isinstance(value, int) and abs(value) > 1 << 53:
-            raise self._wrong(name, "a number of ordinary size", value)
-        return None if value is None else float(value)
-
-    def texts(self, name: str) -> list[str]:
-        """A string or a list of them."""
-        value = self.take(name)
-        if value is None:
-            return []
-        several = [value] if isinstance(value, str) else value
-        if not isinstance(several, list) or not all(isinstance(each, str) for each in several):
-            raise self._wrong(name, "a string or a list of strings", value)
-        return several
-
-    def ids(self, name: str) -> list[int]:
-        value = self.take(name)
-        if value is None:
-            return []
-        if not is_ids(value):
-            raise self._wrong(name, "a list of token ids", value)
-        return list(value)
-
-    def inner(self, name: str) -> Fields | None:
-        value = self.take(name)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self._wrong(name, "an object", value)
-        return Fields(value, f"{self._path}{name}.")
-
-    def fixed(self, name: str, *allowed: object) -> None:
-        """Take a field that may only have the value that holds here anyway."""
-        value = self.take(name)
-        if value is not None and value not in allowed:
-            raise self.invalid(name, f"{shown(value)} is not served")
-
-    def end(self) -> None:
-        """Refuse fields that are left: an unknown field is never ignored."""
-        if self._left:
-            name = next(iter(self._left))
-            raise self.invalid(name, "is not a field of this request, or is not served")
-
-
-def is_ids(value: object) -> bool:
-    """Whether it is a list of numbers that may be token ids; an empty list is one."""
-    return isinstance(value, list) and all(type(each) is int and 0 <= each < 1 << 32 for each in value)
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What form an answer must have: OpenAI's `response_format`, and the fields that vLLM's clients send.
@@ -234,109 +107,8 @@ def _schema(name: str, value: Any) -> Constraint:
     return made_constraint(name, ConstraintKind.JSON_SCHEMA, [value if isinstance(value, str) else json.dumps(value)])
 
 
-def made_constraint(name: str, kind: ConstraintKind, texts: list[str]) -> Constraint:
-    """name: of the field that a refusal names."""
-    try:
-        return Constraint(kind, tuple(texts))
-    except InvalidParameter as error:
-        raise InvalidParameter(name, str(error).removeprefix(f"{kind}: ")) from None
-
-
 # ----------------------------------------------------------------------------------------------------------------------
-# A chat's messages as they are checked, before a template sees them.
-
-MOST_MESSAGES = 4096
-# By what templates call each: OpenAI's newer name for instructions means the same.
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-# Content parts that are text.
-TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
-
-
-def take_messages(fields: Fields) -> list[ChatMessage]:
-    """The messages, the content of each one string. InvalidParameter names message and field."""
-    value = fields.take("messages")
-    if not isinstance(value, list) or not value:
-        raise InvalidParameter("messages", "must be a list of at least one message")
-    if len(value) > MOST_MESSAGES:
-        raise InvalidParameter("messages", f"at most {MOST_MESSAGES} are allowed, not {len(value)}")
-    bounds = JsonBounds()
-    return [_message(f"messages[{index}]", each, bounds) for index, each in enumerate(value)]
-
-
-def _message(name: str, value: object, bounds: JsonBounds) -> ChatMessage:
-    if not isinstance(value, dict):
-        raise InvalidParameter("messages", f"{name} must be an object, not {shown(value)}")
-    role = value.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise InvalidParameter("messages", f"{name}.role must be one of {', '.join(ROLES)}, not {shown(role)}")
-    for field in ("function_call", "audio"):
-        if value.get(field):
-            raise InvalidParameter("messages", f"{name}.{field} is not served")
-    rest = {key: each for key, each in value.items() if each is not None and key not in ("tool_calls", "function_call")}
-    calls, content = value.get("tool_calls"), value.get("content")
-    if calls:
-        if role != "assistant":
-            raise InvalidParameter("messages", f"{name}.tool_calls is for assistants, not {role}")
-        rest["tool_calls"] = _calls(f"{name}.tool_calls", calls, bounds)
-        content = "" if content is None else content  # clients leave it out
-    return {**rest, "role": ROLES[role], "content": text_of(f"{name}.content", content)}
-
-
-def _calls(name: str, value: object, bounds: JsonBounds) -> list[dict[str, Any]]:
-    """With arguments as objects: what templates write as JSON."""
-    if not isinstance(value, list):
-        raise InvalidParameter("messages", f"{name} must be a list, not {shown(value)}")
-    return [_call(f"{name}[{index}]", each, bounds) for index, each in enumerate(value)]
-
-
-def _call(name: str, value: object, bounds: JsonBounds) -> dict[str, Any]:
-    function = value.get("function") if isinstance(value, dict) else None
-    if not isinstance(value, dict) or not isinstance(function, dict):
-        raise InvalidParameter("messages", f"{name} must be an object with a function, not {shown(value)}")
-    if value.get("type", "function") != "function":
-        raise InvalidParameter("messages", f"{name}.type must be 'function', not {shown(value['type'])}")
-    if not isinstance(function.get("name"), str):
-        raise InvalidParameter("messages", f"{name}.function.name must be a string, not {shown(function.get('name'))}")
-    arguments = _arguments(f"{name}.function.arguments", function.get("arguments"), bounds)
-    return {**value, "type": "function", "function": {**function, "arguments": arguments}}
-
-
-def _arguments(name: str, value: object, bounds: JsonBounds) -> dict[str, Any]:
-    """None and "" are what some clients send where there are none.
-
-    As text they passed the body's bounds as one string, whatever they become: `bounds` holds those of all messages.
-    """
-    found: object = value or {}
-    if isinstance(value, str) and value:
-        bounds.check(value.encode(errors="surrogatepass"), "messages", name)
-        try:
-            found = json.loads(value, parse_constant=_no_number)
-        except (ValueError, RecursionError):
-            found = None
-    if not isinstance(found, dict):
-        raise InvalidParameter("messages", f"{name} must be a JSON object as a string, not {shown(value)}")
-    return found
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def text_of(name: str, content: object, field: str = "messages") -> str:
-    """A string, or parts of text, which are joined line by line; images and the like are refused."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidParameter(field, f"{name} must be a string or a list of parts, not {shown(content)}")
-    return "\n".join(_part(f"{name}[{index}]", part, field) for index, part in enumerate(content))
-
-
-def _part(name: str, part: Any, field: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-    if kind not in TEXT_PARTS or not isinstance(text, str):
-        raise InvalidParameter(field, f"{name} must be a part of type text, not {shown(part)}")
-    return text
+# What the output may look like.
 
 
 def take_prediction(fields: Fields) -> str | None:

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from orchestrator.http.requests import shown, text_of
+from orchestrator.chat.fields import shown
+from orchestrator.chat.messages import text_of
 from specwire.core.invalid import InvalidParameter
 from specwire.text.tool_calls import (
     CallBegun,

@@ -19,12 +19,13 @@ from starlette.types import ASGIApp
 
 from orchestrator.api import replies
 from orchestrator.api.calls import cancel, delete, merged
+from orchestrator.chat.fields import Fields, shown
+from orchestrator.chat.talk import Talk, take_talk
 from orchestrator.http.answers import FAILURES, Events, EventStream
-from orchestrator.http.chat import Talk, take_talk
 from orchestrator.http.completions import begun, demand
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import INVALID, Failure, failure_of
-from orchestrator.http.requests import CompletionRequest, Fields, shown, take_chat
+from orchestrator.http.requests import CompletionRequest, take_chat
 from orchestrator.http.response_items import OutputItems, chat_choice, chat_tools, items_of, messages_of
 from orchestrator.http.usage import headers_of, usage_of
 from orchestrator.sessions import END_LIMIT_S

@@ -12,6 +12,7 @@ from typing import cast
 
 import uvicorn
 
+from orchestrator.chat.models import ChatModels
 from orchestrator.http.app import application
 from orchestrator.http.connection import MOST_HEADER_BYTES, Connection
 from orchestrator.http.endpoint import HttpService
@@ -114,18 +115,16 @@ class HttpServer:
         await asyncio.gather(*left, return_exceptions=True)
 
 
-async def serve(
-    orchestrator: Orchestrator, listen: str, tls: ServerTls | None, chat_template: str = "", tool_format: str = ""
-) -> HttpServer:
+async def serve(orchestrator: Orchestrator, listen: str, tls: ServerTls | None, chats: ChatModels) -> HttpServer:
     """Listen for HTTP.
 
     Raises:
         ListenError: the address cannot be used. TemplateInvalid: the template does not compile.
     """
-    service = HttpService(orchestrator, chat_template, tool_format)
+    service = HttpService(orchestrator, chats)
     async with AsyncExitStack() as owned:
         owned.push_async_callback(service.stop)
-        await service.check_template()
+        await chats.check_template()
         server = HttpServer(service, _bind(listen), tls)
         await server.started()
         owned.pop_all()

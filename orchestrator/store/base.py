@@ -274,6 +274,7 @@ class SessionRecord:
     deadline: likewise, when the session ends at the latest; 0 for none.
     priority, parent, private, note: as in the request that began it.
     request_digest: of that request, where it had an id.
+    chat: how the text is read as a chat's answer (`orchestrator.chat.answer.AnswerForm`); empty of any other prompt.
     The fingerprints and eos_ids pin the session to a model (`orchestrator.peers.models.identity_of`):
     weights_fingerprint
     covers weights, configuration, dtype and quantisation. eos_ids is None of a session that was begun before they were
@@ -305,6 +306,7 @@ class SessionRecord:
     request_digest: str = ""
     private: bool = False
     note: str = ""
+    chat: str = ""
 
     @property
     def prompt_length(self) -> int:

@@ -136,15 +136,15 @@ class RecordFields(Struct, kw_only=True):
     request_digest: str = ""
     private: bool = False
     note: str = ""
+    chat: str = ""
 
 
 class RecordHead(Struct):
-    """What records of every version have. private is younger than the others."""
+    """What records of every version begin with."""
 
     version: int
     tenant: str
     request_id: str
-    private: bool = False
 
 
 ENCODER = msgspec.json.Encoder(order="deterministic")  # of ids that are a set
@@ -187,15 +187,6 @@ def request_of(data: bytes) -> tuple[str, str]:
     except ValueError:
         return "", ""
     return head.tenant, head.request_id
-
-
-def whose(data: bytes) -> tuple[str, bool] | None:
-    """Tenant of a record, and whether it is private; None where it cannot be read."""
-    try:
-        head = decoded(data, RecordHead)
-    except ValueError:
-        return None
-    return head.tenant, head.private
 
 
 def _sampling(found: SamplingFields) -> Sampling:

@@ -2,8 +2,10 @@
 
 from specwire.client.aio import AsyncClient
 from specwire.client.blocking import Client
+from specwire.client.chat import Chat
 from specwire.client.errors import SpecwireError
 from specwire.client.events import (
+    ChatDelta,
     Chunk,
     Completion,
     DrafterStats,
@@ -19,12 +21,16 @@ from specwire.client.events import (
     Step,
     TextScore,
     Timings,
+    ToolCall,
+    ToolCallDelta,
 )
 from specwire.core.messages import TokenLogprobs
 from specwire.rpc.tls import ClientTls
 
 __all__ = [
     "AsyncClient",
+    "Chat",
+    "ChatDelta",
     "Chunk",
     "Client",
     "ClientTls",
@@ -44,4 +50,6 @@ __all__ = [
     "TextScore",
     "Timings",
     "TokenLogprobs",
+    "ToolCall",
+    "ToolCallDelta",
 ]

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
+from specwire.client.chat import Chat, Message, Tool
 from specwire.client.concurrency import Stream, Threads, Unary
 from specwire.client.errors import SpecwireError, closed, from_rpc
 from specwire.client.events import Completion, Event, Finished, PartialCompletion, SessionState, TextScore
@@ -18,6 +19,7 @@ from specwire.client.requests import (
     TIMEOUT_S,
     Prompt,
     RequestOptions,
+    Text,
     addresses_of,
     generate_request,
     request_id,
@@ -158,6 +160,24 @@ class Client:
             gathered.add(event)
         return gathered.completion()
 
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        timeout: float = TIMEOUT_S,
+        **options: Unpack[RequestOptions],
+    ) -> Completion:
+        """The answer to a conversation: `content`, `reasoning` and `tool_calls` beside the text.
+
+        Messages and tools are written as OpenAI's API has them. See `Chat`, which `generate` takes for a prompt where
+        the answer is wanted as it comes: each Chunk has a delta.
+        """
+        chat = Chat(messages, tools, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls)
+        return self.complete(chat, timeout=timeout, **options)
+
     def complete_many(
         self, prompt: Prompt, n: int, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
     ) -> list[Completion]:
@@ -198,8 +218,8 @@ class Client:
 
     def score_text(
         self,
-        prefix: Prompt,
-        continuations: Sequence[Sequence[Prompt]],
+        prefix: Text,
+        continuations: Sequence[Sequence[Text]],
         *,
         model: str = "",
         timeout: float = TIMEOUT_S,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -82,11 +83,44 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of a call; those of one call have its `index`. See ToolCallDelta in generation.proto.
+
+    id, name: with the first one. arguments: more of a JSON object's text. whole: None while the call goes on; False of
+    one that broke off, and is none.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+    whole: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDelta:
+    """What text is as a chat's answer: more content, more reasoning, more of calls."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[ToolCallDelta, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A whole call. arguments: the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Durable tokens at absolute positions position, position + 1, ... and the text that they release.
 
     text_ends: for each token, where its text ends in the whole output, in code points.
-    logprobs: one per token where they were asked for, else none.
+    logprobs: one per token where they were asked for, else none. delta: what `text` is as an answer, of a chat.
     """
 
     position: int
@@ -97,6 +131,7 @@ class Chunk:
     timings: Timings | None
     received_ns: int
     logprobs: tuple[TokenLogprobs, ...] = ()
+    delta: ChatDelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +194,10 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The session is over; `text` is what was withheld until now, `message` says what failed with reason ERROR."""
+    """The session is over; `text` is what was withheld until now, `message` says what failed with reason ERROR.
+
+    delta: as of `Chunk`.
+    """
 
     reason: FinishReason
     message: str
@@ -168,6 +206,7 @@ class Finished:
     stats: Stats
     received_ns: int
     lossy: bool = False
+    delta: ChatDelta | None = None
 
 
 Event = Started | Chunk | Provisional | Finished
@@ -175,7 +214,10 @@ Event = Started | Chunk | Provisional | Finished
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole generation. lossy: its rule, asked for by name, may have changed the text."""
+    """A whole generation. lossy: its rule, asked for by name, may have changed the text.
+
+    content, reasoning, tool_calls: of a chat, what `text` is as an answer.
+    """
 
     session_id: str
     prompt_tokens: int
@@ -189,10 +231,22 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt: PromptEcho | None = None
     lossy: bool = False
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def seed(self) -> int:
         return self.sampling.seed
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """Of a chat, the message with which its next turn goes on."""
+        calls = [
+            {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
+            for each in self.tool_calls
+        ]
+        return {"role": "assistant", "content": self.content, **({"tool_calls": calls} if calls else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +301,9 @@ class PartialCompletion:
     tokens: list[int] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: dict[int, list[ToolCallDelta]] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         match event:
@@ -257,9 +314,23 @@ class PartialCompletion:
                 self.tokens += event.tokens
                 self.outcomes += event.outcomes
                 self.logprobs += event.logprobs
+                self._add_delta(event.delta)
             case Finished():
                 self.texts.append(event.text)
                 self.finished = event
+                self._add_delta(event.delta)
+
+    def _add_delta(self, delta: ChatDelta | None) -> None:
+        if delta is None:
+            return
+        self.content.append(delta.content)
+        self.reasoning.append(delta.reasoning)
+        for each in delta.tool_calls:
+            self.calls.setdefault(each.index, []).append(each)
+
+    def _whole_calls(self) -> tuple[ToolCall, ...]:
+        whole = (parts for _, parts in sorted(self.calls.items()) if parts[-1].whole)
+        return tuple(ToolCall(parts[0].id, parts[0].name, "".join(each.arguments for each in parts)) for parts in whole)
 
     def completion(self) -> Completion:
         if self.started is None or self.finished is None:
@@ -277,4 +348,7 @@ class PartialCompletion:
             logprobs=tuple(self.logprobs),
             prompt=self.started.prompt,
             lossy=self.started.lossy or self.finished.lossy,
+            content="".join(self.content),
+            reasoning="".join(self.reasoning),
+            tool_calls=self._whole_calls(),
         )

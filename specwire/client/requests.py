@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
+from specwire.client.chat import Chat, chat_to_wire
 from specwire.client.errors import invalid
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import SEED_BITS, seed_of
@@ -17,7 +18,8 @@ REQUEST_ID_BYTES = 18
 # Most completions of one prompt in one call.
 MOST_COMPLETIONS = 64
 
-Prompt = str | Sequence[int]
+Text = str | Sequence[int]
+Prompt = Text | Chat
 
 # By whether drafters may propose, and whether the verifier may.
 DRAFTING = {
@@ -66,7 +68,7 @@ class RequestOptions(TypedDict, total=False):
     logprobs: int | None
     logprobs_of: str
     echo: bool
-    prediction: Prompt
+    prediction: Text
     json_schema: str | Mapping[str, object]
     regex: str
     choices: Sequence[str]
@@ -105,7 +107,7 @@ def generate_request(
     logprobs: int | None = None,
     logprobs_of: str = "",
     echo: bool = False,
-    prediction: Prompt = (),
+    prediction: Text = (),
     model: str = "",
     private: bool = False,
     json_schema: str | Mapping[str, object] = "",
@@ -116,7 +118,7 @@ def generate_request(
     """One completion.
 
     Args:
-        prompt: text, encoded by the service with nothing added, or token ids.
+        prompt: text, encoded by the service with nothing added, token ids, or a chat that the model's template writes.
         max_tokens: 0 asks for as many as the context holds.
         fit_context: lower max_tokens to what the context has room for; else one that does not fit is refused.
         temperature: 0 is greedy.
@@ -180,6 +182,9 @@ def generate_request(
 
 
 def _put_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None:
+    if isinstance(prompt, Chat):
+        request.chat.CopyFrom(chat_to_wire(prompt))
+        return
     if isinstance(prompt, str):
         request.text = _text("prompt", prompt)
         return
@@ -187,9 +192,7 @@ def _put_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None
     request.tokens.SetInParent()  # an empty list is still a list of ids, for the service to refuse
 
 
-def score_request(
-    prefix: Prompt, continuations: Sequence[Sequence[Prompt]], model: str
-) -> generation_pb2.ScoreTextRequest:
+def score_request(prefix: Text, continuations: Sequence[Sequence[Text]], model: str) -> generation_pb2.ScoreTextRequest:
     """See `Client.score_text`. Raises SpecwireError (INVALID_ARGUMENT)."""
     return generation_pb2.ScoreTextRequest(
         prefix=_text_part("prefix", prefix),
@@ -201,13 +204,13 @@ def score_request(
     )
 
 
-def _text_part(field: str, part: Prompt) -> generation_pb2.TextPart:
+def _text_part(field: str, part: Text) -> generation_pb2.TextPart:
     if isinstance(part, str):
         return generation_pb2.TextPart(text=_text(field, part))
     return generation_pb2.TextPart(tokens=generation_pb2.TokenIds(ids=[_unsigned(field, token) for token in part]))
 
 
-def _put_prediction(request: generation_pb2.GenerateRequest, prediction: Prompt) -> None:
+def _put_prediction(request: generation_pb2.GenerateRequest, prediction: Text) -> None:
     if isinstance(prediction, str):
         request.prediction_text = _text("prediction", prediction)
     elif prediction:

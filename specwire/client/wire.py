@@ -8,6 +8,7 @@ import grpc
 
 from specwire.client.errors import SpecwireError
 from specwire.client.events import (
+    ChatDelta,
     Chunk,
     DrafterStats,
     Event,
@@ -22,6 +23,7 @@ from specwire.client.events import (
     Step,
     TextScore,
     Timings,
+    ToolCallDelta,
 )
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import TokenLogprobs
@@ -84,7 +86,29 @@ def _chunk(message: generation_pb2.Chunk, received_ns: int) -> Chunk:
         timings=_timings(message.timings) if message.HasField("timings") else None,
         received_ns=received_ns,
         logprobs=_logprobs(message),
+        delta=_delta(message),
     )
+
+
+# By how a call ends on the wire.
+WHOLE = {
+    generation_pb2.TOOL_CALL_END_UNSPECIFIED: None,
+    generation_pb2.TOOL_CALL_END_WHOLE: True,
+    generation_pb2.TOOL_CALL_END_BROKEN: False,
+}
+
+
+def _delta(message: generation_pb2.Chunk | generation_pb2.Finished) -> ChatDelta | None:
+    if not message.HasField("delta"):
+        return None
+    delta = message.delta
+    return ChatDelta(delta.content, delta.reasoning, tuple(map(_call_delta, delta.tool_calls)))
+
+
+def _call_delta(message: generation_pb2.ToolCallDelta) -> ToolCallDelta:
+    if message.end not in WHOLE:
+        raise InvalidParameter("end", f"{message.end} is not a known value")
+    return ToolCallDelta(message.index, message.id, message.name, message.arguments, WHOLE[message.end])
 
 
 def _logprobs(message: generation_pb2.Chunk) -> tuple[TokenLogprobs, ...]:
@@ -125,7 +149,16 @@ def _finished(message: generation_pb2.Finished, received_ns: int) -> Finished:
     if reason is None:
         raise InvalidParameter("finish_reason", "is missing")
     stats = _stats(message.stats)
-    return Finished(reason, message.message, message.text, message.text_length, stats, received_ns, message.lossy)
+    return Finished(
+        reason=reason,
+        message=message.message,
+        text=message.text,
+        text_length=message.text_length,
+        stats=stats,
+        received_ns=received_ns,
+        lossy=message.lossy,
+        delta=_delta(message),
+    )
 
 
 def _stats(message: generation_pb2.Stats) -> Stats:

@@ -51,12 +51,12 @@ def check_prediction(tokens: Sequence[int], vocabulary: int, context: int) -> tu
     return tuple(tokens)
 
 
-def check_prompt(tokens: Sequence[int], vocabulary: int, context: int) -> None:
+def check_prompt(tokens: Sequence[int], vocabulary: int, context: int, field: str = "prompt") -> None:
     """Refuse a prompt that is empty, leaves no room for a token, or holds an id outside the vocabulary."""
     if not tokens:
-        raise InvalidParameter("prompt", "must not be empty")
+        raise InvalidParameter(field, "must not be empty")
     if len(tokens) >= context:
-        raise ContextExceeded("prompt", f"{len(tokens)} tokens leave no room for another one", context)
+        raise ContextExceeded(field, f"{len(tokens)} tokens leave no room for another one", context)
     for token in tokens:
         if not 0 <= token < vocabulary:
-            raise InvalidParameter("prompt", f"token id {token} is outside 0..{vocabulary - 1}")
+            raise InvalidParameter(field, f"token id {token} is outside 0..{vocabulary - 1}")

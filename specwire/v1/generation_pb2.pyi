@@ -17,11 +17,31 @@ class Drafting(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTING_OFF: _ClassVar[Drafting]
     DRAFTING_DRAFTERS: _ClassVar[Drafting]
     DRAFTING_NGRAM: _ClassVar[Drafting]
+
+class ToolChoice(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOOL_CHOICE_UNSPECIFIED: _ClassVar[ToolChoice]
+    TOOL_CHOICE_AUTO: _ClassVar[ToolChoice]
+    TOOL_CHOICE_NONE: _ClassVar[ToolChoice]
+    TOOL_CHOICE_REQUIRED: _ClassVar[ToolChoice]
+
+class ToolCallEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOOL_CALL_END_UNSPECIFIED: _ClassVar[ToolCallEnd]
+    TOOL_CALL_END_WHOLE: _ClassVar[ToolCallEnd]
+    TOOL_CALL_END_BROKEN: _ClassVar[ToolCallEnd]
 DRAFTING_UNSPECIFIED: Drafting
 DRAFTING_AUTOMATIC: Drafting
 DRAFTING_OFF: Drafting
 DRAFTING_DRAFTERS: Drafting
 DRAFTING_NGRAM: Drafting
+TOOL_CHOICE_UNSPECIFIED: ToolChoice
+TOOL_CHOICE_AUTO: ToolChoice
+TOOL_CHOICE_NONE: ToolChoice
+TOOL_CHOICE_REQUIRED: ToolChoice
+TOOL_CALL_END_UNSPECIFIED: ToolCallEnd
+TOOL_CALL_END_WHOLE: ToolCallEnd
+TOOL_CALL_END_BROKEN: ToolCallEnd
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -29,10 +49,67 @@ class TokenIds(_message.Message):
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Chat(_message.Message):
+    __slots__ = ("messages", "tools", "tool_choice", "tool_name", "parallel_tool_calls", "continue_final_message", "template_values")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOOL_NAME_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_VALUES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    tools: _containers.RepeatedCompositeFieldContainer[ChatTool]
+    tool_choice: ToolChoice
+    tool_name: str
+    parallel_tool_calls: bool
+    continue_final_message: bool
+    template_values: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[ChatTool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_values: _Optional[str] = ...) -> None: ...
+
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASONING_CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
+    tool_call_id: str
+    name: str
+    reasoning_content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ..., reasoning_content: _Optional[str] = ...) -> None: ...
+
+class ToolCall(_message.Message):
+    __slots__ = ("id", "name", "arguments")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    arguments: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+
+class ChatTool(_message.Message):
+    __slots__ = ("name", "description", "parameters", "strict")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    description: str
+    parameters: str
+    strict: bool
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[str] = ..., strict: _Optional[bool] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "tokens", "sampling", "stopping", "stop", "drafting", "request_id", "provisional", "parent", "n", "echo", "priority", "prediction_text", "prediction_tokens", "model", "take_over", "sources", "note", "whole_prompt", "private")
+    __slots__ = ("text", "tokens", "chat", "sampling", "stopping", "stop", "drafting", "request_id", "provisional", "parent", "n", "echo", "priority", "prediction_text", "prediction_tokens", "model", "take_over", "sources", "note", "whole_prompt", "private")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +130,7 @@ class GenerateRequest(_message.Message):
     PRIVATE_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: TokenIds
+    chat: Chat
     sampling: _common_pb2.Sampling
     stopping: _common_pb2.Stopping
     stop: _containers.RepeatedScalarFieldContainer[str]
@@ -71,7 +149,7 @@ class GenerateRequest(_message.Message):
     note: str
     whole_prompt: bool
     private: bool
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ..., provisional: _Optional[bool] = ..., parent: _Optional[str] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ..., prediction_text: _Optional[str] = ..., prediction_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., take_over: _Optional[bool] = ..., sources: _Optional[_Union[Sources, _Mapping]] = ..., note: _Optional[str] = ..., whole_prompt: _Optional[bool] = ..., private: _Optional[bool] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ..., provisional: _Optional[bool] = ..., parent: _Optional[str] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ..., prediction_text: _Optional[str] = ..., prediction_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., take_over: _Optional[bool] = ..., sources: _Optional[_Union[Sources, _Mapping]] = ..., note: _Optional[str] = ..., whole_prompt: _Optional[bool] = ..., private: _Optional[bool] = ...) -> None: ...
 
 class Sources(_message.Message):
     __slots__ = ("drafters", "ngram", "heads")
@@ -132,7 +210,7 @@ class Provisional(_message.Message):
     def __init__(self, position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("position", "tokens", "outcomes", "text", "text_ends", "accepted", "recovered", "bonus", "direct", "timings", "logprobs")
+    __slots__ = ("position", "tokens", "outcomes", "text", "text_ends", "accepted", "recovered", "bonus", "direct", "timings", "logprobs", "delta")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +222,7 @@ class Chunk(_message.Message):
     DIRECT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
     position: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     outcomes: _containers.RepeatedScalarFieldContainer[_common_pb2.Outcome]
@@ -155,7 +234,32 @@ class Chunk(_message.Message):
     direct: int
     timings: ChunkTimings
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
-    def __init__(self, position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., text: _Optional[str] = ..., text_ends: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., timings: _Optional[_Union[ChunkTimings, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    delta: ChatDelta
+    def __init__(self, position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., text: _Optional[str] = ..., text_ends: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., recovered: _Optional[int] = ..., bonus: _Optional[int] = ..., direct: _Optional[int] = ..., timings: _Optional[_Union[ChunkTimings, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., delta: _Optional[_Union[ChatDelta, _Mapping]] = ...) -> None: ...
+
+class ChatDelta(_message.Message):
+    __slots__ = ("content", "reasoning", "tool_calls")
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    content: str
+    reasoning: str
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCallDelta]
+    def __init__(self, content: _Optional[str] = ..., reasoning: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCallDelta, _Mapping]]] = ...) -> None: ...
+
+class ToolCallDelta(_message.Message):
+    __slots__ = ("index", "id", "name", "arguments", "end")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    id: str
+    name: str
+    arguments: str
+    end: ToolCallEnd
+    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ..., end: _Optional[_Union[ToolCallEnd, str]] = ...) -> None: ...
 
 class ChunkTimings(_message.Message):
     __slots__ = ("forward_ended_ns", "verdict_received_ns", "durable_ns", "emitted_ns", "step")
@@ -172,20 +276,22 @@ class ChunkTimings(_message.Message):
     def __init__(self, forward_ended_ns: _Optional[int] = ..., verdict_received_ns: _Optional[int] = ..., durable_ns: _Optional[int] = ..., emitted_ns: _Optional[int] = ..., step: _Optional[_Union[_verify_pb2.StepTimings, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "message", "text", "text_length", "stats", "lossy")
+    __slots__ = ("reason", "message", "text", "text_length", "stats", "lossy", "delta")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
     reason: _common_pb2.FinishReason
     message: str
     text: str
     text_length: int
     stats: Stats
     lossy: bool
-    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., message: _Optional[str] = ..., text: _Optional[str] = ..., text_length: _Optional[int] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., lossy: _Optional[bool] = ...) -> None: ...
+    delta: ChatDelta
+    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., message: _Optional[str] = ..., text: _Optional[str] = ..., text_length: _Optional[int] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., lossy: _Optional[bool] = ..., delta: _Optional[_Union[ChatDelta, _Mapping]] = ...) -> None: ...
 
 class Stats(_message.Message):
     __slots__ = ("prompt_tokens", "output_tokens", "target_forwards", "proposed", "accepted", "recovered", "bonus", "direct", "time_to_first_token_us", "duration_us", "tested_at", "accepted_at", "proposed_ngram", "accepted_ngram", "plan", "drafters", "cached_tokens", "proposed_prediction", "accepted_prediction", "tested", "tested_ngram", "tested_prediction", "forwards_saved", "proposed_head", "tested_head", "accepted_head")

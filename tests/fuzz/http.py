@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 
-from orchestrator.http.templates import TemplateInvalid
+from orchestrator.chat.templates import TemplateInvalid
 from specwire.core.invalid import InvalidParameter
 from tests.fuzz.requests import Flood, Raw
 from tests.fuzz.services import LIMIT_S, Services

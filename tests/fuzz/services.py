@@ -17,7 +17,7 @@ import grpc
 import draft_service.server
 import orchestrator.server
 import verify_service.server
-from orchestrator.http.templates import Renderer
+from orchestrator.chat.templates import Renderer
 from orchestrator.options import OrchestratorOptions
 from orchestrator.tenants import Access
 from specwire.client import Client

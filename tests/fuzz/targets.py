@@ -113,6 +113,23 @@ PLAUSIBLE: dict[str, Values] = {
 }
 
 
+# Likewise within a chat.
+CHATS: dict[str, Values] = {
+    "role": st.sampled_from(["user", "user", "user", "system", "assistant", "tool", ""]),
+    "content": st.sampled_from(["5 6 7", "1", "nothing of it", ""]),
+    "name": st.sampled_from(["f", "g", ""]),
+    "id": st.sampled_from(["a", ""]),
+    "tool_call_id": st.sampled_from(["a", ""]),
+    "reasoning_content": st.just(""),
+    "description": st.sampled_from(["5", ""]),
+    "arguments": st.sampled_from(["", "{}", '{"a": 1}', '{"a": ' * 200, "[]"]),
+    "parameters": st.sampled_from(["", '{"type": "object"}', '{"properties": {"a": {"type": "integer"}}}', "[", "5"]),
+    "template_values": st.sampled_from(["", "", '{"x": [1]}', '{"messages": 5}', "5"]),
+    "tool_choice": st.integers(0, 3),
+    "tool_name": st.sampled_from(["", "", "f"]),
+}
+
+
 def pools(services: Services) -> Pools:
     """Plausible values by field name, plausible messages by their kind's name."""
     known: dict[str, Values] = PLAUSIBLE | {
@@ -121,7 +138,8 @@ def pools(services: Services) -> Pools:
         "parent": st.sampled_from(["", "", *services.sessions]),
     }
     sampling = st.one_of(samplings(), messages(common_pb2.Sampling, known))
-    return known | {"DraftWeights": weights(), "Proposal": proposals(known), "Sampling": sampling}
+    chat = messages(generation_pb2.Chat, CHATS)
+    return known | {"DraftWeights": weights(), "Proposal": proposals(known), "Sampling": sampling, "Chat": chat}
 
 
 @dataclass(frozen=True, slots=True)

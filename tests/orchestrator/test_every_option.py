@@ -63,8 +63,8 @@ ALONE: dict[str, RequestOptions] = {
 }
 # Of a request, what says of whom it is asked and by whom, not what for.
 # `sources` says what `drafting` says.
-NO_OPTIONS = {"text", "tokens", "sampling", "stopping", "request_id", "parent", "whole_prompt", "model", "take_over"}
-NO_OPTIONS |= {"note", "sources"}
+NO_OPTIONS = {"text", "tokens", "chat", "sampling", "stopping", "request_id", "parent", "whole_prompt", "model"}
+NO_OPTIONS |= {"take_over", "note", "sources"}
 # Two names of the temperature's own rule; what the other rules are is no matter of options.
 RULES = {0.0: "greedy", 0.9: "coupled"}
 

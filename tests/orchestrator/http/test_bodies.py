@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.chat.fields import MOST_DEPTH, MOST_PARTS, SHOWN, shown
 from orchestrator.http import bodies
-from orchestrator.http.bodies import HOOKS, MOST_DEPTH, MOST_PARTS, BodyParser, parsed
-from orchestrator.http.requests import SHOWN, shown
+from orchestrator.http.bodies import HOOKS, BodyParser, parsed
 from orchestrator.options import HttpAccess
 from specwire.core.invalid import InvalidParameter
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, MODEL, Front, another

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from orchestrator.http.chat import ToolUse, take_talk
-from orchestrator.http.requests import Fields
-from orchestrator.http.template_process import ChatTemplate
+from orchestrator.chat.fields import Fields
+from orchestrator.chat.talk import ToolUse, take_talk
+from orchestrator.chat.template_process import ChatTemplate
 from specwire.core.invalid import InvalidParameter
 from specwire.text.tool_calls import OutputParser, gathered
 from specwire.text.tool_formats import ChatFamily

@@ -7,6 +7,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+from orchestrator.chat.models import ChatModels
 from orchestrator.http.app import routed
 from orchestrator.http.endpoint import HttpService
 from tests.orchestrator.http.front import Front
@@ -33,7 +34,8 @@ def test_the_example_runs(door: Front) -> None:
 
 def test_every_endpoint_is_named(door: Front) -> None:
     async def paths() -> set[str]:
-        app = routed(HttpService(door.serving.orchestrator))
+        orchestrator = door.serving.orchestrator
+        app = routed(HttpService(orchestrator, ChatModels(orchestrator.pool)))
         return {getattr(route, "path", "") for route in app.routes}
 
     public = {path for path in door.loop.run(paths()) if path.startswith(PUBLIC)}

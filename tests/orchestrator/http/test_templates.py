@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from orchestrator.http import templates
-from orchestrator.http.template_process import ChatTemplate
-from orchestrator.http.templates import RemoteTemplate, Renderer, TemplateInvalid
+from orchestrator.chat import templates
+from orchestrator.chat.template_process import ChatTemplate
+from orchestrator.chat.templates import RemoteTemplate, Renderer, TemplateInvalid
 from specwire.core.invalid import InvalidParameter
 from specwire.text.sandbox import Busy
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front, another

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.http.requests import Fields, made_constraint, shown, take_messages
-from orchestrator.http.templates import ChatMessage
+from orchestrator.chat.fields import Fields, JsonBounds, made_constraint, shown
+from orchestrator.chat.messages import take_messages
+from orchestrator.chat.templates import ChatMessage
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.text.call_grammar import call_grammar
@@ -219,9 +220,9 @@ class Talk:
         return prompt.rstrip().endswith(THINK)
 
 
-def take_talk(fields: Fields) -> Talk:
-    """InvalidParameter names the field."""
-    messages, tools = take_messages(fields), take_tools(fields)
+def take_talk(fields: Fields, bounds: JsonBounds | None = None) -> Talk:
+    """InvalidParameter names the field. bounds: as of `take_messages`."""
+    messages, tools = take_messages(fields, bounds), take_tools(fields)
     goes_on, asks = fields.flag("continue_final_message"), fields.flag_if_any("add_generation_prompt")
     if goes_on and asks:
         raise InvalidParameter("continue_final_message", "contradicts add_generation_prompt")

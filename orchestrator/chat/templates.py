@@ -2,13 +2,14 @@
 
 `specwire.lm` finds the template beside the weights. A template is code from the model's maker. It runs in Jinja's
 sandbox, which keeps it from files and from Python, and in processes with limits on time and memory
-(`specwire.text.sandbox`, `orchestrator.http.template_process`), which the sandbox does not bound. They stay, so that a
+(`specwire.text.sandbox`, `orchestrator.chat.template_process`), which the sandbox does not bound. They stay, so that a
 chat costs no fork; one that was ended at its limits is replaced at the next chat.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import socket
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,10 @@ AT_ONCE, MOST_WAITING = 2, 256
 BEYOND = f"took more computing or memory than it may, {COMPUTE_S:g} s or {MOST_MEMORY >> 20} MiB,"
 
 
+def installed() -> bool:
+    return importlib.util.find_spec("jinja2") is not None
+
+
 class TemplateInvalid(ValueError):
     """The chat template itself does not compile."""
 
@@ -52,7 +57,7 @@ class Renderer:
     """
 
     def __init__(self, compute: float = COMPUTE_S) -> None:
-        self._forks = ForkServer("orchestrator.http.template_process", [str(compute)])
+        self._forks = ForkServer("orchestrator.chat.template_process", [str(compute)])
 
     def template(self, source: str, special_tokens: Mapping[str, str]) -> RemoteTemplate:
         return RemoteTemplate(self._forks, source, special_tokens)

@@ -1,6 +1,6 @@
-"""The process in which chat templates are rendered; `orchestrator.http.templates` forks and asks it.
+"""The process in which chat templates are rendered; `orchestrator.chat.templates` forks and asks it.
 
-`python -m orchestrator.http.template_process CONTROL DATA SECONDS` is what the others are forked from. Needs the extra
+`python -m orchestrator.chat.template_process CONTROL DATA SECONDS` is what the others are forked from. Needs the extra
 http, for Jinja; who asks does not.
 """
 
@@ -18,7 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from orchestrator.http.templates import BEYOND, MOST_MEMORY, MOST_TEXT, ChatMessage, TemplateInvalid
+from orchestrator.chat.templates import BEYOND, MOST_MEMORY, MOST_TEXT, ChatMessage, TemplateInvalid
 from specwire.core.invalid import InvalidParameter
 from specwire.text.sandbox import limit, receive, send, serve
 
