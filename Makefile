@@ -36,7 +36,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-tools bench-copy bench-suffix bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-gpu bench-wan bench-edges bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
+.PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-hybrid bench-gpu bench-wan bench-edges bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
 .SILENT:
 
 help: ## show this list
@@ -260,6 +260,9 @@ bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said b
 bench-rag: $(STAMP) ## measure Speculative RAG on questions about code: the draft that the target chose, one draft, the target (ten minutes)
 	$(BIN)/python -m bench.rag
 
+bench-learn: $(STAMP) ## measure a drafter that learns while what is asked for changes (a quarter of an hour)
+	$(BIN)/python -m bench.learn
+
 bench-constrained: $(STAMP) ## count what a drafter's copy of a constraint is worth
 	$(BIN)/python -m bench.constrained
 
@@ -291,6 +294,9 @@ bench-heads-ordinary: $(STAMP) ## the same without AVX-512
 
 bench-large: $(STAMP) ## measure a target of half a billion weights with a drafter of 30 million, in the box and apart (needs 10 GB, half an hour)
 	$(BIN)/python -m bench.large
+
+bench-hybrid: $(STAMP) ## measure a target with recurrent layers: what kept states cost, what a drafter gains
+	$(BIN)/python -m bench.hybrid
 
 bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, against what its memory allows
 	$(BIN)/python -m bench.gpu.run --compile

@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 from bench import machine
 from bench.bars import Bar, at_least, at_most
 from bench.entry import run
-from bench.gpu.shapes import SHAPES, agreeing, build, successors, walk
+from bench.gpu.shapes import SHAPES, ModelShape, agreeing, build, successors, walk
 from bench.interleave import interleave
 from bench.interval import Estimate
 from bench.report import bar_lines, table
@@ -122,13 +122,16 @@ class LargeResults:
 
 
 def write_pair(settings: LargeSettings, folder: Path) -> Walks:
+    return write_shapes(SHAPES[settings.target], SHAPES[settings.draft], settings, settings.context, folder)
+
+
+def write_shapes(target: ModelShape, draft: ModelShape, settings: LargeSettings, context: int, folder: Path) -> Walks:
     """Write both models; one whose successors are those of the target for as large a share as the drafter is right."""
-    target, draft = SHAPES[settings.target], SHAPES[settings.draft]
     transformers_logging.disable_progress_bar()
     after = successors(target.vocabulary, SEED)
     guessed = agreeing(after, settings.acceptance, SEED + 1)
     for name, shape, follow in (("target", target, after), ("draft", draft, guessed)):
-        model = build(shape, follow, settings.context, torch.float32, torch.device("cpu"), SEED)
+        model = build(shape, follow, context, torch.float32, torch.device("cpu"), SEED)
         model.save_pretrained(folder / name)
         _numbers(shape.vocabulary).save(str(folder / name / "tokenizer.json"))
         del model

@@ -164,7 +164,7 @@ def exactly(wanted: int, tokens: Sequence[int], label: str) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def start_peer(target: str, draft: str, dtype: str, threads: int) -> Child:
+def start_peer(target: str, draft: str | None, dtype: str, threads: int) -> Child:
     """Transformers with both models loaded."""
     peer = Child("transformers", [sys.executable, "-m", "bench.peer"])
     try:

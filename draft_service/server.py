@@ -7,10 +7,13 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
 
 from draft_service.commands import Command, Replies
 from draft_service.dialler import DiallingDrafter
-from draft_service.service import DrafterThread, DraftHandler, DraftServicer
+from draft_service.service import DraftHandler, DraftServicer
+from draft_service.versions import DrafterFigures, LoadedDrafter, ServedDrafter, VersionFollower, first_model
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import AUTO
 from specwire.registry.entry import Role
@@ -25,7 +28,7 @@ from specwire.registry.options import (
     register_model,
     registry_of,
 )
-from specwire.registry.registrar import LoadReader, Registrar
+from specwire.registry.registrar import Registrar
 from specwire.registry.service import RemoteDirectory
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token, read_peer_token
@@ -49,6 +52,7 @@ from specwire.telemetry.metrics import Registry, process_families
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
 from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from specwire.versions import VersionFolder
 
 # Seconds for links to end. Some calls never do, such as a health watch.
 LAST_WORDS_S = 1.0
@@ -58,23 +62,22 @@ SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 
 
 class RunningDrafter:
-    """A drafter that answers at `address`."""
+    """A drafter that answers at `address`. `follower`: of its model's versions, if there are any; ended with it."""
 
     def __init__(
         self,
-        drafter: DrafterThread,
+        served: ServedDrafter,
         servicer: DraftServicer,
         server: RunningServer,
-        info: common_pb2.GetModelInfoResponse,
         metrics: MetricsListener | None,
         registrar: Registrar,
         renewal: Renewal,
     ) -> None:
-        self._drafter = drafter
+        self.follower: VersionFollower | None = None
+        self.metrics = metrics
+        self._served = served
         self._servicer = servicer
         self._server = server
-        self.info = info
-        self.metrics = metrics
         self._registrar = registrar
         self._renewal = renewal
 
@@ -82,25 +85,41 @@ class RunningDrafter:
     def address(self) -> str:
         return self._server.address
 
+    @property
+    def info(self) -> common_pb2.GetModelInfoResponse:
+        """Of the model that serves now."""
+        return self._served.now.handler.info
+
+    def replace(self, loaded: LoadedDrafter) -> LoadedDrafter:
+        """Serve `loaded` from now on; the former one is returned, and its links end."""
+        former = self._served.replace(loaded)
+        self._servicer.replace(loaded.handler)
+        return former
+
     async def failed(self) -> str:
-        return await self._drafter.failed()
+        return await self._served.failed()
 
     async def stop(self, grace: float = 0.0) -> None:
         """Idempotent. Links end at once, as their sessions only get slower; `grace` is for last messages."""
+        if self.follower is not None:
+            await self.follower.stop()
         await self._renewal.stop()
         await self._registrar.close()
         self._servicer.leave()
         await self._server.stop(min(grace, LAST_WORDS_S))
-        await self._servicer.stop()
-        await self._drafter.stop()
+        await self._served.now.stop()
         if self.metrics is not None:
             await self.metrics.stop()
 
 
-async def start(options: ModelServiceOptions, registration: RegistryOptions = NOWHERE) -> RunningDrafter:
+async def start(
+    options: ModelServiceOptions, registration: RegistryOptions = NOWHERE, follow: Path | None = None
+) -> RunningDrafter:
     """Load the model, then listen.
 
-        Args: registration: where the drafter registers.
+    Args:
+        registration: where the drafter registers.
+        follow: a learner's folder, whose versions are served as they come (`specwire.versions`).
 
     Raises:
         InvalidParameter: nobody could be told where it is.
@@ -109,24 +128,31 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
     """
     registration.check_listen(options.listen)
     check_free(options.listened)
-    registry, meter = Registry(), LoadReader()
-    drafter, handler = await load(options, registry, meter)
-    handler.info.region = registration.region
-    servicer = DraftServicer(handler)
+    registry, (options, name, number) = Registry(), _first(options, follow)
+    served = await _served(options, registry, name, registration.region)
+    servicer = DraftServicer(served.now.handler)
     service = Service(
         SERVICE,
         lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server),
         options.admission,
     )
     async with AsyncExitStack() as started:
-        started.push_async_callback(drafter.stop)
+        started.push_async_callback(served.now.stop)
         metrics = await _listen(registry, options, started)
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
-        info = handler.info
-        registrar = register_model(registration, Role.DRAFTER, info, server.address, lambda: meter.read())
+        registrar = register_model(
+            registration,
+            Role.DRAFTER,
+            lambda: served.now.handler.info,
+            server.address,
+            lambda: served.now.figures.load(),
+        )
         started.pop_all()
     renewal = Renewal(options.origins, server.recheck)
-    return RunningDrafter(drafter, servicer, server, info, metrics, registrar, renewal)
+    running = RunningDrafter(served, servicer, server, metrics, registrar, renewal)
+    if follow is not None:
+        running.follower = _follower(options, follow, number, served, running.replace, registry, registration.region)
+    return running
 
 
 async def dial_in(
@@ -137,6 +163,7 @@ async def dial_in(
     region: str = "",
     also: Sequence[str] = (),
     cloud: CloudOptions = NO_CLOUD,
+    follow: Path | None = None,
 ) -> DiallingDrafter:
     """Load the model, then dial the orchestrators at `address` and `also` until it has joined one of them.
 
@@ -146,6 +173,7 @@ async def dial_in(
         address: "" where only those of `cloud` are dialled.
         region: where the drafter is.
         cloud: where it asks for further orchestrators, with the same `tls` and `token`.
+        follow: see `start`.
 
     Raises:
         ModelError: the model cannot be served.
@@ -153,20 +181,57 @@ async def dial_in(
         JoinRefused: no orchestrator will have this drafter.
     """
     check_free([("metrics", options.metrics)] if options.metrics else [])
-    registry = Registry()
-    drafter, handler = await load(options, registry)
-    handler.info.region = region
+    registry, (options, name, number) = Registry(), _first(options, follow)
+    served = await _served(options, registry, name, region)
     async with AsyncExitStack() as started:
-        started.push_async_callback(drafter.stop)
+        started.push_async_callback(served.now.stop)
         metrics = await _listen(registry, options, started)
         shown = [None if tls is None else tls.origin, token.origin if isinstance(token, Token) else None]
         renewal = Renewal([*options.origins, *shown])
         told = RemoteDirectory(cloud, Role.ORCHESTRATOR, tls, token, region) if cloud.address else None
-        running = DiallingDrafter(drafter, address, tls, handler, token, metrics, also, renewal, told)
+        running = DiallingDrafter(served, address, tls, token, metrics, also, renewal, told)
         started.push_async_callback(running.stop)
+        if follow is not None:
+            running.follower = _follower(options, follow, number, served, running.replace, registry, region)
         await running.join()
         started.pop_all()
     return running
+
+
+def _first(options: ModelServiceOptions, follow: Path | None) -> tuple[ModelServiceOptions, str, int | None]:
+    """What to serve at first, its name and its number in the folder that is followed. Raises InvalidParameter."""
+    if follow is None:
+        return options, "", None
+    model, name, number = first_model(follow, options.model)
+    return replace(options, model=model), name, number
+
+
+async def _served(options: ModelServiceOptions, registry: Registry, name: str, region: str) -> ServedDrafter:
+    """A drafter that may be replaced, whichever of them it is that has its figures in `registry`. Raises ModelError."""
+    loaded = await load(options, name)
+    loaded.handler.info.region = region
+    served = ServedDrafter(loaded)
+    registry.add(DRAFTER, lambda: served.now.figures.families())
+    return served
+
+
+def _follower(
+    options: ModelServiceOptions,
+    folder: Path,
+    number: int | None,
+    served: ServedDrafter,
+    swap: Callable[[LoadedDrafter], LoadedDrafter],
+    registry: Registry,
+    region: str,
+) -> VersionFollower:
+    async def another(model: Path, name: str) -> LoadedDrafter:
+        loaded = await load(replace(options, model=str(model)), name)
+        loaded.handler.info.region = region
+        return loaded
+
+    follower = VersionFollower(VersionFolder(folder), number, served, another, swap)
+    registry.add(DRAFTER, follower.families)
+    return follower
 
 
 async def _listen(registry: Registry, options: ModelServiceOptions, started: AsyncExitStack) -> MetricsListener | None:
@@ -179,20 +244,21 @@ async def _listen(registry: Registry, options: ModelServiceOptions, started: Asy
     return metrics
 
 
-async def load(
-    options: ModelServiceOptions, registry: Registry | None = None, meter: LoadReader | None = None
-) -> tuple[DrafterThread, DraftHandler]:
-    """A drafter whose thread runs, and its message handler; the caller stops the drafter.
+async def load(options: ModelServiceOptions, name: str = "") -> LoadedDrafter:
+    """A drafter whose thread runs; the caller stops it.
 
-    Raises ModelError. registry: where its metrics are read. meter: where its load is read.
+    Raises ModelError. name: what the model is called; "" for its own.
     """
     share_interpreter()
-    drafter = ServiceThread(DRAFTER, _loader(options, registry or Registry(), meter or LoadReader()))
-    return drafter, DraftHandler(drafter, await drafter.start())
+    figures = DrafterFigures()
+    thread = ServiceThread(DRAFTER, _loader(options, figures))
+    info = await thread.start()
+    info.model = name or info.model
+    return LoadedDrafter(thread, DraftHandler(thread, info), figures)
 
 
 def _loader(
-    options: ModelServiceOptions, registry: Registry, meter: LoadReader
+    options: ModelServiceOptions, figures: DrafterFigures
 ) -> Load[Replies, Command, common_pb2.GetModelInfoResponse]:
     def load(
         deliver: Callable[[Replies], None], go_on: GoOn
@@ -208,8 +274,8 @@ def _loader(
         model = load_model(**options.loading())
         go_on()
         sessions = Sessions(model, guesses, deliver, texts=TranslatingModel)
-        registry.add(DRAFTER, lambda: families(sessions, model))
-        meter.read = lambda: load_of(sessions, model)
+        figures.families = lambda: families(sessions, model)
+        figures.load = lambda: load_of(sessions, model)
         return sessions, model_info_to_wire(
             model.info, model.slots, model.kv_bytes, convention_of(model.info.tokenizer_json)
         )
@@ -218,7 +284,13 @@ def _loader(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser, runtime=AUTO)
+    add_model_arguments(parser, runtime=AUTO, optional=True)
+    parser.add_argument(
+        "--follow",
+        metavar="DIR",
+        help="serve the version that `specwire learn --out DIR` has in use, and every later one as it comes; MODEL is "
+        "served while there is none (default: MODEL only)",
+    )
     parser.add_argument(
         "--connect",
         action="append",
@@ -233,7 +305,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draft until a signal; returns the exit code."""
+    follow = Path(args.follow) if args.follow else None
     try:
+        if follow is not None:
+            args.model, *_ = first_model(follow, args.model)
+        elif not args.model:
+            raise InvalidParameter("MODEL", "is required, or --follow DIR")
         options, tls, token = model_options(args), client_tls(args), read_peer_token(args)
         registration, cloud = registry_of(args), cloud_of(args)
         _check_connect(args, options, tls, token)
@@ -244,7 +321,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     telemetry.start(DRAFTER)
     if not _dials(args):
-        return run_model_service(args, "draft", lambda chosen: start(chosen, registration))
+        return run_model_service(args, "draft", lambda chosen: start(chosen, registration, follow))
 
     def ready(running: DiallingDrafter) -> str:
         if args.json:
@@ -253,7 +330,7 @@ def run(args: argparse.Namespace) -> int:
 
     def dial() -> Coroutine[None, None, DiallingDrafter]:
         first, *also = args.connect or [""]
-        return dial_in(options, first, tls, token, registration.region, also, cloud)
+        return dial_in(options, first, tls, token, registration.region, also, cloud, follow)
 
     return asyncio.run(run_until_signalled(dial, ready, "draft", grace))
 

@@ -12,6 +12,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -227,11 +228,18 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     def __init__(self, handler: DraftHandler) -> None:
         self._handler = handler
-        self._leaving = asyncio.Event()
+        # Done, with the reason, once the links of this handler are to end.
+        self._leaving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def leave(self) -> None:
+    def leave(self, reason: str = "the drafter is stopping") -> None:
         """End every link: their sessions only get slower, and their orchestrators may find another drafter."""
-        self._leaving.set()
+        if not self._leaving.done():
+            self._leaving.set_result(reason)
+
+    def replace(self, handler: DraftHandler) -> None:
+        """Give new links to `handler`, and end those that there are: orchestrators dial again at once."""
+        self.leave("the drafter takes another version of its model")
+        self._handler, self._leaving = handler, asyncio.get_running_loop().create_future()
 
     async def stop(self) -> None:
         """Stop; to be called after the links have ended."""
@@ -245,26 +253,25 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def Connect(self, requests: AsyncIterator[draft_pb2.ConnectDraftRequest], context: Context) -> None:
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         outbox = Outbox(context.write, lambda _: broken.set_result(None))
-        link = OrchestratorLink(outbox.push)
-        reading = asyncio.ensure_future(self._read(requests, link))
-        leaving = asyncio.ensure_future(self._leave_called())
+        link, handler, leaving = OrchestratorLink(outbox.push), self._handler, self._leaving
+        reading = asyncio.ensure_future(_read(requests, link, handler))
         try:
-            await asyncio.wait({reading, broken, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {reading, broken, leaving}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if outbox.failed is not None:
                 raise StatusError(grpc.StatusCode.UNAVAILABLE, str(outbox.failed))
             if leaving.done():
-                raise StatusError(grpc.StatusCode.UNAVAILABLE, "the drafter is stopping")
+                raise StatusError(grpc.StatusCode.UNAVAILABLE, leaving.result())
             reading.result()
         finally:
             reading.cancel()
-            leaving.cancel()
-            self._handler.lose(link)
+            handler.lose(link)
             await outbox.close()
 
-    async def _leave_called(self) -> None:
-        await self._leaving.wait()
 
-    async def _read(self, requests: AsyncIterator[draft_pb2.ConnectDraftRequest], link: OrchestratorLink) -> None:
-        async for message in requests:
-            self._handler.take(message, link)
-            await self._handler.room()
+async def _read(
+    requests: AsyncIterator[draft_pb2.ConnectDraftRequest], link: OrchestratorLink, handler: DraftHandler
+) -> None:
+    async for message in requests:
+        handler.take(message, link)
+        await handler.room()

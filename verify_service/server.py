@@ -173,7 +173,7 @@ async def start(
         if metrics is not None:
             started.push_async_callback(metrics.stop)
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
-        registrar = register_model(registration, Role.VERIFIER, info, server.address, lambda: meter.read())
+        registrar = register_model(registration, Role.VERIFIER, lambda: info, server.address, lambda: meter.read())
         started.pop_all()
     if usage is not None:
         usage.start()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 # Above what the layers add, over all of them.
 EMBEDDING_SCALE = 30.0
@@ -30,7 +30,7 @@ class ModelShape:
     kv_heads: int
     vocabulary: int
 
-    def config(self, context: int) -> LlamaConfig:
+    def config(self, context: int) -> PreTrainedConfig:
         return LlamaConfig(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,

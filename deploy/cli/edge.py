@@ -162,9 +162,10 @@ async def start(options: EdgeOptions) -> RunningEdge:
     share_interpreter()
     async with AsyncExitStack() as parts:
         figures = Registry()
-        drafter, handler = await draft_service.server.load(options.drafting, figures)
-        handler.info.region = serving.registration.region
-        local = LocalDrafter(drafter, handler)
+        drafter = await draft_service.server.load(options.drafting)
+        drafter.handler.info.region = serving.registration.region
+        figures.add(draft_service.server.DRAFTER, drafter.figures.families)
+        local = LocalDrafter(drafter.thread, drafter.handler)
         parts.push_async_callback(local.stop)
         running = await orchestrator.server.start(serving)
         parts.push_async_callback(running.stop, 0.0)

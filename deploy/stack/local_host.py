@@ -72,12 +72,12 @@ class LocalHost:
         self._failures.append(thread.failed)
 
     async def _draft(self, role: str, options: ModelServiceOptions, server: LocalServer) -> None:
-        thread, handler = await draft_service.server.load(options, self.figures[role])
-        self._cleanup.push_async_callback(thread.stop)
-        self._cleanup.push_async_callback(handler.stop)
+        drafter = await draft_service.server.load(options)
+        self.figures[role].add(draft_service.server.DRAFTER, drafter.figures.families)
+        self._cleanup.push_async_callback(drafter.stop)
         self._cleanup.push_async_callback(server.stop)
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(handler), server)
-        self._failures.append(thread.failed)
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(drafter.handler), server)
+        self._failures.append(drafter.thread.failed)
 
     async def failed(self) -> str:
         waits = [asyncio.ensure_future(failure()) for failure in self._failures]

@@ -107,10 +107,10 @@ class SessionDrafter:
         if again:
             self._planner.drafter_changed()
 
-    def begin(self, shown: bool) -> None:
-        """Open the drafter in the session, with the first plan."""
+    def begin(self, shown: bool, renews: bool = False) -> None:
+        """Open the drafter in the session, with the first plan. renews: see `DrafterReady`."""
         self._told = self._planned(shown)
-        self._tell(messages.DrafterReady(self.source, *self._told))
+        self._tell(messages.DrafterReady(self.source, *self._told, renews))
 
     def plan(self, shown: bool) -> None:
         """Plan again. shown: a reader wants to see what it drafts."""
@@ -251,6 +251,7 @@ class Drafters:
         self._by_source: dict[int, SessionDrafter] = {}
         self._source = 0
         self._had: set[str] = set()
+        self._drew: str | None = None
         self._retries: dict[DrafterPeer, float] = {}
         self._resting: set[str] = set()
 
@@ -284,8 +285,11 @@ class Drafters:
         self._by_source[self._source] = drafting
         if self._verifier is not None:
             drafting.use_verifier(self._verifier, drafting.info.weights_fingerprint in self._had)
-        self._had.add(drafting.info.weights_fingerprint)
-        drafting.begin(self.shown)
+        weights, before = drafting.info.weights_fingerprint, self._drew
+        self._had.add(weights)
+        self._drew = weights
+        # Of other weights than the last one, it would draw other tokens with the same noise (PROTOCOL.md, section 6).
+        drafting.begin(self.shown, self._view.record.sampling.weighed and before not in (None, weights))
 
     def use_verifier(self, verifier: VerifierPeer) -> None:
         """Adapt to another verifier: its forwards take another time, and it may be on another host."""

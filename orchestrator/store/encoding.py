@@ -140,11 +140,12 @@ class RecordFields(Struct, kw_only=True):
 
 
 class RecordHead(Struct):
-    """What records of every version begin with."""
+    """What records of every version have. private is younger than the others."""
 
     version: int
     tenant: str
     request_id: str
+    private: bool = False
 
 
 ENCODER = msgspec.json.Encoder(order="deterministic")  # of ids that are a set
@@ -187,6 +188,15 @@ def request_of(data: bytes) -> tuple[str, str]:
     except ValueError:
         return "", ""
     return head.tenant, head.request_id
+
+
+def whose(data: bytes) -> tuple[str, bool] | None:
+    """Tenant of a record, and whether it is private; None where it cannot be read."""
+    try:
+        head = decoded(data, RecordHead)
+    except ValueError:
+        return None
+    return head.tenant, head.private
 
 
 def _sampling(found: SamplingFields) -> Sampling:

@@ -6,7 +6,9 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import NoReturn, cast
+from typing import NamedTuple, NoReturn, cast
+
+from redis.exceptions import RedisError
 
 from orchestrator.store import scripts
 from orchestrator.store.base import (
@@ -35,6 +37,7 @@ from orchestrator.store.base import (
     missing,
     other_fence,
     random_step,
+    unavailable,
     unmet_settings,
 )
 from orchestrator.store.batcher import Batcher, LuaScript, Reply
@@ -46,6 +49,7 @@ from orchestrator.store.encoding import (
     request_of,
     stored_session,
     stored_tail,
+    whose,
 )
 from orchestrator.store.file import FileStore
 from orchestrator.store.journal import JournalError
@@ -61,7 +65,7 @@ from orchestrator.store.scripts import (
 )
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import Append
-from specwire.redis.connection import Argument, Node, RedisConnection, is_silence
+from specwire.redis.connection import Argument, Command, Node, RedisConnection, is_silence
 from specwire.redis.urls import MEMORY, InvalidUrl, connection_of, path_of, without_password
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -72,6 +76,19 @@ PLAIN = Durability(Level.REDIS)
 MOST_CALLED = 512
 # Attempts to claim a log that others claim, or write again, while it is read for that.
 MOST_CLAIMS = 8
+
+
+class KnownSession(NamedTuple):
+    """state: running, ended or deleted. whose: its tenant, and whether it is private; None where nothing tells."""
+
+    session_id: str
+    state: str
+    whose: tuple[str, bool] | None
+
+
+# How the key with a session's state begins and ends.
+META = session_keys("|")[0].split("|")
+ANY_META = "*".join(META)
 
 
 class RedisStore:
@@ -111,6 +128,7 @@ class RedisStore:
         step: Callable[[], int] = random_step,
     ) -> None:
         self._redis = redis
+        self._timeout_s = timeout_s
         self._step = step
         self._level = level
         check = self._check_settings if level.level is Level.FSYNC else None
@@ -267,12 +285,49 @@ class RedisStore:
         reply = await self._batcher.call(self.MISSED, [roll_key(roll)], _ms(again_s), most)
         return [_bytes(session_id).decode() for session_id in cast("list[object]", reply[1])]
 
+    async def known_sessions(self) -> list[KnownSession]:
+        """Every session that has a log, or had one that was deleted; of their texts nothing is read.
+
+        It looks at all keys, for what runs beside the services. Raises StoreUnavailable.
+        """
+        found: list[KnownSession] = []
+        try:
+            await self._redis.ready()
+            for node in self._redis.nodes():
+                cursor: Argument = 0
+                while True:
+                    (answer,) = await self._ask(node, [("SCAN", cursor, "MATCH", ANY_META, "COUNT", MOST_CALLED)])
+                    cursor, keys = cast("tuple[int, list[bytes]]", answer)
+                    held = await self._ask(node, [("HMGET", key, "state", "record") for key in keys]) if keys else []
+                    found += map(_known, keys, cast("list[list[bytes | None]]", held))
+                    if not cursor:
+                        break
+        except (RedisError, OSError) as error:
+            raise unavailable(error) from error
+        return found
+
+    async def _ask(self, node: Node, commands: Sequence[Command]) -> list[object]:
+        """Their replies. Raises RedisError, TimeoutError and StoreUnavailable."""
+        async with asyncio.timeout(self._timeout_s):
+            replies = await self._redis.send(node, commands)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise unavailable(reply)
+        return replies
+
     async def ping(self) -> None:
         await self._batcher.call_each(self.PING, ping_key)
 
     async def close(self) -> None:
         await self._batcher.close()
         await self._redis.close()
+
+
+def _known(key: bytes, held: Sequence[bytes | None]) -> KnownSession:
+    session_id = key.decode(errors="replace").removeprefix(META[0]).removesuffix(META[1])
+    state, record = held
+    owner = None if record is None else whose(record)
+    return KnownSession(session_id, (state or b"").decode(errors="replace"), owner)
 
 
 def _head(record: SessionRecord, ttl_s: float, owner: str, retention_s: float | None) -> tuple[Argument, ...]:

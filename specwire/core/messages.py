@@ -331,11 +331,16 @@ class VerifierRefused:
 
 @dataclass(frozen=True, slots=True)
 class DrafterReady:
-    """A drafter's link is up and assigned; `source` is new for every assignment. pace, due: its first plan."""
+    """A drafter's link is up and assigned; `source` is new for every assignment. pace, due: its first plan.
+
+    renews: it is to draw in an epoch of its own, under a rule that weighs draft tokens: another drafter may have drawn
+    in the present one.
+    """
 
     source: int
     pace: Pace = Pace()
     due: int = 0
+    renews: bool = False
 
 
 @dataclass(frozen=True, slots=True)

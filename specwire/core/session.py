@@ -60,6 +60,7 @@ class State(StrEnum):
 
 TRANSITIONS: dict[type[Event], dict[State, frozenset[State]]] = {
     VerifierReady: {State.WAITING: frozenset({State.OPENING, State.WAITING})},
+    DrafterReady: {State.RUNNING: frozenset({State.WAITING, State.OPENING})},
     VerifierOpened: {State.OPENING: frozenset({State.RUNNING})},
     VerdictArrived: {State.RUNNING: frozenset({State.RUNNING, State.ENDING})},
     VerifierLost: {State.OPENING: frozenset({State.WAITING}), State.RUNNING: frozenset({State.WAITING})},
@@ -93,7 +94,7 @@ class Advised:
 
     due: draft tokens that the verifier may expect of it after each verdict. missed: the position from which on a paused
     drafter was not told the text; None: it was told all. stale: the beginning of its present chain went to a verifier
-    that is gone.
+    that is gone. unopened: it waits for its epoch, and is told nothing until then.
     """
 
     source: int
@@ -101,9 +102,10 @@ class Advised:
     due: int
     missed: int | None = None
     stale: bool = False
+    unopened: bool = False
 
     def open(self, text: Text) -> list[Effect]:
-        self.missed, self.stale = None, False
+        self.missed, self.stale, self.unopened = None, False, False
         return [OpenDrafter(self.source, tuple(text.tokens), self.pace)]
 
     def restart(self, text: Text) -> list[Effect]:
@@ -112,7 +114,7 @@ class Advised:
         An advance that goes back by a token does that, if there is a token. A paused drafter is told when it goes on.
         """
         last = len(text) - 1
-        if last == 0:
+        if last == 0 or self.unopened:
             return self.open(text)
         self.stale = True
         return self.advance(text, last, (text.tokens[last],))
@@ -121,7 +123,7 @@ class Advised:
         """Take a new plan, and tell the drafter at once to pause, to go on, or to draft differently."""
         changed = pace != self.pace
         self.pace, self.due = pace, due
-        if not changed:
+        if not changed or self.unopened:
             return []
         if pace.run_ahead == 0 and self.missed is None:
             return [AdvanceDrafter(self.source, len(text), (), pace)]
@@ -129,6 +131,8 @@ class Advised:
 
     def advance(self, text: Text, position: int, tokens: tuple[int, ...]) -> list[Effect]:
         """Tell what was decided at `position`; `text` holds it. A paused drafter is told when it goes on."""
+        if self.unopened:
+            return []
         if self.pace.run_ahead == 0:
             self.missed = position if self.missed is None else min(position, self.missed)
             return []
@@ -372,8 +376,20 @@ class Session:
     def _on_drafter_ready(self, event: DrafterReady) -> list[Effect]:
         if self._over:
             return []
-        drafter = self.drafters[event.source] = Advised(event.source, event.pace, event.due)
+        drafter = self.drafters[event.source] = Advised(event.source, event.pace, event.due, unopened=event.renews)
+        if event.renews:
+            return self._renew_epoch()
         return [*drafter.open(self.text), *self._tell_due()]
+
+    def _renew_epoch(self) -> list[Effect]:
+        """Open the verifier once more, in another epoch; it goes on where it stands. Drafters hear of it with that.
+
+        Where it waits for a verifier the next opening is another epoch anyway.
+        """
+        if self.state in (State.OPENING, State.RUNNING):
+            self.state = State.WAITING
+            return self._open_verifier()
+        return []
 
     def _on_drafter_lost(self, event: DrafterLost) -> list[Effect]:
         self.drafters.pop(event.source, None)

@@ -159,7 +159,7 @@ def load_pretrained(
         how = split_way(config, how, ranks.size)
         rank = join(ranks, target)
     with turn(rank):
-        model = _weights(spec, _dtype(dtype), target if rank is None else CPU)
+        model = pretrained(spec, _dtype(dtype), target if rank is None else CPU)
         info, unassigned = _describe(spec, model, known, dtype, how)
         kept = kept_layers(heads, config.get_text_config().num_hidden_layers, info) if heads and how.skims else ()
         head = None if heads is None or kept else load_head(heads, model, info)
@@ -239,7 +239,7 @@ def load_in_vllm(
         follower = VllmRunner(known.location, sizes, _dtype(dtype), options, rank)
         nobody = ModelInfo("", "", sizes.vocabulary, positions, (), dtype, follower.device, "", "", VLLM)
         return CachedLM(follower, nobody, sizes.slots)
-    model = _weights(spec, _dtype(dtype), CPU)
+    model = pretrained(spec, _dtype(dtype), CPU)
     info, unassigned = _describe(spec, model, known, dtype, How())
     sizes = sizes._replace(vocabulary=info.vocabulary)
     trial = Trial(model, sizes, _dtype(dtype))
@@ -376,7 +376,8 @@ def _config(spec: str) -> PreTrainedConfig:
     return config
 
 
-def _weights(spec: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def pretrained(spec: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model of a local directory or hub id, by its own modules. Raises ModelError."""
     _show_progress(LAST_LINE.is_terminal)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -24,6 +24,9 @@ INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# What may stand beside the weights: the above, and tokenizers in older formats.
+BESIDE = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE)
+OLDER = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
 
 class ModelText(NamedTuple):
@@ -55,7 +58,7 @@ def read_text(spec: str) -> ModelText:
     Raises ModelError, which names the file.
     """
     with file_of(spec, TOKENIZER):
-        serialised = _read(spec, TOKENIZER)
+        serialised = read_file(spec, TOKENIZER)
     if not serialised:
         with file_of(spec, "the tokenizer"):
             serialised = _converted(spec)
@@ -101,22 +104,31 @@ def _weights_of(spec: str) -> list[Path]:
 
 def _object(spec: str, name: str) -> dict[str, Any]:
     """What one of the model's JSON files holds; empty if it has none of this name. Raises ValueError."""
-    value = json.loads(_read(spec, name) or b"{}")
+    value = json.loads(read_file(spec, name) or b"{}")
     if not isinstance(value, dict):
         raise ValueError("must hold an object")
     return value
 
 
-def _read(spec: str, name: str) -> bytes:
+def read_file(spec: str, name: str) -> bytes:
     """Content of one of the model's files, empty if it has none of this name."""
     options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     path = cached_file(spec, name, **options)
     return Path(path).read_bytes() if path else b""
 
 
+def copy_beside(spec: str, folder: Path) -> None:
+    """Copy what stands beside a model's weights to a folder, byte by byte."""
+    for name in (*BESIDE, *OLDER):
+        with file_of(spec, name):
+            content = read_file(spec, name)
+        if content:
+            (folder / name).write_bytes(content)
+
+
 def _converted(spec: str) -> bytes:
     """Tokenizers in older formats, converted by transformers where it can."""
-    if not _read(spec, TOKENIZER_CONFIG):
+    if not read_file(spec, TOKENIZER_CONFIG):
         return b""
     backend = getattr(AutoTokenizer.from_pretrained(spec), "backend_tokenizer", None)
     return b"" if backend is None else str(backend.to_str()).encode()
@@ -124,7 +136,7 @@ def _converted(spec: str) -> bytes:
 
 def _chat_template(spec: str) -> str:
     with file_of(spec, TEMPLATE):
-        jinja = _read(spec, TEMPLATE).decode()
+        jinja = read_file(spec, TEMPLATE).decode()
     if jinja:
         return jinja
     with file_of(spec, TOKENIZER_CONFIG):

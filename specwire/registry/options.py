@@ -135,23 +135,29 @@ def advertised(advertise: str, listening: str) -> str:
 
 
 def register_model(
-    options: RegistryOptions, role: Role, info: common_pb2.GetModelInfoResponse, address: str, load: Callable[[], Load]
+    options: RegistryOptions,
+    role: Role,
+    info: Callable[[], common_pb2.GetModelInfoResponse],
+    address: str,
+    load: Callable[[], Load],
 ) -> Registrar:
-    """Register a service of one model, which answers at `address`. The caller closes what this returns."""
-    weights, vocabulary = info.weights_fingerprint, info.vocabulary_fingerprint
-    identity = Identity.of(info).digest if role is Role.VERIFIER else ""
-    models = (ServedModel(info.model, weights, vocabulary, identity),)
+    """Register a service of one model, which answers at `address`. The caller closes what this returns.
+
+    info: of the model as it is then: a drafter's may change.
+    """
     entry_id, started = new_id(), time.time()
 
     def describe(at: str) -> ServiceEntry:
+        now = info()
+        identity = Identity.of(now).digest if role is Role.VERIFIER else ""
         return ServiceEntry(
             entry_id,
             role,
             at,
             region=options.region,
-            models=models,
-            slots=info.slots,
-            kv_bytes=info.kv_bytes,
+            models=(ServedModel(now.model, now.weights_fingerprint, now.vocabulary_fingerprint, identity),),
+            slots=now.slots,
+            kv_bytes=now.kv_bytes,
             load=load(),
             started=started,
         )

@@ -69,8 +69,10 @@ def share_interpreter() -> None:
 def keep_loaded() -> None:
     """Let Python's collector pass over what is there now: libraries and models, which stay.
 
-    There are so many objects that a full pass takes as long as many steps, and no text goes on meanwhile.
+    There are so many objects that a full pass takes as long as many steps, and no text goes on meanwhile. Called again,
+    it frees what has gone meanwhile.
     """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
 

@@ -257,9 +257,16 @@ def check_ranks(size: int) -> None:
         raise InvalidParameter("tensor-parallel-size", f"must be from 1 to {MOST_RANKS}, not {size}")
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, threads: int = 1, runtime: str = TORCH) -> None:
-    """The options of ModelServiceOptions, and --json. runtime: the default."""
-    parser.add_argument("model", metavar="MODEL", help="path, hub id, GGUF file, or scripted:SEED for known logits")
+def add_model_arguments(
+    parser: argparse.ArgumentParser, threads: int = 1, runtime: str = TORCH, optional: bool = False
+) -> None:
+    """The options of ModelServiceOptions, and --json. runtime: the default. optional: MODEL may be left out."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?" if optional else None,
+        help="path, hub id, GGUF file, or scripted:SEED for known logits",
+    )
     parser.add_argument("--listen", default=ANY_PORT, metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
     add_dtype_argument(parser, "of weights and arithmetic")
     parser.add_argument("--device", default="cpu", help="such as cpu or cuda:0")

@@ -186,7 +186,7 @@ class Drafting:
         # Of the last step: rows' requests, when it ended, and whether nothing but tokens was decided.
         self._rows: list[Request | None] = []
         self._ended_us: float | None = None
-        self._dialled = Dialled(tls, token, Tokenizers(), lambda: None)
+        self._dialled = Dialled(tls, token, Tokenizers(), lambda: None, {})
         self.drafters = [self._dialled.drafter(address, self._accept) for address in drafters]
         self._feed: RegistryFeed | None = None
         self._feeding: asyncio.Task[None] | None = None

@@ -140,8 +140,10 @@ class Facts:
         if seat.up:
             require(session.state in (State.WAITING, State.OPENING, State.RUNNING), "a drafter was not closed")
             require(seat.source in session.drafters, "a drafter that is there was given up")
-        if seat.up and not session._over and session.drafters[seat.source].pace.run_ahead:
-            require(seat.advised == session.text.tokens, "a drafter is not told what is decided")
+        advised = session.drafters.get(seat.source)
+        if seat.up and advised is not None and not session._over and advised.pace.run_ahead:
+            told = [] if advised.unopened else session.text.tokens
+            require(seat.advised == told, "a drafter is not told what is decided, or before its epoch")
         if seat.drafter is not None:
             decided = seat.drafter.text.tokens[: seat.drafter.decided]
             require(decided == seat.decided, "a drafter holds another text for decided")

@@ -296,6 +296,41 @@ def test_a_changed_pace_wakes_the_drafter() -> None:
     assert subject.handle(messages.PacePlanned(1, Pace(1, 9), 0)) == []
 
 
+def test_a_drafter_of_other_weights_draws_in_an_epoch_of_its_own() -> None:
+    subject = running()
+    before = subject.epoch(weighed=True)
+    subject.handle(verdict(2, 1))
+    subject.handle(messages.Appended())
+    assert subject.handle(messages.DrafterReady(2, renews=True)) == [
+        messages.OpenVerifier(2, (1, 2, 1), 3, subject.credit, 0),
+        messages.OpenDrafter(2, (1, 2, 1), Pace()),
+    ]
+    assert (subject.state, subject.attach) == (State.OPENING, 2)
+    assert subject.epoch(weighed=True) != before
+    assert subject.handle(verdict(3, 1)) == [], "of the former connection: it is told again"
+
+
+def test_it_is_told_nothing_before_that_epoch_begins() -> None:
+    subject = running()
+    subject.handle(verdict(2, 1))
+    for event in (messages.DrafterReady(2, renews=True), messages.PacePlanned(2, Pace(2, 2), 2), verdict(3, 1)):
+        assert subject.handle(event) == [], "the append is under way"
+    emit, *opening = subject.handle(messages.Appended())
+    assert isinstance(emit, messages.Emit)
+    assert opening == [
+        messages.OpenVerifier(2, (1, 2, 1), 3, subject.credit, 2),
+        messages.OpenDrafter(2, (1, 2, 1), Pace(2, 2)),
+    ]
+    assert subject.handle(messages.PacePlanned(2, Pace(3, 3), 2)) == [messages.AdvanceDrafter(2, 3, (), Pace(3, 3))]
+
+
+def test_where_no_verifier_is_there_the_next_one_s_epoch_will_do() -> None:
+    subject = session()
+    assert subject.handle(messages.DrafterReady(1, renews=True)) == []
+    assert kinds(subject.handle(messages.VerifierReady())) == ["OpenVerifier", "OpenDrafter"]
+    assert subject.attach == 1
+
+
 def test_the_loss_of_a_former_drafter_means_nothing() -> None:
     subject = running()
     subject.handle(messages.DrafterReady(2))

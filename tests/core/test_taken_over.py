@@ -29,6 +29,7 @@ F = Fraction
 # By the token before. Behind a 1 the drafter knows one token only.
 TARGET = ((F(3, 4), F(1, 4)), (F(1, 3), F(2, 3)))
 DRAFTER = ((F(1, 4), F(3, 4)), (F(1), F(0)))
+NEWER = ((F(2, 3), F(1, 3)), (F(1, 4), F(3, 4)))
 PROMPT = (0,)
 LENGTH = 3
 END = len(PROMPT) + LENGTH
@@ -51,6 +52,10 @@ def p(text: Text) -> Row:
 
 def q(text: Text) -> Row:
     return DRAFTER[text[-1]]
+
+
+def another(text: Text) -> Row:
+    return NEWER[text[-1]]
 
 
 PLAIN = plain(lambda output: p((*PROMPT, *output)), 2, LENGTH)
@@ -183,6 +188,17 @@ def as_it_is(deployment: Deployment, durable: Text, explorer: Explorer) -> None:
     assert offers <= {Offer.OTHER_EPOCH}
 
 
+def with_another_version(deployment: Deployment, durable: Text, explorer: Explorer) -> None:
+    """Nothing is lost: the same verifier goes on, in another epoch, and a drafter of other weights opens."""
+    deployment.epoch = Epoch(2, World(explorer, p, another), Numbers(explorer))
+    tail = deployment.verifier.resume(durable, Allowance(len(durable), END), epoch=2)
+    assert tail is not None
+    deployment.drafter = DraftSession(durable, deployment.case.pace, weighed=True, epoch=2)
+    for verdict in tail:
+        deployment.drafter.advance(verdict.position, verdict.tokens, deployment.case.pace, 2)
+    assert {deployment.verifier.offer(proposal) for proposal in deployment.sent} <= {Offer.OTHER_EPOCH}
+
+
 def with_the_old_coins(deployment: Deployment, durable: Text, explorer: Explorer) -> None:
     """Coins keyed without the epoch, and another chain."""
     numbers = deployment.epoch.numbers
@@ -252,6 +268,19 @@ def test_the_law_is_the_target_s_whenever_a_verifier_is_lost(
         for kept in range(len(before)):
             case = Case(before, kept, chunk, in_time)
             assert law(rule, case, as_it_is) == PLAIN, case
+
+
+@pytest.mark.parametrize("in_time", ARRIVALS)
+@pytest.mark.parametrize("chunk", BEFORE)
+@pytest.mark.parametrize("rule", RULES)
+def test_the_law_is_the_target_s_whenever_a_drafter_takes_another_version(
+    rule: str, chunk: int, in_time: Callable[[Sequence[Verdict]], int]
+) -> None:
+    """Whatever of the verdicts is durable by then: what was decided stands."""
+    for before in BEFORE[chunk]:
+        for kept in range(len(before) + 1):
+            case = Case(before, kept, chunk, in_time)
+            assert law(rule, case, with_another_version) == PLAIN, case
 
 
 @pytest.mark.parametrize("successor", [with_the_old_coins, with_the_old_chain])

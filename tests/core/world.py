@@ -185,6 +185,9 @@ class World(Facts):
             return
         match self.to_verifier.popleft():
             case messages.OpenVerifier() as opening:
+                if self.verifier is not None:  # once more, for another epoch
+                    self.verifier.detach()
+                    self.kept, self.verifier = self.verifier, None
                 self._open_verifier(opening, fresh=number % 2 == 1)
             case messages.SendProgress() as progress:
                 if self.verifier is not None:
@@ -260,11 +263,12 @@ class World(Facts):
     # the first drafter's, odd ones the second's.
 
     def drafter_ready(self, number: int) -> None:
+        """Of numbers from 4 on it wants an epoch of its own."""
         seat = self.seats[number % 2]
         if not seat.up and self.session.state in (State.WAITING, State.OPENING, State.RUNNING):
             self.source += 1
             seat.up, seat.source = True, self.source
-            self.handle(messages.DrafterReady(self.source, *self.paces[seat.number]))
+            self.handle(messages.DrafterReady(self.source, *self.paces[seat.number], renews=number >= 4))
             seat.up = seat.source in self.session.drafters
 
     def cut_drafter(self, number: int) -> None:

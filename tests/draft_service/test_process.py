@@ -81,7 +81,8 @@ def silence(over: threading.Event) -> Iterator[object]:
         (["scripted:7", "--slots", "0"], 2, "slots: must be from 1 to 1024, not 0"),
         (["scripted:7", "--context", "1"], 2, "context: must be at least 2, not 1"),
         (["scripted:7", "--dtype", "int3"], 2, "invalid choice: 'int3'"),
-        ([], 2, "required: MODEL"),
+        ([], 2, "MODEL: is required, or --follow DIR"),
+        (["--follow", "/no/such/folder"], 2, "follow: /no/such/folder has no version yet"),
     ],
 )
 def test_errors_are_one_line_and_have_their_code(arguments: list[str], code: int, message: str) -> None:

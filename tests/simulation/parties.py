@@ -14,6 +14,7 @@ from draft_service.dialler import DiallingDrafter
 from draft_service.server import RunningDrafter
 from draft_service.service import DraftHandler as DraftHandler
 from draft_service.service import DraftServicer
+from draft_service.versions import DrafterFigures, LoadedDrafter, ServedDrafter
 from orchestrator import server as orchestrating
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
@@ -207,7 +208,7 @@ class VerifierParty(Party):
         server = SimServer()
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
         listening: Any = await self.world.network.listen(self.name, server)
-        registrar = register_model(NOWHERE, Role.VERIFIER, info, listening.address, lambda: Load(0, 0, 0))
+        registrar = register_model(NOWHERE, Role.VERIFIER, lambda: info, listening.address, lambda: Load(0, 0, 0))
         self._services = [RunningVerifier(worker, servicer, listening, info, None, registrar, Renewal(()))]
 
     def slow(self, factor: float) -> None:
@@ -240,15 +241,16 @@ class DrafterParty(Party):
         drafter: Any = self.strand
         info = lm.described(hardware.place)
         handler = DraftHandler(drafter, info)
+        served = ServedDrafter(LoadedDrafter(drafter, handler, DrafterFigures()))
         if self._dials:
-            self._services = [DiallingDrafter(drafter, each, None, handler, self._token) for each in self._dials]
+            self._services = [DiallingDrafter(served, each, None, self._token) for each in self._dials]
             return
         servicer = DraftServicer(handler)
         server = SimServer()
         draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
         listening: Any = await self.world.network.listen(self.name, server)
-        registrar = register_model(NOWHERE, Role.DRAFTER, info, listening.address, lambda: Load(0, 0, 0))
-        self._services = [RunningDrafter(drafter, servicer, listening, info, None, registrar, Renewal(()))]
+        registrar = register_model(NOWHERE, Role.DRAFTER, lambda: info, listening.address, lambda: Load(0, 0, 0))
+        self._services = [RunningDrafter(served, servicer, listening, None, registrar, Renewal(()))]
 
     def slow(self, factor: float) -> None:
         super().slow(factor)
