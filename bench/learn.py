@@ -374,7 +374,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--every", type=float, default=5.0, metavar="S", help="the learner's rounds (default: %(default)g)"
     )
-    line.add_argument("--rate", type=float, default=1e-3, metavar="X", help="learning rate (default: %(default)g)")
+    line.add_argument("--rate", type=float, default=3e-4, metavar="X", help="learning rate (default: %(default)g)")
     line.add_argument("--margin", type=float, default=0.01, metavar="X", help="the learner's (default: %(default)g)")
     line.add_argument("--dtype", default=AUTO, choices=SERVED_DTYPES, help="(default: %(default)s)")
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON, and a picture beside it")

@@ -41,6 +41,9 @@ PASSES = 4
 # tokens; older ones where those have fewer than HELD_OUT_TOKENS. Below LEAST_HELD_OUT nothing is judged.
 HELD_OUT_EVERY, RECENT_ROUNDS = 5, 2
 LEAST_HELD_OUT, HELD_OUT_TOKENS, MOST_HELD_OUT = 256, 1024, 16_384
+# By how many margins a candidate must be worse for it to begin anew. Below that it goes on: what is new is learnt over
+# several rounds, and the texts held out are not all new at once.
+HOPELESS = 5
 # The longest chain that counts. Windows of a measurement's forward.
 CHAIN = 8
 MEASURED_ROWS = 16
@@ -449,7 +452,7 @@ class Learner:
         if candidate.first >= bar.first + margin:
             self._publish(learnt, bar, candidate, loss_before, loss_after)
             why = "better"
-        elif candidate.first < bar.first - margin or bar is not before:
+        elif candidate.first < bar.first - HOPELESS * margin or bar is not before:
             self._begin_again(self.version, self._used)
             why += ", and begun anew"
         return LearningRound(steps, loss_before, loss_after, before, former, candidate, self.version, why)
