@@ -2,7 +2,8 @@
 
 Code of one kind is completed, then code of another, in one order on two stacks of the same pair, request by request in
 turns: in one the drafter stays as it is, in the other it follows what `specwire learn` makes of that stack's texts. The
-learner runs all the time, beside both, so that its processor time costs both alike; it is told by itself.
+learner runs all the time, beside both, so that its processor time costs both alike; it is told by itself. Both draft by
+one fixed plan: drafting costs the same, and is not given up where it does not pay.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def stack(cleanup: ExitStack, args: argparse.Namespace, *drafting: str) -> Clien
     settings = ("--dtype", args.dtype, "--runtime", "torch")
     verifier = service(cleanup, "verify", args.target, *settings)
     drafter = service(cleanup, "draft", *drafting, *settings)
-    address = service(cleanup, "orchestrate", "--verifier", verifier, "--drafter", drafter)
+    address = service(cleanup, "orchestrate", "--verifier", verifier, "--drafter", drafter, "--plan", args.plan)
     return cleanup.enter_context(Client(address))
 
 
@@ -329,7 +330,7 @@ def draw(answers: Sequence[Answer], path: Path) -> None:
 
 
 def save(args: argparse.Namespace, answers: Sequence[Answer]) -> None:
-    names = ("requests", "tokens", "temperature", "every", "rate", "margin", "dtype")
+    names = ("requests", "tokens", "temperature", "plan", "every", "rate", "margin", "dtype")
     written = {
         "name": args.out.stem,
         "bars": [asdict(bar) for bar in bars(answers)],
@@ -370,6 +371,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--then", type=Path, default=then, metavar="DIR", help="other code (default: PyTorch's headers)")
     line.add_argument("--requests", type=int, default=320, metavar="N", help="of each kind (default: %(default)s)")
     line.add_argument("--tokens", type=int, default=96, metavar="N", help="of an answer (default: %(default)s)")
+    line.add_argument("--plan", default="lockstep:4", metavar="PLAN", help="of both drafters (default: %(default)s)")
     line.add_argument("--temperature", type=float, default=0.0, metavar="X", help="(default: %(default)g)")
     line.add_argument(
         "--every", type=float, default=5.0, metavar="S", help="the learner's rounds (default: %(default)g)"
