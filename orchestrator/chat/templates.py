@@ -64,7 +64,8 @@ class Renderer:
 
     async def stop(self) -> None:
         """Idempotent."""
-        await asyncio.to_thread(self._forks.stop)
+        if self._forks.process is not None:
+            await asyncio.to_thread(self._forks.stop)
 
 
 class RemoteTemplate:

@@ -14,19 +14,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from demo_pair import TARGET as DEMO
 from orchestrator.tenants import Access
 from specwire.client import AsyncClient, SpecwireError
-from specwire.client.requests import Prompt
+from specwire.client.requests import Text
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, stack
 from tests.wait import LIMIT_S, asked
 
 PREFIX = "def total(values):\n"
-CONTINUATIONS: list[list[Prompt]] = [
+CONTINUATIONS: list[list[Text]] = [
     ["    return", " sum(values)\n"],
     ["    result = 0\n", "    for value in values:\n", "        result += value\n"],
     [[5, 6, 7], "x"],
 ]
 
 
-def reference_scores(parts: list[Prompt]) -> list[list[float]]:
+def reference_scores(parts: list[Text]) -> list[list[float]]:
     """Each part's log-probabilities by transformers, from a forward of the whole text."""
     tokenizer: Any = AutoTokenizer.from_pretrained(DEMO)
     model: Any = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
@@ -69,7 +69,7 @@ async def test_scores_equal_transformers() -> None:
     ],
 )
 async def test_what_is_wrong_is_named(
-    prefix: Prompt, continuations: list[list[Prompt]], model: str, code: grpc.StatusCode, named: str
+    prefix: Text, continuations: list[list[Text]], model: str, code: grpc.StatusCode, named: str
 ) -> None:
     async with stack(context=512) as parts:
         with pytest.raises(SpecwireError, match=named) as raised:
