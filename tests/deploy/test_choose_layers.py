@@ -31,7 +31,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def command(target: str, data: Path, out: Path, *more: str) -> list[str]:
-    short = ["--windows", "6", "--window", "12", "--threads", "1"]
+    short = ["--windows", "6", "--window", "12", "--threads", "1", "--dtype", "float32"]
     return ["choose-layers", "--target", target, "--data", str(data), "--out", str(out), *short, *more]
 
 

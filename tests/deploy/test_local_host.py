@@ -34,13 +34,19 @@ async def running(folder: Path, target: str = TARGET, draft: str | None = DRAFT,
     """The stack and a client; nothing of it is left behind."""
     options = StackOptions(target, draft, one_process=True, **more)
     said: list[str] = []
+    before = set(threading.enumerate())  # another test's may still be ending
     parts = await stack.start(options, folder, said.append)
     try:
         async with AsyncClient(parts.address) as client:
             yield parts, client
     finally:
         await parts.stop()
-    assert not [each.name for each in threading.enumerate() if each.name.startswith((*THREADS, "session-log"))]
+
+    def begun() -> list[str]:
+        alive = set(threading.enumerate()) - before
+        return [each.name for each in alive if each.name.startswith((*THREADS, "session-log"))]
+
+    await until(lambda: not begun())  # one that failed is about to end
     assert {f"{role}: ready" for role in parts.services} <= set(said)
 
 

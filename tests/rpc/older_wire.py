@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
@@ -19,7 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from specwire.rpc.channel import channel_options
 
-Context = grpc.aio.ServicerContext[bytes, bytes]
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 BASELINE = Path(__file__).resolve().parents[2] / "proto" / "baseline.binpb"
 
 
@@ -30,7 +31,7 @@ def older_descriptors() -> DescriptorPool:
     return pool
 
 
-class OlderWire(grpc.GenericRpcHandler[bytes, bytes]):
+class OlderWire(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it has none where it runs
     """Calls of a server, as an older peer has them. passed, dropped: bytes of fields that it knows, and of others."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
