@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from specwire.client import AsyncClient, SpecwireError, TokenLogprobs
+from specwire.client.events import Event, PartialCompletion
 from specwire.core.invalid import InvalidParameter
-from specwire.rag import Document, RagAnswer, RagOptions, Retrieved, Template, answer
+from specwire.rag import Document, RagAnswer, RagOptions, Retrieved, Template, answer, drafts
 from specwire.rag.drafts import filled, fitted, logprob_of
 from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2, generation_pb2
@@ -271,11 +272,20 @@ async def test_a_call_that_takes_too_long_ends_with_its_drafts() -> None:
         await until(lambda: servicer.running == 0)
 
 
-async def test_cancelling_ends_the_drafts() -> None:
+async def test_cancelling_ends_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the client has heard of by name; one that it has not ends with its call."""
+    heard: list[Event] = []
+
+    class Heard(PartialCompletion):
+        def add(self, event: Event) -> None:
+            super().add(event)
+            heard.append(event)
+
+    monkeypatch.setattr(drafts, "PartialCompletion", Heard)
     servicer = Writer(hangs=True)
     async with asking(servicer) as client:
         call = asyncio.create_task(answer(client, QUESTION, Fixed(), model="large"))
-        await until(lambda: servicer.running > 1)
+        await until(lambda: servicer.running > 1 and heard)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
