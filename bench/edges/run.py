@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.bars import Bar, at_least, at_most
+from bench.certificates import Authority
 from bench.child import Child
 from bench.interval import Estimate, estimate
 from bench.progress import tracked
@@ -33,7 +34,6 @@ from bench.soak.redis_log import free_port
 from bench.soak.service import ANY_PORT, Service
 from deploy.stack.processes import environment
 from specwire.rpc.process import say
-from tests.certificates import Authority
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "edges.json"
 ARGUMENTS = ("edges", "repeats", "seconds")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.certificates import Authority
 from deploy.cli import main as cli
 from deploy.stack import stack
 from deploy.stack.options import StackError, StackOptions
 from deploy.stack.stack import check_free
 from specwire.rpc.keys import TOKEN_VARIABLE
-from tests.certificates import Authority
 
 COMMANDS = {
     "up": (),

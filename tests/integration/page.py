@@ -27,9 +27,9 @@ from typing import Self
 
 import yaml
 
+from bench.certificates import Authority
 from deploy.stack import subreaper
 from deploy.stack.processes import end_tree
-from tests.certificates import Authority
 from tests.documents import PROMPT, ROOT, Block
 from tests.ports import free_port
 

@@ -19,11 +19,11 @@ from itertools import pairwise
 import pytest
 import ray
 
+from bench.certificates import Authority
 from bench.cluster.site import Site, command_lines
 from specwire.client import AsyncClient, Chunk, Completion
 from specwire.core.messages import Outcome
 from specwire.rpc.tls import ClientTls
-from tests.certificates import Authority
 from tests.faults.parts import Parts, parts
 from tests.faults.streams import plain
 from tests.integration.scaled_load import (

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from bench.certificates import Authority
 from specwire.client import AsyncClient, Chunk, Started
-from tests.certificates import Authority
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import plain
 from tests.integration.stack_process import Command, running

@@ -10,8 +10,8 @@ from urllib.request import urlopen
 import grpc
 import pytest
 
+from bench.certificates import Authority
 from specwire.client import Client, ClientTls, SpecwireError
-from tests.certificates import Authority
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import LIMIT_S, PROMPT, plain
 from tests.orchestrator.redis_for_tests import RedisServer

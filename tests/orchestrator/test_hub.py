@@ -12,6 +12,7 @@ import pytest
 
 import draft_service.server
 import orchestrator.server
+from bench.certificates import Authority
 from draft_service.dialler import DiallingDrafter, JoinRefused
 from orchestrator import hub as module
 from orchestrator.options import OrchestratorOptions
@@ -25,7 +26,6 @@ from specwire.rpc.errors import retry_after
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
-from tests.certificates import Authority
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, Stack, drafted, plain, stack
 from tests.wait import until
 

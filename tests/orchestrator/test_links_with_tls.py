@@ -13,12 +13,12 @@ import pytest
 import draft_service.server
 import orchestrator.server
 import verify_service.server
+from bench.certificates import Authority
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
 from specwire.client import AsyncClient
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls, ServerTls
-from tests.certificates import Authority
 from tests.documents import ROOT, blocks_of
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, drafted, plain
 from tests.wait import asked, limits

@@ -13,10 +13,10 @@ import pytest
 from redis import Redis
 from redis.crc import key_slot
 
+from bench.certificates import Authority
 from orchestrator.store import AppendReply, SessionStore, StoreUnavailable, open_store
 from orchestrator.store.scripts import session_keys
 from specwire.core.messages import Append, Outcome
-from tests.certificates import Authority
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import (
     LIMIT_S,

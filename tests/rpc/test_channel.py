@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from bench.certificates import Authority
 from specwire.rpc.channel import open_channel, unreachable
 from specwire.rpc.errors import Context
 from specwire.rpc.server import serve
 from specwire.rpc.tls import ServerTls
-from tests.certificates import Authority
 from tests.rpc.byte_server import method, service
 from tests.rpc.relay import Relay
 

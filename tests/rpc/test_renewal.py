@@ -18,6 +18,7 @@ import grpc.aio
 import pytest
 from cryptography import x509
 
+from bench.certificates import Authority, Signed
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc import renewal
 from specwire.rpc.channel import open_channel
@@ -35,7 +36,6 @@ from specwire.rpc.tls import (
 )
 from specwire.telemetry.listener import listen
 from specwire.telemetry.metrics import Registry
-from tests.certificates import Authority, Signed
 from tests.rpc.byte_server import method, service
 from tests.wait import until
 

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from bench.certificates import Authority
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import open_channel, unreachable
 from specwire.rpc.server import RunningServer, serve
@@ -23,7 +24,6 @@ from specwire.rpc.tls import (
     server_tls,
     system_authorities,
 )
-from tests.certificates import Authority
 from tests.rpc.byte_server import service
 
 OURS, OTHERS = Authority(), Authority("another authority")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.certificates import Authority
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.server import ListenError
 from specwire.rpc.server_options import check_metrics
@@ -23,7 +24,6 @@ from specwire.telemetry.metrics import (
     histogram,
     process_families,
 )
-from tests.certificates import Authority
 from tests.wait import until
 
 

@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from bench.certificates import Authority
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient, SpecwireError, Started
@@ -30,7 +31,6 @@ from specwire.telemetry import tracing
 from specwire.telemetry.options import Telemetry
 from specwire.telemetry.tracing import NO_SPAN, LinkSpans, Side, begin, metadata_of, parent_in
 from specwire.v1 import generation_pb2, generation_pb2_grpc
-from tests.certificates import Authority
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, TARGET, stack
 from tests.telemetry.stack import Observed, ask, observed

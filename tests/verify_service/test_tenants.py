@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from bench.certificates import Authority
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.policy.shares import TenantLimits, TenantShares
 from specwire.core.verify.session import Allowance
@@ -19,7 +20,6 @@ from specwire.rpc.keys import Keys
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import verify_pb2, verify_pb2_grpc
-from tests.certificates import Authority
 from tests.verify_service.peer import Peer
 from tests.verify_service.rig import Rig, chain, oracle
 from verify_service.engine.messages import QueuePatience

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from bench.certificates import Authority
 from draft_service.server import RunningDrafter, start
 from specwire.lm import load_model
 from specwire.lm.scripted import Script
@@ -17,7 +18,6 @@ from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ServerTls
 from specwire.vllm.drafting import FIRST_STEPS, KEPT_S, Drafting, DraftingOptions
 from specwire.vllm.engine import Engine
-from tests.certificates import Authority
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.vllm.batch import Batch, Text, rows_of
 from tests.wait import until

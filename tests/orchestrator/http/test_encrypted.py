@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
+from bench.certificates import Authority
 from specwire.rpc import renewal
 from specwire.rpc.tls import add_server_arguments, server_tls
-from tests.certificates import Authority
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another
 from tests.orchestrator.stack import PROMPT, TARGET, plain
 

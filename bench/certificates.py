@@ -1,4 +1,4 @@
-"""Certificates for tests, made on the spot: authorities, and what they sign for 127.0.0.1 and localhost."""
+"""Certificates for tests and benches, made on the spot: authorities, and what they sign for 127.0.0.1, localhost."""
 
 from __future__ import annotations
 
