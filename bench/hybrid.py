@@ -98,7 +98,7 @@ class HybridSettings:
         for name, value, least in (("layers", self.layers, 3), ("steps", self.steps, 1)):
             if value < least:
                 raise InvalidParameter(name, f"must be at least {least}, not {value}")
-        self.stack  # noqa: B018 # checks the others
+        _ = self.stack  # it checks the others
 
     @property
     def stack(self) -> LargeSettings:

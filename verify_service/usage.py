@@ -39,7 +39,7 @@ INTERVAL_S = 10.0
 MOST_WAITING = 100_000
 # Hexadecimal digits by which a session is told. Its id itself is the right to read it.
 SHOWN_DIGITS = 32
-RUNNING, CLOSED, LINK_LOST, REFUSED = "running", "closed", "link lost", "refused"
+RUNNING, CLOSED, LINK_LOST, REFUSED, REOPENED = "running", "closed", "link lost", "refused", "opened anew"
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
@@ -142,7 +142,8 @@ class UsageLog:
         await self.write()
 
     def opened(self, link: int, opening: Opening) -> None:
-        """A session was sent."""
+        """A session was sent; what was open under its handle is over."""
+        self._end((link, opening.handle), REOPENED)
         shown = hashlib.sha256(opening.session_id.encode()).hexdigest()[:SHOWN_DIGITS]
         self._stays[link, opening.handle] = Stay(
             shown, opening.tenant, opening.attach, opening.prompt_length, len(opening.tokens)

@@ -131,6 +131,22 @@ async def test_what_is_not_of_this_stay_is_left_out(tmp_path: Path) -> None:
     assert (record.end, record.why) == (6, "refused")
 
 
+async def test_a_session_that_is_opened_anew_has_another_stay(tmp_path: Path) -> None:
+    """As under rules that weigh draft tokens, where another drafter takes over: the same handle, a newer attach."""
+    log = log_of(tmp_path / "usage")
+    log.opened(LINK, opening())
+    log.reported(LINK, seated(5))
+    log.reported(LINK, decided(5, 3, tested=4))
+    log.opened(LINK, opening(text=8, attach=1))
+    log.reported(LINK, seated(8, cached=8, attach=1))
+    log.reported(LINK, decided(8, 2, tested=1, attach=1))
+    log.closed(LINK, [HANDLE])
+    await log.stop()
+    first, second = records(tmp_path / "usage")
+    assert (first.why, first.end, second.start, second.end) == ("opened anew", 8, 8, 10)
+    assert totals([first, second])["berlin", "a-model"][:5] == (1, 5, 5, 5, 5)
+
+
 async def test_a_file_that_fails_is_told_of_once_and_written_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
