@@ -31,6 +31,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.core.messages import FinishReason
+from specwire.core.model import OPENVINO, TORCH
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
 
@@ -200,8 +201,8 @@ class Demo:
         text = state.tokens[: state.prompt_tokens + at]
         tokens = (pair.off.tokens[at], pair.on.tokens[at])
         drawn = Sampling(temperature=pair.off.sampling.temperature, seed=pair.off.seed)
-        dtype = (await self._client.server_info()).target.dtype  # what the verifier made of auto
-        return await asyncio.to_thread(examine, self._options.target, dtype, text, tokens, drawn)
+        told = (await self._client.server_info()).target  # what the verifier made of auto
+        return await asyncio.to_thread(examine, self._options.target, told.dtype, text, tokens, drawn, told.runtime)
 
 
 def _checked(completion: Completion) -> Completion:
@@ -256,15 +257,18 @@ def tolerance(dtype: str, top_score: float) -> float:
     return float(BFLOAT16_ULPS * 2.0 ** (exponent - BFLOAT16_FRACTION_BITS))
 
 
-def examine(model: str, dtype: str, text: Sequence[int], tokens: tuple[int, int], sampling: Sampling) -> Divergence:
+def examine(
+    model: str, dtype: str, text: Sequence[int], tokens: tuple[int, int], sampling: Sampling, runtime: str = TORCH
+) -> Divergence:
     """Return how the target scores two tokens after `text`, by a forward of its own in this process.
 
-    Above temperature 0 scores are log-probabilities with the noise of the position.
+    Above temperature 0 scores are log-probabilities with the noise of the position. runtime: as the verifier's, since
+    in bfloat16 two runtimes differ by more than a tie has room for.
     """
     # torch comes with it; needed only when texts differ
     from specwire.lm import Feed, load_model
 
-    target = load_model(model, slots=1, dtype=dtype)
+    target = load_model(model, slots=1, dtype=dtype, runtime=runtime if runtime == OPENVINO else TORCH)
     scores = target.forward([Feed(0, 0, list(text), 1)])[0].numpy()
     allowed = tolerance(target.info.dtype, float(scores.max()))
     if sampling.temperature > 0.0:

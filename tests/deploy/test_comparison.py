@@ -143,6 +143,15 @@ def test_examine_scores_both_tokens_by_the_target() -> None:
     assert examine(TARGET, "float32", text, (best, best), Sampling()).near_tie
 
 
+def test_examine_scores_by_the_runtime_that_serves() -> None:
+    """Its rounding decides what is a tie there."""
+    text, tokens = [5, 6, 7, 8, 9], (10, 11)
+    scores = load_model(str(REAL), slots=1, runtime="openvino").forward([Feed(0, 0, text, 1)])[0]
+    parting = examine(str(REAL), "float32", text, tokens, Sampling(), "openvino")
+    assert parting.gaps == tuple(float(scores.max() - scores[token]) for token in tokens)
+    assert parting.gaps != examine(str(REAL), "float32", text, tokens, Sampling()).gaps
+
+
 def test_examine_scores_as_tokens_are_drawn() -> None:
     """Above temperature 0 the best score is that of the token that is drawn, and a gap is that of the noisy scores."""
     text, drawn = [5, 6, 7], Sampling(temperature=0.8, seed=3)
@@ -164,7 +173,7 @@ async def test_where_texts_part_is_examined_in_the_dtype_that_the_verifier_tells
 
     class Served:
         async def server_info(self) -> object:
-            return SimpleNamespace(target=SimpleNamespace(dtype=dtype))
+            return SimpleNamespace(target=SimpleNamespace(dtype=dtype, runtime="torch"))
 
         async def get_session(self, _session_id: str) -> object:
             return SimpleNamespace(tokens=(5, 6, 7, 1, 2, 3, 4), prompt_tokens=3)

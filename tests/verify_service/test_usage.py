@@ -192,7 +192,7 @@ def test_a_place_that_takes_no_lines_is_refused(tmp_path: Path) -> None:
 
 async def test_a_verifier_writes_what_its_sessions_used(tmp_path: Path) -> None:
     file = tmp_path / "usage"
-    running = await start(ModelServiceOptions("scripted:7", slots=2, context=512), usage_log=file)
+    running = await start(ModelServiceOptions("scripted:7:delay_ms=5", slots=2, context=512), usage_log=file)
     try:
         async with connected(running) as peer:
             await peer.open(1, PROMPT)
