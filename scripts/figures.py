@@ -321,8 +321,6 @@ PLACES = {
     "headline": ROOT / "README.md",
     "bounds": ROOT / "docs" / "RELIABILITY.md",
     "pair": ROOT / "demo_pair" / "README.md",
-    "branching": ROOT / "docs" / "BRANCHING.md",
-    "placement": ROOT / "docs" / "BRANCHING.md",
 }
 
 
