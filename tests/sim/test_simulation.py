@@ -54,7 +54,7 @@ def cell_of(V: float, d: float, a: float, R: float, **changes: float) -> Cell:
 def test_the_table(
     V: float, d: float, a: float, R: float, plain: float, book: float, waiting: float, stream: float
 ) -> None:
-    """Within 6 %: a contradiction finds the drafter in a token that it does not abandon (docs/PERFORMANCE.md)."""
+    """Within 6 %: a contradiction finds the drafter in a token that it does not abandon."""
     cell = cell_of(V, d, a, R)
     speeds = [
         simulate(cell, PLAIN).steady_tokens_per_second,
