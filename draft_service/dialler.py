@@ -220,7 +220,7 @@ class DiallingDrafter:
 
     @property
     def address(self) -> str:
-        """Of whom it dials, for people."""
+        """Names of whom it dials, for people."""
         joined = [address for address, each in self._dialled.items() if each.dialler.joined.is_set()]
         return ", ".join(self._named if self._directory is None else joined)
 

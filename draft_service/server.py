@@ -87,7 +87,7 @@ class RunningDrafter:
 
     @property
     def info(self) -> common_pb2.GetModelInfoResponse:
-        """Of the model that serves now."""
+        """What describes the model that serves now."""
         return self._served.now.handler.info
 
     def replace(self, loaded: LoadedDrafter) -> LoadedDrafter:

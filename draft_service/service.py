@@ -211,7 +211,7 @@ class DraftHandler:
 def _for_another_vocabulary(sampling: Sampling) -> Sampling:
     """Without a constraint, which the target alone applies. StatusError under rules that no mapped token satisfies."""
     if sampling.weighed:
-        # Of the same text the drafter may have other tokens each time: one place could then be drawn for twice.
+        # The drafter may read the same text in other tokens each time: one place could then be drawn for twice.
         message = f"sampling.rule: {sampling.rule} needs a drafter of the target's vocabulary, which this one maps"
         raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, message)
     return replace(sampling, constraint=None)

@@ -92,7 +92,7 @@ class DrafterTally:
 
 
 class Computed(NamedTuple):
-    """What a forward returned. Of the i-th wanted row: `answers` has what follows, or row at[i] of `rows` has."""
+    """What a forward returned: what follows the i-th wanted row is in `answers`, or in row at[i] of `rows`."""
 
     rows: Any
     at: Sequence[int]

@@ -202,7 +202,7 @@ class UsageLog:
             await self.write()
 
     def _end(self, key: tuple[int, int], why: str) -> None:
-        """Of one that has ended already, or never had a slot, nothing is to be told."""
+        """Nothing is told of a stay that has ended already, or never had a slot."""
         stay = self._stays.pop(key, None)
         if stay is None or stay.counted_s is None:
             return
@@ -275,7 +275,7 @@ def append_records(file: Path, records: Sequence[UsageRecord]) -> None:
 
 
 class Usage(NamedTuple):
-    """Of a tenant and a model. decided, fed, tested: tokens."""
+    """What the sessions of a tenant and a model used. decided, fed, tested: tokens."""
 
     sessions: int
     prompt_tokens: int
@@ -307,7 +307,7 @@ def totals(records: Iterable[UsageRecord]) -> dict[tuple[str, str], Usage]:
 
 
 def _added_up(sessions: Sequence[Sequence[UsageRecord]]) -> Usage:
-    # Of an orchestrator that took decided tokens for the prompt, later on, the first word counts.
+    # An orchestrator that goes on with a session may take its decided tokens for the prompt: the shortest one counts.
     prompts = [min(stay.prompt_tokens for stay in stays) for stays in sessions]
     ends = [max(stay.end for stay in stays) for stays in sessions]
     stays = [stay for each in sessions for stay in each]

@@ -29,7 +29,7 @@ PORTION = 4096
 
 
 def call_id(session_id: str, index: int) -> str:
-    """Of a call among a session's: the same each time that the session is told again."""
+    """Id of a session's call: the same each time that the session is told again."""
     digest = hashlib.blake2b(f"{session_id}:{index}".encode(), digest_size=CALL_ID_BYTES)
     return f"call_{digest.hexdigest()}"
 

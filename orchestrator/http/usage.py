@@ -24,7 +24,7 @@ class DraftTally(NamedTuple):
 
     @property
     def acceptance(self) -> float | None:
-        """Of those that were judged; None where none was."""
+        """Share of the judged draft tokens that was accepted; None where none was judged."""
         return round(self.accepted / self.tested, 4) if self.tested else None
 
 

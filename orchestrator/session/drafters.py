@@ -288,7 +288,7 @@ class Drafters:
         weights, before = drafting.info.weights_fingerprint, self._drew
         self._had.add(weights)
         self._drew = weights
-        # Of other weights than the last one, it would draw other tokens with the same noise (PROTOCOL.md, section 6).
+        # With other weights than the last drafter's it would draw other tokens from the same noise (PROTOCOL.md, 6).
         drafting.begin(self.shown, self._view.record.sampling.weighed and before not in (None, weights))
 
     def use_verifier(self, verifier: VerifierPeer) -> None:

@@ -258,7 +258,7 @@ class LoggedTokens(Protocol):
 
 
 def random_step() -> int:
-    """Of one claim's fence, microseconds."""
+    """The random step in one claim's fence, microseconds."""
     return secrets.randbelow(MOST_STEP_US)
 
 

@@ -114,10 +114,10 @@ class DraftNode:
 
 
 class DraftSession:
-    """Of what may follow a place the likeliest becomes a node at once; the others are candidates, and become nodes when
-    they are chosen to be extended, or are decided. Nodes are numbered in the order in which they are sent. A decided
-    token moves the root to the child that equals it, and prunes the rest. Where it is no child and no candidate, or
-    was never sent, a new tree begins there.
+    """The tree of one session. The likeliest token behind a place becomes a node at once; the others are candidates,
+    and become nodes when they are chosen to be extended, or are decided. Nodes are numbered in the order in which they
+    are sent. A decided token moves the root to the child that equals it, and prunes the rest. Where it is no child and
+    no candidate, or was never sent, a new tree begins there.
 
     A pace with one branch makes a chain: nothing is drawn but the likeliest.
 
@@ -193,7 +193,7 @@ class DraftSession:
 
     @property
     def line(self) -> list[int]:
-        """The decided text, and of its likeliest continuation what is drafted: all of a chain."""
+        """The decided text and its likeliest continuation, as far as it is drafted: all of a chain."""
         return [*self.text.tokens, *(node.token for node in self._continuation())]
 
     def _continuation(self) -> Iterator[DraftNode]:

@@ -69,7 +69,7 @@ class Feed(NamedTuple):
 
     @property
     def positions(self) -> Sequence[int]:
-        """Of the tokens."""
+        """Where the tokens stand."""
         if self.tree is None:
             return range(self.start, self.stop)
         return [self.tree.trunk + len(ancestors) for ancestors in self.tree.ancestors]

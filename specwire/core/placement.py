@@ -22,13 +22,13 @@ from specwire.core.invalid import InvalidParameter
 #    about as long as the nearest one's.
 # 7. Load: sessions there, those that wait included, by slots.
 #
-# Of many that are equal up to here, `PlacementRequest.draws` are compared by load: all, where one orchestrator places
-# all sessions and so knows the loads: the least loaded one is best. Two at random, where several orchestrators place
-# sessions and learn the loads late: else all of them would send the sessions between two heartbeats to the same one.
-# Two choices are nearly as good as all (Mitzenmacher, "The power of two choices in randomized load balancing", 2001).
+# Among those that are equal up to here, `PlacementRequest.draws` are compared by load. Where one orchestrator places
+# all sessions it knows the loads, and compares all. Where several do, they learn the loads late, and compare two at
+# random: else all of them would send the sessions between two heartbeats to the same service. Two choices are nearly as
+# good as all (Mitzenmacher, "The power of two choices in randomized load balancing", 2001).
 
-# Of one region those are near whose round trip is at most so many times the least one and so many microseconds: less
-# than what differs from one measurement to the next, or than a step takes.
+# Services of one region are near if their round trip is at most so many times the least one and so many microseconds:
+# less than what differs from one measurement to the next, or than a step takes.
 NEAR_FACTOR, NEAR_US = 1.25, 5_000.0
 
 # How many are compared by load where other orchestrators place sessions, too.

@@ -100,9 +100,9 @@ def calibrate_head(model: DraftingModel) -> HeadDepth:
 
 
 def _drafting_us(model: DraftingModel, sessions: int, tokens: Sequence[int], depth: int) -> float:
-    """Of a draft for the first slots, which hold all of the text but its last token.
+    """Microseconds of a draft for the first slots, which hold all of the text but its last token.
 
-    It is behind a forward of the target, which leaves little of the head in the processor's caches.
+    Each is measured behind a forward of the target, which leaves little of the head in the processor's caches.
     """
     requests, held = [HeadRequest(slot, tokens, Sampling(), depth) for slot in range(sessions)], len(tokens) - 1
     times = []
@@ -117,7 +117,7 @@ def _drafting_us(model: DraftingModel, sessions: int, tokens: Sequence[int], dep
 
 
 def _reading_us(model: DraftingModel, tokens: Sequence[int]) -> float:
-    """Of a position of a text that is not read yet; 0.0 where there is none. Leaves the slot empty."""
+    """Microseconds that reading one position takes; 0.0 where nothing is unread. Leaves the slot empty."""
     model.forward([Feed(0, 0, tokens[:-1], 1)])
     rows = model.unread(0) or 0
     began = time.perf_counter_ns()
@@ -128,10 +128,10 @@ def _reading_us(model: DraftingModel, tokens: Sequence[int]) -> float:
 
 
 def undisturbed(times: Mapping[int, float]) -> dict[int, float]:
-    """Of forwards by their size: none takes longer than several smaller ones that it could be made of.
+    """Times of forwards by their size, each at most that of several smaller ones that it could be made of.
 
-    What was measured longer met something else on the machine. Left so, wide windows look dear, are never tried, and
-    nothing ever shows that they are not.
+    What was measured longer met something else on the machine. Left so, wide windows would look dear and never be
+    tried, and nothing would ever show that they are not.
     """
     found: dict[int, float] = {}
     for size, took in sorted(times.items()):

@@ -51,7 +51,7 @@ class StepSharing:
         return [held for held in ready if at_us[held.tenant] <= now_us]
 
     def chosen(self, shown: Sequence[StepCandidate], held: Mapping[int, Held]) -> list[StepCandidate]:
-        """The candidates that take part. Of a tenant's sessions those go first that have waited for most steps.
+        """The candidates that take part. A tenant's sessions that have waited for most steps go first.
 
         held: sessions by slot.
         """

@@ -528,7 +528,7 @@ class Controller:
     def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
         """See `Planner`."""
         if proposal.tokens:
-            # Of a tree's piece the tokens were drafted side by side: in one forward, unless its chunk asked for more.
+            # The tokens of a tree's piece were drafted side by side, in one forward unless its chunk asked for more.
             levels = min(self._chunk, len(proposal.tokens)) if proposal.parents else len(proposal.tokens)
             self._observe_draft(max(1, draft_us) / levels)
         if arrived_us is not None:

@@ -428,7 +428,7 @@ REMEMBERED_CHAINS = 1024
 class Agreement:
     """P(a source had the decided token | it had all before it in this tree), as decayed counts with a weak prior.
 
-    Of a chain: that its next token is the decided one. Of a tree that branches: that one of several is.
+    For a chain: that its next token is the decided one. For a tree that branches: that one of several is.
     """
 
     compared: float = 0.0

@@ -56,7 +56,7 @@ class HeadDepth:
         self._hiccups = Hiccups()
         self._drafted_us = self._tried_us = 0.0
         self._row_us = row_us
-        # Of plain steps' time, what drafting was last expected to save.
+        # Share of plain steps' time that drafting was last expected to save.
         self._saved = 0.0
 
     def drafting_us(self, sessions: int, depth: int) -> float:

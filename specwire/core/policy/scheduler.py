@@ -250,7 +250,7 @@ def _bears(candidate: StepCandidate, sessions: int, rows: int, width: int, V: V)
 
 
 def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
-    """Candidates for testing, best first. Of a session's chain and guess only the better one is taken."""
+    """Candidates for testing, best first. A session has one: the better of its chain and its guess."""
     if not any(candidate.drafted or candidate.guess is not None for candidate in candidates):
         return []
     least = _least_density(len(candidates), V)

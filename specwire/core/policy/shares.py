@@ -196,7 +196,7 @@ class TenantShares:
         self.rows[self.label(tenant)] += rows
 
     def owed_us(self, tenant: str) -> float:
-        """Of others' work that its next prompt waits for, while there is any."""
+        """Microseconds of others' work that its next prompt waits for, while there is any."""
         return self._owed_us.get(tenant, 0.0)
 
     def fed(self, tokens: Mapping[str, int], extra_us: float, step_us: float, active: Iterable[str]) -> None:

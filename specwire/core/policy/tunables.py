@@ -16,9 +16,9 @@ from specwire.core.messages import Pace
 # Share of its weight that a count keeps with each new one: acceptance, calibration, what windows cost. A memory of 50
 # windows; shorter ones chase chance (sweep).
 DECAY = 0.98
-# The same of what windows cost, after a step without any: what was thought too dear is tried again in the end.
+# Likewise for what windows cost, after a step without any: what was thought too dear is tried again in the end.
 FADE = 0.97
-# The same of comparisons with the text. Agreement is raised to the power of a round trip's tokens, so it must be known
+# Likewise for comparisons with the text. Agreement is raised to the power of a round trip's tokens, so it must be known
 # well.
 AGREEMENT_DECAY = 0.99
 # Weight of a new timing (a delay, a token's drafting, an overhead) in what is known of it.
@@ -37,8 +37,8 @@ LEAST_TIMING_US = 200.0
 # was made for its target: trying it costs little, leaving it untried much.
 PRIOR_RATE = 0.7
 PRIOR_WEIGHT = 4.0
-# P(decided) of a node's children by rank, before anything was seen: of the pair in the box, greedy. At most so many are
-# proposed.
+# P(decided) of a node's children by rank, before anything was seen: measured greedily with the included pair. At most
+# so many are proposed.
 PRIOR_RANKS = (0.71, 0.08, 0.04, 0.03, 0.01, 0.01, 0.005, 0.005)
 # P(decided) of a drafter's candidates is learnt apart for so many classes of how sure it is of its best one. In each
 # class the drafter's own probabilities count for so many observations.
@@ -117,7 +117,7 @@ READ_FOR = 128
 READING_ODDS = 3.0
 # Steps in which a head that does not pay is not thought of again, unless a try is due.
 LET_BE = 16
-# Of what a session's ledger may still lose, the share that one draft of a head and its window may risk.
+# Share of what a session's ledger may still lose that one draft of a head and its window may risk.
 RISKED_SHARE = 0.33
 # Plans without a look for guesses behind several in vain, at most: 16 look-ups a step cost a batch some per cent (LOG).
 MOST_REST = 8
@@ -135,7 +135,7 @@ LIKELY_SHARE = 0.5
 # The ledger: a session may lose this share of its time, and so many plain steps (docs/HOW_IT_WORKS.md).
 TOLERATED_SHARE = 0.02
 TOLERATED_STEPS = 2.0
-# Tokens over which that bound is meant (ARCHITECTURE). A head is the verifier's own, and what it gains is known from
+# Tokens over which that bound is meant. A head is the verifier's own, and what it gains is known from
 # all texts: of a shorter one it may lose as much.
 MEANT_OVER = 256
 
@@ -176,9 +176,9 @@ LEAST_PATH = 0.005
 # stands on the likeliest path. Less than half is best where rows cost much, and as good as 1 where they do not
 # (simulated cells).
 FURTHER_WORTH = 0.3
-# Of a target's tokens, weighed as texts use them, the share that a drafter of another vocabulary must have to draft one
-# by one. With less, most words are ones that it could only spell otherwise than the target does; its text, read in the
-# target's tokens, says them.
+# Share of a target's tokens, weighed as texts use them, that a drafter of another vocabulary must have to draft token
+# by token. With less it could only spell most words otherwise than the target does. It then drafts its own text, which
+# is read in the target's tokens.
 LEAST_SHARED = 0.5
 # Tokens of prompts in a step: a long prompt delays the others by no more than that.
 PREFILL_ROWS = 512

@@ -332,7 +332,7 @@ def _common(some: array[int], other: array[int]) -> int:
 
 
 def _hashes(tail: Sequence[int]) -> list[int | None]:
-    """Of the last tokens, as many as each order has; None where there are fewer."""
+    """Hash of the last n tokens for each order n; None where there are fewer."""
     found: list[int | None] = [None] * len(SHARED_ORDERS)
     value, index = 0, len(SHARED_ORDERS) - 1
     for count, (token, power) in enumerate(zip(reversed(tail), POWERS, strict=False), 1):

@@ -1,8 +1,8 @@
 """A table of n-grams: the likeliest token behind each context of a corpus, for texts that are like none before.
 
-Made once from a corpus (`specwire table build`, files: `specwire.text.table_file`). Of a context of 1 to 4
-tokens it holds the most frequent next token and its share; a context that is not there is looked for without its first
-token (back-off, Katz 1987). It needs no model, and is of use only where nothing better is there: at a text's beginning.
+Made once from a corpus (`specwire table build`, files: `specwire.text.table_file`). For each context of 1 to 4 tokens
+it holds the most frequent next token and its share; a context that is not there is looked for without its first token
+(back-off, Katz 1987). It needs no model, and is useful only where nothing better is known: at a text's beginning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from specwire.core.verify.text_sources import Found, NgramSource
 
 LEAST_ORDER, MOST_ORDER = 2, 5
 SHARE_UNITS = 255
-# Of a level's arrays.
+# Kinds of a level's arrays.
 LEVEL_KINDS = ("<u8", "<u4", "|u1", "<u4")
 
 
@@ -52,7 +52,7 @@ class Level:
         at = np.flatnonzero(first)
         counts = np.diff(np.append(at, len(keys)))
         keys, tokens = keys[at], tokens[at]
-        # Of each context the most frequent token first; of equals the lowest id.
+        # Each context's most frequent token first; among equals the lowest id.
         order = np.lexsort((tokens, -counts, keys))
         keys, tokens, counts = keys[order], tokens[order], counts[order]
         best = np.ones(len(keys), bool)
