@@ -201,7 +201,7 @@ class Verdict(NamedTuple):
         return self.position + len(self.tokens)
 
     def seen_by(self, source: int) -> Verdict:
-        """The part of one drafter: what was tested of others, and what others answered, is left out.
+        """The verdict as one drafter sees it: without tests and answers of other drafters.
 
         Behind the text's end nothing was tested or refused.
         """

@@ -30,7 +30,7 @@ class ProvisionalDraft:
 class ProvisionalChains:
     """The draft tokens of one session, by the rules of `Chains`: what does not descend from the decided text is pruned.
 
-    Of trees the best path is shown. Where another child of it is decided, what stands behind that one takes its place.
+    The best path of a tree is shown. Where a token beside that path is decided, what stands behind that token is shown.
 
     Invariant: they agree with the text as it was at the last call, whose length and hash are kept.
     """

@@ -81,7 +81,7 @@ class Rest:
 
 @dataclass(slots=True)
 class Pauses:
-    """Time since the end of the last forward that was not work; microseconds."""
+    """Time since the end of the last forward in which nothing was computed; microseconds."""
 
     forward_ended_us: float
     waited_us: float = 0.0

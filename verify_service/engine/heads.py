@@ -17,8 +17,8 @@ from verify_service.engine.sessions import Held
 
 logger = logging.getLogger(__name__)
 
-# Positions that a head reads along with what it drafts: more than that it reads before, for all texts together. A text
-# that was left alone for LET_BE steps has no more.
+# Unread positions up to which a head reads a text while it drafts. More than that it reads before, for all texts
+# together. A text that was left alone for LET_BE steps has no more.
 FEW_UNREAD = 2 * LET_BE
 # While a prompt is being fed the head reads this many of its positions at a time.
 READ_AT = 256
@@ -68,7 +68,7 @@ class _Asked:
         return self.unread > FEW_UNREAD
 
     def waiting(self, step: DraftedStep) -> int:
-        """Sessions that wait for what it reads: all but itself, the first time, which is like its prompt's prefill."""
+        """Sessions that wait while it reads. The first reading is like a prompt's prefill: its own does not count."""
         return len(step.decoding) - (not self.source.read and self.slot in step.decoding)
 
     @property
@@ -79,17 +79,17 @@ class _Asked:
 class HeadDrafting:
     """Lets a head draft where that is expected to pay. A head that fails is switched off, and ends nothing.
 
-    All of a step's sessions wait for it, and those that it drafts for pay, whatever comes of it. What it has to read
-    of a text before it first drafts is like the prefill of a prompt: it pays for the others' time only, and it is read
-    only where that is expected to pay several times. What it lets lie later is charged whole: a head that is seldom
-    asked reads for little.
+    All of a step's sessions wait for it, and those that it drafts for are charged, whatever comes of it. Before it
+    first drafts for a text it reads that text. This is like the prefill of a prompt: only the time of others is
+    charged, and it is done only where it is expected to pay several times over. What the head leaves unread later is
+    charged whole, because a head that is seldom asked reads much for little.
     """
 
     def __init__(self, heads: Heads, depth: HeadDepth) -> None:
         self._heads: Heads | None = heads
         self._depth = depth
         self._let_be = 0
-        # Whether it would have paid a batch when it was last thought of, but nobody could bear it.
+        # When drafting was last thought of, it would have paid for the batch, but no session could bear the charge.
         self._in_vain = False
 
     @property
@@ -149,7 +149,7 @@ class HeadDrafting:
     def _wants(self, asked: _Asked, step: DraftedStep) -> bool:
         """Whether a head's tokens could be tested next, are not there yet, and promise more than the text itself.
 
-        Not in debt: it could bear no draft, and to choose one at every step would take longer than it wins back.
+        A session in debt does not: it could bear no draft, and choosing one at every step would cost more than it wins.
         """
         session = asked.session
         if asked.spare_us <= 0.0 or not session.trusting or session.room < 2 or asked.source.proposed:
@@ -160,9 +160,9 @@ class HeadDrafting:
         return self._depth.beats(promise(session.ngram.look()), rates, step.plain_us)
 
     def _chosen(self, asked: Sequence[_Asked], step: DraftedStep, now_us: float) -> list[_Asked]:
-        """Those that are drafted for, and how deep. Where it does not pay one is tried now and then.
+        """The sessions to draft for, and how deep. Where drafting does not pay one is tried now and then.
 
-        All that decode wait for each forward, so what pays for many sessions need not pay for the few that can bear it.
+        All sessions wait for each forward, so what pays for many need not pay where only a few can bear the charge.
         """
         most, decoding = self._depth.most, len(step.decoding)
         rates = {each.slot: each.source.acceptance.rates(most) for each in asked}
@@ -177,7 +177,7 @@ class HeadDrafting:
         while able and depth:
             for each in able:
                 each.depth = self._borne(each, depth, len(able), step)
-            # A shallow draft in the place of a deep one need not pay.
+            # A session that can bear only a shallower draft is left out where that does not pay.
             left = [
                 each
                 for each in able
@@ -202,11 +202,11 @@ class HeadDrafting:
         return worth and self._owed_us(asked, step) <= asked.spare_us
 
     def _owed_us(self, asked: _Asked, step: DraftedStep) -> float:
-        """What reading will be charged."""
+        """What the session will be charged for reading."""
         return asked.waiting(step) * self._depth.reading_us(asked.unread) if asked.behind else 0.0
 
     def _read(self, heads: Heads, behind: Sequence[_Asked], step: DraftedStep, now_us: Callable[[], float]) -> int:
-        """Returns how many positions."""
+        """Have the head read these texts; returns how many positions that were."""
         began_us, rows = now_us(), sum(each.unread for each in behind)
         heads.catch_up([each.request for each in behind])
         took_us = now_us() - began_us
@@ -226,13 +226,13 @@ class HeadDrafting:
         now_us: Callable[[], float],
         thought_us: float,
     ) -> None:
-        """thought_us: what it took to choose for whom and how deep, which is charged with what is foreseen."""
+        """Draft for `asked`. thought_us: time that choosing them took; it is charged, as foreseeing noise is."""
         if not asked:
             return
         requests, foreseen_us = [each.request for each in asked], now_us()
         heads.foresee(requests)
         began_us = now_us()
-        # A plain step computes the same noise, and its time is held against this.
+        # The next step finds this noise ready, while a plain step computes it itself: so it is charged here.
         thought_us += began_us - foreseen_us
         drafted = heads.draft(requests)
         for each, tokens in zip(asked, drafted, strict=True):
@@ -246,7 +246,7 @@ class HeadDrafting:
 
 
 def _asked(heads: Heads, sessions: Mapping[int, Held], step: DraftedStep) -> list[_Asked]:
-    """The sessions that take part, and of which the head can draft."""
+    """The sessions of the step that the head can draft for."""
     return [
         _Asked(
             slot,

@@ -23,7 +23,7 @@ class _ScoringJob:
     request: Scoring
     slot: int
     done: list[TokenScore] = field(default_factory=list)
-    scored: int = 0  # of its texts
+    scored: int = 0  # how many of its texts
 
     @property
     def text(self) -> tuple[int, ...]:

@@ -90,10 +90,10 @@ class ForwardTimes:
     def observe(self, rows: int, microseconds: float) -> None:
         """Refine a width that was measured at start. A single slow step (a scheduler's hiccup) moves it little.
 
-        Narrower ones take no longer: what shows that a wide one has become faster shows it of them. Wider ones that
-        were not seen since are as much faster or slower than measured as the fastest of the narrower ones: else a plain
-        step that has become faster makes windows look dear that nobody has tried. A plain one that was not seen lately
-        is faster by as much as windows on average: else these look cheap beside what nobody does any more.
+        Narrower widths take no longer than a wider one, so they are lowered to it. Wider ones that were not seen since
+        the start are scaled like the fastest of the narrower ones: else a plain step that has become faster would make
+        windows look dear that nobody has tried. A plain step that was not seen lately is scaled by what windows became
+        faster on average: else they would look cheap beside what nobody does any more.
         """
         known = self._times.get(rows)
         if known is None:
@@ -121,10 +121,10 @@ class ForwardTimes:
             self._times[plain] = min(pace, 1.0) * self._then[plain]
 
     def told(self, rows: int, step_us: float, plain_us: float) -> None:
-        """Refine by a step of one session, of which its verifier tells.
+        """Refine by a step of one session that its verifier tells of.
 
-        How long a plain one takes is believed to it (`plain_us`; 0: it did not say): beside a drafter on its host this
-        one may have taken longer, and a plain step that is thought too slow makes any window pay.
+        A plain step counts as the verifier says (`plain_us`; 0: it did not say). This one may have taken longer, beside
+        a drafter on the verifier's host, and where plain steps are thought too slow any window seems to pay.
         """
         if rows > 1:
             self.observe(rows, step_us)
@@ -363,7 +363,7 @@ def likely(seen_us: float, expected_us: float) -> float:
 
 
 class Hiccups:
-    """Tells what the machine did to one step from what such steps have come to take: that is longer twice in a row."""
+    """Tells a hiccup of the machine, in one step, from steps that have become longer, which are so twice in a row."""
 
     def __init__(self) -> None:
         self._long = False
@@ -474,7 +474,7 @@ class Agreement:
             del self._decided[next(iter(self._decided))]
 
     def _compare(self, tree: Tree) -> None:
-        """Follow the text as far as the tree has tokens for it. Of a contradicted one siblings may still come."""
+        """Follow the text as far as the tree has tokens for it. Siblings of a contradicted token may still come."""
         while tree.branches and (token := self._decided.get(tree.position)) is not None:
             equal = tree.step(token)
             self.compared = AGREEMENT_DECAY * self.compared + 1.0
@@ -489,7 +489,7 @@ class Agreement:
 # with those during which it was not. Times are instants on one clock, of when messages arrived: both take about as
 # long to come.
 
-# Wider forwards are not of one session's window.
+# Wider forwards hold more than one session's window.
 MOST_ROWS = 32
 REMEMBERED_FORWARDS = 64
 

@@ -67,7 +67,7 @@ class HeadDepth:
         return self._first.at(sessions) + (depth - 1) * self._forward.at(sessions)
 
     def likely_us(self, sessions: int, forwards: int, took_us: float) -> float:
-        """What of the time that so many forwards took they are charged for: a hiccup of the machine is not the head's.
+        """The part of the time of so many forwards that is charged: a hiccup of the machine is not the head's doing.
 
         One of 50 ms, charged as it is, left a session without a head for a thousand tokens.
         """
@@ -124,9 +124,9 @@ class HeadDepth:
         self._row_us = smoothed(self._row_us or None, further_us / rows)
 
     def beats(self, promised: float, rates: Sequence[float], plain_us: float) -> bool:
-        """Whether at some depth it decides more than `promised` tokens, which are there for nothing.
+        """Whether at some depth it decides more than the `promised` tokens that cost nothing.
 
-        rates: P(accept | tested) by position. plain_us: in which time a token is decided without either.
+        rates: P(accept | tested) by position. plain_us: time in which a token is decided without either.
         """
         tokens = 1.0
         for depth, product in enumerate(accumulate(rates, mul), 1):
@@ -138,8 +138,8 @@ class HeadDepth:
     def borne(self, depth: int, sessions: int, decoding: int, V: Callable[[int], float], spare_us: float) -> int:
         """The greatest depth up to `depth` that a session's ledger can bear if all of it is wrong, the window as well.
 
-        More than one token may risk RISKED_SHARE of what is left: a bad beginning would use it up at once. The session
-        is one of `sessions` that are drafted for, for which all that decode wait.
+        More than one token may risk only RISKED_SHARE of what is left, or a bad beginning would use it up at once. The
+        session is one of `sessions` that are drafted for; all `decoding` ones wait for the drafts.
         """
         for borne in range(depth, 0, -1):
             window_us = V(decoding + borne * sessions) - V(decoding)

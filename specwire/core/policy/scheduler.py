@@ -148,9 +148,9 @@ class Windows:
 
 
 class WindowPiece(NamedTuple):
-    """Draft tokens of a session that are tested together, behind those of its pieces before.
+    """Draft tokens of a session that are tested together, behind those of its earlier pieces.
 
-    gain: tokens that they are expected to decide; density: by a row.
+    gain: tokens that they are expected to decide; density: gain per row.
     """
 
     density: float
@@ -496,7 +496,7 @@ def _payers(due: Sequence[Expected], sessions: int, now_us: float, rows: int, V:
 
 
 def _expect(candidate: StepCandidate, share: Share, awaited: Awaited) -> Expected:
-    """What its part would grow by if `awaited` were there.
+    """What the session's part of the step would grow by if `awaited` were there.
 
     The chain's window grows. A guess gives way to the chain, if that is then expected to decide more.
     """
