@@ -42,12 +42,14 @@ async def running(folder: Path, target: str = TARGET, draft: str | None = DRAFT,
     finally:
         await parts.stop()
 
-    def begun() -> list[str]:
-        alive = set(threading.enumerate()) - before
-        return [each.name for each in alive if each.name.startswith((*THREADS, "session-log"))]
-
-    await until(lambda: not begun())  # one that failed is about to end
+    await until(lambda: not begun_since(before))  # one that failed is about to end
     assert {f"{role}: ready" for role in parts.services} <= set(said)
+
+
+def begun_since(before: set[threading.Thread]) -> list[str]:
+    """The names of a stack's threads that live and did not then."""
+    alive = set(threading.enumerate()) - before
+    return [each.name for each in alive if each.name.startswith((*THREADS, "session-log"))]
 
 
 async def test_its_texts_are_the_targets(tmp_path: Path) -> None:
@@ -120,9 +122,10 @@ def broken(*_: object) -> None:
 
 async def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     options = StackOptions("scripted:7", "scripted:7:agree=2", one_process=True)
+    before = set(threading.enumerate())  # another test's may still be ending
     with pytest.raises(StackError, match="drafter: agree: must be from 0 to 1, not 2.0"):
         await stack.start(options, tmp_path, lambda _: None)
-    await until(lambda: not [each for each in threading.enumerate() if each.name in THREADS])
+    await until(lambda: not begun_since(before))
 
 
 def test_several_processes_are_refused() -> None:

@@ -59,19 +59,22 @@ def tell_figures(services: Services, raw: Raw) -> Counter[str]:
 def tell_flood(services: Services, flood: Flood) -> Counter[str]:
     """The same of much at once, which must cost little, and nobody else a wait.
 
-    The loop of a busy machine may get no core while a thread beside it computes; so a wait counts that comes each time.
+    The loop of a busy machine may get no core while a thread beside it computes, and what another test left behind may
+    compute meanwhile; so a wait, or a cost, counts that comes each time.
     """
-    waits = []
+    waits, costs = [], []
     for _ in range(ATTEMPTS):
-        answer, turn = _flooded(services, flood)
+        answer, turn, over = _flooded(services, flood)
         waits.append(turn)
-        if turn <= TURN_COST_S:
+        costs.append(over)
+        if turn <= TURN_COST_S and over <= 0:
             return answer
+    assert min(costs) <= 0, f"{flood}: it took {min(costs):.2f} s of computing more than is allowed"
     raise AssertionError(f"{flood}: nobody else was served for {min(waits):.2f} s of computing")
 
 
-def _flooded(services: Services, flood: Flood) -> tuple[Counter[str], float]:
-    """What came of it, and the longest turn of the loop."""
+def _flooded(services: Services, flood: Flood) -> tuple[Counter[str], float, float]:
+    """What came of it, the longest turn of the loop, and by how many seconds the computing is above its bar."""
     with services.watched() as watch, ThreadPoolExecutor(1) as pool:
         told = pool.submit(_answer, services.http, Raw(flood.data, whole=True))
         neighbours = Counter(_ask_health(services, told))
@@ -80,12 +83,11 @@ def _flooded(services: Services, flood: Flood) -> tuple[Counter[str], float]:
     assert set(neighbours) == {200}, f"{flood}: a neighbour was answered {dict(neighbours)}"
     requests = flood.requests + neighbours.total()
     bar = BASE_COST_S + len(flood.data) * BYTE_COST_S + flood.chunks * CHUNK_COST_S + requests * REQUEST_COST_S
-    assert watch.cpu <= bar, f"{flood}: {watch.cpu:.2f} s of computing, at most {bar:.2f} s are allowed"
-    answer = told.result()
+    answer, over = told.result(), watch.cpu - bar
     if answer is None:
-        return Counter({"CLOSED": 1}), watch.turn
+        return Counter({"CLOSED": 1}), watch.turn, over
     assert answer[0] in ALLOWED, f"{answer[0]} to {flood}"
-    return Counter({str(answer[0]): 1}), watch.turn
+    return Counter({str(answer[0]): 1}), watch.turn, over
 
 
 def _ask_health(services: Services, told: Future[Any]) -> Iterator[int]:

@@ -30,7 +30,8 @@ NEAR_TIE = 1e-4
 @asynccontextmanager
 async def verifier() -> AsyncIterator[tuple[Process, str, int]]:
     """A verifier of its own process, its address, and the process of its other rank."""
-    command = [sys.executable, "-m", "verify_service", str(TARGET), "--tensor-parallel-size=2", "--slots=2", "--json"]
+    arguments = ["--tensor-parallel-size=2", "--dtype=float32", "--slots=2", "--json"]
+    command = [sys.executable, "-m", "verify_service", str(TARGET), *arguments]
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     try:
         assert process.stdout is not None
