@@ -71,6 +71,26 @@ def test_a_flood_of_sessions_costs_a_neighbour_its_share_only() -> None:
     assert max(theirs) - min(theirs) <= 3  # they take turns
 
 
+def test_who_opens_and_abandons_gets_no_tokens_beside_its_rows() -> None:
+    """A prompt decides a first token, and Bob opens one text after the other: that counts as well."""
+    rig = big(0.2, TenantShares({}))
+    for handle in range(4):
+        rig.open(handle, PROMPT, tenant="ada", max_tokens=ENDLESS)
+    floods(rig, 8)
+    opened = 108
+
+    def abandon() -> None:
+        nonlocal opened
+        rig.open(opened, (opened % 60, 3, 4), link=1, tenant="bob", max_tokens=ENDLESS)
+        rig.tick(1, closes=(opened - 8,))
+        opened += 1
+
+    stepped(rig, 200, abandon)
+    counts = decided(rig)
+    assert opened == 308
+    assert counts["bob"] == pytest.approx(counts["ada"], rel=0.1)
+
+
 @pytest.mark.parametrize("growth", [0.02, 0.2, 1.0])
 def test_beside_a_flood_a_neighbour_is_about_as_fast_as_beside_an_ordinary_tenant(growth: float) -> None:
     """By the emulated forwards' time, however much a further row costs."""
