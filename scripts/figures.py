@@ -274,6 +274,33 @@ def rag_table(results: dict[str, Any]) -> str:
     return f"{grid(rows)}\n\n{offered}; {right}. Measured on {machine['cpu']}, {machine['cores']} cores: {how}."
 
 
+def edges_table(results: dict[str, Any]) -> str:
+    """Render what a lost verifier costs the edges that share it, what an edge costs, and the bars."""
+    rows = [["edges", "sessions", "all back, s", "longest pause, s", "longest pause of a rolling update, s"]]
+    for lost in (results["loss"], results["storm"]):
+        pauses = (lost["back_s"], lost["pause_s"], lost["rolling_pause_s"])
+        rows.append([str(lost["edges"]), str(lost["sessions"]), *(f"{pause:.2f}" for pause in pauses)])
+    cost, machine = results["cost"], results["machine"]
+    edge = f"{cost['idle_kib']:.0f} KiB at its verifier and {cost['idle_bytes']:.0f} bytes/s while it is idle"
+    said = f"An edge takes {edge}, {cost['busy_kib']:.0f} KiB while it is busy."
+    where = f"Measured on {machine['cpu']}, {machine['cores']} cores, with emulated forwards."
+    return f"{grid(rows)}\n\n{bars_table(results)}\n\n{said} {where}"
+
+
+def hybrid_table(results: dict[str, Any]) -> str:
+    """Render what drafting gains a target with recurrent layers, and what its kept states cost."""
+    rows = [["row", "tokens/s", "times off", "tokens a forward"]]
+    for line in results["lines"]:
+        speed, ratio = line["tokens_per_second"]["value"], line["to_off"]
+        label = {"a": "transformers"}.get(line["row"], line["row"])
+        rows.append([label, f"{speed:.0f}", interval(ratio), f"{line['tokens_per_forward']:.2f}"])
+    slot_bytes, machine = results["slot_bytes"], results["machine"]
+    keys, states = (slot_bytes[part] / (1 << 20) for part in ("keys_and_values", "states"))
+    slot = f"A slot has {keys:.1f} MiB of keys and values, {states:.1f} MiB of states."
+    where = f"Measured on {machine['cpu']}, {machine['cores']} cores."
+    return "\n\n".join([grid(rows), bars_table(results), " ".join([slot, *results["notes"], where])])
+
+
 Render = Callable[[dict[str, Any]], str]
 # By name: the record in bench/results, the command that makes it, and what renders it.
 RECORDS: dict[str, tuple[str, str, Render]] = {
@@ -297,6 +324,8 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "rag": ("rag.json", "make bench-rag", rag_table),
     "constrained": ("constrained.json", "make bench-constrained", constrained_table),
     "tools": ("tools.json", "make bench-tools", tools_table),
+    "edges": ("edges.json", "make bench-edges", edges_table),
+    "hybrid": ("hybrid.json", "make bench-hybrid", hybrid_table),
     "vllm": ("vllm.json", "make bench-vllm", vllm_table),
     "large": ("large.json", "make bench-large", large_table),
     "gpu": ("gpu.json", "make bench-gpu", gpu_table),
