@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from orchestrator.store import DamagedLog, MissingSession, StoredSession, StoreUnavailable, open_store
-from orchestrator.store.redis import RedisStore
+from orchestrator.store import DamagedLog, MissingSession, SessionStore, StoredSession, StoreUnavailable, open_store
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError
+from specwire.redis.urls import place_of
 from specwire.rpc.process import SIGNALS, say
 from specwire.rpc.server_options import check_metrics
 from specwire.telemetry.listener import listen
@@ -93,6 +93,9 @@ def _check(args: argparse.Namespace) -> None:
     """Raises InvalidParameter."""
     if not (args.redis_url or args.texts):
         raise InvalidParameter("redis-url", "or --texts is needed: there is nothing to learn from")
+    if args.redis_url and place_of(args.redis_url) != "redis":
+        why = "must be a Redis: a log in memory or in a file is read by the one process that has it"
+        raise InvalidParameter("redis-url", f"{why}, not {args.redis_url!r}")
     for name in ("steps", "memory"):
         if getattr(args, name) < 1:
             raise InvalidParameter(name, f"must be at least 1, not {getattr(args, name)}")
@@ -124,7 +127,7 @@ class Found(NamedTuple):
 class LoggedTexts:
     """Ended sessions of a log, each told once. tenants: whose. vocabulary: fingerprint of the ids' vocabulary."""
 
-    def __init__(self, store: RedisStore, tenants: Sequence[str], vocabulary: str) -> None:
+    def __init__(self, store: SessionStore, tenants: Sequence[str], vocabulary: str) -> None:
         self._store = store
         self._tenants = frozenset(tenants)
         self._vocabulary = vocabulary
@@ -137,7 +140,7 @@ class LoggedTexts:
 
         Raises StoreUnavailable.
         """
-        known = await self._store.known_sessions()
+        known = [each async for each in self._store.known_sessions()]
         self._told &= {each.session_id for each in known}
         self.deleted = [each.session_id for each in known if each.state == "deleted"]
         ended = [each for each in known if each.state == "ended" and each.session_id not in self._told]
@@ -352,11 +355,9 @@ async def _rounds(args: argparse.Namespace, cleanup: AsyncExitStack) -> None:
         await asyncio.sleep(args.every)
 
 
-async def _log(url: str, cleanup: AsyncExitStack) -> RedisStore:
+async def _log(url: str, cleanup: AsyncExitStack) -> SessionStore:
     store = await open_store(url)
     cleanup.push_async_callback(store.close)
-    if not isinstance(store, RedisStore):
-        raise InvalidParameter("redis-url", f"must be a Redis, which other processes see, not {url!r}")
     return store
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from redis.exceptions import ResponseError
 
@@ -370,6 +370,18 @@ class StoredSession(LogTail):
     retention_s: float = 0.0
 
 
+class KnownSession(NamedTuple):
+    """state: running, ended or deleted. whose: its tenant, and whether it is private; None where nothing tells.
+
+    ended: when it ended, Unix time in seconds by the store's clock; 0 where it runs, or nothing tells.
+    """
+
+    session_id: str
+    state: str
+    whose: tuple[str, bool] | None
+    ended: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class AppendReply:
     """length: of the log in tokens, prompt included. cancelled: somebody asked for the session's end.
@@ -500,6 +512,14 @@ class SessionStore(Protocol):
         """At most this many sessions of the roll that were not entered in time.
 
         Each is told to one caller, and after `again_s` to another: the first may be lost, too.
+        """
+        ...
+
+    def known_sessions(self) -> AsyncGenerator[KnownSession, None]:
+        """Every session that has a log, or had one that was deleted, in no order; of their texts nothing is read.
+
+        It looks at all that the store has, in portions between which others are served: for what runs beside the
+        sessions. One that comes or goes meanwhile may be told or not, and any may be told twice.
         """
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -17,6 +17,7 @@ from orchestrator.store.base import (
     CALLED_WITHIN_S,
     AppendReply,
     Bound,
+    KnownSession,
     Level,
     LoggedTokens,
     LogTail,
@@ -292,6 +293,11 @@ class FileStore(MemoryStore):
             self._note((), SharedSecret(secret))
         await self._journal.settled()
         return secret
+
+    async def known_sessions(self) -> AsyncGenerator[KnownSession, None]:
+        await self._journal.settled()
+        async for known in super().known_sessions():
+            yield known
 
     async def ping(self) -> None:
         """Nothing is written where nothing happens: a full disk is known by the room that is left."""

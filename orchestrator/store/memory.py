@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from orchestrator.store.base import (
     CALLED_WITHIN_S,
     AppendReply,
     Bound,
+    KnownSession,
     LoggedTokens,
     LogTail,
     SessionExists,
@@ -32,6 +34,8 @@ from specwire.core.messages import Append, FinishReason, Outcome, TokenLogprobs
 Clock = Callable[[], float]
 # Seconds between two searches of everything for what has expired. A single key is checked when it is used.
 LOOK_S = 1.0
+# Sessions that are told of before others are served.
+TOLD_AT_ONCE = 512
 
 
 @dataclass(slots=True)
@@ -222,6 +226,17 @@ class MemoryStore:
         told = sorted((at, session_id) for session_id, at in entered.items() if at <= now)[:most]
         entered.update((session_id, now + again_s) for _, session_id in told)
         return [session_id for _, session_id in told]
+
+    async def known_sessions(self) -> AsyncGenerator[KnownSession, None]:
+        for number, session_id in enumerate([*self._logs, *self._deleted]):
+            if number % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            log = self._held(session_id)
+            if log is not None:
+                whose = log.record.tenant, log.record.private
+                yield KnownSession(session_id, "running" if log.reason is None else "ended", whose, log.ended or 0.0)
+            elif self._is_deleted(session_id):
+                yield KnownSession(session_id, "deleted", None)
 
     async def ping(self) -> None:
         self._forget_expired()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple, NoReturn, cast
+from typing import NoReturn, cast
 
 from redis.exceptions import RedisError
 
@@ -18,6 +18,7 @@ from orchestrator.store.base import (
     Bound,
     DamagedLog,
     Durability,
+    KnownSession,
     Level,
     LoggedTokens,
     LogTail,
@@ -42,6 +43,7 @@ from orchestrator.store.base import (
 )
 from orchestrator.store.batcher import Batcher, LuaScript, Reply
 from orchestrator.store.encoding import (
+    US,
     encode_record,
     pack_logprobs,
     pack_outcomes,
@@ -78,17 +80,13 @@ MOST_CALLED = 512
 MOST_CLAIMS = 8
 
 
-class KnownSession(NamedTuple):
-    """state: running, ended or deleted. whose: its tenant, and whether it is private; None where nothing tells."""
-
-    session_id: str
-    state: str
-    whose: tuple[str, bool] | None
-
-
 # How the key with a session's state begins and ends.
 META = session_keys("|")[0].split("|")
 ANY_META = "*".join(META)
+# What is asked of each.
+KNOWN_FIELDS = ("state", "record", "ended_us")
+# Digits of an instant in microseconds that are read, whatever stands there.
+INSTANT_DIGITS = 17
 
 
 class RedisStore:
@@ -285,35 +283,29 @@ class RedisStore:
         reply = await self._batcher.call(self.MISSED, [roll_key(roll)], _ms(again_s), most)
         return [_bytes(session_id).decode() for session_id in cast("list[object]", reply[1])]
 
-    async def known_sessions(self) -> list[KnownSession]:
-        """Every session that has a log, or had one that was deleted; of their texts nothing is read.
-
-        It looks at all keys, for what runs beside the services. Raises StoreUnavailable.
-        """
-        found: list[KnownSession] = []
+    async def known_sessions(self) -> AsyncGenerator[KnownSession, None]:
         try:
             await self._redis.ready()
             for node in self._redis.nodes():
                 cursor: Argument = 0
                 while True:
                     (answer,) = await self._ask(node, [("SCAN", cursor, "MATCH", ANY_META, "COUNT", MOST_CALLED)])
+                    if isinstance(answer, Exception):
+                        raise unavailable(answer)
                     cursor, keys = cast("tuple[int, list[bytes]]", answer)
-                    held = await self._ask(node, [("HMGET", key, "state", "record") for key in keys]) if keys else []
-                    found += map(_known, keys, cast("list[list[bytes | None]]", held))
+                    held = await self._ask(node, [("HMGET", key, *KNOWN_FIELDS) for key in keys]) if keys else []
+                    for key, values in zip(keys, held, strict=True):
+                        if not isinstance(values, Exception):  # else it is no log, or has just moved
+                            yield _known(key, cast("list[bytes | None]", values))
                     if not cursor:
                         break
         except (RedisError, OSError) as error:
             raise unavailable(error) from error
-        return found
 
     async def _ask(self, node: Node, commands: Sequence[Command]) -> list[object]:
-        """Their replies. Raises RedisError, TimeoutError and StoreUnavailable."""
+        """Their replies, errors among them. Raises RedisError, TimeoutError."""
         async with asyncio.timeout(self._timeout_s):
-            replies = await self._redis.send(node, commands)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise unavailable(reply)
-        return replies
+            return await self._redis.send(node, commands)
 
     async def ping(self) -> None:
         await self._batcher.call_each(self.PING, ping_key)
@@ -325,9 +317,10 @@ class RedisStore:
 
 def _known(key: bytes, held: Sequence[bytes | None]) -> KnownSession:
     session_id = key.decode(errors="replace").removeprefix(META[0]).removesuffix(META[1])
-    state, record = held
+    state, record, ended_us = held
     owner = None if record is None else whose(record)
-    return KnownSession(session_id, (state or b"").decode(errors="replace"), owner)
+    ended = int(ended_us[:INSTANT_DIGITS]) / US if ended_us is not None and ended_us.isdigit() else 0.0
+    return KnownSession(session_id, (state or b"").decode(errors="replace"), owner, ended)
 
 
 def _head(record: SessionRecord, ttl_s: float, owner: str, retention_s: float | None) -> tuple[Argument, ...]:

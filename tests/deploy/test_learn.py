@@ -16,8 +16,8 @@ from transformers import LlamaConfig
 
 from deploy.cli.learn import FiledTexts, Found, LoggedTexts
 from deploy.cli.main import main
-from orchestrator.store import SessionRecord, SessionStore, StoreUnavailable, open_store
-from orchestrator.store.redis import KnownSession, RedisStore
+from orchestrator.store import KnownSession, SessionRecord, SessionStore, StoreUnavailable, open_store
+from orchestrator.store.redis import RedisStore
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Append, End, FinishReason, Outcome
@@ -33,6 +33,7 @@ from tests.wait import LIMIT_S, eventually
 TTL = 60.0
 TOKENS = (7, 8, 9)
 LOSSY = with_rule(Sampling(temperature=1.0), "threshold(0.1)")
+ONE_PROCESS = "must be a Redis: a log in memory or in a file is read by the one process that has it"
 
 
 @pytest.fixture(scope="module", params=["redis", "cluster"])
@@ -63,7 +64,6 @@ def found(session_id: str) -> Found:
 
 async def test_of_tenants_that_agreed_only_and_never_private(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await open_store(url)
-    assert isinstance(store, RedisStore)
     names = iter(f"s{number}" for number in range(100))
     for tenant in ("alice", "bob", ""):
         await written(store, f"{next(names)}-{tenant}", tenant=tenant)
@@ -81,14 +81,13 @@ async def test_of_tenants_that_agreed_only_and_never_private(url: str, monkeypat
         fresh = await LoggedTexts(store, tenants, "v").fresh()
         assert sorted(each.session_id for each in fresh) == told
         assert sorted(read) == told, "of others not even the text is read"
-    for session_id in [each.session_id for each in await store.known_sessions()]:
+    for session_id in [each.session_id async for each in store.known_sessions()]:
         await store.delete(session_id)
     await store.close()
 
 
 async def test_what_ended_is_told_once_and_what_was_deleted_is_named(url: str) -> None:
     store = await open_store(url)
-    assert isinstance(store, RedisStore)
     logged = LoggedTexts(store, ["*"], "v")
     assert await logged.fresh() == []
     await written(store, "t-ended")
@@ -101,7 +100,7 @@ async def test_what_ended_is_told_once_and_what_was_deleted_is_named(url: str) -
     await store.delete("t-ended")
     assert await logged.fresh() == [found("t-later")]
     assert logged.deleted.count("t-ended") == 1
-    known = {each.session_id: each for each in await store.known_sessions()}
+    known = {each.session_id: each async for each in store.known_sessions()}
     assert known["t-running"] == KnownSession("t-running", "running", ("", False))
     assert known["t-ended"] == KnownSession("t-ended", "deleted", None)
     await store.close()
@@ -110,10 +109,9 @@ async def test_what_ended_is_told_once_and_what_was_deleted_is_named(url: str) -
 async def test_a_log_that_does_not_answer_says_so() -> None:
     with RedisServer() as server:
         store = await open_store(server.url, timeout_s=0.5)
-        assert isinstance(store, RedisStore)
         server.pause()
         with pytest.raises(StoreUnavailable, match="the session log does not answer"):
-            await store.known_sessions()
+            [each async for each in store.known_sessions()]
         server.resume()
         await store.close()
 
@@ -236,11 +234,8 @@ def test_it_goes_on_until_a_signal_and_shows_figures(draft: str, tmp_path: Path)
     ("more", "code", "message"),
     [
         ([], 2, "redis-url: or --texts is needed: there is nothing to learn from"),
-        (
-            ["--redis-url", "memory:", "--once"],
-            1,
-            "redis-url: must be a Redis, which other processes see, not 'memory:'",
-        ),
+        (["--redis-url", "memory:", "--once"], 2, f"redis-url: {ONE_PROCESS}, not 'memory:'"),
+        (["--redis-url", "file:/no/log", "--once"], 2, f"redis-url: {ONE_PROCESS}, not 'file:/no/log'"),
         (["--texts", "/no/such/file"], 2, "texts: there is no file /no/such/file"),
         (["--redis-url", "unix:///nowhere", "--margin", "0"], 2, "margin: must be above 0 and below 1, not 0"),
         (["--redis-url", "unix:///nowhere", "--rate", "nan"], 2, "rate: must be above 0 and below 1, not nan"),
