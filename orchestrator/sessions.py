@@ -15,6 +15,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership.ownership import Cancellations, Ownership
 from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
 from orchestrator.peers.link import ALL_ELSEWHERE, LocalPeer
+from orchestrator.peers.warming import Warming
 from orchestrator.pool import Pool
 from orchestrator.session.appender import SessionLog, keep_leases, status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
@@ -262,7 +263,8 @@ class Orchestrator:
         self.store = store
         self.roster = KnownSessions(options.store_timeout)
         self.sessions = self.roster.sessions
-        self.pool = Pool(options, lambda: list(self.sessions.values()), local)
+        self._warming = Warming(store, options.access, lambda: self.pool.verifiers)
+        self.pool = Pool(options, lambda: list(self.sessions.values()), local, self._warming.look)
         self.owner = secrets.token_hex(OWNER_BYTES)
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
         self._accounting = SessionAccounting(self._allowances, self._prompt_of if options.log_prompts else None)
@@ -316,6 +318,7 @@ class Orchestrator:
         for task in self._keeping:
             task.cancel()
         await asyncio.gather(*self._keeping, return_exceptions=True)
+        await self._warming.stop()
         await self.pool.stop()
         await asyncio.gather(*(driver.close() for driver in drivers))
         await self.store.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -15,6 +16,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import ModelError, SlotModel
 from specwire.core.policy.shares import TenantShares
+from specwire.core.verify.shared_texts import TOKEN_BYTES
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
 from specwire.registry.registrar import LoadReader, Registrar
@@ -61,6 +63,8 @@ VERIFIER = "verifier"
 MOST_QUEUE, MOST_QUEUE_WAIT_S = 4096, 3600.0
 PATIENCE = QueuePatience(sessions=64, wait_us=30e6)
 MIB = 1 << 20
+# Of the number that tells one start of a verifier from another.
+INSTANCE_BITS = 64
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 
@@ -256,6 +260,9 @@ def _loader(
         say("specwire verify: measuring forward times")
         costs = step_costs(lm, go_on)
         info = model_info_to_wire(lm.info, lm.slots, lm.kv_bytes, convention_of(lm.info.tokenizer_json))
+        text_memory = options.text_memory if options.ngram and not patient else 0
+        info.text_room = text_memory // TOKEN_BYTES
+        info.instance = secrets.randbits(INSTANCE_BITS) if info.text_room else 0
         for rows, microseconds in costs.forward.points.items():
             info.forward_times.add(rows=rows, microseconds=round(microseconds))
         try:
@@ -278,7 +285,7 @@ def _loader(
             patience=patience,
             drafting=drafting,
             shares=shares,
-            text_memory=options.text_memory if options.ngram and not patient else 0,
+            text_memory=text_memory,
             known=known,
         )
         registry.add(VERIFIER, lambda: families(engine))

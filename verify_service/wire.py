@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import grpc
 
@@ -18,7 +18,7 @@ from specwire.rpc.convert import (
 )
 from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2, verify_pb2
-from verify_service.engine.messages import Admitted, Opening, Proposed, Refusal, Report, StepTimings, Tick
+from verify_service.engine.messages import Admitted, EarlierText, Opening, Proposed, Refusal, Report, StepTimings, Tick
 
 MOST_SESSION_ID = 256
 MOST_SCOPE = 64
@@ -54,8 +54,21 @@ def tick_from_wire(
         tuple((progress.handle, allowance_from_wire(progress)) for progress in message.progress),
         (*(close.handle for close in message.closes), *(refusal.handle for refusal in refusals)),
         tuple(own_id(tenant, session_id) for session_id in message.forgotten),
+        tuple(_texts_from_wire(message.texts, info, tenant)),
     )
     return tick, refusals
+
+
+def _texts_from_wire(
+    texts: Sequence[verify_pb2.EarlierText], info: common_pb2.GetModelInfoResponse, tenant: str
+) -> Iterator[EarlierText]:
+    """Those that are valid: they are hints, and nobody waits for an answer."""
+    for text in texts:
+        identified = 1 <= len(text.session_id) <= MOST_SESSION_ID and 1 <= len(text.cache_scope) <= MOST_SCOPE
+        ours = text.vocabulary_fingerprint == info.vocabulary_fingerprint
+        if identified and ours and 1 <= len(text.tokens) <= info.context and max(text.tokens) < info.vocabulary:
+            scope = own_scope(tenant, text.cache_scope)
+            yield EarlierText(own_id(tenant, text.session_id), scope, tuple(text.tokens))
 
 
 def opening_from_wire(

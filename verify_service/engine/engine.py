@@ -190,6 +190,7 @@ class Engine:
             ready = self._sharing.able(ready)
         runnable = {held.slot: held for held in ready if held.session.heard()}
         late = len(runnable) < len(ready)
+        self.sessions.earlier.read(busy=bool(runnable))
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
         alone = len(runnable) == 1
         for held in runnable.values():
@@ -220,7 +221,7 @@ class Engine:
             self.tell()
             self._score()
             return None
-        return None if plan.shares else Rest(self._next_us(late))
+        return None if plan.shares or self.sessions.earlier.waiting else Rest(self._next_us(late))
 
     def _next_us(self, late: bool) -> float:
         """When to look again, if nothing comes: at a deadline, or soon where a constraint had not answered.

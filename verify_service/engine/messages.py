@@ -70,6 +70,14 @@ class Proposed:
     proposal: Proposal
 
 
+class EarlierText(NamedTuple):
+    """Validated; see EarlierText in verify.proto."""
+
+    session_id: str
+    scope: bytes
+    tokens: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """One message of a link: what happened to its sessions, and when it arrived (microseconds, engine's clock)."""
@@ -81,12 +89,13 @@ class Tick:
     progress: tuple[tuple[int, Allowance], ...] = ()
     closes: tuple[int, ...] = ()
     forgotten: tuple[str, ...] = ()
+    texts: tuple[EarlierText, ...] = ()
 
     @property
     def weight(self) -> int:
         parts = 1 + len(self.opens) + len(self.proposals) + len(self.progress) + len(self.closes) + len(self.forgotten)
-        opened = sum(len(opening.tokens) for opening in self.opens)
-        return parts + opened + sum(len(proposed.proposal.tokens) for proposed in self.proposals)
+        told = sum(len(opening.tokens) for opening in self.opens) + sum(1 + len(text.tokens) for text in self.texts)
+        return parts + told + sum(len(proposed.proposal.tokens) for proposed in self.proposals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from specwire.core.verify.session import Allowance, RunningSession, VerifySessio
 from specwire.core.verify.shared_texts import SharedIndex, SharedTexts
 from specwire.core.verify.table import KnownTexts
 from specwire.core.verify.text_sources import NgramSource
+from verify_service.engine.earlier_texts import EarlierTexts
 from verify_service.engine.messages import (
     Admitted,
     Begun,
@@ -41,6 +42,8 @@ RETRY_MS = 1000
 
 class SessionManager:
     """Owns the roster and the slots. `counts`: what was ignored or dropped, by reason.
+
+    `texts`: of sessions, to propose from. `earlier`: those of ended sessions that are to be among them.
 
     Args:
         ngram: sessions may guess from their own text. detach_grace_us: how long a session is kept after it lost its
@@ -78,6 +81,7 @@ class SessionManager:
         self._eos_ids = frozenset(lm.info.eos_ids)
         self._known = known or KnownTexts(lm.info.vocabulary)
         self.texts = SharedTexts(text_memory, lambda scope: any(held.scope == scope for held in self.roster))
+        self.earlier = EarlierTexts(self.texts, lambda known: self.roster.holder(known) is not None, self.counts)
 
     def report(self, link: int) -> Report:
         known = self.reports.get(link)
@@ -105,9 +109,11 @@ class SessionManager:
         for handle, allowance in tick.progress:
             self._allow(tick, handle, allowance)
         self._close(tick)
+        self.earlier.add(tick.texts)
         for session_id in tick.forgotten:
             self.scheduler.forget(session_id)
             self.texts.forget(session_id)
+            self.earlier.forget(session_id)
 
     def begun(self, begun: Begun) -> None:
         """Start a session whose constraint is compiled, or refuse it.
