@@ -7,7 +7,20 @@ from dataclasses import dataclass
 
 from bench.gaps import BETWEEN, DELIVERY, Figure
 from bench.interval import Estimate
-from bench.rows import ASSISTED, DRAFTING_OFF, DRAFTING_ON, PLAIN, WITH_HEAD
+from bench.rows import (
+    ASSISTED,
+    DRAFTING_OFF,
+    DRAFTING_ON,
+    GENAI,
+    GENAI_DRAFT,
+    GENAI_LOOKUP,
+    ONE_OFF,
+    ONE_ON,
+    PLAIN,
+    SEVERAL_OFF,
+    SEVERAL_ON,
+    WITH_HEAD,
+)
 from bench.runs import Sample
 from bench.speed import speed_ratio
 from bench.texts import Judged
@@ -16,9 +29,12 @@ SPEED = (
     ("drafting on / transformers", DRAFTING_ON, PLAIN, 2.5),
     ("drafting on / transformers assisted", DRAFTING_ON, ASSISTED, 2.0),
     ("drafting off / transformers", DRAFTING_OFF, PLAIN, 1.0),
+    ("one process, off / OpenVINO GenAI", ONE_OFF, GENAI, 0.8),
+    ("one process, default / OpenVINO GenAI's prompt lookup", ONE_ON, GENAI_LOOKUP, 0.8),
+    ("one process, default / OpenVINO GenAI's draft model", ONE_ON, GENAI_DRAFT, 1.3),
 )
 GAPS_MS = {BETWEEN: 1.0, DELIVERY: 2.5}
-OURS = (DRAFTING_OFF, DRAFTING_ON, WITH_HEAD)
+OURS = (DRAFTING_OFF, DRAFTING_ON, WITH_HEAD, ONE_OFF, ONE_ON, SEVERAL_OFF, SEVERAL_ON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +62,13 @@ def at_most(name: str, value: Estimate, needed: float) -> Bar:
     return Bar(name, value.value, value.low, value.high, "<=", needed, value.high <= needed)
 
 
+def speed_bars(measured: Set[str]) -> list[tuple[str, str, str, float]]:
+    """Of `SPEED`, those whose two rows were measured."""
+    return [bar for bar in SPEED if {bar[1], bar[2]} <= measured]
+
+
 def _speed(samples: Sequence[Sample]) -> Iterator[Bar]:
-    for name, faster, slower, needed in SPEED:
+    for name, faster, slower, needed in speed_bars({sample.row for sample in samples}):
         yield at_least(f"speed, {name}", speed_ratio(samples, faster, slower), needed)
 
 

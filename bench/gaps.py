@@ -51,7 +51,7 @@ def delivery(run: Run) -> Iterator[Parts]:
             timings.emitted_ns,
             arrival.received_ns,
         )
-        names = ("verifier, gRPC", "Redis", "orchestrator", "gRPC, client")
+        names = ("verifier, gRPC", "log", "orchestrator", "gRPC, client")
         parts = {name: (end - begin) / 1e6 for name, (begin, end) in zip(names, pairwise(instants), strict=True)}
         yield {**parts, "total": (instants[-1] - instants[0]) / 1e6}
 

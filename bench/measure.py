@@ -8,14 +8,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
-from bench import machine, openvino_rows
+from bench import box, machine, openvino_rows
 from bench.bars import bars
 from bench.child import Child
 from bench.cores import CoreUse, CpuSeconds
 from bench.gaps import figures
 from bench.interleave import interleave
 from bench.results import Results, row_result
-from bench.rows import PLAIN, VARIANTS, HeadedRow, SpecwireRow, TransformersRow, start_peer, start_stack
+from bench.rows import (
+    ASSISTED,
+    GENAI,
+    PLAIN,
+    VARIANTS,
+    HeadedRow,
+    SpecwireRow,
+    TransformersRow,
+    start_peer,
+    start_stack,
+)
 from bench.runs import BenchError, Row, Sample, of_row
 from bench.selection import fastest, warm_up
 from bench.settings import Settings
@@ -61,12 +71,13 @@ def measure(settings: Settings) -> Results:
         samples = interleave(rows, prompts, settings.tokens, settings.repeats, progress)
         scores = scores_at(field.peer, prompts, samples, PLAIN)
         judged = list(judge(mismatches(samples, PLAIN), scores, tolerance(settings.dtype)))
-    found = figures(samples)
+    found, keys = figures(samples), [row.key for row in rows]
+    peers = [key for key in (PLAIN, ASSISTED, GENAI) if key in keys][:2]
     return Results(
         arguments=settings.shown(),
         machine=machine.describe(),
         commit=machine.commit(),
-        rows=[row_result(row, samples) for row in rows],
+        rows=[row_result(row, samples, peers) for row in rows],
         variants=[variant for variants, _ in chosen for variant in variants],
         bars=bars(samples, found, judged),
         figures=found,
@@ -79,22 +90,31 @@ def measure(settings: Settings) -> Results:
 
 def _start(settings: Settings, cleanup: ExitStack) -> Field:
     """Every process that takes part, ended by `cleanup`."""
-    peer = cleanup.enter_context(start_peer(settings.target, settings.draft, settings.dtype, cores()))
+    draft = None if settings.box else settings.draft
+    peer = cleanup.enter_context(start_peer(settings.target, draft, settings.dtype, cores()))
+    clocks = {"client": time.process_time, "transformers": peer.cpu_seconds}
+    field = Field(peer, [TransformersRow(peer)], [], clocks, [])
+    if settings.box:
+        rows, further = box.start(settings, cleanup)
+        field.rows += rows
+        field.clocks |= further
+    else:
+        _add_stacks(field, settings, cleanup)
+    _add_openvino(field, settings, cleanup)
+    return field
+
+
+def _add_stacks(field: Field, settings: Settings, cleanup: ExitStack) -> None:
+    """Rows (b) to (d), and (h) with a head."""
     stack, client = _stack(settings, cleanup)
-    field = Field(
-        peer,
-        rows=[TransformersRow(peer), SpecwireRow(client, drafting=False), SpecwireRow(client, drafting=True)],
-        choices=[[TransformersRow(peer, variant) for variant in VARIANTS]],
-        clocks={"client": time.process_time, "transformers": peer.cpu_seconds, "specwire": stack.cpu_seconds},
-        notes=[],
-    )
+    field.rows += [SpecwireRow(client, drafting=False), SpecwireRow(client, drafting=True)]
+    field.choices.append([TransformersRow(field.peer, variant) for variant in VARIANTS])
+    field.clocks["specwire"] = stack.cpu_seconds
     if settings.head is not None:
         # Another stack: the one without a head reads nothing from hidden states.
         stack, client = _stack(settings, cleanup, "--heads", str(settings.head))
         field.rows.append(HeadedRow(client, drafting=True))
         field.clocks["specwire, with a head"] = stack.cpu_seconds
-    _add_openvino(field, settings, cleanup)
-    return field
 
 
 def _stack(settings: Settings, cleanup: ExitStack, *options: str) -> tuple[Child, Client]:

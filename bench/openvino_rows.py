@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from bench.child import Child
-from bench.rows import LOAD_LIMIT, RUN_LIMIT, exactly
+from bench.rows import GENAI, GENAI_DRAFT, GENAI_LOOKUP, LOAD_LIMIT, RUN_LIMIT, exactly
 from bench.runs import Run
 
 PACKAGES = ("openvino", "openvino_genai", "openvino_tokenizers")
@@ -50,15 +50,15 @@ class OpenvinoRow:
 
 
 def plain_row(peer: Child) -> OpenvinoRow:
-    return OpenvinoRow(peer, "e", "OpenVINO GenAI", "plain")
+    return OpenvinoRow(peer, GENAI, "OpenVINO GenAI", "plain")
 
 
 def draft_rows(peer: Child) -> list[OpenvinoRow]:
     """The ways to use a draft model, of which the fastest takes part."""
     label = "OpenVINO GenAI, draft model"
     return [
-        *(OpenvinoRow(peer, "e-draft", f"{label}, k = {k}", "draft", {"num_assistant_tokens": k}) for k in (3, 5, 8)),
-        OpenvinoRow(peer, "e-draft", f"{label}, confidence 0.4", "draft", {"assistant_confidence_threshold": 0.4}),
+        *(OpenvinoRow(peer, GENAI_DRAFT, f"{label}, k = {k}", "draft", {"num_assistant_tokens": k}) for k in (3, 5, 8)),
+        OpenvinoRow(peer, GENAI_DRAFT, f"{label}, confidence 0.4", "draft", {"assistant_confidence_threshold": 0.4}),
     ]
 
 
@@ -66,7 +66,7 @@ def lookup_rows(peer: Child) -> list[OpenvinoRow]:
     """The ways to use prompt lookup, of which the fastest takes part."""
     label = "OpenVINO GenAI, prompt lookup"
     return [
-        OpenvinoRow(peer, "e-lookup", f"{label}, k = {k}", "lookup", {"num_assistant_tokens": k, "max_ngram_size": 3})
+        OpenvinoRow(peer, GENAI_LOOKUP, f"{label}, k = {k}", "lookup", {"num_assistant_tokens": k, "max_ngram_size": 3})
         for k in (3, 5, 8)
     ]
 

@@ -13,20 +13,31 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from bench.bars import GAPS_MS, SPEED
+from bench.bars import GAPS_MS, speed_bars
 from bench.gaps import Figure
 from bench.results import Results, RowResult
-from bench.rows import ASSISTED, DRAFTING_OFF, DRAFTING_ON, PLAIN, WITH_HEAD
+from bench.rows import (
+    ASSISTED,
+    DRAFTING_OFF,
+    DRAFTING_ON,
+    ONE_OFF,
+    ONE_ON,
+    PLAIN,
+    SEVERAL_OFF,
+    SEVERAL_ON,
+    WITH_HEAD,
+)
 from bench.runs import Sample
 from bench.speed import prompt_ratios, repeat_speeds
 
 COLOURS = {PLAIN: "#9aa5b1", ASSISTED: "#627282", DRAFTING_OFF: "#7fb3d5", DRAFTING_ON: "#1f6fb2", WITH_HEAD: "#123f66"}
+COLOURS |= {SEVERAL_OFF: "#7fb3d5", SEVERAL_ON: "#1f6fb2", ONE_OFF: "#7fb3d5", ONE_ON: "#1f6fb2"}
 EXTRA_COLOUR = "#c9a227"
 PARTS = {
     "choosing tokens": "#8e6fb0",
     "deciding, scheduling": "#c7b5dc",
     "verifier, gRPC": "#1f6fb2",
-    "Redis": "#c0603a",
+    "log": "#c0603a",
     "orchestrator": "#c9a227",
     "gRPC, client": "#7fb3d5",
 }
@@ -69,12 +80,13 @@ def _ratios(axes: Axes, samples: Sequence[Sample]) -> None:
     """A dot for each prompt, and the bar that the whole has to reach."""
     axes.set_title("times as fast, prompt by prompt")
     axes.set_xlabel("dots: prompts; line: needed in all")
-    for at, (_, faster, slower, needed) in enumerate(SPEED):
+    bars = speed_bars({sample.row for sample in samples})
+    for at, (_, faster, slower, needed) in enumerate(bars):
         ratios = sorted(prompt_ratios(samples, faster, slower))
         heights = [at + 0.5 * (index / max(1, len(ratios) - 1) - 0.5) for index in range(len(ratios))]
         axes.scatter(ratios, heights, s=14, color=COLOURS[faster])
         axes.vlines(needed, at - 0.35, at + 0.35, color=NEEDED, linewidth=2)
-    axes.set_yticks(range(len(SPEED)), [textwrap.fill(name, 18) for name, *_ in SPEED])
+    axes.set_yticks(range(len(bars)), [textwrap.fill(name, 18) for name, *_ in bars])
     axes.set_xlim(left=0)
     axes.invert_yaxis()
 

@@ -8,14 +8,14 @@ from bench.bars import Bar
 from bench.gaps import Figure
 from bench.interval import CONFIDENCE, Estimate
 from bench.results import Results, RowResult, VariantResult
-from bench.rows import ASSISTED, PLAIN
+from bench.rows import PLAIN
 from bench.texts import Judged
 
 
 def report(results: Results) -> str:
     sections = (
         _rows(results.rows),
-        _variants(results.variants),
+        _variants(results.variants) if results.variants else [],
         _gaps(results.figures),
         _cores(results),
         _texts(results.judged),
@@ -38,15 +38,14 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 def _rows(rows: Sequence[RowResult]) -> list[str]:
     head = (
-        *("row", "tokens/s", f"x {PLAIN}", f"x {ASSISTED}", f"x {PLAIN}, by prompt"),
+        *("row", "tokens/s", *(f"x {peer}" for peer in rows[0].to), f"x {PLAIN}, by prompt"),
         *("tokens/forward", "acceptance", "first token ms"),
     )
     body = [
         (
             f"({row.key}) {row.label}",
             f"{row.tokens_per_second.value:.1f}",
-            _interval(row.to[PLAIN]),
-            _interval(row.to[ASSISTED]),
+            *map(_interval, row.to.values()),
             f"{row.prompts[PLAIN].least:.2f} .. {row.prompts[PLAIN].most:.2f}",
             f"{row.tokens_per_forward:.2f}",
             "-" if row.acceptance is None else f"{row.acceptance:.3f}",

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.bars import Bar
 from bench.gaps import Figure
 from bench.interval import Estimate
-from bench.rows import ASSISTED, PLAIN
+from bench.rows import PLAIN
 from bench.runs import Row, Sample, of_row
 from bench.speed import (
     Spread,
@@ -71,8 +71,8 @@ class Results:
         return all(bar.holds for bar in self.bars if bar.name.startswith("texts"))
 
 
-def row_result(row: Row, samples: Sequence[Sample]) -> RowResult:
-    peers = (PLAIN, ASSISTED)
+def row_result(row: Row, samples: Sequence[Sample], peers: Sequence[str]) -> RowResult:
+    """peers: rows whose speed it is a multiple of."""
     return RowResult(
         key=row.key,
         label=row.label,

@@ -1,4 +1,7 @@
-"""The rows: (a) and (b) transformers, plain and assisted; (c), (d) and (h) this system: off, on, with a head too."""
+"""The rows: (a) and (b) transformers, plain and assisted; (c), (d) and (h) this system: off, on, with a head too.
+
+Those of a box are in `bench.box`, those of OpenVINO GenAI in `bench.openvino_rows`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ LOAD_LIMIT = 600.0
 RUN_LIMIT = 600.0
 
 PLAIN, ASSISTED, DRAFTING_OFF, DRAFTING_ON, WITH_HEAD = "a", "b", "c", "d", "h"
+GENAI, GENAI_DRAFT, GENAI_LOOKUP = "e", "e-draft", "e-lookup"
+FORWARD, ONE_OFF, ONE_ON, SEVERAL_OFF, SEVERAL_ON = "f", "o-off", "o-on", "s-off", "s-on"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Measure specwire against transformers on one machine, in one run: python -m bench.run --help."""
+"""Measure specwire against transformers and OpenVINO GenAI on one machine, in one run: python -m bench.run --help."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from specwire.core.model import AUTO
 from specwire.rpc.server_options import SERVED_DTYPES
 
 HERE = Path(__file__).resolve().parent
-OUT = HERE / "results" / "main.json"
+RESULTS = HERE / "results"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class Settings:
     """What to measure. `repeats` below 6 leave the intervals without 95 % coverage.
 
     head: of a row that has one beside the target, too; None for no such row.
+    box: specwire in one process and in several on its fastest runtime, in place of assisted generation and of specwire
+    on torch; see `bench.box`.
     """
 
     target: str
@@ -31,6 +33,7 @@ class Settings:
     dtype: str = "bfloat16"
     ray: bool = True
     head: Path | None = None
+    box: bool = False
 
     def __post_init__(self) -> None:
         for name, model in (("target", self.target), ("draft", self.draft)):
@@ -52,7 +55,7 @@ class Settings:
 def parser() -> argparse.ArgumentParser:
     line = argparse.ArgumentParser(
         prog="python -m bench.run",
-        description="Measure specwire against transformers, interleaved on the same cores.",
+        description="Measure specwire against transformers and OpenVINO GenAI, interleaved on the same cores.",
         epilog="Exit code 1: it could not be measured, or a text differs from transformers' and is no near-tie.",
     )
     line.add_argument("--target", default=str(TARGET), metavar="PATH", help="path or hub id (default: the demo pair)")
@@ -64,18 +67,23 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--dtype", default=AUTO, choices=SERVED_DTYPES, help="of all rows (default: %(default)s)")
     line.add_argument("--quick", action="store_true", help="2 prompts x 8 tokens x 1 repeat unless said otherwise")
     line.add_argument("--no-ray", action="store_true", help="specwire's services as plain processes")
-    line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON; a PNG beside it")
+    box = "specwire in one process and in several, on its fastest runtime, in place of rows b, c, d and h"
+    line.add_argument("--box", action="store_true", help=box)
+    own = "JSON; a PNG beside it (default: main.json in bench/results, with --box box.json)"
+    line.add_argument("--out", type=Path, metavar="FILE", help=own)
     return line
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
+    """Also says in `args` where the results go, unless they do."""
+    args.out = args.out or RESULTS / ("box.json" if args.box else "main.json")
     usual = (2, 8, 1) if args.quick else (32, 128, 7)
     given = (args.prompts, args.tokens, args.repeats)
     prompts, tokens, repeats = (
         default if value is None else value for default, value in zip(usual, given, strict=True)
     )
-    target, draft, head = located(args.target), located(args.draft), head_of(args)
-    asked = Settings(target, draft, prompts, tokens, repeats, args.dtype, ray=not args.no_ray, head=head)
+    target, draft, head = located(args.target), located(args.draft), None if args.box else head_of(args)
+    asked = Settings(target, draft, prompts, tokens, repeats, args.dtype, not args.no_ray, head, args.box)
     return replace(asked, dtype=dtype_of(asked.dtype))
 
 

@@ -28,7 +28,7 @@ class Peer:
 
     @property
     def methods(self) -> Methods:
-        return {"load": self.load, "decode": self.decode, "steps": self.steps}
+        return {"load": self.load, "decode": self.decode, "generate": self.generate, "steps": self.steps}
 
     def load(self, request: Request) -> Answer:
         """Load the target with so many `slots`; which runtime it runs on."""
@@ -44,6 +44,19 @@ class Peer:
         for at in range(len(text) - 1, len(text) - 1 + request["tokens"]):
             text += _step(lm, [Feed(0, at, text[at:], 1)])
         return {"tokens": text[len(request["prompt"]) :]}
+
+    def generate(self, request: Request) -> Answer:
+        """The forward alone: greedily, a forward of the prompt, then one for each token, with nothing around them."""
+        lm, text, fed = self._loaded(), list(request["prompt"]), 0
+        lm.discard(0)
+        self._held[0] = ()
+        began, ended = time.perf_counter(), []
+        for _ in range(request["tokens"]):
+            text += _step(lm, [Feed(0, fed, text[fed:], 1)])
+            fed = len(text) - 1
+            ended.append(time.perf_counter() - began)
+        tokens = text[len(request["prompt"]) :]
+        return {"tokens": tokens, "seconds": ended[-1], "first_token_seconds": ended[0]}
 
     def steps(self, request: Request) -> Answer:
         """Feed `text` behind a prompt to each of `sessions`, in `windows` that take turns; the seconds of all steps."""

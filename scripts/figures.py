@@ -38,20 +38,21 @@ from scripts.wan_figures import (
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+# Rows that others are a multiple of.
+PEERS = {"a": "transformers", "b": "assisted", "e": "OpenVINO GenAI"}
 
 
 def speed_table(results: dict[str, Any]) -> str:
-    """Render the rows of `make bench`: median and 95 % interval over the repeats."""
-    rows = [["row", "tokens/s", "x transformers", "x assisted", "tokens per forward", "acceptance"]]
+    """Render the rows of `make bench` or `make bench-box`: median and 95 % interval over the repeats."""
+    peers = [f"x {PEERS[peer]}" for peer in results["rows"][0]["to"]]
+    rows = [["row", "tokens/s", *peers, "tokens per forward", "acceptance"]]
     for row in results["rows"]:
         accepted = "" if row["acceptance"] is None else f"{row['acceptance']:.2f}"
-        to = row["to"]
         rows.append(
             [
                 f"({row['key']}) {row['label']}",
                 f"{row['tokens_per_second']['value']:.0f}",
-                interval(to["a"]),
-                interval(to["b"]),
+                *map(interval, row["to"].values()),
                 f"{row['tokens_per_forward']:.2f}",
                 accepted,
             ]
@@ -307,6 +308,8 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "headline": ("main.json", "make bench", headline_table),
     "speed": ("main.json", "make bench", speed_table),
     "bars": ("main.json", "make bench", bars_table),
+    "box": ("box.json", "make bench-box", speed_table),
+    "box-bars": ("box.json", "make bench-box", bars_table),
     "step": ("step.json", "make bench-step", step_table),
     "batch": ("batch.json", "make bench-batch", batch_table),
     "heads": ("heads.json", "make bench-heads", heads_table),

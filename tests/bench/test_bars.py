@@ -26,6 +26,12 @@ def test_only_a_difference_that_is_no_near_tie_fails_the_texts() -> None:
     assert list(texts.values()) == [True, False]
 
 
+def test_only_what_was_measured_has_a_bar() -> None:
+    rows = ("a", "e", "e-lookup", "o-off", "o-on")
+    speeds = [bar.name for bar in bars([sample(row, 0, 0, 1.0) for row in rows], [], []) if "speed" in bar.name]
+    assert [name.partition(" / ")[2] for name in speeds] == ["OpenVINO GenAI", "OpenVINO GenAI's prompt lookup"]
+
+
 def test_only_rows_that_were_measured_have_a_bar() -> None:
     names = [[bar.name for bar in bars([sample(row, 0, 0, 1.0) for row in rows], [], [])] for rows in ("abcd", "abcdh")]
     assert [sum("row h" in name for name in each) for each in names] == [0, 1]

@@ -11,7 +11,7 @@ from tests.bench.made_rows import arrival, run
 
 def test_the_way_to_the_client_has_four_parts() -> None:
     (parts,) = delivery(run(1.0, arrivals=[arrival(7)]))
-    assert parts == pytest.approx({"verifier, gRPC": 1, "Redis": 2, "orchestrator": 3, "gRPC, client": 4, "total": 10})
+    assert parts == pytest.approx({"verifier, gRPC": 1, "log": 2, "orchestrator": 3, "gRPC, client": 4, "total": 10})
 
 
 def test_a_gap_is_split_by_what_the_step_before_spent_on_choosing() -> None:

@@ -47,7 +47,7 @@ def found() -> Results:
         arguments={"prompts": 8},
         machine={"cores": 2},
         commit=None,
-        rows=[row_result(FakeRow(row, LABELS[row]), samples) for row in "abcd"],
+        rows=[row_result(FakeRow(row, LABELS[row]), samples, "ab") for row in "abcd"],
         variants=[VariantResult("default", 90.0, 2.5, chosen=True)],
         bars=bars(samples, figures(samples), judged),
         figures=figures(samples),

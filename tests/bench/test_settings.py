@@ -40,6 +40,13 @@ def test_a_head_is_the_demo_pairs_unless_told(tmp_path: Path) -> None:
     assert settings_of(parser().parse_args(["--target", "some/model", "--head", str(tmp_path)])).head == tmp_path
 
 
+def test_where_results_go() -> None:
+    for words, name in (([], "main.json"), (["--box"], "box.json"), (["--box", "--out", "found.json"], "found.json")):
+        args = parser().parse_args([*words, "--dtype", "float32"])
+        assert settings_of(args).box == ("--box" in words)
+        assert args.out.name == name
+
+
 def test_quick_is_small_and_gives_way_to_what_is_said(tmp_path: Path) -> None:
     words = ["--target", str(tmp_path), "--draft", "some/model", "--quick", "--tokens", "16"]
     settings = settings_of(parser().parse_args(words))

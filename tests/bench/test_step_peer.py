@@ -37,6 +37,15 @@ def test_both_runtimes_decode_the_same_text(target: Path) -> None:
     assert texts[0] == texts[1]
 
 
+def test_the_forward_alone_says_what_the_target_says(target: Path) -> None:
+    peer = loaded(target, "torch")
+    expected = peer.decode({"prompt": PROMPT, "tokens": 12})["tokens"]
+    for _ in range(2):  # what the last one left is no help
+        answer: dict[str, Any] = peer.generate({"prompt": PROMPT, "tokens": 12})
+        assert answer["tokens"] == expected
+        assert 0 < answer["first_token_seconds"] < answer["seconds"]
+
+
 @pytest.mark.parametrize(
     ("sessions", "windows", "expected"), [(1, [1], 10), (1, [4], 2), (1, [1, 5], 3), (3, [1], 10), (3, [10], 1)]
 )

@@ -46,3 +46,29 @@ def test_a_quick_measurement_ends_with_a_table_a_file_and_a_picture(
     assert found["notes"] == [openvino_rows.NOT_INSTALLED]
     assert str(tmp_path) not in out.read_text()
     assert out.with_suffix(".png").stat().st_size > 10_000
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(600)
+def test_a_box_is_measured_in_one_process_and_in_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino_rows, "PACKAGES", ("not_installed_here",))
+    target, draft = save_pair(tmp_path)
+    out = tmp_path / "box.json"
+    words = ["--box", "--quick", "--dtype", "float32", "--target", str(target), "--draft", str(draft)]
+    before = set(descendants(os.getpid()))
+
+    code = run.main([*words, "--out", str(out)])
+
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    assert set(descendants(os.getpid())) <= before
+    found = json.loads(out.read_text())
+    assert [row["key"] for row in found["rows"]] == ["a", "f", "o-off", "o-on", "s-off", "s-on"]
+    assert all(row["label"] in printed for row in found["rows"])
+    assert all(row["to"].keys() == {"a"} for row in found["rows"])
+    assert found["variants"] == []
+    assert {bar["name"].partition(" ")[0] for bar in found["bars"]} <= {"texts", "ms,"}
+    assert found["notes"] == [openvino_rows.NOT_INSTALLED]
+    assert out.with_suffix(".png").stat().st_size > 5_000
