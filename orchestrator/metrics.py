@@ -77,8 +77,8 @@ def _of_speculation(stats: SessionStats) -> Families:
 
 
 def _as_vllm(stats: SessionStats) -> Families:
-    """The counters that vLLM's own benchmark reads, by its names: without kinds, tokens of all sources together."""
-    prefix, drafts = f"{VLLM}spec_decode_num", stats.drafted
+    """The counters that vLLM's own benchmark reads, by its names: tokens of all sources together, in windows."""
+    prefix, drafts = f"{VLLM}spec_decode_num", stats.in_windows
     by_position = {str(index): count for index, count in enumerate(stats.accepted_at[: positions(stats)])}
     yield counter(f"{prefix}_drafts_total", "Windows of draft tokens.", stats.tested_at[0])
     yield counter(f"{prefix}_draft_tokens_total", "Draft tokens put to the target.", drafts.proposed)

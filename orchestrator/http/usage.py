@@ -82,10 +82,10 @@ def _told(stats: Sequence[pb.Stats]) -> Json:
 
 
 def metrics_of(stats: Sequence[pb.Stats]) -> Json:
-    """VLLM's `metrics.speculative_decoding` (--per-request-spec-decode-metrics summary).
+    """VLLM's `metrics.speculative_decoding` (--per-request-spec-decode-metrics summary), as AIPerf checks it.
 
-    acceptance_histogram[i]: windows of which i tokens were accepted. A draft token that came during a forward stands in
-    the totals, in no window.
+    acceptance_histogram[i]: windows of which i tokens were accepted; the other figures agree with it. So they are of
+    windows only: a draft token that came during a forward is in `usage`, not here.
     """
     width = max((len(each.tested_at) for each in stats), default=0)
     tested, accepted = (
@@ -93,16 +93,16 @@ def metrics_of(stats: Sequence[pb.Stats]) -> Json:
         for told in ([each.tested_at for each in stats], [each.accepted_at for each in stats])
     )
     whole, steps = total(stats), tested[0] if tested else 0
+    proposed = whole.proposed - whole.tested + sum(tested)
     reached = [steps, *accepted, 0]  # windows of which so many tokens, or more, were accepted
-    histogram = [more - beyond for more, beyond in pairwise(reached)]
     return {
         "speculative_decoding": {
-            "mean_acceptance_length": 1 + sum(accepted) / steps if steps else None,
-            "draft_acceptance_rate": whole.accepted / whole.proposed if whole.proposed else None,
-            "acceptance_histogram": histogram if steps else [],
+            "mean_acceptance_length": 1 + sum(accepted) / steps if steps else 1.0,
+            "draft_acceptance_rate": sum(accepted) / proposed if proposed else 0.0,
+            "acceptance_histogram": [more - beyond for more, beyond in pairwise(reached)],
             "num_spec_steps": steps,
-            "num_accepted_draft_tokens": whole.accepted,
-            "num_draft_tokens": whole.proposed,
+            "num_accepted_draft_tokens": sum(accepted),
+            "num_draft_tokens": proposed,
             "num_spec_tokens": width,
         }
     }

@@ -82,6 +82,12 @@ class SessionStats:
         return total
 
     @property
+    def in_windows(self) -> DraftCounts:
+        """Of `drafted`, without those that came during a forward: as other servers count, which know none."""
+        whole, tested = self.drafted, sum(self.tested_at)
+        return DraftCounts(whole.proposed - whole.tested + tested, tested, sum(self.accepted_at))
+
+    @property
     def shown(self) -> DraftCounts:
         """Consistent with `outcomes`: of tokens that other orchestrators had decided, only what was tested is known."""
         accepted, recovered = self.outcomes[Outcome.ACCEPTED], self.outcomes[Outcome.RECOVERED]
