@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from orchestrator.chat.fields import Fields, JsonBounds, made_constraint, shown
@@ -135,7 +136,8 @@ EXAMPLES = [("first_function", {"first_argument": "value"}), ("second_function",
 def told_messages(messages: Sequence[ChatMessage], tools: ToolUse, family: ChatFamily) -> list[ChatMessage]:
     """The messages as the template can write them."""
     if family.tells:
-        return [_with_text(each) if family.as_text else each for each in messages]
+        known = _with_ids(messages, family.format.ids) if family.format.ids else messages
+        return [_with_text(each) if family.as_text else each for each in known]
     plain = [_without_calls(each, family) for each in messages]
     if not tools.told:
         return plain
@@ -148,6 +150,22 @@ def told_messages(messages: Sequence[ChatMessage], tools: ToolUse, family: ChatF
         case "user":  # some templates refuse system messages
             return [{**first, "content": f"{text}\n\n{first['content']}"}, *others]
     return [{"role": "system", "content": text}, *plain]
+
+
+def _with_ids(messages: Sequence[ChatMessage], form: str) -> list[ChatMessage]:
+    """With ids of calls as the model writes them: its template shows those that the caller sent."""
+    ids: dict[str, str] = {}
+    numbers = count()
+    told = []
+    for message in messages:
+        calls = list(message.get("tool_calls", ()))
+        for index, call in enumerate(calls):
+            name = form.format(name=call["function"]["name"], number=next(numbers))
+            ids[str(call.get("id"))], calls[index] = name, {**call, "id": name}
+        answered = ids.get(str(message.get("tool_call_id"))) if message["role"] == "tool" else None
+        more = {"tool_calls": calls} if calls else {"tool_call_id": answered} if answered else {}
+        told.append({**message, **more})
+    return told
 
 
 def _with_text(message: ChatMessage) -> ChatMessage:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specwire.text.call_readers import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END, ToolFunction
+from specwire.text.call_readers import NamedCall, ToolFunction
 from specwire.text.call_values import branches_of, resolved, types_of
 from specwire.text.tool_formats import THOUGHT, JsonStyle, NamedStyle, PythonStyle, ToolFormat, XmlStyle
+from specwire.text.xml_calls import XmlTags
 
 Json = Mapping[str, Any]
 
@@ -117,8 +118,10 @@ def _call_rules(form: ToolFormat, index: str, name: str, schema: Json) -> Iterat
     match form.style:
         case (JsonStyle() | NamedStyle()) as style:
             yield from _object_rules(style, index, name, schema)
-        case XmlStyle() if (rules := _xml_rules(index, name, schema)) is not None:
+        case XmlStyle() as style if (rules := _xml_rules(style.tags, index, name, schema)) is not None:
             yield from rules
+        case XmlStyle() as style:
+            yield from _object_rules(style.as_json, index, name, schema)
         case PythonStyle() if (rules := _python_rules(index, name, schema)) is not None:
             yield from rules
         case _:
@@ -126,8 +129,16 @@ def _call_rules(form: ToolFormat, index: str, name: str, schema: Json) -> Iterat
 
 
 def _object_rules(style: JsonStyle | NamedStyle, index: str, name: str, schema: Json) -> Iterator[str]:
-    yield f"call_{index}: {_line(_literal(style.head(name)), f'arguments_{index}', _literal(style.tail))}"
+    yield f"call_{index}: {_line(_head(style, name), f'arguments_{index}', _literal(style.tail))}"
     yield f"arguments_{index}: {_json(_spaced({'type': 'object', **schema}))}"
+
+
+def _head(style: JsonStyle | NamedStyle, name: str) -> str:
+    if not isinstance(style, NamedStyle) or not style.numbered:
+        return _literal(style.head(name))
+    # Calls of one answer have different numbers.
+    behind = NamedCall.number.sub("", style.between)
+    return f"{_literal(f'{style.befores[0]}{name}:')} /[0-9]{{1,6}}/ {_literal(behind)}"
 
 
 def _spaced(schema: Json) -> Json:
@@ -183,58 +194,76 @@ def _is_open(schema: Json) -> bool:
     return "properties" not in schema and schema.get("additionalProperties", True) is True
 
 
-def _xml_rules(index: str, name: str, schema: Json) -> list[str] | None:
+def _xml_rules(tags: XmlTags, index: str, name: str, schema: Json) -> list[str] | None:
     members = _members(schema, XmlStyle.keys)
     if members is None:
         return None
-    head, tail = _literal(f"{FUNCTION}{name}>\n"), _literal(FUNCTION_END)
+    head, tail = _literal(f"{tags.function}{name}{tags.named}"), _literal(tags.end)
     if _is_open(schema):
-        argument = f"{_literal(PARAMETER)} KEY_{index} {_literal(VALUE)} value_{index}"
+        argument = f"{_literal(tags.key)} KEY_{index} value_{index}"
         key = f"KEY_{index}: /{XmlStyle.keys.pattern}/"
-        return [f"call_{index}: {head} ({argument})* {tail}", key, *_text_rules(index)]
+        return [f"call_{index}: {_line(head, f'({argument})*', tail)}", key, *_open_value(tags, index)]
     rules, parts = [], []
     for number, member in enumerate(members):
         place = f"{index}_{number}"
-        value = _xml_value(place, member, schema)
+        value = _xml_member(tags, place, member, schema)
         if value is None:
             return None
-        rules += [f"member_{place}: {_literal(f'{PARAMETER}{member.key}{VALUE}')} value_{place}", *value]
+        rules += value
         parts.append(f"member_{place}{'' if member.required else '?'}")
     return [f"call_{index}: {_line(head, *parts, tail)}", *rules]
 
 
-# What stands between an argument's key and its value, and behind the value.
-VALUE, VALUE_END = ">\n", f"\n{PARAMETER_END}\n"
+def _open_value(tags: XmlTags, place: str) -> list[str]:
+    """The rule value_PLACE, of any value: a text, or JSON where its tag may say so."""
+    values = [f"{_literal(tags.text)} text_{place}"]
+    rules = _text_rules(tags, place)
+    if tags.marked:
+        values.append(f"{_literal(tags.json)} json_{place} {_literal(tags.value_end)}")
+        rules.append(f"json_{place}: {_json(_spaced({}))}")
+    return [f"value_{place}: {' | '.join(values)}", *rules]
+
+
 # What the schema of a text may say, so that a rule for its characters is all.
 OF_TEXTS = frozenset(("type", "minLength", "maxLength", *OF_NOTES))
 NULLS = ("null", "none")
 MOST_BRANCHES = 8
 
 
-def _xml_value(place: str, member: _Member, root: Json) -> list[str] | None:
-    """The rule value_PLACE, of the value and its closing tag; None where the reader could take it for another one."""
-    types = types_of(member.schema, root)
-    if "string" not in types:
-        return [f"value_{place}: json_{place} {_literal(VALUE_END)}", f"json_{place}: {_json(member.alone)}"]
-    if not types <= {"string", "null"}:
-        return None
-    text = _text_branch(member.schema, root)
+def _xml_member(tags: XmlTags, place: str, member: _Member, root: Json) -> list[str] | None:
+    """The rule member_PLACE, of an argument in its tags; None where the reader could take its value for another one."""
+    before, types = tags.key + member.key, types_of(member.schema, root)
+    found = _xml_text(tags, place, before, member, root) if "string" in types and types <= {"string", "null"} else None
+    if found is not None or ("string" in types and not tags.marked):
+        return found
+    value = f"{_literal(before + tags.json)} json_{place} {_literal(tags.value_end)}"
+    return [f"member_{place}: {value}", f"json_{place}: {_json(member.alone)}"]
+
+
+def _xml_text(tags: XmlTags, place: str, before: str, member: _Member, root: Json) -> list[str] | None:
+    """The same of a text, or null."""
+    text, nullable = _text_branch(member.schema, root), "null" in types_of(member.schema, root)
+    null = _literal(f"{before}{tags.json}null{tags.value_end}")
     choices = [text["const"]] if "const" in text else text.get("enum")
     if isinstance(choices, list):
-        return _choice_rules(place, choices, nullable="null" in types)
+        if not _are_texts(tags, choices, nullable):
+            return None
+        values = [null if each is None else _literal(f"{before}{tags.text}{each}{tags.value_end}") for each in choices]
+        return [f"member_{place}: {' | '.join(values)}"]
     least, most = text.get("minLength", 0), text.get("maxLength", "")
     if set(text) - OF_TEXTS or type(least) is not int or (type(most) is not int and most != ""):
         return None
-    return _text_rules(place, least, most)
+    # Without a mark the text "null" is one.
+    values = [f"{_literal(before + tags.text)} text_{place}", *([null] if nullable and tags.marked else ())]
+    return [f"member_{place}: {' | '.join(values)}", *_text_rules(tags, place, least, most)]
 
 
-def _choice_rules(place: str, choices: Sequence[object], nullable: bool) -> list[str] | None:
-    texts = ["null" if each is None else each for each in choices]
-    if not texts or not all(isinstance(each, str) and not XmlStyle.tags.search(each) for each in texts):
-        return None
-    if nullable and any(isinstance(each, str) and each.lower() in NULLS for each in choices):
-        return None
-    return [f"value_{place}: {' | '.join(_literal(f'{each}{VALUE_END}') for each in texts)}"]
+def _are_texts(tags: XmlTags, choices: Sequence[object], nullable: bool) -> bool:
+    """Whether each choice can be written, and is read as what it is."""
+    texts = [each for each in choices if isinstance(each, str)]
+    if not choices or any(not isinstance(each, str | None) for each in choices) or any(map(tags.marks.search, texts)):
+        return False
+    return tags.marked or not nullable or not any(each.lower() in NULLS for each in texts)
 
 
 def _text_branch(schema: object, root: Json, left: int = MOST_BRANCHES) -> Json:
@@ -246,11 +275,11 @@ def _text_branch(schema: object, root: Json, left: int = MOST_BRANCHES) -> Json:
     return _text_branch(texts[0], root, left - 1)
 
 
-def _text_rules(place: str, least: int = 0, most: object = "") -> list[str]:
-    """Text up to its closing tag. It has no tag within itself."""
+def _text_rules(tags: XmlTags, place: str, least: int = 0, most: object = "") -> list[str]:
+    """The rule text_PLACE: text up to its closing tag. It has no tag within itself."""
     return [
-        f"value_{place}[lazy]: VALUE_{place} {_literal(VALUE_END)}",
-        rf"VALUE_{place}: /(.|\n){{{least},{most}}}/ & ~/{_anywhere(PARAMETER, PARAMETER_END, FUNCTION_END)}/",
+        f"text_{place}[lazy]: TEXT_{place} {_literal(tags.value_end)}",
+        rf"TEXT_{place}: /(.|\n){{{least},{most}}}/ & ~/{_anywhere(*tags.forbidden)}/",
     ]
 
 

@@ -1,14 +1,14 @@
-"""One call of a function in a model's text, a character at a time: as JSON, behind its name, as XML, as Python.
+"""One call of a function in a model's text, a character at a time: as JSON, behind its name, as Python.
 
 However a family writes a call, what is read of it are a name and arguments as JSON. A reader takes characters until it
-is `done`. Text that cannot go on to be a call of a known function raises BrokenCall.
+is `done`. Text that cannot go on to be a call of a known function raises BrokenCall. `xml_calls` has those in tags.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,7 @@ from specwire.text.call_values import (
     SPACE,
     BrokenCall,
     PythonValue,
-    as_json,
     quoted,
-    resolved,
-    typed,
-    types_of,
 )
 
 LITERAL = re.compile(rf"true|false|null|{NUMBER.pattern}")
@@ -41,6 +37,8 @@ class ToolFunction:
 
 
 Functions = Mapping[str, ToolFunction]
+# Characters of an argument's name.
+MOST_KEY = 256
 
 
 class CallReader:
@@ -246,9 +244,10 @@ class NamedCall(JsonCall):
     """The function's name, then the arguments as a JSON object.
 
     Args:
-        before, between: what stands before the name, and between it and the arguments.
+        befores: what may stand before the name. between: what stands between it and the arguments.
         marked: between them may stand Mistral's marks, and a call's id, each with or without its mark: a detokeniser
             leaves special tokens out.
+        numbered: `between` begins with a colon and a number, of whatever value.
     """
 
     # The whole object is the arguments: no member of it is read.
@@ -256,12 +255,16 @@ class NamedCall(JsonCall):
     marks = re.compile(r"(\[CALL_ID\])?([a-zA-Z0-9]{9})?(\[ARGS\])?")
     # What begins as they do.
     mark = re.compile(r"[a-zA-Z0-9_\[\]]{0,24}")
+    number = re.compile(r"^:[0-9]{1,9}\s{0,8}")
 
-    def __init__(self, functions: Functions, before: str, between: str, marked: bool) -> None:
+    def __init__(
+        self, functions: Functions, befores: Sequence[str], between: str, marked: bool, numbered: bool
+    ) -> None:
         super().__init__(functions)
-        self._before = before
-        self._between = between
+        self._befores = befores
         self._marked = marked
+        self._numbered = numbered
+        self._between = self._without_number(between)
         self._head = ""
 
     def _begin(self, char: str) -> None:
@@ -277,173 +280,35 @@ class NamedCall(JsonCall):
     def _named(self) -> str:
         """The function whose head it is; of several the one with the longest name."""
         for name in sorted(self._functions, key=len, reverse=True):
-            start = self._before + name
-            if self._head.startswith(start) and self._stands_between(self._head[len(start) :].rstrip(SPACE)):
-                return name
+            for before in self._befores:
+                start = before + name
+                if self._head.startswith(start) and self._stands_between(self._head[len(start) :].rstrip(SPACE)):
+                    return name
         raise BrokenCall
 
+    def _without_number(self, text: str) -> str:
+        return self.number.sub(":", text) if self._numbered else text
+
     def _stands_between(self, text: str) -> bool:
-        return self.marks.fullmatch(text) is not None if self._marked else text == self._between.rstrip(SPACE)
+        if self._marked:
+            return self.marks.fullmatch(text) is not None
+        return self._without_number(text) == self._between.rstrip(SPACE)
 
     def _may_be_a_head(self) -> bool:
-        starts = [self._before + name for name in self._functions]
+        starts = [before + name for name in self._functions for before in self._befores]
         rests = [self._head[len(start) :] for start in starts if self._head.startswith(start)]
         return any(start.startswith(self._head) for start in starts) or any(map(self._may_stand_between, rests))
 
     def _may_stand_between(self, text: str) -> bool:
         if self._marked:
             return self.mark.fullmatch(text) is not None
-        return self._between.startswith(text) or (
-            text.rstrip(SPACE) == self._between.rstrip(SPACE) and len(text) <= MOST_HEAD
+        plain = self._without_number(text)
+        return self._between.startswith(plain) or (
+            plain.rstrip(SPACE) == self._between.rstrip(SPACE) and len(text) <= MOST_HEAD
         )
 
     def _ended(self) -> None:
         self._member, self.done = None, True
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# XML as Qwen3-Coder writes it; the reference is vLLM's parser `qwen3_coder`.
-
-FUNCTION, FUNCTION_END = "<function=", "</function>"
-PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-CALL_END = "</tool_call>"
-MOST_KEY = 256
-# How a value ends, white space written as one line break: by its closing tag and what follows that, because code may
-# hold such a tag by itself; or, where the model has forgotten that tag, by the next one.
-VALUE_ENDS = tuple(
-    [
-        f"{line}{PARAMETER_END}{gap}{following}"
-        for line in ("", "\n")
-        for gap in ("", "\n")
-        for following in (PARAMETER, FUNCTION_END)
-    ]
-    + [f"\n{FUNCTION_END}{gap}{CALL_END}" for gap in ("", "\n")]
-)
-NEXT = f"\n{PARAMETER}"
-WHITE = re.compile(r"[ \t\r\n]+")
-MOST_HELD = 512
-
-
-class XmlCall(CallReader):
-    """<function=NAME>, for each argument <parameter=KEY>, a line break, its value, a line break, </parameter>; then
-    </function>.
-
-    A value has the type that the function's schema gives it; without one it is a string.
-    """
-
-    def __init__(self, functions: Functions) -> None:
-        super().__init__(functions)
-        self._held = ""
-        self._root: Mapping[str, Any] = {}
-        self._properties: Mapping[str, Any] = {}
-        # Of the argument that comes.
-        self._types: frozenset[str] = frozenset()
-        self._value: list[str] = []
-        self._given: set[str] = set()
-
-    @property
-    def _is_text(self) -> bool:
-        """Its value is told while it comes."""
-        return self._types <= {"string"}
-
-    def _begin(self, char: str) -> None:
-        self._held += char
-        if char == ">":
-            self._called(self._held[len(FUNCTION) : -1])
-        elif not any(f"{FUNCTION}{name}>".startswith(self._held) for name in self._functions):
-            raise BrokenCall
-
-    def _called(self, name: str) -> None:
-        if name not in self._functions:
-            raise BrokenCall
-        self.name, self._held, self._step = name, "", self._inside
-        self._root = self._functions[name].parameters
-        properties = resolved(self._root, self._root).get("properties")
-        self._properties = properties if isinstance(properties, Mapping) else {}
-
-    def _inside(self, char: str) -> None:
-        """Between arguments."""
-        if not self._held and char in SPACE:
-            return
-        self._held += char
-        if self._held == FUNCTION_END:
-            self._ended()
-        elif self._held == PARAMETER:
-            self._held, self._step = "", self._key
-        elif not (FUNCTION_END.startswith(self._held) or PARAMETER.startswith(self._held)):
-            raise BrokenCall
-
-    def _key(self, char: str) -> None:
-        if char == ">" and self._held:
-            self._value_begins(self._held)
-        elif char in "<>\n" or len(self._held) == MOST_KEY:
-            raise BrokenCall
-        else:
-            self._held += char
-
-    def _value_begins(self, key: str) -> None:
-        self._types = types_of(self._properties.get(key), self._root)
-        self._given.add(key)
-        opening = '"' if self._is_text else ""
-        self._arguments.append(f'{", " if self._arguments else "{"}"{quoted(key)}": {opening}')
-        self._value, self._held, self._step = [], "", self._first
-
-    def _first(self, char: str) -> None:
-        """A value's first character: one line break is none of it."""
-        self._step = self._in_value
-        if char != "\n":
-            self._in_value(char)
-
-    def _in_value(self, char: str) -> None:
-        if not self._held and char not in "<\n":
-            self._add(char)
-            return
-        self._held += char
-        while self._held:
-            seen = self._held[0] + WHITE.sub("\n", self._held[1:])
-            if self._ends_value(seen):
-                self._value_ended(seen)
-                return
-            if len(self._held) < MOST_HELD and self._may_be_an_end(seen):
-                return
-            self._add(self._held[0])
-            self._held = self._held[1:]
-
-    def _ends_value(self, seen: str) -> bool:
-        """A list or an object may have a tag within one of its strings, though no line break."""
-        if seen not in VALUE_ENDS:
-            return bool(self._next_key(seen))
-        value = "".join(self._value).strip()
-        return seen.startswith("\n") or not value.startswith(("[", "{")) or as_json(value) is not None
-
-    def _may_be_an_end(self, seen: str) -> bool:
-        if any(end.startswith(seen) for end in (*VALUE_ENDS, NEXT)):
-            return True
-        return seen.startswith(NEXT) and not seen.endswith((">", "\n")) and len(seen) <= len(NEXT) + MOST_KEY
-
-    def _next_key(self, seen: str) -> str:
-        """The key of the next argument, where the value before it has no closing tag: one that is still missing."""
-        key = seen[len(NEXT) : -1] if seen.startswith(NEXT) and seen.endswith(">") else ""
-        return key if key in self._properties and key not in self._given else ""
-
-    def _add(self, char: str) -> None:
-        if self._is_text:
-            self._arguments.append(quoted(char))
-        else:
-            self._value.append(char)
-
-    def _value_ended(self, end: str) -> None:
-        self._arguments.append('"' if self._is_text else typed("".join(self._value), self._types))
-        if end.endswith(PARAMETER):
-            self._held, self._step = "", self._key
-        elif end.startswith(NEXT):
-            self._value_begins(self._next_key(end))
-        else:
-            self._ended()
-
-    def _ended(self) -> None:
-        self._arguments.append("}" if self._arguments else "{}")
-        self.done = True
 
 
 # ----------------------------------------------------------------------------------------------------------------------

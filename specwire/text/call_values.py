@@ -68,6 +68,10 @@ class PythonValue:
         self._step(char)
         return True
 
+    @property
+    def in_string(self) -> bool:
+        return self._step in (self._string, self._escape, self._in_code)
+
     def fresh(self) -> str:
         """What was not given yet."""
         text, self._parts = "".join(self._parts), []
@@ -200,6 +204,15 @@ def as_json(text: str) -> str | None:
     return None
 
 
+def ends_in_string(text: str) -> bool:
+    """Whether the text, a value's beginning, breaks off within one of its strings."""
+    value = PythonValue()
+    try:
+        return all(not value.done and value.take(char) for char in text) and value.in_string
+    except BrokenCall:
+        return False
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # What a schema says of a value, for families that write values without their types.
 
@@ -212,6 +225,8 @@ OF_VALUES: Mapping[type, str] = {
     dict: "object",
     list: "array",
 }
+ANY_TYPE = frozenset(OF_VALUES.values())
+ONLY_TEXT = frozenset(["string"])
 
 
 ANYTHING: Mapping[str, Any] = {}
@@ -232,8 +247,8 @@ def resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     return schema if isinstance(schema, Mapping) else ANYTHING
 
 
-def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
-    """Names of the JSON types that a value may have; where the schema leaves it open, a string."""
+def types_of(schema: object, root: Mapping[str, Any], otherwise: frozenset[str] = ONLY_TEXT) -> frozenset[str]:
+    """Names of the JSON types that a value may have; where the schema leaves it open, `otherwise`."""
     kinds: set[str] = set()
     seen: set[int] = set()
     todo = [schema]
@@ -243,7 +258,7 @@ def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
             seen.add(id(found))
             branches = branches_of(found)
             todo += branches
-            kinds |= _own_types(found) or ({"string"} if not branches else set())
+            kinds |= _own_types(found) or (otherwise if not branches else frozenset())
     return frozenset(kinds)
 
 

@@ -8,18 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from specwire.text.call_readers import (
-    FUNCTION,
-    FUNCTION_END,
-    PARAMETER,
-    PARAMETER_END,
-    CallReader,
-    Functions,
-    JsonCall,
-    NamedCall,
-    PythonCall,
-    XmlCall,
-)
+from specwire.text.call_readers import CallReader, Functions, JsonCall, NamedCall, PythonCall
+from specwire.text.xml_calls import CALL_END, DSML, GLM45, GLM47, QWEN, XmlCall, XmlTags
 
 Json = Mapping[str, Any]
 
@@ -39,9 +29,10 @@ class CallStyle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JsonStyle:
-    """An object with the function's name and its arguments. arguments: the key of those."""
+    """An object with the function's name and its arguments. arguments: the key of those. end: what follows it."""
 
     arguments: str = "arguments"
+    end: str = ""
 
     def reader(self, functions: Functions) -> CallReader:
         return JsonCall(functions)
@@ -53,7 +44,7 @@ class JsonStyle:
     @property
     def tail(self) -> str:
         """What stands behind them."""
-        return "}"
+        return "}" + self.end
 
     def written(self, name: str, arguments: Json) -> str:
         return self.head(name) + json.dumps(arguments, ensure_ascii=False) + self.tail
@@ -61,18 +52,22 @@ class JsonStyle:
 
 @dataclass(frozen=True, slots=True)
 class NamedStyle:
-    """The function's name, then an object. before, between, marked: as of `NamedCall`."""
+    """The function's name, then an object. befores, between, marked, numbered: as of `NamedCall`.
 
-    before: str = ""
+    The first of `befores` is written, and the number 0.
+    """
+
+    befores: tuple[str, ...] = ("",)
     between: str = ""
     tail: str = ""
     marked: bool = False
+    numbered: bool = False
 
     def reader(self, functions: Functions) -> CallReader:
-        return NamedCall(functions, self.before, self.between, self.marked)
+        return NamedCall(functions, self.befores, self.between, self.marked, self.numbered)
 
     def head(self, name: str) -> str:
-        return self.before + name + self.between
+        return self.befores[0] + name + self.between
 
     def written(self, name: str, arguments: Json) -> str:
         return self.head(name) + json.dumps(arguments, ensure_ascii=False) + self.tail
@@ -86,18 +81,23 @@ MARKED = NamedStyle(marked=True)
 class XmlStyle:
     """See `XmlCall`. What cannot be written so is written as JSON, which is read, too."""
 
-    keys = re.compile(r"[^<>\s]{1,64}")
-    tags = re.compile("|".join(map(re.escape, (FUNCTION_END, PARAMETER, PARAMETER_END))))
+    tags: XmlTags
+    as_json: JsonStyle = JsonStyle()
+    keys = re.compile(r'[^<>"\s]{1,64}')
 
     def reader(self, functions: Functions) -> CallReader:
-        return XmlCall(functions)
+        return XmlCall(functions, self.tags)
 
     def written(self, name: str, arguments: Json) -> str:
-        values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
-        if not all(map(self.keys.fullmatch, values)) or any(map(self.tags.search, values.values())):
-            return JsonStyle().written(name, arguments)
-        parts = [f"{PARAMETER}{key}>\n{value}\n{PARAMETER_END}\n" for key, value in values.items()]
-        return f"{FUNCTION}{name}>\n{''.join(parts)}{FUNCTION_END}"
+        tags = self.tags
+        values = {
+            key: (tags.text, value) if isinstance(value, str) else (tags.json, json.dumps(value, ensure_ascii=False))
+            for key, value in arguments.items()
+        }
+        if not all(map(self.keys.fullmatch, values)) or any(tags.marks.search(text) for _, text in values.values()):
+            return self.as_json.written(name, arguments)
+        parts = [f"{tags.key}{key}{before}{text}{tags.value_end}" for key, (before, text) in values.items()]
+        return f"{tags.function}{name}{tags.named}{''.join(parts)}{tags.end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,7 @@ class ToolFormat:
         named: so it may with a function's name.
         chained: further calls need no opener.
         before, between, behind: as the family writes several.
+        ids: of calls as the family writes them, where a template shows them to the model; "" for any.
     """
 
     name: str
@@ -146,6 +147,7 @@ class ToolFormat:
     before: str = ""
     between: str = ""
     behind: str = ""
+    ids: str = ""
 
     def reader(self, first: str, functions: Functions) -> CallReader:
         """first: the call's first character."""
@@ -167,14 +169,37 @@ TAGGED: Mapping[str, Any] = {
     "behind": "\n</tool_call>",
 }
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+CALL, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+DEEPSEEK_END = "<｜tool▁call▁end｜>"
 DEEPSEEK: Mapping[str, Any] = {"opener": CALLS, "start": CALL, "chained": True, "before": CALLS, "behind": CALLS_END}
 FENCE, FENCE_END = "\n```json\n", "\n```"
+KIMI, KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+KIMI_CALL, KIMI_ARGUMENTS, KIMI_CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+IN_PLACE: Mapping[str, Any] = {**TAGGED, "between": "\n<tool_call>", "before": "<tool_call>", "behind": ""}
+AS_JSON = JsonStyle(end=f"\n{CALL_END}")
+
+
+def _dsml(name: str, wrapper: str) -> ToolFormat:
+    opener, closer = f"<｜DSML｜{wrapper}>", f"</｜DSML｜{wrapper}>"
+    return ToolFormat(
+        name,
+        XmlStyle(DSML, JsonStyle(end="\n")),
+        opener=opener,
+        start=DSML.function,
+        closers=(closer,),
+        chained=True,
+        before=f"{opener}\n",
+        behind=closer,
+    )
+
+
 FORMATS = {
     each.name: each
     for each in (
         ToolFormat("hermes", JsonStyle(), **TAGGED),
-        ToolFormat("qwen3_coder", XmlStyle(), start=FUNCTION, **TAGGED),
+        ToolFormat("qwen3_coder", XmlStyle(QWEN), start=QWEN.function, **TAGGED),
+        ToolFormat("glm45", XmlStyle(GLM45, AS_JSON), **IN_PLACE),
+        ToolFormat("glm47", XmlStyle(GLM47, AS_JSON), **IN_PLACE),
         ToolFormat("llama3", JsonStyle("parameters"), opener="<|python_tag|>", leads="{[", chained=True, between="; "),
         ToolFormat(
             "pythonic",
@@ -190,23 +215,43 @@ FORMATS = {
         ToolFormat("mistral_args", MARKED, opener="[TOOL_CALLS]", leads="{[", named=True, chained=True),
         ToolFormat(
             "deepseek_v3",
-            NamedStyle(f"{CALL}function{SEPARATOR}", FENCE, FENCE_END + CALL_END),
-            closers=(FENCE_END.strip() + CALL_END, CALLS_END),
+            NamedStyle((f"{CALL}function{SEPARATOR}",), FENCE, FENCE_END + DEEPSEEK_END),
+            closers=(FENCE_END.strip() + DEEPSEEK_END, CALLS_END),
             between="\n",
             **DEEPSEEK,
         ),
-        ToolFormat("deepseek_v31", NamedStyle(CALL, SEPARATOR, CALL_END), closers=(CALL_END, CALLS_END), **DEEPSEEK),
+        ToolFormat(
+            "deepseek_v31", NamedStyle((CALL,), SEPARATOR, DEEPSEEK_END), closers=(DEEPSEEK_END, CALLS_END), **DEEPSEEK
+        ),
+        _dsml("deepseek_v32", "function_calls"),
+        _dsml("deepseek_v4", "tool_calls"),
+        ToolFormat(
+            "kimi_k2",
+            NamedStyle((f"{KIMI_CALL}functions.", KIMI_CALL), f":0{KIMI_ARGUMENTS}", KIMI_CALL_END, numbered=True),
+            opener=KIMI,
+            start=KIMI_CALL,
+            closers=(KIMI_CALL_END, KIMI_END),
+            chained=True,
+            before=KIMI,
+            behind=KIMI_END,
+            ids="functions.{name}:{number}",
+        ),
         ToolFormat("json", JsonStyle(), **LISTED),
     )
 }
 # What only the templates of one family say, in the order in which it is looked for.
 SIGNS = (
-    ("qwen3_coder", (FUNCTION,)),
+    ("qwen3_coder", (QWEN.function,)),
+    ("glm47", ("</arg_key><arg_value>",)),
+    ("glm45", ("<arg_key>",)),
     ("hermes", ("<tool_call>",)),
     ("mistral_args", ("[ARGS]",)),
     ("mistral", ("[TOOL_CALLS]",)),
     ("deepseek_v3", (CALL, "```json")),
     ("deepseek_v31", (CALL,)),
+    ("deepseek_v4", ("｜DSML｜tool_calls",)),
+    ("deepseek_v32", ("｜DSML｜",)),
+    ("kimi_k2", (KIMI_CALL,)),
     ("pythonic", ("[func_name1(",)),
     ("llama3", ("<|start_header_id|>",)),
     ("llama3", ("<|header_start|>",)),

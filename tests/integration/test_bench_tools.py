@@ -16,7 +16,7 @@ CALLS = 4 * len(FORMATS)
 
 
 @pytest.mark.bench
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_short_run_finds_no_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "tools.json"
     code = tools.main(["--calls", str(CALLS), "--out", str(out)])

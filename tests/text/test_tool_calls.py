@@ -176,6 +176,8 @@ PIECES += [
     "]",
 ]
 PIECES += ["<function=f>", "\n<parameter=city>\n", "Köln", "\n</parameter>", "</function>", "f(", "city=", "'a'", ")"]
+PIECES += ["<arg_key>city</arg_key>", "<arg_value>", "</arg_value>", "functions.f:0", "<|tool_call_argument_begin|>"]
+PIECES += ['<｜DSML｜parameter name="city" string="true">', "</｜DSML｜parameter>", "</｜DSML｜invoke>", 'f">']
 PIECES += ["f{", "get_weather", "[ARGS]", "[CALL_ID]", "abcdefghi", "<｜tool▁sep｜>", "```json\n"]
 PIECES += ["[", ", ", "; ", "\n", " ", "<think>", "</think>", "<", "text", '"', "\\", "1", "{", ":", '"name"', "\ud800"]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
@@ -241,6 +243,11 @@ def test_families_are_known_by_their_templates() -> None:
         "[TOOL_CALLS]{{ name }}[ARGS]{{ tools }}": ("mistral_args", True, False),
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function ```json": ("deepseek_v3", False, False),
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜> </think>": ("deepseek_v31", False, True),
+        "{{ tools }} <tool_call> <arg_key>k</arg_key>\n<arg_value> </think>": ("glm45", True, True),
+        "{{ tools }} <tool_call> <arg_key>k</arg_key><arg_value> </think>": ("glm47", True, True),
+        "{{ tools }} <｜DSML｜function_calls> </think>": ("deepseek_v32", True, True),
+        "{{ tools }} <｜DSML｜tool_calls>": ("deepseek_v4", True, False),
+        "{{ tools }} <|tool_calls_section_begin|><|tool_call_begin|>": ("kimi_k2", True, False),
         "<|im_start|>": ("json", False, False),
         "": ("json", False, False),
     }

@@ -53,6 +53,25 @@ CODE = 'if a < b:\n    print("</parameter>", {\'x\': "<function=now>"})\n\n'
 LONG = f"<tool_call>\n{xml('write', path='a b.py', text=CODE, count='3')}\n</tool_call>"
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
 V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+KIMI = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+KIMI_SECTION = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>"
+DSML_CALLS = "<｜DSML｜function_calls>\n{}\n</｜DSML｜function_calls>"
+
+
+def glm(name: str, gap: str = "\n", **values: str) -> str:
+    parts = [f"<arg_key>{key}</arg_key>{gap}<arg_value>{value}</arg_value>{gap}" for key, value in values.items()]
+    return f"<tool_call>{name}{gap}{''.join(parts)}</tool_call>"
+
+
+def dsml(name: str, **values: tuple[bool, str]) -> str:
+    """values: whether it is a text, and it."""
+    parts = [
+        f'<｜DSML｜parameter name="{key}" string="{str(is_text).lower()}">{value}</｜DSML｜parameter>\n'
+        for key, (is_text, value) in values.items()
+    ]
+    return f'<｜DSML｜invoke name="{name}">\n{"".join(parts)}</｜DSML｜invoke>'
+
+
 ARGUMENTS: dict[str, Any] = {"path": 'Kö"ln}', "tags": ["{", "[", "\\"], "options": {"a": {"b": None}}}
 AS_TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
 Calls = list[tuple[str, dict[str, Any]]]
@@ -85,6 +104,12 @@ WHOLE: list[tuple[str, str, str, Calls]] = [
         [("write", ARGUMENTS)],
     ),
     ("qwen3_coder", f"<tool_call>{xml('write', text='<parameter=x> y')}", "", [("write", {"text": "<parameter=x> y"})]),
+    (
+        "qwen3_coder",
+        "<tool_call><function=write><parameter=options>{'a': 1</parameter></function></tool_call>",
+        "",
+        [("write", {"options": "{'a': 1"})],
+    ),
     ("mistral_args", f"[TOOL_CALLS]write[ARGS]{AS_TEXT}", "", [("write", ARGUMENTS)]),
     (
         "mistral_args",
@@ -125,6 +150,50 @@ WHOLE: list[tuple[str, str, str, Calls]] = [
         "",
         [("write", ARGUMENTS), ("now", {})],
     ),
+    ("glm45", f"So.\n{glm('write', path=CODE, count='3')}", "So.", [("write", {"path": CODE, "count": 3})]),
+    (
+        "glm45",
+        f"{glm('write.twice-a', text=' a ', tags='[1, 2]')}\n{glm('now')}\n Well.",
+        "\n Well.",
+        [("write.twice-a", {"text": " a ", "tags": [1, 2]}), ("now", {})],
+    ),
+    ("glm45", glm("write", "", path="</arg_value> a <arg_key>"), "", [("write", {"path": "</arg_value> a <arg_key>"})]),
+    ("glm45", f'<tool_call>{{"name": "write", "arguments": {AS_TEXT}}}\n</tool_call>', "", [("write", ARGUMENTS)]),
+    ("glm47", f"So.{glm('write', '', path='a', force='true')}", "So.", [("write", {"path": "a", "force": True})]),
+    ("glm47", f"{glm('now', '')}{glm('now', '')}", "", [("now", {}), ("now", {})]),
+    (
+        "glm47",
+        f"{glm('write', path='', options=json.dumps({'a': '</arg_value></tool_call>'}))}",
+        "",
+        [("write", {"path": "", "options": {"a": "</arg_value></tool_call>"}})],
+    ),
+    (
+        "deepseek_v32",
+        f"So.\n\n{DSML_CALLS.format(dsml('write', path=(True, CODE), count=(False, '3')))}",
+        "So.",
+        [("write", {"path": CODE, "count": 3})],
+    ),
+    (
+        "deepseek_v32",
+        DSML_CALLS.format(f"{dsml('write', anything=(False, '[5]'), count=(True, '5'))}\n{dsml('now')}"),
+        "",
+        [("write", {"anything": [5], "count": "5"}), ("now", {})],
+    ),
+    ("deepseek_v32", f"Hm {dsml('write', unknown=(False, AS_TEXT))}", "Hm", [("write", {"unknown": ARGUMENTS})]),
+    (
+        "deepseek_v4",
+        '<｜DSML｜tool_calls><｜DSML｜invoke  name="now"></｜DSML｜invoke></｜DSML｜tool_calls> Well.',
+        " Well.",
+        [("now", {})],
+    ),
+    ("kimi_k2", f"So.{KIMI_SECTION.format(KIMI.format('functions.write:0', AS_TEXT))}", "So.", [("write", ARGUMENTS)]),
+    (
+        "kimi_k2",
+        KIMI_SECTION.format(KIMI.format("functions.write.twice-a:11", "{}") + KIMI.format("now:12 ", ' {"a": 1} ')),
+        "",
+        [("write.twice-a", {}), ("now", {"a": 1})],
+    ),
+    ("kimi_k2", f"Hm {KIMI.format('functions.now:0', '{}')} Well.", "Hm Well.", [("now", {})]),
 ]
 # Texts in which nothing is called.
 PLAIN = [
@@ -152,6 +221,24 @@ PLAIN = [
     ("deepseek_v31", f"<｜tool▁calls▁begin｜>{V31.format('other', '{}')}"),
     ("deepseek_v31", f"<｜tool▁calls▁begin｜>{V3.format('write', '{}')}"),
     ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>write\n```py\n{}"),
+    ("glm45", glm("other", path="a")),
+    ("glm45", glm("writer")),
+    ("glm45", "<tool_call>write"),
+    ("glm45", "<tool_call>write\n<arg_key>path</arg_key>\n<arg_value>a</tool_call>"),
+    ("glm45", "<tool_call>write\n<arg_key></arg_key>\n<arg_value>a</arg_value>\n</tool_call>"),
+    ("glm47", "<tool_call>write<arg_key>path</arg_key>a</tool_call>"),
+    ("glm47", "<tool_call>write\nHm.\n</tool_call>"),
+    ("deepseek_v32", DSML_CALLS.format(dsml("other"))),
+    ("deepseek_v32", dsml("write", path=(True, "a")).removesuffix("</｜DSML｜invoke>")),
+    (
+        "deepseek_v32",
+        '<｜DSML｜invoke name="write"><｜DSML｜parameter name="path">a</｜DSML｜parameter></｜DSML｜invoke>',
+    ),
+    ("deepseek_v4", "a <｜DSML｜tool_call"),
+    ("kimi_k2", KIMI_SECTION.format(KIMI.format("functions.other:0", "{}"))),
+    ("kimi_k2", KIMI_SECTION.format(KIMI.format("functions.write:x", "{}"))),
+    ("kimi_k2", KIMI_SECTION.format(KIMI.format("functions.write:1234567890", "{}"))),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.write:0{}"),
 ]
 
 
@@ -193,6 +280,15 @@ def test_text_arguments_are_told_while_they_come() -> None:
     assert parser.feed("\n</parameter>\n<parameter=path>\nb") == [CallDelta(0, '"a", "path": "b')]
     assert parser.feed('"c\n') == [CallDelta(0, '\\"c')]
     assert parser.feed("d\n</param") == [CallDelta(0, "\\nd")]
+    parser = parser_of("glm45")
+    assert parser.feed("<tool_call>write") == []
+    assert parser.feed("\n<arg_key>path</arg_key>\n<arg_value>\na") == [
+        CallBegun(0, "write"),
+        CallDelta(0, '{"path": "\\na'),
+    ]
+    parser = parser_of("deepseek_v32")
+    assert parser.feed('<｜DSML｜invoke name="write">\n') == [CallBegun(0, "write")]
+    assert parser.feed('<｜DSML｜parameter name="text" string="true">a') == [CallDelta(0, '{"text": "a')]
     parser = parser_of("pythonic")
     assert parser.feed("[write(") == [CallBegun(0, "write")]
     assert parser.feed("path='b") == [CallDelta(0, '{"path": "b')]
@@ -231,8 +327,34 @@ def test_text_arguments_are_told_while_they_come() -> None:
     ],
 )
 def test_values_have_the_type_of_their_schema(key: str, text: str, value: object) -> None:
-    call = f"<tool_call>\n{xml('write', **{key: text})}\n</tool_call>"
-    assert read("qwen3_coder", call) == read("qwen3_coder", *call) == ("", [("write", {key: value})])
+    for form, call in {
+        "qwen3_coder": f"<tool_call>\n{xml('write', **{key: text})}\n</tool_call>",
+        "glm45": glm("write", **{key: text}),
+        "glm47": glm("write", "", **{key: text}),
+    }.items():
+        assert read(form, call) == read(form, *call) == ("", [("write", {key: value})])
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("path", "5", "5"),
+        ("path", '"a </｜DSML｜parameter></｜DSML｜invoke>"', "a </｜DSML｜parameter></｜DSML｜invoke>"),
+        ("path", "a", "a"),
+        ("text", "null", None),
+        ("count", "-5", -5),
+        ("force", "true", True),
+        ("either", '"5"', "5"),
+        ("either", "5", 5),
+        ("anything", "5", 5),
+        ("anything", '["a"]', ["a"]),
+        ("unknown", "null", None),
+        ("unknown", "{", "{"),
+    ],
+)
+def test_values_that_say_they_are_json(key: str, text: str, value: object) -> None:
+    call = dsml("write", **{key: (False, text)})
+    assert read("deepseek_v32", call) == read("deepseek_v32", *call) == ("", [("write", {key: value})])
 
 
 def test_types_of_schemas_that_are_odd() -> None:
@@ -311,11 +433,16 @@ def test_any_text_at_all() -> None:
         xml("write", path="a"),
         V31.format("now", "{}"),
         V3.format("now", "{}"),
+        KIMI.format("functions.now:0", "{}"),
+        glm("write", path="a"),
+        glm("now", ""),
+        dsml("write", path=(True, "a"), count=(False, "1")),
         "write",
         "now(",
         "[now()]",
     ]
     marks += ["<function=write>", "<parameter=count>", "path='", "\\", "é", "🙂", "\x00", "\n", "5", "write{"]
+    marks += ["<arg_key>path</arg_key>", "<arg_value>", "</arg_value>", "functions.", ":0", '" string="false">']
     draw = random.Random(7)
     for number in range(6000):
         form = draw.choice(sorted(FORMATS))

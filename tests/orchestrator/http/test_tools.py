@@ -169,6 +169,30 @@ def test_the_talk_goes_on_with_calls_and_results(tiny_door: Front) -> None:
     assert done.usage.completion_tokens == 3
 
 
+def test_a_template_that_shows_ids_gets_those_that_the_model_writes(tiny_door: Front) -> None:
+    template = (
+        "{# <|tool_call_begin|> #}{% for m in messages %}{% for call in m.tool_calls or [] %}[{{ call.id }}]"
+        "{% endfor %}{{ m.tool_call_id or '' }}={{ m.content }} {% endfor %}{{ tools }}"
+    )
+    calls = [
+        {"id": each, "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for each, name in (("a", "weather"), ("b", "now"), ("a", "now"))
+    ]
+    talk: list[dict[str, Any]] = [
+        {"role": "assistant", "tool_calls": calls[:2]},
+        {"role": "tool", "tool_call_id": "b", "content": "5"},
+        {"role": "tool", "tool_call_id": "a", "content": "6"},
+        {"role": "assistant", "tool_calls": calls[2:]},
+        {"role": "tool", "tool_call_id": "a", "content": "7"},
+        {"role": "tool", "tool_call_id": "c", "content": "8"},
+    ]
+    with another(tiny_door, chat_template=template) as door:
+        told = door.done("/tokenize", messages=talk)
+        text = door.done("/detokenize", tokens=told["tokens"])["prompt"]
+    shown = "[functions.weather:0][functions.now:1]= functions.now:1=5 functions.weather:0=6 "
+    assert text.startswith(f"{shown}[functions.now:2]= functions.now:2=7 c=8 ")
+
+
 def _json(message: Any) -> str:
     return json.dumps(message if isinstance(message, dict) else message.model_dump(exclude_none=True))
 

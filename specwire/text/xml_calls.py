@@ -1,0 +1,263 @@
+"""One call of a function in tags, a character at a time: as Qwen3-Coder, GLM and DeepSeek V3.2 write it.
+
+The references are vLLM's parsers `qwen3_coder`, `glm45`, `glm47` and `deepseek_v32`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from specwire.text.call_readers import MOST_KEY, CallReader, Functions
+from specwire.text.call_values import (
+    ANY_TYPE,
+    ONLY_TEXT,
+    SPACE,
+    BrokenCall,
+    as_json,
+    ends_in_string,
+    quoted,
+    resolved,
+    typed,
+    types_of,
+)
+
+WHITE = re.compile(r"[ \t\r\n]+")
+# Characters that may wait for what follows them.
+MOST_HELD = 512
+# What may follow a call of Qwen's, whose last value has no closing tag.
+CALL_END = "</tool_call>"
+
+
+def one_line(text: str) -> str:
+    """With white space of any length as one line break: how tags are compared."""
+    return WHITE.sub("\n", text)
+
+
+@dataclass(frozen=True)
+class XmlTags:
+    """What stands around the parts of a call, with the white space that the family writes. A reader takes any.
+
+    Attributes:
+        function, named: around the function's name.
+        key: before an argument's key.
+        text, json: between the key and a value that is text, or JSON. Where they are equal, the schema tells which.
+        value_end, end: behind each value; behind all of them.
+    """
+
+    function: str
+    named: str
+    key: str
+    text: str
+    json: str
+    value_end: str
+    end: str
+
+    @property
+    def marked(self) -> bool:
+        """A call tells by itself which values are JSON."""
+        return self.text != self.json
+
+    @property
+    def lines(self) -> bool:
+        """Each value stands between line breaks, which are none of it; then its closing tag may lack."""
+        return self.value_end.startswith("\n")
+
+    @cached_property
+    def closing(self) -> str:
+        return self.end.strip()
+
+    @cached_property
+    def next_key(self) -> str:
+        return one_line(self.key)
+
+    @cached_property
+    def key_ends(self) -> Mapping[str, bool]:
+        """What ends a key, without white space: whether the value behind it is JSON."""
+        return {WHITE.sub("", self.json): True, WHITE.sub("", self.text): False}
+
+    @cached_property
+    def value_ends(self) -> tuple[str, ...]:
+        """How a value ends: by its closing tag and what follows that, because code may hold such a tag by itself."""
+        ends = [
+            f"{line}{one_line(self.value_end).strip()}{gap}{following}"
+            for line in (("", "\n") if self.lines else ("",))
+            for gap in ("", "\n")
+            for following in (self.next_key, self.closing)
+        ]
+        return (*ends, *(f"\n{self.closing}{gap}{CALL_END}" for gap in ("", "\n") if self.lines))
+
+    @cached_property
+    def marks(self) -> re.Pattern[str]:
+        """What is not written within a text."""
+        return re.compile("|".join(map(re.escape, self.forbidden)))
+
+    @property
+    def forbidden(self) -> tuple[str, ...]:
+        return self.key, self.value_end.strip(), self.closing
+
+
+QWEN = XmlTags("<function=", ">\n", "<parameter=", ">\n", ">\n", "\n</parameter>\n", "</function>")
+ARGUMENT, ARGUMENT_END = "<arg_value>", "</arg_value>"
+IN_LINES, IN_A_ROW = f"</arg_key>\n{ARGUMENT}", f"</arg_key>{ARGUMENT}"
+GLM45 = XmlTags("", "\n", "<arg_key>", IN_LINES, IN_LINES, f"{ARGUMENT_END}\n", CALL_END)
+GLM47 = XmlTags("", "", "<arg_key>", IN_A_ROW, IN_A_ROW, ARGUMENT_END, CALL_END)
+DSML = XmlTags(
+    '<｜DSML｜invoke name="',
+    '">\n',
+    '<｜DSML｜parameter name="',
+    '" string="true">',
+    '" string="false">',
+    "</｜DSML｜parameter>\n",
+    "</｜DSML｜invoke>\n",
+)
+
+
+class XmlCall(CallReader):
+    """The function's name, then keys and values, in these tags.
+
+    A value is what its tag says, or has the type that the function's schema gives it; without either it is a string.
+    """
+
+    def __init__(self, functions: Functions, tags: XmlTags) -> None:
+        super().__init__(functions)
+        self._tags = tags
+        self._heads = {one_line(f"{tags.function}{name}{tags.named.strip()}"): name for name in functions}
+        self._held = ""
+        self._root: Mapping[str, Any] = {}
+        self._properties: Mapping[str, Any] = {}
+        # Of the argument that comes. is_text: it is told while it comes. is_json: its tag says so.
+        self._types = ONLY_TEXT
+        self._is_text = self._is_json = False
+        self._value: list[str] = []
+        self._given: set[str] = set()
+
+    def _begin(self, char: str) -> None:
+        named = self._tags.named.strip()
+        if not named and self._held and (char == "<" or char in SPACE):  # nothing else ends the name
+            self._called(self._held)
+            self._inside(char)
+            return
+        self._held += char
+        seen = one_line(self._held)
+        if named and seen in self._heads:
+            self._called(seen)
+        elif not any(head.startswith(seen) for head in self._heads):
+            raise BrokenCall
+
+    def _called(self, head: str) -> None:
+        if head not in self._heads:
+            raise BrokenCall
+        self.name, self._held, self._step = self._heads[head], "", self._inside
+        self._root = self._functions[self.name].parameters
+        properties = resolved(self._root, self._root).get("properties")
+        self._properties = properties if isinstance(properties, Mapping) else {}
+
+    def _inside(self, char: str) -> None:
+        """Between arguments."""
+        if not self._held and char in SPACE:
+            return
+        self._held += char
+        seen = one_line(self._held)
+        if seen == self._tags.closing:
+            self._ended()
+        elif seen == self._tags.next_key:
+            self._held, self._step = "", self._key
+        elif not (self._tags.closing.startswith(seen) or self._tags.next_key.startswith(seen)):
+            raise BrokenCall
+
+    def _key(self, char: str) -> None:
+        self._held += char
+        ends = self._tags.key_ends
+        key, mark, rest = self._held.partition(self._tags.text[0])
+        seen = WHITE.sub("", mark + rest)
+        if any(each in "<>\n" for each in key) or (mark and not key.strip()) or len(self._held) > MOST_KEY:
+            raise BrokenCall
+        if seen in ends:
+            self._value_begins(key.strip(), ends[seen])
+        elif not any(end.startswith(seen) for end in ends):
+            raise BrokenCall
+
+    def _value_begins(self, key: str, is_json: bool) -> None:
+        schema = self._properties.get(key)
+        self._is_json = self._tags.marked and is_json
+        if self._is_json:
+            self._types, self._is_text = types_of(schema, self._root, otherwise=ANY_TYPE), False
+        else:
+            self._types = ONLY_TEXT if self._tags.marked else types_of(schema, self._root)
+            self._is_text = self._types <= ONLY_TEXT
+        self._given.add(key)
+        opening = '"' if self._is_text else ""
+        self._arguments.append(f'{", " if self._arguments else "{"}"{quoted(key)}": {opening}')
+        self._value, self._held = [], ""
+        self._step = self._first if self._tags.lines else self._in_value
+
+    def _first(self, char: str) -> None:
+        """A value's first character: one line break is none of it."""
+        self._step = self._in_value
+        if char != "\n":
+            self._in_value(char)
+
+    def _in_value(self, char: str) -> None:
+        if not self._held and char not in "<\n":
+            self._add(char)
+            return
+        self._held += char
+        while self._held:
+            seen = self._held[0] + one_line(self._held[1:])
+            if self._ends_value(seen):
+                self._value_ended(seen)
+                return
+            if len(self._held) < MOST_HELD and self._may_be_an_end(seen):
+                return
+            self._add(self._held[0])
+            self._held = self._held[1:]
+
+    def _ends_value(self, seen: str) -> bool:
+        """A list or an object may have a tag within one of its strings, though no line break."""
+        if seen not in self._tags.value_ends:
+            return bool(self._next_key(seen))
+        value = "".join(self._value).strip()
+        has_strings = value.startswith(("[", "{", '"') if self._is_json else ("[", "{"))
+        return seen.startswith("\n") or not has_strings or not ends_in_string(value)
+
+    def _may_be_an_end(self, seen: str) -> bool:
+        if any(end.startswith(seen) for end in self._tags.value_ends):
+            return True
+        following = f"\n{self._tags.next_key}"
+        if not self._tags.lines or not (following.startswith(seen) or seen.startswith(following)):
+            return False
+        return not seen[len(following) :].endswith((">", "\n")) and len(seen) <= len(following) + MOST_KEY
+
+    def _next_key(self, seen: str) -> str:
+        """The key of the next argument, where the value before it has no closing tag: one that is still missing."""
+        following = f"\n{self._tags.next_key}"
+        found = self._tags.lines and seen.startswith(following) and seen.endswith(">")
+        key = seen[len(following) : -1] if found else ""
+        return key if key in self._properties and key not in self._given else ""
+
+    def _add(self, char: str) -> None:
+        if self._is_text:
+            self._arguments.append(quoted(char))
+        else:
+            self._value.append(char)
+
+    def _value_ended(self, end: str) -> None:
+        self._arguments.append('"' if self._is_text else self._typed("".join(self._value)))
+        if end.endswith(self._tags.next_key):
+            self._held, self._step = "", self._key
+        elif key := self._next_key(end):
+            self._value_begins(key, is_json=False)
+        else:
+            self._ended()
+
+    def _typed(self, text: str) -> str:
+        found = as_json(text.strip()) if self._is_json else None
+        return found if found is not None and found.startswith('"') else typed(text, self._types)
+
+    def _ended(self) -> None:
+        self._arguments.append("}" if self._arguments else "{}")
+        self.done = True
