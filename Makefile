@@ -10,6 +10,7 @@ CLIENTS := $(VENV)/clients/.stamp
 FLOORS := $(VENV)/floors/.stamp
 VLLM := $(VENV)/vllm/.stamp
 LLAMACPP := $(VENV)/.llamacpp
+ARCTIC := $(VENV)/arctic/.stamp
 comma  := ,
 EXTRAS := services,lm,ray,embedded-redis,http,openvino,constrained,rag,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
@@ -36,7 +37,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-box bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-hybrid bench-gpu bench-wan bench-edges bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic node demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-box bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-hybrid bench-gpu bench-wan bench-edges bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
 .SILENT:
 
 help: ## show this list
@@ -88,6 +89,16 @@ setup-llamacpp: $(LLAMACPP) ## llama.cpp for GGUF files, compiled into .venv (ne
 # Without its image models, which nothing here asks for.
 $(LLAMACPP): constraints.txt $(STAMP)
 	CMAKE_ARGS="$${CMAKE_ARGS:--DLLAVA_BUILD=OFF}" $(BIN)/python -m pip install -q --no-compile --constraint constraints.txt llama-cpp-python
+	touch $@
+
+setup-arctic: $(ARCTIC) ## arctic-inference's suffix tree, compiled into a folder of its own: an oracle, and a row of bench-suffix (a minute)
+
+# Its setup imports torch, which the tree has no part in: that of .venv does. Nothing that it depends on is installed.
+$(ARCTIC): constraints.txt $(STAMP)
+	$(BIN)/python -m venv --clear $(VENV)/arctic
+	$(VENV)/arctic/bin/python -m pip install -q --no-compile --constraint constraints.txt cmake==4.4.5 nanobind==3.1.0 ninja==1.13.2 setuptools wheel==0.48.0
+	PATH="$$PWD/$(VENV)/arctic/bin:$$PATH" PYTHONPATH="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+	    $(VENV)/arctic/bin/python -m pip install -q --no-compile --no-deps --no-build-isolation --target $(VENV)/arctic/package arctic-inference==0.1.1
 	touch $@
 
 demo: $(STAMP) ## real completions through the whole stack, drafting off and on

@@ -4,8 +4,10 @@ Tenants have code written, edit it, run it, read a part of it, and repeat the fi
 five sessions for each piece of held-out code, each prompt made of the code and of what the target wrote. The first one
 is cold, the next ones (warm) have much of what the tenant said before, and the last one is told by itself. The rows
 differ in what the verifier may propose: nothing, from the session's own text only, from the tenant's texts too. They
-take turns on one stack; each row has tenants of its own, so that none begins from
-another's keys and values.
+take turns on one stack; each row has tenants of its own, so that none begins from another's keys and values.
+
+What was said is then told again to each source by itself, and to arctic-inference's if it is there
+(`bench.suffix_sources`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import secrets
 import signal
 import sys
@@ -24,25 +25,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from bench import machine
 from bench.bars import Bar, at_least, at_most
 from bench.entry import terminable
 from bench.interleave import schedule
-from bench.interval import Estimate, estimate
+from bench.interval import Estimate
 from bench.machine import dtype_of
 from bench.report import table
 from bench.rows import RUN_LIMIT, exactly, up
 from bench.runs import BenchError, Run, Sample, of_row
 from bench.settings import HERE
 from bench.speed import speed_ratio, tokens_per_forward, tokens_per_second
+from bench.suffix_sources import MILLION, OWN_TOKENS, LookUp, Replayed, Said, look_up, replays
 from demo_pair import TARGET, held_out_prompts
 from specwire.client import Client, SpecwireError
 from specwire.core.model import AUTO
-from specwire.core.verify.shared_texts import ScopeTexts, SharedIndex
-from specwire.core.verify.text_sources import NgramSource, TextSource
 from specwire.progress import Bar as ProgressBar
 from specwire.rpc.process import say
 from specwire.rpc.server_options import SERVED_DTYPES
@@ -52,10 +51,6 @@ OFF, OWN, SHARED = "off", "own", "shared"
 LABELS = {OFF: "nothing proposed", OWN: "the session's own text", SHARED: "the tenant's texts"}
 TEMPERATURES = (0.0, 0.8)
 SEED = 7
-# A look-up: tokens of the session's own text, and how many proposals are timed.
-OWN_TOKENS, PROPOSALS, LOOKUP_REPEATS = 8000, 1000, 9
-SESSION_TOKENS = 8000
-MILLION = 1_000_000
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -131,13 +126,15 @@ def row_key(row: str, temperature: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A tenant and its code under one row: asked step by step."""
+    """A tenant and its code under one row: asked step by step. said: what was asked and answered is added there."""
 
     client: Client
     code: str
     row: str
     temperature: float
     tokens: int
+    tenant: str
+    said: list[Said]
 
     def steps(self, tokenizer: Tokenizer) -> Iterator[Run]:
         written: list[str] = []
@@ -165,19 +162,28 @@ class Conversation:
             raise BenchError(f"{LABELS[self.row]}: {error}") from error
         seconds, stats = (time.monotonic_ns() - began_ns) / 1e9, done.stats
         taken = exactly(self.tokens, done.tokens, LABELS[self.row])
+        self.said.append(Said(self.tenant, tuple(prompt), taken))
         first = stats.time_to_first_token_us / 1e6
         return Run(taken, seconds, first, stats.target_forwards, stats.tested, stats.accepted), done.text
 
 
-def trace(args: argparse.Namespace, tenants: Tenants, tokenizer: Tokenizer) -> list[Sample]:
-    """Every row on every piece of code, `repeats` times. A sample's prompt is the piece and the step."""
+def trace(args: argparse.Namespace, tenants: Tenants, tokenizer: Tokenizer) -> tuple[list[Sample], list[Said]]:
+    """Every row on every piece of code, `repeats` times. A sample's prompt is the piece and the step.
+
+    Beside the samples what tenants were told, in order, under SHARED in the first repeat.
+    """
     codes = [prompt.text for prompt in held_out_prompts()[: args.prompts]]
     rows = [(row, temperature) for temperature in TEMPERATURES for row in LABELS]
 
+    said: list[Said] = []
+
     def conversation(place: int, index: int, repeat_number: int) -> Iterator[Run]:
         row, temperature = rows[index]
-        client = tenants.client(tenant_of(row_key(row, temperature), repeat_number, place % args.tenants))
-        return Conversation(client, codes[place], row, temperature, args.tokens).steps(tokenizer)
+        tenant = tenant_of(row_key(row, temperature), repeat_number, place % args.tenants)
+        kept = said if row == SHARED and repeat_number == 0 else []
+        return Conversation(tenants.client(tenant), codes[place], row, temperature, args.tokens, tenant, kept).steps(
+            tokenizer
+        )
 
     say("bench: warming up")
     for index in range(len(rows)):
@@ -189,7 +195,7 @@ def trace(args: argparse.Namespace, tenants: Tenants, tokenizer: Tokenizer) -> l
             for step, done in enumerate(conversation(place, index, repeat_number)):
                 samples.append(Sample(repeat_number, place * len(STEPS) + step, row_key(*rows[index]), done))
             bar.update(note=f"repeat {repeat_number + 1} of {args.repeats}")
-    return samples
+    return samples, said
 
 
 def cold(samples: Sequence[Sample]) -> list[Sample]:
@@ -208,77 +214,10 @@ def again(samples: Sequence[Sample]) -> list[Sample]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What a look-up takes, and what a million tokens do: in this process, without a model.
-
-
-@dataclass(frozen=True, slots=True)
-class LookUp:
-    """us: from a token's arrival to the next proposal. bytes_a_token: of the arrays, room for more included."""
-
-    others: int
-    own_us: Estimate
-    shared_us: Estimate
-    bytes_a_token: float
-    read_us_a_token: float
-
-
-def filled(others: int, chance: random.Random) -> tuple[ScopeTexts, float, float]:
-    """Texts of so many tokens, which repeat each other; bytes and microseconds that a token took."""
-    pool = np.array([int(200 * chance.paretovariate(0.7)) % 50000 for _ in range(50000)], np.uint32)
-    texts, spent_ns = ScopeTexts(lambda _: True), 0
-    for number in range(max(1, others // SESSION_TOKENS)):
-        text = repeating(pool, SESSION_TOKENS, chance)
-        index = SharedIndex(texts, text, str(number))
-        began_ns = time.perf_counter_ns()
-        while not index.complete:
-            index.read()
-        spent_ns += time.perf_counter_ns() - began_ns
-    count = texts.tokens
-    return texts, texts.size / count, spent_ns / 1000 / count
-
-
-def repeating(pool: np.ndarray[tuple[int], np.dtype[np.uint32]], tokens: int, chance: random.Random) -> list[int]:
-    """A text put together from pieces of `pool`, of 5 to 80 tokens."""
-    text: list[int] = []
-    while len(text) < tokens:
-        start = chance.randrange(len(pool) - 80)
-        text += pool[start : start + chance.randrange(5, 80)].tolist()
-    return text[:tokens]
-
-
-def proposal_us(text: list[int], source: NgramSource | TextSource, proposals: int, chance: random.Random) -> float:
-    """Microseconds from a token's arrival to the next proposal, with what is noted of the last one."""
-    for _ in range(len(text) // 1000):
-        source.look()
-    began_ns = time.perf_counter_ns()
-    for number in range(proposals):
-        guess = source.look()
-        text.append(guess.tokens[0] if guess is not None and number % 7 else chance.randrange(200))
-        source.text_grew()
-    return (time.perf_counter_ns() - began_ns) / 1000 / proposals
-
-
-def look_up(others: int) -> LookUp:
-    """Time proposals behind a text of OWN_TOKENS, beside `others` tokens of other sessions."""
-    chance = random.Random(1)
-    texts, size, read_us = filled(others, chance)
-    pool = np.array([int(200 * chance.paretovariate(0.7)) % 50000 for _ in range(50000)], np.uint32)
-    own_us, shared_us = [], []
-    for number in range(LOOKUP_REPEATS):
-        text = repeating(pool, OWN_TOKENS, chance)
-        own_us.append(proposal_us(text, TextSource(text), PROPOSALS, chance))
-        text = repeating(pool, OWN_TOKENS, chance)
-        index = SharedIndex(texts, text, f"own-{number}")
-        other = NgramSource(text, index=index, learnt=texts.learnt[False])
-        shared_us.append(proposal_us(text, TextSource(text, others=[other]), PROPOSALS, chance))
-    return LookUp(others, estimate(own_us), estimate(shared_us), size, read_us)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # The measurement and its report.
 
 
-def measure(args: argparse.Namespace) -> tuple[list[Sample], LookUp]:
+def measure(args: argparse.Namespace) -> tuple[list[Sample], LookUp, list[Replayed]]:
     tokenizer = Tokenizer.from_file(str(Path(args.target) / "tokenizer.json"))
     found = look_up(args.others)
     with ExitStack() as cleanup:
@@ -289,8 +228,8 @@ def measure(args: argparse.Namespace) -> tuple[list[Sample], LookUp]:
         key_file.write_text("".join(f"{name} {token}\n" for name, token in tokens.items()))
         stack, ready = up(args.target, None, args.dtype, not args.no_ray, "--api-keys", str(key_file))
         cleanup.enter_context(stack)
-        samples = trace(args, Tenants(str(ready["address"]), tokens, cleanup, {}), tokenizer)
-    return samples, found
+        samples, said = trace(args, Tenants(str(ready["address"]), tokens, cleanup, {}), tokenizer)
+    return samples, found, replays(said)
 
 
 def bars(samples: Sequence[Sample], found: LookUp) -> list[Bar]:
@@ -333,7 +272,21 @@ def row_figures(samples: Sequence[Sample]) -> list[RowFigures]:
     return rows
 
 
-def report(samples: Sequence[Sample], found: LookUp) -> str:
+def replay_lines(replayed: Sequence[Replayed]) -> list[str]:
+    head = ("told again, guessed from", "tokens/guess", "accepted", "us a guess")
+    rows = [
+        (
+            each.label,
+            f"{each.tokens_a_guess:.2f}",
+            "-" if each.accepted is None else f"{each.accepted:.3f}",
+            f"{each.us:.1f}",
+        )
+        for each in replayed
+    ]
+    return table(head, rows)
+
+
+def report(samples: Sequence[Sample], found: LookUp, replayed: Sequence[Replayed]) -> str:
     head = ("temperature", "steps", "proposed from", "tokens/s", "x nothing", "tokens/forward", "accepted")
     rows = []
     for each in row_figures(samples):
@@ -356,16 +309,18 @@ def report(samples: Sequence[Sample], found: LookUp) -> str:
         f"A look-up takes {found.own_us.value:.1f} us in the own text, {found.shared_us.value:.1f} us with others."
         f" A million tokens take {found.bytes_a_token:.0f} MB and {found.read_us_a_token:.2f} s to take in."
     )
-    return "\n".join([*table(head, rows), "", *table(("bar", "value", "needed", ""), judged), "", kept])
+    judged_lines = table(("bar", "value", "needed", ""), judged)
+    return "\n".join([*table(head, rows), "", *replay_lines(replayed), "", *judged_lines, "", kept])
 
 
-def save(args: argparse.Namespace, samples: Sequence[Sample], found: LookUp) -> None:
+def save(args: argparse.Namespace, samples: Sequence[Sample], found: LookUp, replayed: Sequence[Replayed]) -> None:
     names = ("prompts", "tokens", "tenants", "repeats", "dtype", "others")
     written = {
         "name": args.out.stem,
         "bars": [asdict(bar) for bar in bars(samples, found)],
         "rows": [asdict(each) for each in row_figures(samples)],
         "look_up": asdict(found),
+        "replayed": [asdict(each) for each in replayed],
         "machine": machine.describe(),
         "commit": machine.commit(),
         "arguments": {name: getattr(args, name) for name in names},
@@ -405,14 +360,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         with terminable():
-            samples, found = measure(args)
+            samples, found, replayed = measure(args)
     except (BenchError, OSError) as error:
         say(f"bench: error: {error}")
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    save(args, samples, found)
-    print(report(samples, found))
+    save(args, samples, found, replayed)
+    print(report(samples, found, replayed))
     return 0
 
 

@@ -22,7 +22,13 @@ def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys
 
     printed = capsys.readouterr().out
     assert code == 0, printed
-    for label in ("nothing proposed", "the session's own text", "the tenant's texts", "us per proposal at 8000 tokens"):
+    for label in (
+        "nothing proposed",
+        "the session's own text",
+        "the tenant's texts",
+        "us per proposal at 8000 tokens",
+        "told again",
+    ):
         assert label in printed
     found = json.loads(out.read_text())
     rows = {(row["key"], row["steps"]): row for row in found["rows"]}
@@ -34,4 +40,6 @@ def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys
     assert len(found["raw"]) == len(suffix.STEPS) * 6
     assert len(found["bars"]) == 5
     assert found["look_up"]["bytes_a_token"] > 0
+    assert [each["label"] for each in found["replayed"]][:2] == ["the session's own text", "the tenant's texts"]
+    assert all(each["tokens_a_guess"] >= 1.0 for each in found["replayed"])
     assert str(tmp_path) not in out.read_text()

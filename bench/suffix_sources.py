@@ -1,0 +1,244 @@
+"""Text sources by themselves, without a model: what they would have proposed on texts that are known, and in what time.
+
+Sessions are told again in their order: what a source guesses is compared with what was said, and it goes on behind the
+first difference. Each guess is tested whole, so policy, windows and forwards have no part in it.
+
+arctic-inference (Apache-2.0) has suffix decoding's own tree, in C++, which vLLM proposes from. `make setup-arctic`
+compiles it, alone, into a folder of its own. It runs here as it does in vLLM, with the defaults that it has there: a
+tree for the session's prompt and output, and one for the outputs of all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from bench.interval import Estimate, estimate
+from specwire.core.messages import MOST_WINDOW
+from specwire.core.verify.shared_texts import ScopeTexts, SharedIndex
+from specwire.core.verify.text_sources import NgramSource, TextSource
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / ".venv" / "arctic" / "package"
+# vLLM's defaults.
+TREE_DEPTH, MOST_CACHED, SPEC_FACTOR, LEAST_PROBABILITY = 24, 10_000, 1.0, 0.1
+# A look-up: tokens of the session's own text, and how many proposals are timed.
+OWN_TOKENS, PROPOSALS, LOOKUP_REPEATS = 8000, 1000, 9
+SESSION_TOKENS = 8000
+MILLION = 1_000_000
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sessions told again.
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A session of one tenant."""
+
+    tenant: str
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Of one source. us: from a guess's end to the next guess, with all that is noted between. Others: on average.
+
+    tokens_a_guess: that are right, and the one behind them, which a target decides in any case.
+    """
+
+    label: str
+    tokens_a_guess: float
+    accepted: float | None
+    us: float
+
+
+class Source(Protocol):
+    """A tenant's guesses: one session after the other."""
+
+    def begin(self, prompt: Sequence[int]) -> None: ...
+    def guess(self) -> Sequence[int]: ...
+    def grow(self, tokens: Sequence[int]) -> None: ...
+    def end(self) -> None: ...
+
+
+class OwnText:
+    """The session's own text; with `texts`, what the tenant's others said, too."""
+
+    def __init__(self, texts: ScopeTexts | None = None) -> None:
+        self._texts = texts
+        self._sessions = 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._text, others = list(prompt), []
+        if self._texts is not None:
+            self._sessions += 1
+            index = SharedIndex(self._texts, self._text, str(self._sessions))
+            others.append(NgramSource(self._text, index=index, learnt=self._texts.learnt[False]))
+        self._source = TextSource(self._text, others=others)
+
+    def guess(self) -> Sequence[int]:
+        found = self._source.look()
+        return () if found is None else found.tokens
+
+    def grow(self, tokens: Sequence[int]) -> None:
+        self._text += tokens
+        self._source.text_grew()
+
+    def end(self) -> None:
+        """What was said stays."""
+
+
+def shared_texts() -> OwnText:
+    return OwnText(ScopeTexts(lambda _: True))
+
+
+class Arctic:
+    """See the module's text. module: what `arctic` returns."""
+
+    def __init__(self, module: Any) -> None:
+        self._cache = module.SuffixDecodingCache(max_tree_depth=TREE_DEPTH, max_cached_requests=MOST_CACHED)
+        self._sessions = 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._text = list(prompt)
+        self._sessions += 1
+        self._cache.start_request(self._sessions, self._text)
+
+    def guess(self) -> Sequence[int]:
+        found = self._cache.speculate(
+            self._sessions,
+            self._text[-TREE_DEPTH:],
+            max_spec_tokens=MOST_WINDOW,
+            max_spec_factor=SPEC_FACTOR,
+            min_token_prob=LEAST_PROBABILITY,
+        )
+        tokens: Sequence[int] = found.token_ids
+        return tokens
+
+    def grow(self, tokens: Sequence[int]) -> None:
+        self._text += tokens
+        self._cache.add_active_response(self._sessions, list(tokens))
+
+    def end(self) -> None:
+        self._cache.stop_request(self._sessions)
+
+
+def arctic() -> Any | None:
+    """The module of arctic-inference's suffix decoding; None where `make setup-arctic` has not run."""
+    if not PACKAGE.is_dir():
+        return None
+    if str(PACKAGE) not in sys.path:
+        sys.path.append(str(PACKAGE))
+    return importlib.import_module("arctic_inference.suffix_decoding")
+
+
+def replay(label: str, sessions: Sequence[Said], sources: dict[str, Source]) -> Replayed:
+    """sources: by tenant."""
+    guesses = tested = accepted = tokens = spent_ns = 0
+    for said in sessions:
+        source, done = sources[said.tenant], 0
+        source.begin(said.prompt)
+        while done < len(said.output):
+            began_ns = time.perf_counter_ns()
+            guess = source.guess()
+            spent_ns += time.perf_counter_ns() - began_ns
+            rest = said.output[done:]
+            right = next((at for at, token in enumerate(guess) if at >= len(rest) or token != rest[at]), len(guess))
+            decided = rest[: right + 1]
+            began_ns = time.perf_counter_ns()
+            source.grow(decided)
+            spent_ns += time.perf_counter_ns() - began_ns
+            guesses, tested, accepted = guesses + 1, tested + len(guess), accepted + right
+            tokens, done = tokens + len(decided), done + len(decided)
+        source.end()
+    share = accepted / tested if tested else None
+    return Replayed(label, tokens / max(1, guesses), share, spent_ns / 1000 / max(1, guesses))
+
+
+def replays(sessions: Sequence[Said]) -> list[Replayed]:
+    """Of every source that there is."""
+    tenants = sorted({said.tenant for said in sessions})
+    found = [
+        replay("the session's own text", sessions, {tenant: OwnText() for tenant in tenants}),
+        replay("the tenant's texts", sessions, {tenant: shared_texts() for tenant in tenants}),
+    ]
+    module = arctic()
+    if module is not None:
+        found.append(replay("arctic-inference", sessions, {tenant: Arctic(module) for tenant in tenants}))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a look-up takes, and what a million tokens do: in this process.
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """us: from a token's arrival to the next proposal. bytes_a_token: of the arrays, room for more included."""
+
+    others: int
+    own_us: Estimate
+    shared_us: Estimate
+    bytes_a_token: float
+    read_us_a_token: float
+
+
+def filled(others: int, chance: random.Random) -> tuple[ScopeTexts, float, float]:
+    """Texts of so many tokens, which repeat each other; bytes and microseconds that a token took."""
+    pool = np.array([int(200 * chance.paretovariate(0.7)) % 50000 for _ in range(50000)], np.uint32)
+    texts, spent_ns = ScopeTexts(lambda _: True), 0
+    for number in range(max(1, others // SESSION_TOKENS)):
+        text = repeating(pool, SESSION_TOKENS, chance)
+        index = SharedIndex(texts, text, str(number))
+        began_ns = time.perf_counter_ns()
+        while not index.complete:
+            index.read()
+        spent_ns += time.perf_counter_ns() - began_ns
+    count = texts.tokens
+    return texts, texts.size / count, spent_ns / 1000 / count
+
+
+def repeating(pool: np.ndarray[tuple[int], np.dtype[np.uint32]], tokens: int, chance: random.Random) -> list[int]:
+    """A text put together from pieces of `pool`, of 5 to 80 tokens."""
+    text: list[int] = []
+    while len(text) < tokens:
+        start = chance.randrange(len(pool) - 80)
+        text += pool[start : start + chance.randrange(5, 80)].tolist()
+    return text[:tokens]
+
+
+def proposal_us(text: list[int], source: NgramSource | TextSource, proposals: int, chance: random.Random) -> float:
+    """Microseconds from a token's arrival to the next proposal, with what is noted of the last one."""
+    for _ in range(len(text) // 1000):
+        source.look()
+    began_ns = time.perf_counter_ns()
+    for number in range(proposals):
+        guess = source.look()
+        text.append(guess.tokens[0] if guess is not None and number % 7 else chance.randrange(200))
+        source.text_grew()
+    return (time.perf_counter_ns() - began_ns) / 1000 / proposals
+
+
+def look_up(others: int) -> LookUp:
+    """Time proposals behind a text of OWN_TOKENS, beside `others` tokens of other sessions."""
+    chance = random.Random(1)
+    texts, size, read_us = filled(others, chance)
+    pool = np.array([int(200 * chance.paretovariate(0.7)) % 50000 for _ in range(50000)], np.uint32)
+    own_us, shared_us = [], []
+    for number in range(LOOKUP_REPEATS):
+        text = repeating(pool, OWN_TOKENS, chance)
+        own_us.append(proposal_us(text, TextSource(text), PROPOSALS, chance))
+        text = repeating(pool, OWN_TOKENS, chance)
+        index = SharedIndex(texts, text, f"own-{number}")
+        other = NgramSource(text, index=index, learnt=texts.learnt[False])
+        shared_us.append(proposal_us(text, TextSource(text, others=[other]), PROPOSALS, chance))
+    return LookUp(others, estimate(own_us), estimate(shared_us), size, read_us)
