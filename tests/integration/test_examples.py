@@ -21,6 +21,7 @@ PROMPT = "1 2 3"
 LIMIT_S = 60.0
 NODE, TYPESCRIPT = ROOT / "examples" / "node", ROOT / "examples" / "typescript"
 COMPILED = TYPESCRIPT / "build" / "compiled" / "client.js"
+GO = ROOT / "examples" / "go" / "build" / "client"
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,11 @@ def said_by(*command: str) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.removesuffix("\n")
+
+
+def assert_refused(*command: str) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stderr.partition(":")[0]) == (1, "status InvalidArgument")
 
 
 @pytest.mark.parametrize("name", ["asyncio_client", "blocking_client"])
@@ -91,9 +97,14 @@ def test_in_node(address: str, text: str) -> None:
 def test_in_typescript(address: str, text: str) -> None:
     """Its stubs are generated from proto/ and compiled, all types checked."""
     assert said_by("node", str(COMPILED), address, PROMPT) == text
-    command = ["node", str(COMPILED), address, ""]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert (done.returncode, done.stderr.partition(":")[0]) == (1, "status InvalidArgument")
+    assert_refused("node", str(COMPILED), address, "")
+
+
+@pytest.mark.skipif(not GO.is_file(), reason="needs what `make go` compiles, with Go and its packages for gRPC")
+def test_in_go(address: str, text: str) -> None:
+    """Its stubs are generated from proto/."""
+    assert said_by(str(GO), address, PROMPT) == text
+    assert_refused(str(GO), address, "")
 
 
 @pytest.mark.parametrize("name", ["asyncio_client", "blocking_client"])
