@@ -23,7 +23,7 @@ from verify_service.engine.calibration import calibrate_head
 from verify_service.engine.heads import HeadDrafting
 from verify_service.metrics import families
 from verify_service.server import start
-from verify_service.wire import report_to_wire
+from verify_service.service import report_to_wire
 
 MODEL, LOOPING = "scripted:5", "scripted:5:memory=2"
 PROMPT = (3, 1, 4, 1, 5)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from specwire.core.policy.scheduler import Lookout
@@ -157,42 +155,3 @@ class Roster:
         """The idle session to give up first: one whose link was told its end, else the one that is idle longest."""
         told = next((held for held in self._idle.values() if held.attached), None)
         return told or next(iter(self._idle.values()), None)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Which sessions the links have open: a verifier that stops waits for them.
-
-
-class Presence:
-    """Counts by link and handle; in the event loop."""
-
-    def __init__(self) -> None:
-        self._open: set[tuple[int, int]] = set()
-        self._none = asyncio.Event()
-        self._none.set()
-
-    def came(self, link: int, handles: Iterable[int]) -> None:
-        self._open.update((link, handle) for handle in handles)
-        self._note()
-
-    def went(self, link: int, handles: Iterable[int]) -> None:
-        """Handles that are not open may be among them."""
-        self._open.difference_update((link, handle) for handle in handles)
-        self._note()
-
-    def lost(self, link: int) -> None:
-        """All of a link's."""
-        self._open = {each for each in self._open if each[0] != link}
-        self._note()
-
-    def _note(self) -> None:
-        if self._open:
-            self._none.clear()
-        else:
-            self._none.set()
-
-    async def none_left(self, seconds: float) -> None:
-        """Return when none is open any more, after `seconds` at the latest."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._none.wait()
