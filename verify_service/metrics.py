@@ -8,8 +8,7 @@ from specwire.core.messages import Outcome
 from specwire.core.policy.shares import TenantShares
 from specwire.registry.entry import Load
 from specwire.telemetry.metrics import Families, by_label, counter, draft_families, gauge, histogram
-from verify_service.engine.engine import Engine
-from verify_service.engine.tally import EngineTally
+from verify_service.engine.engine import Engine, EngineTally
 
 
 def families(engine: Engine) -> Families:

@@ -28,7 +28,7 @@ import msgspec
 
 from specwire.core.invalid import InvalidParameter
 from verify_service.engine.messages import Opening, Report
-from verify_service.engine.slots import PARK_AFTER_US
+from verify_service.engine.sessions import PARK_AFTER_US
 
 log = logging.getLogger(__name__)
 

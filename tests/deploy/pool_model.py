@@ -15,7 +15,7 @@ from deploy.cluster.schema import ClusterConfig, Group
 from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
 
 TICK_S = 0.05
-# As `verify_service.engine.slots` remembers waits.
+# As `verify_service.engine.sessions` remembers waits.
 KEPT_S = 5.0
 # An entry is at most as old.
 BEAT_S = 2.0

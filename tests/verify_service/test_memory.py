@@ -11,8 +11,8 @@ import torch
 from specwire.core.invalid import Code
 from specwire.lm import Feed
 from tests.verify_service.rig import COUPLED, Rig, chain, oracle
+from verify_service.engine.batch import LEAST_CHUNK
 from verify_service.engine.messages import Refusal, Scoring
-from verify_service.engine.prefill import LEAST_CHUNK
 
 LONG = tuple(index % 60 + 1 for index in range(900))
 

@@ -8,7 +8,7 @@ from specwire.core.messages import FinishReason
 from specwire.core.verify.session import Allowance
 from tests.verify_service.rig import COUPLED, FAR, Rig, oracle
 from verify_service.engine.messages import LinkLost, QueuePatience
-from verify_service.engine.slots import PARK_AFTER_US
+from verify_service.engine.sessions import PARK_AFTER_US
 
 PROMPT, OTHER = (7, 3, 9), (4, 4, 8)
 DECIDED = 5

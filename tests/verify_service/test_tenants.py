@@ -23,7 +23,7 @@ from specwire.v1 import verify_pb2, verify_pb2_grpc
 from tests.verify_service.peer import Peer
 from tests.verify_service.rig import Rig, chain, oracle
 from verify_service.engine.messages import QueuePatience
-from verify_service.engine.slots import PARK_AFTER_US
+from verify_service.engine.sessions import PARK_AFTER_US
 from verify_service.server import RunningVerifier, start
 from verify_service.tenants import read_tenants
 

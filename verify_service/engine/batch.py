@@ -1,15 +1,27 @@
-"""A step's batch: each session's part of it, and what the target says at its rows."""
+"""A step's batch: who takes part in it and with what, whose prompts are fed, and what the target says at its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from specwire.core.messages import Draft, SourceKind, TokenLogprobs
-from specwire.core.policy.scheduler import Share
+from specwire.core.model import SlotModel, out_of_memory
+from specwire.core.policy.costs import StepCosts
+from specwire.core.policy.scheduler import Share, StepCandidate
+from specwire.core.policy.shares import TenantShares, fair_rows
+from specwire.core.policy.tunables import PREFILL_ROWS
 from specwire.core.verify.session import Judge
 from verify_service.engine.messages import TokenScore
-from verify_service.engine.sessions import Held
+from verify_service.engine.sessions import Held, Roster
+
+W = TypeVar("W")
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Each session's part of a step, and what the target says at its rows.
 
 
 class Part(NamedTuple):
@@ -70,3 +82,197 @@ class RowSampler(Protocol):
     def score(self, rows: Any, tokens: Sequence[int], top: int) -> list[TokenScore]:
         """Each token in its row, with the `top` most probable ids there."""
         ...
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a step does when memory is short: smaller forwards are tried before a session is given up.
+
+# Chunks of a prompt that are not cut any smaller.
+LEAST_CHUNK = 32
+OUT_OF_MEMORY_MESSAGE = "the target's forward ran out of memory"
+
+
+class ShortOfMemory(Exception):
+    """A forward lacked memory and has decided nothing."""
+
+
+@contextmanager
+def detect_out_of_memory() -> Iterator[None]:
+    """Turns an allocator's failure within it into ShortOfMemory, whatever the runtime raises."""
+    try:
+        yield
+    except Exception as error:
+        if out_of_memory(error):
+            raise ShortOfMemory(str(error)) from error
+        raise
+
+
+class StepLimits:
+    """The largest forward. It shrinks for good once memory ran out: free memory does not grow.
+
+    prefill_rows: tokens of waiting prompts. most_rows: of all sessions together; only draft tokens are cut to it.
+    """
+
+    def __init__(self) -> None:
+        self.prefill_rows = PREFILL_ROWS
+        self.most_rows = math.inf
+
+    def lower(self, shares: Sequence[Share]) -> bool:
+        """A forward of `shares` was too large; returns whether the next one will be smaller."""
+        widest, windows = max(share.fresh for share in shares), sum(share.window for share in shares)
+        if widest > LEAST_CHUNK:
+            self.prefill_rows = max(LEAST_CHUNK, min(widest, self.prefill_rows) // 2)
+        elif windows:
+            self.most_rows = sum(share.rows for share in shares) - (windows + 1) // 2
+        return widest > LEAST_CHUNK or windows > 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whose prompt is fed first where several wait: tenants share a step's prefill.
+
+
+class PromptTurns:
+    """The tenant goes first for which least was fed while others' prompts waited.
+
+    Of one tenant's prompts it is the most urgent, then the one that came first. No tenant gets ahead of another by
+    claiming to be urgent, as in `specwire.core.placement`. Start-time fair queueing (Goyal, Vin, Cheng 1996): a new
+    tenant begins where the least served one is.
+
+    An orchestrator's tenants are scopes here. Where the verifier has tenants of its own (`Held.tenant`), they take
+    turns by weight, and the scopes of each within its turns.
+    """
+
+    def __init__(self, weight: Callable[[str], float] = lambda _: 1.0) -> None:
+        # Tokens fed, by scopes that wait; by weight, of tenants that wait.
+        self._fed: dict[bytes, float] = {}
+        self._fed_of: dict[str, float] = {}
+        self._weight = weight
+
+    def ordered(self, candidates: Sequence[StepCandidate], held: Mapping[int, Held]) -> Sequence[StepCandidate]:
+        """Shares without a prompt first, as they are; then prompts in turn. held: sessions by slot."""
+        prompts = [held[each.slot] for each in candidates if each.uncached > 1]
+        if not prompts:
+            self._fed.clear()
+            self._fed_of.clear()
+            return candidates
+        came_us: dict[bytes, float] = {}
+        for each in prompts:
+            came_us[each.scope] = min(each.came_us, came_us.get(each.scope, each.came_us))
+        self._fed = _joined(self._fed, came_us)
+        self._fed_of = _joined(self._fed_of, {each.tenant for each in prompts})
+
+        def turn(candidate: StepCandidate) -> tuple[float, str, float, float, bytes, int, float]:
+            if candidate.uncached == 1:
+                return -1.0, "", 0.0, 0.0, b"", 0, 0.0
+            own = held[candidate.slot]
+            fed, came = self._fed[own.scope], came_us[own.scope]
+            return self._fed_of[own.tenant], own.tenant, fed, came, own.scope, -own.priority, own.came_us
+
+        return sorted(candidates, key=turn)
+
+    def took(self, shares: Sequence[tuple[Share, Held]]) -> None:
+        """A step feeds these."""
+        for share, held in shares:
+            if held.scope in self._fed and (share.fresh > 1 or not share.decides):
+                self._fed[held.scope] += share.fresh
+            if held.tenant in self._fed_of and (share.fresh > 1 or not share.decides):
+                self._fed_of[held.tenant] += share.fresh / self._weight(held.tenant)
+
+
+def _joined(fed: Mapping[W, float], waiting: Iterable[W]) -> dict[W, float]:
+    """What those that wait were fed. A new one begins where the least served one is."""
+    present = set(waiting)
+    least = min((tokens for whose, tokens in fed.items() if whose in present), default=0.0)
+    return {whose: fed.get(whose, least) for whose in present}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which sessions take part in a step, where tenants share a verifier (`specwire.core.policy.shares`).
+
+
+class StepSharing:
+    """Sessions that are left out of a step are charged for none of its time.
+
+    `next_us`: when one of those may go on that wait for their tenant's tokens per second; infinite if none does.
+    """
+
+    def __init__(
+        self, shares: TenantShares, costs: StepCosts, roster: Roster, lm: SlotModel, now_us: Callable[[], float]
+    ) -> None:
+        self.shares = shares
+        self._roster = roster
+        self._lm = lm
+        self._position_bytes = lm.kv_bytes // (lm.slots * lm.info.context)
+        self._costs = costs
+        self.next_us = math.inf
+        self._now_us = now_us
+        self._steps = 0
+        self._left_out: list[Held] = []
+        self._looked_us = now_us()
+        self._active: frozenset[str] = frozenset()
+
+    def able(self, ready: Sequence[Held]) -> list[Held]:
+        """Those whose tenants' tokens per second allow it."""
+        now_us = self._now_us()
+        passed_us, self._looked_us = now_us - self._looked_us, now_us
+        for held in self._left_out:
+            held.running.since_us = min(now_us, held.running.since_us + passed_us)
+        for held in self._roster:
+            if not held.waiting:
+                kept = self._lm.cached(held.slot) * self._position_bytes
+                self.shares.count_held(held.tenant, kept, passed_us)
+        at_us = {tenant: self.shares.decides_us(tenant, now_us) for tenant in {held.tenant for held in ready}}
+        self.next_us = min((at for at in at_us.values() if at > now_us), default=math.inf)
+        self._left_out = [held for held in ready if at_us[held.tenant] > now_us]
+        return [held for held in ready if at_us[held.tenant] <= now_us]
+
+    def chosen(self, shown: Sequence[StepCandidate], held: Mapping[int, Held]) -> list[StepCandidate]:
+        """The candidates that take part. Of a tenant's sessions those go first that have waited for most steps.
+
+        held: sessions by slot.
+        """
+        self._active = frozenset(held[each.slot].tenant for each in shown)
+        decoding = [each for each in shown if each.uncached == 1]
+        able = Counter(held[each.slot].tenant for each in decoding)
+        demand = {tenant: min(sessions, self._limit(tenant) or sessions) for tenant, sessions in able.items()}
+        rows = fair_rows(demand, self.shares.weight, self._costs.plain)
+        left = Counter(rows)
+        taken: list[StepCandidate] = []
+        for each in sorted(decoding, key=lambda each: (held[each.slot].served, held[each.slot].came_us)):
+            tenant = held[each.slot].tenant
+            if left[tenant] > 0:
+                left[tenant] -= 1
+                most = self._limit(tenant)
+                taken.append(each if most is None else each._replace(room=min(each.room, most // rows[tenant])))
+        taken += [each for each in shown if each.uncached > 1 and self._feeds(held[each.slot].tenant, demand)]
+        present = {each.slot for each in taken}
+        self._left_out += [held[each.slot] for each in shown if each.slot not in present]
+        return taken
+
+    def _limit(self, tenant: str) -> int | None:
+        """Rows of a step, at least 1."""
+        return self.shares.of(tenant).rows
+
+    def _feeds(self, tenant: str, decoding: Mapping[str, int]) -> bool:
+        now_us = self._now_us()
+        at_us = self.shares.feeds_us(tenant, now_us)
+        if at_us > now_us:
+            self.next_us = min(self.next_us, at_us)
+            return False
+        return self.shares.owed_us(tenant) <= 0 or not any(other != tenant for other in decoding)
+
+    def took(self, parts: Sequence[Part], forward_us: float) -> None:
+        """Account for a step."""
+        self._steps += 1
+        fed: Counter[str] = Counter()
+        decoding = rows = 0
+        for part in parts:
+            part.held.served = self._steps
+            if part.share.fresh > 1 or not part.share.decides:
+                fed[part.held.tenant] += part.share.fresh
+            else:
+                decoding, rows = decoding + 1, rows + part.share.rows
+                self.shares.count_rows(part.held.tenant, part.share.rows)
+        without_us = self._costs.of(decoding)(rows) if fed and decoding else 0.0
+        extra_us = max(0.0, forward_us - without_us)
+        self.shares.fed(fed, extra_us, forward_us, self._active)

@@ -10,21 +10,35 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty
 from typing import Any, NamedTuple
 
 from specwire.core.invalid import Code
-from specwire.core.messages import Verdict
+from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
+from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.scheduler import Share, schedule
 from specwire.core.policy.shares import TenantShares
+from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
-from verify_service.engine.batch import Part, RowChoice, RowSampler
+from specwire.telemetry.metrics import SIZES, STEPS, Histogram
+from verify_service.engine.batch import (
+    OUT_OF_MEMORY_MESSAGE,
+    Part,
+    PromptTurns,
+    RowChoice,
+    RowSampler,
+    ShortOfMemory,
+    StepLimits,
+    StepSharing,
+    detect_out_of_memory,
+)
 from verify_service.engine.heads import DraftedStep, HeadDrafting
 from verify_service.engine.messages import (
     Begun,
@@ -38,18 +52,9 @@ from verify_service.engine.messages import (
     Tick,
     TurnAway,
 )
-from verify_service.engine.prefill import (
-    OUT_OF_MEMORY_MESSAGE,
-    PromptTurns,
-    ShortOfMemory,
-    StepLimits,
-    detect_out_of_memory,
-)
 from verify_service.engine.scoring import Scorer
 from verify_service.engine.session_manager import SessionManager
 from verify_service.engine.sessions import Held
-from verify_service.engine.sharing import StepSharing
-from verify_service.engine.tally import EngineTally
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +66,8 @@ MOST_LATE_US = 20e3
 LOOK_AGAIN_US = 2e3
 # Weight of the commands that are taken in at once: some milliseconds' worth.
 MOST_TAKEN = 1 << 14
+# Positions of a window at which acceptance is counted.
+MOST_POSITIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,54 @@ class UnderWay(NamedTuple):
     parts: Sequence[Part]
     rows: Any
     began_us: float
+
+
+class EngineTally:
+    """Counts since the engine began: plain numbers, written in its thread only, read by metrics from others.
+
+    `drafts`: draft tokens, by source kind.
+
+    `refused`: windows of which a token was refused, each a rollback and a dead chain.
+    """
+
+    def __init__(self) -> None:
+        self.forward_s = Histogram(STEPS)
+        self.choose_s = Histogram(STEPS)
+        self.rows = Histogram(SIZES)
+        self.sessions = Histogram(SIZES)
+        self.gap_us = 0
+        self.waited_us = 0
+        self.drafted_us = 0
+        self.outcomes: Counter[Outcome] = Counter()
+        self.offers: Counter[Offer] = Counter()
+        self.windows = 0
+        self.refused = 0
+        self.drafts = {kind: DraftCounts() for kind in SourceKind}
+        self.accepted_at = [0] * MOST_POSITIONS
+
+    def step(self, timings: StepTimings) -> None:
+        """A forward has ended."""
+        self.forward_s.observe(timings.forward_us / 1e6)
+        self.choose_s.observe(timings.choose_us / 1e6)
+        self.rows.observe(timings.rows)
+        self.sessions.observe(timings.sessions)
+        self.gap_us += timings.gap_us
+        self.waited_us += timings.waited_us
+        self.drafted_us += timings.drafted_us
+
+    def verdict(self, verdict: Verdict) -> None:
+        """A session's part of a step was decided."""
+        for outcome in verdict.outcomes:
+            self.outcomes[outcome] += 1
+        self.drafts[SourceKind.DRAFTER].add(late_counts(verdict.outcomes, verdict.width))
+        if not verdict.width:
+            return
+        window = window_counts(verdict.outcomes, verdict.width)
+        self.windows += 1
+        self.drafts[verdict.kind].add(window)
+        self.refused += Outcome.RECOVERED in verdict.outcomes
+        for index in range(min(window.accepted, MOST_POSITIONS)):
+            self.accepted_at[index] += 1
 
 
 def _may_be_drafted(part: Part) -> bool:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from specwire.core.invalid import Code
 from specwire.core.model import Feed, ModelLost, SlotModel
-from verify_service.engine.batch import RowSampler
+from verify_service.engine.batch import OUT_OF_MEMORY_MESSAGE, RowSampler, ShortOfMemory, detect_out_of_memory
 from verify_service.engine.messages import Refusal, Scoring, TokenScore
-from verify_service.engine.prefill import OUT_OF_MEMORY_MESSAGE, ShortOfMemory, detect_out_of_memory
 from verify_service.engine.session_manager import SessionManager
 
 logger = logging.getLogger(__name__)

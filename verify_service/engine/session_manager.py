@@ -33,8 +33,7 @@ from verify_service.engine.messages import (
     Reports,
     Tick,
 )
-from verify_service.engine.sessions import NO_SLOT, Held, Roster
-from verify_service.engine.slots import SlotScheduler
+from verify_service.engine.sessions import NO_SLOT, Held, Roster, SlotScheduler
 
 # Milliseconds after which a tenant that has all that it may have is told to ask again.
 RETRY_MS = 1000
