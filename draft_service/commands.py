@@ -1,15 +1,10 @@
-"""What the event loop tells the drafter's thread, and what that thread tells links. All of it is validated.
-
-`weight` of a command: see `specwire.rpc.service_thread.Weighed`.
-"""
+"""What the event loop tells the drafter's thread, and what that thread tells links. All of it is validated."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Pace, Proposal
@@ -71,10 +66,6 @@ class OpenSession:
     number: int = 0
     vocabulary: str = ""
 
-    @property
-    def weight(self) -> int:
-        return 1 + len(self.tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class BeginSession:
@@ -84,7 +75,6 @@ class BeginSession:
     handle: int
     number: int
     matcher: Matcher | None
-    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +85,6 @@ class AdvanceSession:
     tokens: tuple[int, ...]
     pace: Pace
     epoch: int = 0
-
-    @property
-    def weight(self) -> int:
-        return 1 + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +98,12 @@ class LearnVocabulary:
     tokenizer_zlib: bytes
     width: int
     eos_ids: frozenset[int]
-    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
     link: ReplyLink
     handle: int
-    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +111,6 @@ class LoseLink:
     """The link is gone, and its sessions with it."""
 
     link: ReplyLink
-    weight: int = 1
 
 
 Command = OpenSession | BeginSession | AdvanceSession | CloseSession | LoseLink | LearnVocabulary
-
-
-def check_tokens(tokens: Sequence[int], vocabulary: int) -> tuple[int, ...]:
-    """The ids of a text; raises InvalidParameter where one is not below `vocabulary`."""
-    if tokens and max(tokens) >= vocabulary:
-        raise InvalidParameter("tokens", f"token id {max(tokens)} is outside 0..{vocabulary - 1}")
-    return tuple(tokens)

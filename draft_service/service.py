@@ -30,9 +30,8 @@ from draft_service.commands import (
     OpenSession,
     Replies,
     Reply,
-    check_tokens,
 )
-from specwire.core.draft import check_pace
+from specwire.core.draft import check_pace, check_tokens
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
 from specwire.core.law.sampling import Sampling

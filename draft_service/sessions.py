@@ -30,9 +30,8 @@ from draft_service.commands import (
     Replies,
     Reply,
     ReplyLink,
-    check_tokens,
 )
-from specwire.core.draft import Desynchronised, DraftNode, DraftSession, Drawn, check_pace
+from specwire.core.draft import Desynchronised, DraftNode, DraftSession, Drawn, check_pace, check_tokens
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.sampling import Sampling, Seen, seen_in
@@ -246,6 +245,11 @@ class DraftForward(NamedTuple):
 MOST_CANDIDATES = 8
 
 
+def weight(command: Command) -> int:
+    """See `Inbox`."""
+    return 1 + len(command.tokens) if isinstance(command, AdvanceSession | OpenSession) else 1
+
+
 class Sessions:
     """Invariant: the slots in use and the free ones are together 0 .. model.slots - 1, each once.
 
@@ -262,7 +266,7 @@ class Sessions:
     ) -> None:
         self._draw = draw
         self._now_ns = now_ns
-        self.inbox: Inbox[Command] = Inbox()
+        self.inbox: Inbox[Command] = Inbox(weight)
         self.step_began_s: float | None = None
         self._deliver = deliver
         self._model = texts(model)

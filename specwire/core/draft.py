@@ -56,6 +56,13 @@ def check_pace(pace: Pace, sampling: Sampling) -> None:
         raise InvalidParameter("pace.branches", message)
 
 
+def check_tokens(tokens: Sequence[int], vocabulary: int) -> tuple[int, ...]:
+    """The ids of a text; raises InvalidParameter where one is not below `vocabulary`."""
+    if tokens and max(tokens) >= vocabulary:
+        raise InvalidParameter("tokens", f"token id {max(tokens)} is outside 0..{vocabulary - 1}")
+    return tuple(tokens)
+
+
 class Drawn(NamedTuple):
     """What a drafter thinks may follow a place: different tokens, the likeliest first; a chain has one.
 

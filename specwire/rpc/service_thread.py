@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -35,55 +35,60 @@ def monotonic_us() -> float:
     return time.monotonic_ns() / 1000
 
 
-class Weighed(Protocol):
-    @property
-    def weight(self) -> int:
-        """Its size, in tokens and parts."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Stop:
     """The last command: end the thread."""
 
-    weight: int = 1
 
-
-Command = TypeVar("Command", bound=Weighed)
+Command = TypeVar("Command")
 Reports = TypeVar("Reports")
 Info = TypeVar("Info")
 T = TypeVar("T")
 
 
+def as_one(_: object) -> int:
+    return 1
+
+
 class Inbox(Generic[Command]):
-    """A queue of commands for one reader. `weight`: of what waits."""
+    """A queue of commands for one reader. `weight`: of what waits.
 
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[Command | Stop] = SimpleQueue()
+    Args:
+        weigh: gives a command's size, in tokens and parts.
+    """
+
+    def __init__(self, weigh: Callable[[Command], int] = as_one) -> None:
+        self.weight = 0
+        self._weigh = weigh
+        self._queue: SimpleQueue[tuple[Command | Stop, int]] = SimpleQueue()
         self._lock = threading.Lock()
-        self._weight = 0
-
-    @property
-    def weight(self) -> int:
-        return self._weight
 
     def put(self, command: Command | Stop) -> None:
         """Add a command. May be called from any thread; never blocks."""
-        self._add(command.weight)
-        self._queue.put(command)
+        weight = 1 if isinstance(command, Stop) else self._weigh(command)
+        with self._lock:
+            self.weight += weight
+        self._queue.put((command, weight))
 
     def get(self, timeout: float | None = None) -> Command | Stop:
         """Raises `queue.Empty` after `timeout` seconds."""
-        command = self._queue.get(timeout=timeout)
-        self._add(-command.weight)
-        return command
+        return self._next(timeout)[0]
+
+    def waiting(self, most: int) -> Iterator[Command | Stop]:
+        """Take what waits, until `most` in weight is taken or nothing is left."""
+        while most > 0 and not self._queue.empty():
+            command, weight = self._next(0.0)
+            most -= weight
+            yield command
+
+    def _next(self, timeout: float | None) -> tuple[Command | Stop, int]:
+        taken = self._queue.get(timeout=timeout)
+        with self._lock:
+            self.weight -= taken[1]
+        return taken
 
     def empty(self) -> bool:
         return self._queue.empty()
-
-    def _add(self, weight: int) -> None:
-        with self._lock:
-            self._weight += weight
 
 
 class Runnable(Protocol[Command]):

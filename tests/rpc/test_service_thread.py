@@ -34,7 +34,7 @@ class Echo:
     """Reports what it is told; "fail" is its end. `blocked`: a step lasts until `go_on`."""
 
     def __init__(self, deliver: Deliver, blocked: bool = False) -> None:
-        self.inbox: Inbox[Say] = Inbox()
+        self.inbox: Inbox[Say] = Inbox(lambda said: said.weight)
         self.step_began_s: float | None = None
         self.deliver = deliver
         self.stepping, self.go_on = threading.Event(), threading.Event()

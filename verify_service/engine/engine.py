@@ -161,6 +161,19 @@ def _may_be_drafted(part: Part) -> bool:
     return session.allowance.due > 0 or part.held.running.proposed or session.ledger.elapsed_us == 0.0
 
 
+def weight(command: Command) -> int:
+    """See `Inbox`."""
+    match command:
+        case Tick(opens=opens, proposals=proposals):
+            parts = 1 + len(opens) + len(proposals) + len(command.progress) + len(command.closes)
+            told = sum(len(opening.tokens) for opening in opens) + sum(1 + len(text.tokens) for text in command.texts)
+            return parts + len(command.forgotten) + told + sum(len(each.proposal.tokens) for each in proposals)
+        case Scoring():
+            return 1 + len(command.tokens) + sum(map(len, command.others))
+        case _:
+            return 1
+
+
 class Engine:
     """Commands go into `inbox`, from any thread; `deliver` gets what a step says to each link.
 
@@ -190,7 +203,7 @@ class Engine:
         self.lm = lm
         self._sampler = sampler
         self.costs = costs
-        self.inbox: Inbox[Command] = Inbox()
+        self.inbox: Inbox[Command] = Inbox(weight)
         self.tally = EngineTally()
         self.sessions = SessionManager(
             lm,
@@ -264,7 +277,7 @@ class Engine:
         V = self.costs.of(decoding)
         plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, self._limits.most_rows)
         self.tell()
-        if plan.wait_until_us is not None and not self._scorer.busy:
+        if plan.wait_until_us is not None and not self._scorer.jobs:
             awaited = tuple([runnable[slot].running for slot in plan.awaited])
             return Rest(min(plan.wait_until_us, self.sessions.next_deadline_us), awaited, decoding)
         if plan.shares:
@@ -272,7 +285,7 @@ class Engine:
             for share, held in shares:
                 held.lookout.planned(share, held.looked)
             self._compute(shares)
-        if self._scorer.busy:
+        if self._scorer.jobs:
             self.tell()
             self._score()
             return None
@@ -300,10 +313,7 @@ class Engine:
 
     def _take_commands(self) -> None:
         """Take waiting commands, up to a limit: a flood must not keep the sessions from their steps."""
-        taken = 0
-        while taken < MOST_TAKEN and not self.inbox.empty():
-            command = self.inbox.get(timeout=0.0)
-            taken += command.weight
+        for command in self.inbox.waiting(MOST_TAKEN):
             self._apply(command)
 
     def _apply(self, command: Command | Stop) -> None:

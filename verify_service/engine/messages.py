@@ -25,7 +25,7 @@ class QueuePatience:
     wait_us: float = 30e6
 
 
-# Commands. `weight`: their size, in tokens and parts.
+# Commands
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,6 @@ class Tick:
     forgotten: tuple[str, ...] = ()
     texts: tuple[EarlierText, ...] = ()
 
-    @property
-    def weight(self) -> int:
-        parts = 1 + len(self.opens) + len(self.proposals) + len(self.progress) + len(self.closes) + len(self.forgotten)
-        told = sum(len(opening.tokens) for opening in self.opens) + sum(1 + len(text.tokens) for text in self.texts)
-        return parts + told + sum(len(proposed.proposal.tokens) for proposed in self.proposals)
-
 
 @dataclass(frozen=True, slots=True)
 class Begun:
@@ -106,7 +100,6 @@ class Begun:
     handle: int
     generation: tuple[int, int]
     found: Matcher | Refusal
-    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +107,6 @@ class LinkLost:
     """The stream is over: nobody hears of its sessions any more."""
 
     link: int
-    weight: int = 1
 
 
 class TokenScore(NamedTuple):
@@ -139,17 +131,12 @@ class Scoring:
     cancelled: bool = False
     others: tuple[tuple[int, ...], ...] = ()
 
-    @property
-    def weight(self) -> int:
-        return 1 + len(self.tokens) + sum(map(len, self.others))
-
 
 @dataclass(frozen=True, slots=True)
 class TurnAway:
     """The verifier is about to stop: sessions that wait for a slot should go elsewhere."""
 
     message: str
-    weight: int = 1
 
 
 Command = Tick | Begun | LinkLost | Scoring | TurnAway

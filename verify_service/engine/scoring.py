@@ -34,17 +34,16 @@ class _ScoringJob:
 
 
 class Scorer:
-    """Borrows a free slot for each request, whose texts follow each other there behind what they have in common."""
+    """Borrows a free slot for each request, whose texts follow each other there behind what they have in common.
+
+    `jobs`: requests under way, and those that wait.
+    """
 
     def __init__(self, lm: SlotModel, sampler: RowSampler, sessions: SessionManager) -> None:
         self._lm = lm
         self._sampler = sampler
         self._sessions = sessions
-        self._jobs: deque[_ScoringJob] = deque()
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._jobs)
+        self.jobs: deque[_ScoringJob] = deque()
 
     def add(self, request: Scoring) -> None:
         slot = self._sessions.scheduler.lend()
@@ -52,11 +51,11 @@ class Scorer:
             message = f"all {self._lm.slots} slots of this verifier are taken"
             request.reply(Refusal(0, Code.RESOURCE_EXHAUSTED, message))
             return
-        self._jobs.append(_ScoringJob(request, slot))
+        self.jobs.append(_ScoringJob(request, slot))
 
     def run_chunk(self) -> None:
         """Run one forward of the first text."""
-        job = self._jobs[0]
+        job = self.jobs[0]
         try:
             with detect_out_of_memory():
                 answer = None if job.request.cancelled else self._advance(job)
@@ -75,7 +74,7 @@ class Scorer:
 
     def abandon(self) -> None:
         """Refuse the texts that are left: the verifier stops."""
-        for job in list(self._jobs):
+        for job in list(self.jobs):
             self._end(job)
             job.request.reply(Refusal(0, Code.UNAVAILABLE, "the verifier is stopping"))
 
@@ -100,5 +99,5 @@ class Scorer:
         return None
 
     def _end(self, job: _ScoringJob) -> None:
-        self._jobs.remove(job)
+        self.jobs.remove(job)
         self._sessions.scheduler.slots.give_back(job.slot)
