@@ -254,6 +254,7 @@ class Sessions:
     """Invariant: the slots in use and the free ones are together 0 .. model.slots - 1, each once.
 
     Commands go into `inbox`, from any thread; `deliver` gets the replies for each link, and must not block.
+    texts: what takes the model's place once a vocabulary was told.
     """
 
     def __init__(
@@ -269,7 +270,9 @@ class Sessions:
         self.inbox: Inbox[Command] = Inbox(weight)
         self.step_began_s: float | None = None
         self._deliver = deliver
-        self._model = texts(model)
+        self._lm, self._texts = model, texts
+        self._model = DraftModel(model)
+        self._translates = False
         self._context, self._vocabulary = model.info.context, model.info.vocabulary
         self._free = list(range(model.slots))
         self._open: dict[Key, DraftingSession] = {}
@@ -315,13 +318,19 @@ class Sessions:
             case OpenSession():
                 self._start(command)
             case LearnVocabulary():
-                self._model.learn(command)
+                self._learn(command)
             case BeginSession():
                 self._begin(command)
             case CloseSession():
                 self._end((command.link, command.handle))
             case LoseLink():
                 self._lose(command.link)
+
+    def _learn(self, command: LearnVocabulary) -> None:
+        """Once a vocabulary was told, slots may hold texts in its ids; before, nobody asks whose they are."""
+        if not self._translates:
+            self._model, self._translates = self._texts(self._lm), True
+        self._model.learn(command)
 
     def _start(self, command: OpenSession) -> None:
         key = (command.link, command.handle)
