@@ -27,7 +27,7 @@ from demo_pair import DRAFT, TARGET, held_out_prompts
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient
 from specwire.rpc.server_options import ANY_PORT, ModelServiceOptions
-from specwire.text.detokenizer import BYTE_OF
+from specwire.text.tokenizer import BYTE_OF
 
 EMBEDDINGS = "model.embed_tokens.weight"
 END = AddedToken("</s>", special=True)

@@ -26,7 +26,7 @@ from specwire.core.model import Feed, SlotModel
 from specwire.core.policy.tunables import LEAST_SHARED
 from specwire.lm.draft_sampler import DraftRow, draw
 from specwire.rpc.process import say
-from specwire.text.detokenizer import TokenizerError
+from specwire.text.tokenizer import TokenizerError
 from specwire.text.vocabulary_map import (
     CONTEXT,
     Convention,

@@ -23,7 +23,7 @@ from specwire.lm.runners.hybrid import slot_state_bytes
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.lm.table_model import PREFIX as TABLE_PREFIX
 from specwire.lm.table_model import load_table_model
-from specwire.text.detokenizer import TokenizerError, vocabulary_fingerprint
+from specwire.text.tokenizer import TokenizerError, vocabulary_fingerprint
 from specwire.text.vocabulary_map import TokenTable, VocabularyMap
 
 # Share of the available memory that weights and caches may take: forwards need some, too.

@@ -31,7 +31,7 @@ from specwire.progress import REDRAW_S, Bar, amount
 from specwire.redis.urls import without_password
 from specwire.rpc.process import one_line, say
 from specwire.rpc.server import bound
-from specwire.text.detokenizer import TokenizerError, vocabulary_fingerprint, vocabulary_map
+from specwire.text.tokenizer import TokenizerError, vocabulary_fingerprint, vocabulary_map
 from specwire.text.vocabulary_map import convention_of
 from specwire.v1.common_pb2 import TokenText
 

@@ -30,7 +30,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import finite
 from specwire.core.text import extend_hash
 from specwire.rpc.errors import StatusError
-from specwire.text.detokenizer import TokenBytes
+from specwire.text.tokenizer import TokenBytes
 from specwire.text.tool_calls import (
     CallBegun,
     CallDelta,

@@ -30,8 +30,8 @@ from orchestrator.sessions import Orchestrator
 from orchestrator.tenants import ANONYMOUS
 from specwire.rpc.errors import StatusError
 from specwire.rpc.model_info import Identity
-from specwire.text.detokenizer import TokenBytes
 from specwire.text.sandbox import Busy
+from specwire.text.tokenizer import TokenBytes
 from specwire.text.tool_formats import ChatFamily
 from specwire.v1 import generation_pb2 as pb
 

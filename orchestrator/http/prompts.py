@@ -13,7 +13,7 @@ from orchestrator.http.endpoint import Served
 from orchestrator.http.requests import CompletionRequest
 from specwire.core.law.sampling import finite
 from specwire.text import OutputText
-from specwire.text.detokenizer import TokenBytes
+from specwire.text.tokenizer import TokenBytes
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 

@@ -24,7 +24,7 @@ from tokenizers.pre_tokenizers import Sequence as Pieces
 
 from specwire.core.model import AUTO_KV, KV_BLOCK, KV_BYTES, KV_TYPES, ModelError
 from specwire.lm.model_files import TOKENIZER, ModelText, file_of
-from specwire.text.detokenizer import vocabulary_fingerprint, vocabulary_map
+from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

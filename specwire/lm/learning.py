@@ -30,7 +30,7 @@ from specwire.lm.load import outline, pretrained
 from specwire.lm.model_config import first_line
 from specwire.lm.model_files import CONFIG, GENERATION, copy_beside, weights_fingerprint
 from specwire.lm.scripted import PREFIX
-from specwire.text.detokenizer import vocabulary_fingerprint
+from specwire.text.tokenizer import vocabulary_fingerprint
 from specwire.versions import Current, HistoryEntry, VersionFolder
 
 # Windows of a step, and of how many tokens each; of them older ones, where there are any.

@@ -77,7 +77,7 @@ from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.lm.table_model import PREFIX as TABLE_PREFIX
 from specwire.lm.table_model import load_table_model
 from specwire.progress import LAST_LINE
-from specwire.text.detokenizer import vocabulary_fingerprint
+from specwire.text.tokenizer import vocabulary_fingerprint
 
 
 class LanguageModel(SlotModel, Protocol):

@@ -17,7 +17,7 @@ from transformers.utils.hub import cached_file
 
 from specwire.core.model import ModelError
 from specwire.lm.model_config import first_line
-from specwire.text.detokenizer import vocabulary_map
+from specwire.text.tokenizer import vocabulary_map
 
 # Configuration entries that say who saved the model and where, not what it is.
 INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")

@@ -29,7 +29,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError, ModelInfo
 from specwire.lm.kv_cache import SlotTable
-from specwire.text.detokenizer import vocabulary_fingerprint
+from specwire.text.tokenizer import vocabulary_fingerprint
 
 PREFIX = "scripted:"
 USAGE = (

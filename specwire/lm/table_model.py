@@ -19,8 +19,8 @@ from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError, ModelInfo
 from specwire.core.verify.table import NgramTable
 from specwire.lm.kv_cache import SlotTable
-from specwire.text.detokenizer import TokenizerError, vocabulary_fingerprint, vocabulary_map
 from specwire.text.table_file import load_table
+from specwire.text.tokenizer import TokenizerError, vocabulary_fingerprint, vocabulary_map
 
 PREFIX = "table:"
 RUNTIME = "table"

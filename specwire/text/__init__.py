@@ -1,7 +1,15 @@
 """Tokens to text: incremental detokenisation and stop strings. Depends on `tokenizers` only."""
 
-from specwire.text.detokenizer import Detokenizer, TokenizerError, encode, load_tokenizer
-from specwire.text.output import MOST_STOP_CHARACTERS, MOST_STOPS, OutputText, Release, StopScanner, check_stops
+from specwire.text.output import (
+    MOST_STOP_CHARACTERS,
+    MOST_STOPS,
+    Detokenizer,
+    OutputText,
+    Release,
+    StopScanner,
+    check_stops,
+)
+from specwire.text.tokenizer import TokenizerError, encode, load_tokenizer
 
 __all__ = [
     "MOST_STOPS",

@@ -1,15 +1,166 @@
-"""A session's output text: stop strings, found in text that comes in pieces, and detokenisation."""
+"""A session's output text: detokenisation, stop strings found in text that comes in pieces, and both together."""
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 from tokenizers import Tokenizer
 
 from specwire.core.invalid import InvalidParameter
-from specwire.text.detokenizer import Detokenizer
+from specwire.text.tokenizer import BYTE_OF, BYTE_TOKEN, decoder_types
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Incremental detokenisation: the pieces, joined, are what decoding all tokens at once would give.
+#
+# There are two ways, chosen by the tokenizer's description, because decoders differ in what a token's text depends on:
+#
+#     ByteLevel (GPT-2, Llama 3, Qwen)    a token is a run of bytes; the text is their UTF-8 decoding
+#     all others                          a token's text depends on its neighbours; a window of recent tokens is decoded
+#
+# Both cost O(1) per token, amortised.
+
+REPLACEMENT = "\ufffd"
+
+# Tokens after which the window is cut; long enough that a cut's own decode is paid for by the tokens before it.
+WINDOW = 8
+
+
+class Pieces(Protocol):
+    """Tokens in, text out; special tokens never get here."""
+
+    def push(self, token: int, content: str) -> str: ...
+
+    def flush(self) -> str: ...
+
+    def copy(self) -> Self: ...
+
+
+class Detokenizer:
+    """Turns tokens into text as they come; never releases half a character.
+
+    Special tokens and ids without a token give no text, as in `tokenizer.decode(tokens, skip_special_tokens=True)`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._special = frozenset(token.content for token in added if token.special)
+        self._pieces = _pieces(tokenizer)
+
+    def push(self, token: int) -> str:
+        """Text that `token` completes, perhaps none."""
+        content = self._tokenizer.id_to_token(token)
+        if content is None or content in self._special:
+            return ""
+        return self._pieces.push(token, content)
+
+    def flush(self) -> str:
+        """What remains at the end; incomplete bytes become U+FFFD."""
+        return self._pieces.flush()
+
+    def copy(self) -> Detokenizer:
+        """A copy that goes on from here by itself. It is cheap, because the tokenizer is shared."""
+        other = copy(self)
+        other._pieces = self._pieces.copy()
+        return other
+
+
+def _pieces(tokenizer: Tokenizer) -> Pieces:
+    if type(tokenizer.decoder).__name__ == "ByteLevel":
+        return ByteLevelPieces()
+    return WindowPieces(tokenizer, decoder_types(tokenizer))
+
+
+class ByteLevelPieces:
+    """Bytes through an incremental UTF-8 decoder.
+
+    Both it and the `tokenizers` library put one U+FFFD for each maximal invalid part (Unicode standard, section 3.9),
+    so malformed sequences, which a model may well emit, come out the same.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, _token: int, content: str) -> str:
+        try:
+            data = bytes([BYTE_OF[character] for character in content])
+        except KeyError:  # an added token with a character outside the alphabet stands for its own text
+            data = content.encode()
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
+
+    def copy(self) -> ByteLevelPieces:
+        other = ByteLevelPieces()
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
+
+class WindowPieces:
+    """Decodes a window of the newest tokens; what it adds to the text already known of that window is new.
+
+    Two kinds of text are withheld. Byte tokens (<0x41>): a run of them is UTF-8 as a whole or all U+FFFD, so nothing is
+    known before the run ends. A trailing U+FFFD, where a byte-level part may still complete it.
+
+    Invariant: `_known` is the released text of `_window`. A window that does not start with the output starts where no
+    character or byte run is open, and its first tokens decode to some text, so that a decoder which treats the start of
+    a text in its own way (dropping a space) has done so within the known part.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, types: frozenset[str]) -> None:
+        self._tokenizer = tokenizer
+        self._has_byte_tokens = "ByteFallback" in types
+        self._may_end_open = "ByteLevel" in types
+        self._window: list[int] = []
+        self._known = ""
+        self._boundary = 0
+
+    def push(self, token: int, content: str) -> str:
+        self._window.append(token)
+        if self._has_byte_tokens and BYTE_TOKEN.fullmatch(content):
+            return ""
+        text = self._decode(self._window)
+        complete = not (self._may_end_open and text.endswith(REPLACEMENT))
+        new = self._release(text if complete else text[:-1])
+        if complete and new:
+            self._slide()
+        return new
+
+    def flush(self) -> str:
+        rest = self._release(self._decode(self._window))
+        self._window.clear()
+        self._known, self._boundary = "", 0
+        return rest
+
+    def copy(self) -> WindowPieces:
+        other = copy(self)
+        other._window = list(self._window)
+        return other
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def _release(self, text: str) -> str:
+        new = text[len(self._known) :]
+        self._known += new
+        return new
+
+    def _slide(self) -> None:
+        """Cut the window at the last boundary before the text just released, once it is long."""
+        if len(self._window) > WINDOW and self._boundary:
+            kept = self._window[self._boundary :]
+            known = self._decode(kept)
+            if known:
+                self._window, self._known = kept, known
+        self._boundary = len(self._window)
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Stop strings, found in text that comes in pieces.

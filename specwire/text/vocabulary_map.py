@@ -17,7 +17,7 @@ from itertools import islice
 
 from tokenizers import Encoding
 
-from specwire.text.detokenizer import TokenBytes, TokenizerError, decoder_types, load_tokenizer, types_in
+from specwire.text.tokenizer import TokenBytes, TokenizerError, decoder_types, load_tokenizer, types_in
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What the ids of a vocabulary stand for.

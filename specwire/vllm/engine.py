@@ -8,7 +8,7 @@ from typing import Any
 
 from specwire.core.model import ModelError
 from specwire.lm.runners.vllm import check_version, tested
-from specwire.text.detokenizer import vocabulary_fingerprint, vocabulary_map
+from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 
 TOKENIZER = "tokenizer.json"
 

@@ -13,7 +13,7 @@ from deploy.cli.doctor import Grade
 from deploy.cli.doctor_models import check_models, facts_of
 from specwire.lm import ModelError
 from specwire.lm.gguf_file import read_gguf
-from specwire.text.detokenizer import vocabulary_fingerprint, vocabulary_map
+from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import ids_of, write, written
 from tests.lm.models import CONTEXT, VOCABULARY, build, config
 

@@ -19,7 +19,7 @@ from specwire.lm.kv_cache import CachedLM
 from specwire.lm.runners import llamacpp
 from specwire.lm.runners.llamacpp import GgufWeights, LlamaCppRunner
 from specwire.text import encode, load_tokenizer
-from specwire.text.detokenizer import vocabulary_fingerprint, vocabulary_map
+from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import rounded, write, written
 from tests.lm.models import CONTEXT, EMBEDDING, VOCABULARY, build, config, plain, save
 from tests.lm.walk import Texts

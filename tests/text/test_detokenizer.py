@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from specwire.text import Detokenizer, TokenizerError, encode, load_tokenizer
-from specwire.text.detokenizer import BYTE_OF, WINDOW, WindowPieces
+from specwire.text.output import WINDOW, WindowPieces
+from specwire.text.tokenizer import BYTE_OF
 from tests.text.tokenizers_for_tests import ALL, CORPUS, byte_level, id_of, sentencepiece_like
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specwire.text import Detokenizer, OutputText, encode
-from specwire.text.detokenizer import BYTE_OF
+from specwire.text.tokenizer import BYTE_OF
 from tests.text.tokenizers_for_tests import ALL, byte_level, id_of, sentencepiece_like
 
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 import demo_pair
 from bench import vocabularies
-from specwire.text.detokenizer import TokenizerError
+from specwire.text.tokenizer import TokenizerError
 from specwire.text.vocabulary_map import (
     CONTEXT,
     Convention,

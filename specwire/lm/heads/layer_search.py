@@ -18,7 +18,7 @@ from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.lm.heads.self_speculation import LayerChoice
 from specwire.lm.kv_cache import CachedLM, SkimmingRunner
 from specwire.progress import Bar
-from specwire.text.detokenizer import TokenizerError, encode, load_tokenizer
+from specwire.text.tokenizer import TokenizerError, encode, load_tokenizer
 
 # Every so many-th window is held out.
 HELD_OUT_EVERY = 5
