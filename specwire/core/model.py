@@ -1,9 +1,10 @@
-"""What the engine and the drafters ask of a language model, whatever runtime computes it."""
+"""What the engine and the drafters ask of a language model, whatever computes it, and how far its slots are valid."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 # What may compute forwards; LLAMACPP: those of a GGUF file, which nothing else reads, whatever is asked for.
@@ -189,6 +190,135 @@ class SlotModel(Protocol):
             ValueError: a feed is invalid; nothing was fed.
         """
         ...
+
+
+class SlotTable:
+    """Valid lengths of the slots of one model; whatever computes it keeps one.
+
+    Invariant: 0 <= cached <= written <= context for every slot; what lies in [cached, written) is stale.
+    """
+
+    def __init__(self, slots: int, context: int, vocabulary: int, branches: bool = True) -> None:
+        """branches: feeds may have a tree."""
+        if slots < 1:
+            raise ValueError(f"slots: must be at least 1, not {slots}")
+        self.context, self.branches = context, branches
+        self._vocabulary = vocabulary
+        self._cached = [0] * slots
+        self._written = [0] * slots
+
+    def __len__(self) -> int:
+        return len(self._cached)
+
+    def cached(self, slot: int) -> int:
+        if not 0 <= slot < len(self._cached):
+            self._check_slot(slot)
+        return self._cached[slot]
+
+    def written(self, slot: int) -> int:
+        """Positions of the slot that may hold something other than zero."""
+        return self._written[slot]
+
+    def rollback(self, slot: int, length: int) -> None:
+        held = self.cached(slot)
+        if not 0 <= length <= held:
+            raise ValueError(f"length: slot {slot} holds {held} positions and cannot be rolled back to {length}")
+        self._cached[slot] = length
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        held = self.cached(slot)
+        if not 0 <= start <= held:
+            raise ValueError(f"start: slot {slot} holds {held} positions, nothing can be kept from {start} on")
+        if any(row >= later for row, later in pairwise((start - 1, *rows, held))):
+            raise ValueError(f"rows: those kept of slot {slot} must rise from {start} to below {held}, not {[*rows]}")
+        if not self.branches and rows and rows[-1] >= start + len(rows):
+            raise ValueError(f"rows: this model takes no trees, so that rows {[*rows]} cannot move to {start} and on")
+        self._cached[slot] = start + len(rows)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        held = self.cached(source)
+        self._check_slot(target)
+        if source == target:
+            raise ValueError(f"target: slot {target} cannot be copied to itself")
+        if not 0 <= length <= held:
+            raise ValueError(f"length: slot {source} holds {held} positions, of which {length} cannot be copied")
+        self._cached[target] = length
+        self._written[target] = max(self._written[target], length)
+
+    def clear(self, slot: int) -> None:
+        self._check_slot(slot)
+        self._cached[slot] = self._written[slot] = 0
+
+    def write(self, feeds: Sequence[Feed]) -> None:
+        """Record, before the forward, that the feeds' ranges will be overwritten."""
+        for feed in feeds:
+            self._cached[feed.slot] = min(feed.start, self._cached[feed.slot])
+            self._written[feed.slot] = max(feed.stop, self._written[feed.slot])
+
+    def commit(self, feeds: Sequence[Feed]) -> None:
+        """Record, after the forward, that the feeds' ranges are valid."""
+        for feed in feeds:
+            self._cached[feed.slot] = feed.stop
+
+    def void(self, feeds: Sequence[Feed]) -> None:
+        """Record, before a forward that leaves nothing valid, that the feeds' ranges will be overwritten."""
+        for feed in feeds:
+            self._written[feed.slot] = max(feed.stop, self._written[feed.slot])
+
+    def check(self, feeds: Sequence[Feed], beyond: bool = False) -> None:
+        """ValueError, naming field and value, unless the feeds can be computed in one forward.
+
+        beyond: they touch nothing that is valid, and may begin behind rows that are not.
+        """
+        if not feeds:
+            raise ValueError("feeds: at least one is needed")
+        for feed in feeds:
+            self._check_start(feed, beyond)
+            self._check_feed(feed)
+        if len({feed.slot for feed in feeds}) < len(feeds):
+            raise ValueError(f"feeds: a slot occurs twice among {[feed.slot for feed in feeds]}")
+
+    def _check_start(self, feed: Feed, beyond: bool) -> None:
+        held = self.cached(feed.slot)
+        least, most = (held, max(held, self._written[feed.slot])) if beyond else (0, held)
+        if not least <= feed.start <= most:
+            raise ValueError(f"start: slot {feed.slot} holds {held} positions, cannot be fed from {feed.start}")
+
+    def _check_feed(self, feed: Feed) -> None:
+        if not feed.tokens:
+            raise ValueError(f"tokens: slot {feed.slot} was fed none")
+        if feed.stop > self.context:
+            raise ValueError(
+                f"tokens: slot {feed.slot} would hold {feed.stop} positions, the context is {self.context}"
+            )
+        if not 0 <= feed.wanted <= len(feed.tokens):
+            raise ValueError(f"wanted: must be from 0 to the {len(feed.tokens)} tokens fed, not {feed.wanted}")
+        if min(feed.tokens) < 0 or max(feed.tokens) >= self._vocabulary:
+            wrong = next(token for token in feed.tokens if not 0 <= token < self._vocabulary)
+            raise ValueError(f"tokens: id {wrong} is outside the vocabulary of {self._vocabulary}")
+        if feed.tree is not None:
+            self._check_tree(feed, feed.tree)
+
+    def _check_tree(self, feed: Feed, tree: TreeFeed) -> None:
+        if not self.branches:
+            raise ValueError(f"tree: this model takes none, slot {feed.slot} was fed one")
+        if not 0 <= tree.trunk <= feed.start:
+            raise ValueError(f"trunk: must be from 0 to the start {feed.start} of slot {feed.slot}, not {tree.trunk}")
+        if len(tree.ancestors) != len(feed.tokens):
+            raise ValueError(f"ancestors: {len(tree.ancestors)} of the {len(feed.tokens)} tokens of slot {feed.slot}")
+        for row, ancestors in enumerate(tree.ancestors, feed.start):
+            if any(above >= below for above, below in pairwise((tree.trunk - 1, *ancestors, row))):
+                raise ValueError(
+                    f"ancestors: those of row {row} of slot {feed.slot} must rise from {tree.trunk} to below {row}, "
+                    f"not {[*ancestors]}"
+                )
+            above = ancestors[-1] if ancestors else -1
+            if above >= feed.start and tuple(tree.ancestors[above - feed.start]) != tuple(ancestors[:-1]):
+                raise ValueError(f"ancestors: row {row} of slot {feed.slot} has others than row {above}, its parent")
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < len(self._cached):
+            raise ValueError(f"slot: must be from 0 to {len(self._cached) - 1}, not {slot}")
 
 
 # PyTorch has an error of this name for GPUs. On CPUs it raises a RuntimeError that says it in words, as OpenVINO does.

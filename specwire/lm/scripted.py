@@ -27,8 +27,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from specwire.core.messages import MOST_WINDOW
-from specwire.core.model import Feed, ModelError, ModelInfo
-from specwire.lm.kv_cache import SlotTable
+from specwire.core.model import Feed, ModelError, ModelInfo, SlotTable
 from specwire.text.tokenizer import vocabulary_fingerprint
 
 PREFIX = "scripted:"

@@ -16,9 +16,8 @@ import torch
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import MOST_WINDOW
-from specwire.core.model import Feed, ModelError, ModelInfo
+from specwire.core.model import Feed, ModelError, ModelInfo, SlotTable
 from specwire.core.verify.table import NgramTable
-from specwire.lm.kv_cache import SlotTable
 from specwire.text.table_file import load_table
 from specwire.text.tokenizer import TokenizerError, vocabulary_fingerprint, vocabulary_map
 

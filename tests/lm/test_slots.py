@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.model import TreeFeed
+from specwire.core.model import SlotTable, TreeFeed
 from specwire.lm import Feed
-from specwire.lm.kv_cache import SlotTable
 
 
 @pytest.fixture
