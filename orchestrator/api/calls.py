@@ -10,23 +10,23 @@ from typing import TypeVar
 
 import grpc
 
-from orchestrator.api import replies
 from orchestrator.api.requests import Repeats, Seeds, record_of
 from orchestrator.chat.answer import AnswerForm, AnswerReader, ChatPrompt
 from orchestrator.peers.models import Target
 from orchestrator.session.appender import status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver
-from orchestrator.session.output import Cursor, ProvisionalGuess, SessionView
-from orchestrator.session.stats import Trace
+from orchestrator.session.output import Cursor, OutputTimings, ProvisionalGuess, SessionView
+from orchestrator.session.stats import DrafterCounts, SessionStats, Trace
 from orchestrator.sessions import END_LIMIT_S, Orchestrator
 from orchestrator.store import MissingSession, SessionRecord, SessionStore, StoredSession, StoreError, StoreUnavailable
 from orchestrator.store.base import deleted
 from orchestrator.tenants import ANONYMOUS, check_owner, no_session
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import ClientTook, FinishReason
+from specwire.core.messages import ClientTook, Emit, End, FinishReason, Outcome, SourceKind
 from specwire.core.provisional import ProvisionalDraft
 from specwire.core.stop_conditions import Ending
 from specwire.core.text import extend_hash
+from specwire.rpc import convert
 from specwire.rpc.errors import RETRY_AFTER, StatusError
 from specwire.rpc.keys import Metadata
 from specwire.telemetry.tracing import Side, Span, begin
@@ -241,6 +241,118 @@ def _to_be_repeated(session_id: str, what: str) -> Iterator[None]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# From a session's output to the events of a client's stream.
+
+Part = pb.Started | pb.Chunk | pb.Provisional | pb.Finished
+
+
+def _started(view: SessionView, prompt: pb.Prompt | None = None) -> pb.Started:
+    record = view.record
+    return pb.Started(
+        session_id=record.session_id,
+        prompt_tokens=len(record.prompt),
+        sampling=convert.sampling_to_wire(record.sampling),
+        prompt_hash=view.prompt_hash,
+        prompt=prompt,
+        lossy=record.sampling.lossy,
+    )
+
+
+def _provisional(known: ProvisionalDraft) -> pb.Provisional:
+    return pb.Provisional(position=known.position, tokens=known.tokens, text=known.text)
+
+
+def _chunk(piece: Emit, way: OutputTimings | None, delta: pb.ChatDelta | None = None) -> pb.Chunk:
+    count = piece.outcomes.count
+    return pb.Chunk(
+        position=piece.position,
+        tokens=piece.tokens,
+        outcomes=convert.outcomes_to_wire(piece.outcomes),
+        text=piece.text,
+        text_ends=piece.text_ends,
+        accepted=count(Outcome.ACCEPTED),
+        recovered=count(Outcome.RECOVERED),
+        bonus=count(Outcome.BONUS),
+        direct=count(Outcome.DIRECT),
+        timings=None if way is None else _timings(way),
+        logprobs=convert.logprobs_to_wire(piece.logprobs),
+        delta=delta,
+    )
+
+
+def _timings(known: OutputTimings) -> pb.ChunkTimings:
+    return pb.ChunkTimings(
+        forward_ended_ns=known.step.forward_ended_ns,
+        verdict_received_ns=known.verdict_received_ns,
+        durable_ns=known.durable_ns,
+        emitted_ns=time.monotonic_ns(),
+        step=known.step,
+    )
+
+
+def _finished(view: SessionView, end: End, text: str, delta: pb.ChatDelta | None = None) -> pb.Finished:
+    return pb.Finished(
+        reason=convert.reason_to_wire(end.reason),
+        message=end.message,
+        text=text,
+        text_length=end.text_length,
+        stats=stats_of(view.stats, len(view.record.prompt)),
+        lossy=view.record.sampling.lossy,
+        delta=delta,
+    )
+
+
+def stats_of(known: SessionStats, prompt_tokens: int) -> pb.Stats:
+    outcomes, shown = known.outcomes, known.shown
+    ngram, prediction, head = (
+        known.drafts[kind] for kind in (SourceKind.NGRAM, SourceKind.PREDICTION, SourceKind.HEAD)
+    )
+    ended = known.started if known.ended is None else known.ended
+    first = known.first_token if known.first_token is not None and known.is_first else known.started
+    positions = max((i + 1 for i, n in enumerate(known.tested_at) if n), default=0)
+    return pb.Stats(
+        prompt_tokens=prompt_tokens,
+        output_tokens=outcomes.total(),
+        target_forwards=known.target_forwards + known.forwards_elsewhere,
+        forwards_saved=known.forwards_saved,
+        proposed=shown.proposed,
+        tested=shown.tested,
+        accepted=shown.accepted,
+        recovered=outcomes[Outcome.RECOVERED],
+        bonus=outcomes[Outcome.BONUS],
+        direct=outcomes[Outcome.DIRECT],
+        time_to_first_token_us=int((first - known.started) * 1e6),
+        duration_us=int((ended - known.started) * 1e6),
+        tested_at=known.tested_at[:positions],
+        accepted_at=known.accepted_at[:positions],
+        proposed_ngram=ngram.proposed,
+        tested_ngram=ngram.tested,
+        accepted_ngram=ngram.accepted,
+        proposed_prediction=prediction.proposed,
+        tested_prediction=prediction.tested,
+        accepted_prediction=prediction.accepted,
+        proposed_head=head.proposed,
+        tested_head=head.tested,
+        accepted_head=head.accepted,
+        plan=known.plan,
+        drafters=[_drafter(each) for each in known.drafters],
+        cached_tokens=known.cached_tokens,
+    )
+
+
+def _drafter(known: DrafterCounts) -> pb.DrafterStats:
+    drafts = known.drafts
+    return pb.DrafterStats(
+        source=known.source,
+        model=known.model,
+        proposed=drafts.proposed,
+        tested=drafts.tested,
+        accepted=drafts.accepted,
+        plan=known.plan,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Sessions as callers begin and read them, whatever the protocol: gRPC's api and HTTP's.
 #
 # Errors are raised as InvalidParameter, StatusError or StoreError.
@@ -278,7 +390,7 @@ class GenerationHandler:
         traceparent: str = "",
         target: Target | None = None,
         chat: ChatPrompt | None = None,
-    ) -> AsyncGenerator[replies.Part, None]:
+    ) -> AsyncGenerator[Part, None]:
         """A session's events, from its start to its end. Closing this cancels the session.
 
         time_left: seconds until the caller's deadline, None for none.
@@ -384,18 +496,18 @@ class GenerationHandler:
 
     async def follow(
         self, view: SessionView, cursor: Cursor, guess: ProvisionalGuess | None = None
-    ) -> AsyncGenerator[replies.Part, None]:
+    ) -> AsyncGenerator[Part, None]:
         """A reader's events from `cursor` on."""
         known, form = view.output.end, AnswerForm.read(view.record.chat)
         answer = None if form is None else AnswerReader(form, view.record.session_id)
         if answer is not None:
             await answer.skip(view.output.text[: cursor.characters])
-        yield replies.started(view, self._prompt(view.record))
+        yield _started(view, self._prompt(view.record))
         async for shown in view.output.follow(cursor, guess):
             if isinstance(shown, ProvisionalDraft):
-                yield replies.provisional(shown)
+                yield _provisional(shown)
                 continue
-            yield replies.chunk(shown, view.output.timings, None if answer is None else answer.feed(shown.text))
+            yield _chunk(shown, view.output.timings, None if answer is None else answer.feed(shown.text))
             view.tell(ClientTook(shown.position + len(shown.tokens)))
         end = view.output.end
         if end is not None and end.reason is FinishReason.ERROR:
@@ -407,7 +519,7 @@ class GenerationHandler:
             raise StatusError(code, message)
         if end is not None:
             text = view.output.since(cursor).text
-            yield replies.finished(view, end, text, None if answer is None else answer.finish(text))
+            yield _finished(view, end, text, None if answer is None else answer.finish(text))
 
 
 def _pass_deadline(driver: SessionDriver) -> None:

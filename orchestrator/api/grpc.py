@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
-from orchestrator.api import calls, replies
-from orchestrator.api.calls import GenerationHandler, cursor_of, merged, single_requests
+from orchestrator.api import calls
+from orchestrator.api.calls import GenerationHandler, Part, cursor_of, merged, single_requests
 from orchestrator.api.requests import check_size
 from orchestrator.api.scores import PromptScorer
 from orchestrator.chat.answer import AnswerForm, ChatPrompt
@@ -56,7 +56,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         with _naming_tools(chat):
             async with aclosing(merged(streams)) as parts:
                 async for choice, part in parts:
-                    yield replies.generate_response(part, choice)
+                    yield generate_response(part, choice)
 
     async def _chat(self, chat: pb.Chat, target: Target) -> ChatPrompt:
         """What a session is asked for. Raises InvalidParameter; StatusError: too many wait for their template."""
@@ -90,7 +90,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
                 # What the reader has counts as taken: at the end of the credit it would wait for ever.
                 view.tell(ClientTook(view.output.prompt_length + cursor.tokens))
                 async for part in self._handler.follow(view, cursor):
-                    yield replies.watch_response(part)
+                    yield watch_response(part)
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         check_owner(request.session_id, self._tenant(context))
@@ -163,3 +163,28 @@ def described(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoR
     copy.ClearField("tokenizer_json")
     copy.ClearField("host_id")
     return copy
+
+
+def generate_response(part: Part, choice: int = 0) -> pb.GenerateResponse:
+    match part:
+        case pb.Started():
+            return pb.GenerateResponse(started=part, choice=choice)
+        case pb.Chunk():
+            return pb.GenerateResponse(chunk=part, choice=choice)
+        case pb.Provisional():
+            return pb.GenerateResponse(provisional=part, choice=choice)
+        case pb.Finished():
+            return pb.GenerateResponse(finished=part, choice=choice)
+
+
+def watch_response(part: Part) -> pb.WatchResponse:
+    """Refuse provisional events for `Watch`: asking for them is a programming error."""
+    match part:
+        case pb.Started():
+            return pb.WatchResponse(started=part)
+        case pb.Chunk():
+            return pb.WatchResponse(chunk=part)
+        case pb.Finished():
+            return pb.WatchResponse(finished=part)
+        case pb.Provisional():
+            raise TypeError("Watch has no provisional text")

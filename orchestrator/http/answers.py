@@ -17,7 +17,7 @@ import msgspec
 from google.protobuf.message import Message
 from starlette.types import Receive, Scope, Send
 
-from orchestrator.api.replies import Part
+from orchestrator.api.calls import Part
 from orchestrator.api.scores import PromptScores
 from orchestrator.chat.answer import call_id
 from orchestrator.chat.talk import ToolUse

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from orchestrator.api.replies import Part
+from orchestrator.api.calls import Part
 from orchestrator.http.answers import DONE, OUTCOMES, EventStream, event, figures
 from orchestrator.http.completions import prompts_of, sessions_of
 from orchestrator.http.endpoint import Call, HttpService, Served

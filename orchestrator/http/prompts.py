@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from orchestrator.api.replies import Part
+from orchestrator.api.calls import Part
 from orchestrator.api.scores import PromptScorer, PromptScores
 from orchestrator.http.endpoint import Served
 from orchestrator.http.requests import CompletionRequest

@@ -17,8 +17,7 @@ import grpc
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from orchestrator.api import replies
-from orchestrator.api.calls import cancel, delete, merged
+from orchestrator.api.calls import cancel, delete, merged, stats_of
 from orchestrator.chat.fields import Fields, shown
 from orchestrator.chat.talk import Talk, take_talk
 from orchestrator.http.answers import FAILURES, Events, EventStream
@@ -344,7 +343,7 @@ class Responses:
             return answer
         list(answer.add(text.finish()))
         driver = orchestrator.sessions.get(record.session_id)
-        known = replies.stats(driver.view.stats, len(record.prompt)) if driver is not None else _counted(stored)
+        known = stats_of(driver.view.stats, len(record.prompt)) if driver is not None else _counted(stored)
         list(answer.finish(convert.reason_to_wire(stored.reason), "", known))
         return answer
 

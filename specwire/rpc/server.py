@@ -90,7 +90,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
                 return _refusing(handler, error)
         if self._certified or (admission.keys is not None and admission.keys.origin is not None):
             handler = self._watched(handler, admission, handler_call_details.invocation_metadata)
-        return _bounded(handler, admission.most_bytes)
+        # gRPC itself refuses what exceeds the cap of every message.
+        return handler if admission.most_bytes >= MOST_MESSAGE_BYTES else _bounded(handler, admission.most_bytes)
 
     def recheck(self) -> None:
         """End running calls whose token or certificate is no longer valid, with UNAUTHENTICATED."""

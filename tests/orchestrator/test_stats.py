@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from orchestrator.api import replies
+from orchestrator.api.calls import stats_of
 from orchestrator.session.stats import SessionStats, Totals
 from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
 from specwire.core.messages import FinishReason, Outcome, SourceKind, Verdict
@@ -72,7 +72,7 @@ def test_a_head_s_tokens_have_their_own_figures_in_a_reply() -> None:
     stats.count_verdict(verdict(2, A, A, B, kind=SourceKind.HEAD))
     stats.count_verdict(verdict(1, R, kind=SourceKind.NGRAM))
     stats.outcomes.update((A, R, A, A, B, R))
-    told = replies.stats(stats, 3)
+    told = stats_of(stats, 3)
     assert (told.proposed_head, told.tested_head, told.accepted_head) == (6, 4, 3)
     assert (told.proposed_ngram, told.tested_ngram, told.accepted_ngram) == (1, 1, 0)
     assert (told.proposed, told.tested, told.accepted) == (7, 5, 3)
@@ -94,7 +94,7 @@ def test_of_what_others_decided_only_what_was_tested_is_known() -> None:
     stats.count_verdict(verdict(3, A, R))
     stats.outcomes.update((A, R))
     stats.count_all((A, A, A, B, R, D, A, R))
-    told = replies.stats(stats, 3)
+    told = stats_of(stats, 3)
     assert (told.accepted, told.tested, told.proposed) == (4, 6, 3 + 4)
     assert told.tested == told.accepted + told.recovered
     assert (told.target_forwards, told.forwards_saved) == (1 + 3, 1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.api import calls, replies, requests
+from orchestrator.api import calls, requests
 from orchestrator.ownership.ownership import Ownership
 from orchestrator.peers.models import Models
 from orchestrator.session.driver import SessionDriver
@@ -78,7 +78,7 @@ def lossy_not_marked(patch: Patch) -> None:
         started.lossy = False
         return started
 
-    with_result(patch, replies, "started", quiet)
+    with_result(patch, calls, "_started", quiet)
 
 
 # Text and its end
