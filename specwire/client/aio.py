@@ -297,7 +297,7 @@ class AsyncClient:
         return Attempts(len(self._endpoints), self._current, deadline, self._patience, self._answered)
 
     def _heard(self, attempts: Attempts, news: bool) -> None:
-        attempts.heard(self._loop.now(), news)
+        attempts.heard(self._loop.now, news)
         self._current, self._answered = attempts.current, True
 
     def _say_farewell(self, resumption: Resumption) -> None:

@@ -296,7 +296,7 @@ class Client:
         return Attempts(len(self._endpoints), self._current, deadline, self._patience, self._answered)
 
     def _heard(self, attempts: Attempts, news: bool) -> None:
-        attempts.heard(self._threads.now(), news)
+        attempts.heard(self._threads.now, news)
         self._current, self._answered = attempts.current, True
 
     def _say_farewell(self, resumption: Resumption) -> None:

@@ -8,6 +8,7 @@ that had not begun is asked for again under its request id, and so begins at mos
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
@@ -64,11 +65,11 @@ class Attempts:
     _heard_since: float | None = None
     _backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_WAIT_S, MOST_WAIT_S))
 
-    def heard(self, now: float, news: bool) -> None:
-        """Note a message of the service; `news`: it was not known from an earlier attempt."""
+    def heard(self, now: Callable[[], float], news: bool) -> None:
+        """Note a message of the service, the first one's time; `news`: it was not known from an earlier attempt."""
         self.answered = True
         if self._heard_since is None:
-            self._heard_since = now
+            self._heard_since = now()
         if news and self._failed:
             self._succeeded()
 

@@ -170,9 +170,9 @@ def test_the_service_says_when_to_come_again() -> None:
 def test_news_begins_anew_and_repetitions_do_not() -> None:
     known = attempts(patience=1.0)
     known.after(BROKEN, 0.0)
-    known.heard(0.9, news=True)
+    known.heard(lambda: 0.9, news=True)
     assert known.after(BROKEN, 5.0) > 0.0
-    known.heard(5.5, news=False)
+    known.heard(lambda: 5.5, news=False)
     with pytest.raises(SpecwireError):
         known.after(BROKEN, 6.0)
 
@@ -180,5 +180,5 @@ def test_news_begins_anew_and_repetitions_do_not() -> None:
 def test_a_connection_that_held_was_no_failure() -> None:
     known = attempts(patience=1.0)
     known.after(BROKEN, 0.0)
-    known.heard(0.5, news=False)
+    known.heard(lambda: 0.5, news=False)
     assert known.after(BROKEN, 60.0) > 0.0

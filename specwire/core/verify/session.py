@@ -243,7 +243,8 @@ class VerifySession:
         """
         copied = self.ngram.look() if self.ngram is not None and search and self.trusting else None
         drafted = self.head.look() if self.head is not None and self.trusting else None
-        self.guess = drafted if promise(drafted) > promise(copied) else copied
+        better = drafted is not None and (copied is None or promise(drafted) > promise(copied))
+        self.guess = drafted if better else copied
         return self.guess
 
     def window(self, most: int, kind: SourceKind = SourceKind.DRAFTER) -> tuple[int, ...]:
