@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from math import isnan
 from typing import NamedTuple
@@ -185,6 +185,10 @@ class Sampling:
     logprobs: how many of the most probable ids are reported with each token, None for no report.
     acceptance: a rule that was asked for by name instead of the temperature's own; None for that.
     constraint: what form the output must have; None for any.
+
+    What is asked with every token is told once. guessed: anything may be proposed, because no proposal can change the
+    text while logits are equal. weighed: draft tokens are tested against the probability that they were drawn with.
+    penalised: what may be drawn depends on the tokens before, not only on the logits.
     """
 
     temperature: float = 0.0
@@ -201,6 +205,9 @@ class Sampling:
     logprobs_of: LogprobsOf = LogprobsOf.MODEL
     acceptance: Acceptance | None = None
     constraint: Constraint | None = None
+    guessed: bool = field(init=False, repr=False, compare=False)
+    weighed: bool = field(init=False, repr=False, compare=False)
+    penalised: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
@@ -230,11 +237,10 @@ class Sampling:
         _check_bias(self.logit_bias)
         if self.acceptance is not None:
             _check_acceptance(self.acceptance.rule, self.temperature)
-
-    @property
-    def penalised(self) -> bool:
-        """What may be drawn depends on the tokens before, not only on the logits."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        rule, penalties = self.rule, (self.repetition_penalty - 1.0, self.presence_penalty, self.frequency_penalty)
+        object.__setattr__(self, "guessed", rule in GUESSING_RULES)
+        object.__setattr__(self, "weighed", rule in WEIGHING_RULES)
+        object.__setattr__(self, "penalised", any(penalties))
 
     @property
     def rule(self) -> Rule:
@@ -245,16 +251,6 @@ class Sampling:
     def rule_name(self) -> str:
         """The rule with its numbers, as it is asked for."""
         return str(self.acceptance or self.rule)
-
-    @property
-    def guessed(self) -> bool:
-        """Whether anything may be proposed, because no proposal can change the text while logits are equal."""
-        return self.acceptance is None or self.acceptance.rule in GUESSING_RULES
-
-    @property
-    def weighed(self) -> bool:
-        """Draft tokens are tested against the probability that they were drawn with."""
-        return self.acceptance is not None and self.acceptance.rule in WEIGHING_RULES
 
     @property
     def lossy(self) -> bool:
