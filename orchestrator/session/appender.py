@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -31,7 +31,6 @@ from orchestrator.store import (
     StoreUnavailable,
 )
 from orchestrator.store.base import BEGINNING_S, RENEW_S
-from orchestrator.timers import Tasks
 from specwire.core import messages
 from specwire.core.messages import Append, FinishReason
 from specwire.core.session import Session, State
@@ -312,6 +311,34 @@ class Appender:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The log of one session that is driven here: takes its appends, and tells what others have asked for in the log.
+
+
+class Tasks:
+    """A session's tasks, which end with it. on_failure: is called with the error of a task that failed."""
+
+    def __init__(self, on_failure: Callable[[Exception], None]) -> None:
+        self._on_failure = on_failure
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._on_failure(error)
+
+    async def cancel_all(self) -> None:
+        """Returns when they have ended."""
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,10 @@ from typing import Protocol
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Info
 from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, Experience, Quota, VerifierPeer, share_host
-from orchestrator.session.output import OutputTimings, SessionView, with_drafts
+from orchestrator.session.output import OutputTimings, SessionView, Timers, with_drafts
 from orchestrator.session.stats import DrafterCounts
 from orchestrator.session.verifier import Broken, Tell, Unplaced
 from orchestrator.store import SessionRecord
-from orchestrator.timers import Timers
 from specwire.core import messages
 from specwire.core.draft import fitting
 from specwire.core.messages import Pace, Verdict

@@ -13,9 +13,9 @@ import grpc
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import VerifierPeer
-from orchestrator.session.appender import LogRefused, SessionLog, message_of_append, status_of_append
+from orchestrator.session.appender import LogRefused, SessionLog, Tasks, message_of_append, status_of_append
 from orchestrator.session.drafters import Drafters
-from orchestrator.session.output import ProvisionalText, SessionView
+from orchestrator.session.output import ProvisionalText, SessionView, Timers
 from orchestrator.session.stats import OrchestratorTally, TracedProposal, TracedVerdict
 from orchestrator.session.verifier import (
     Broken,
@@ -33,7 +33,6 @@ from orchestrator.store import (
     SessionStore,
     StoreError,
 )
-from orchestrator.timers import Tasks, Timers
 from specwire.core import messages
 from specwire.core.messages import FinishReason
 from specwire.core.session import PeekingScanner, Session, State

@@ -10,8 +10,7 @@ import grpc
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import PREFERENCE, VerifierPeer
-from orchestrator.session.output import OutputTimings, SessionView
-from orchestrator.timers import Timers
+from orchestrator.session.output import OutputTimings, SessionView, Timers
 from specwire.core import messages
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import VerdictArrived

@@ -10,10 +10,9 @@ import pytest
 
 from orchestrator.ownership import follower as following
 from orchestrator.ownership.follower import Follower, NobodyDrives
-from orchestrator.session.output import UNREAD, OtherText, Output, Readers, Replay
+from orchestrator.session.output import UNREAD, OtherText, Output, Readers, Replay, Timers
 from orchestrator.store import LEASE_S, LogTail, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
-from orchestrator.timers import Timers
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome
 from specwire.core.stop_conditions import Stopping
