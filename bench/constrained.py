@@ -24,7 +24,7 @@ from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask, open_ids
 from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
-from specwire.lm.draft_sampler import DraftRow, draw
+from specwire.lm.sampler import DraftRow, draw
 from specwire.text.constraint_process import Grammars
 
 OUT = HERE / "results" / "constrained.json"

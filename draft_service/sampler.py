@@ -18,7 +18,7 @@ from specwire.core.law.sampling import Sampling, Seen
 from specwire.core.messages import MOST_KEPT, Weights
 from specwire.core.text import extend_hash
 from specwire.lm import RowSampling, log_probabilities
-from specwire.lm.draft_sampler import DraftRow, draw, draw_candidates
+from specwire.lm.sampler import DraftRow, draw, draw_candidates
 from specwire.text.vocabulary_map import VocabularyMap
 
 # ----------------------------------------------------------------------------------------------------------------------

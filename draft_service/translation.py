@@ -24,7 +24,7 @@ from specwire.core.draft import Drawn
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, SlotModel
 from specwire.core.policy.tunables import LEAST_SHARED
-from specwire.lm.draft_sampler import DraftRow, draw
+from specwire.lm.sampler import DraftRow, draw
 from specwire.rpc.process import say
 from specwire.text.tokenizer import TokenizerError
 from specwire.text.vocabulary_map import (

@@ -8,7 +8,7 @@ import torch
 
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling, seen_in
-from specwire.lm.draft_sampler import CANDIDATES, DraftRow, _draw_one, draw
+from specwire.lm.sampler import CANDIDATES, DraftRow, _draw_one, draw
 
 SAMPLINGS = [
     Sampling(),

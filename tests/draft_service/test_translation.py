@@ -25,7 +25,7 @@ from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Pace
 from specwire.lm import LanguageModel, load_model
-from specwire.lm.draft_sampler import CANDIDATES, LEAST_LOG
+from specwire.lm.sampler import CANDIDATES, LEAST_LOG
 from specwire.text.tokenizer import BYTE_OF
 from tests.draft_service.test_sessions import Recorder
 from tests.text.tokenizers_for_tests import byte_level, id_of, word_piece

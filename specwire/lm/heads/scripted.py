@@ -10,7 +10,7 @@ import torch
 
 from specwire.core.draft import HeadRequest
 from specwire.core.model import Feed, ModelError
-from specwire.lm.draft_sampler import DraftRow, draw
+from specwire.lm.sampler import DraftRow, draw
 from specwire.lm.scripted import CONTEXT, Metronome, Place, Script, ScriptedLM
 
 

@@ -12,9 +12,8 @@ import torch
 from specwire.core.draft import HeadRequest
 from specwire.core.model import Feed, ModelInfo, SlotModel
 from specwire.core.policy.tunables import PREFILL_ROWS
-from specwire.lm.draft_sampler import DraftRow, draw_among, whole
 from specwire.lm.kv_cache import CachedLM, TappedRunner
-from specwire.lm.sampler import Key, keep_noise
+from specwire.lm.sampler import DraftRow, Key, draw_among, keep_noise, whole
 
 
 @runtime_checkable
