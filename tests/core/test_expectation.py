@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.policy.arrival import MOST_AWAITED, Expectation, Expectations
+from specwire.core.policy.costs import MOST_AWAITED, Expectation, Expectations
 from specwire.core.policy.tunables import IN_A_ROW
 
 PLAIN = 1000.0

@@ -20,8 +20,7 @@ from specwire.core.messages import (
     TokenLogprobs,
     Verdict,
 )
-from specwire.core.policy.arrival import DueAnswer, Expectations
-from specwire.core.policy.costs import Ledger, StepCharge
+from specwire.core.policy.costs import DueAnswer, Expectations, Ledger, StepCharge
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.scheduler import Awaited, Guess, StepCandidate
 from specwire.core.stop_conditions import Ending
