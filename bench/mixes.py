@@ -16,8 +16,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Proposal, SourceKind
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
-from specwire.core.stop_conditions import Stopping
-from specwire.core.text import hash_of
+from specwire.core.text import Stopping, hash_of
 from specwire.core.verify.session import Allowance
 from specwire.lm import LanguageModel
 from verify_service.engine.engine import Engine

@@ -14,7 +14,7 @@ import pytest
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import History, LogprobsOf, Sampling, log_probabilities, report
 from specwire.core.messages import FinishReason, TokenLogprobs
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.lm.scripted import EOS_ID, Script
 
 Told = tuple[list[int], list[TokenLogprobs], FinishReason]

@@ -13,10 +13,10 @@ import grpc
 import grpc.aio
 
 from specwire.core.invalid import MOST_SCORED, Code, InvalidParameter, check_prediction
-from specwire.core.law.constraint import Matcher
+from specwire.core.law.constraint import Matcher, check_constraint
 from specwire.core.law.sampling import MOST_LOGPROBS
 from specwire.core.placement import check_priority
-from specwire.core.stop_conditions import Stopping, check_constraint
+from specwire.core.text import Stopping
 from specwire.core.verify.session import Allowance
 from specwire.rpc.convert import (
     logprobs_to_wire,

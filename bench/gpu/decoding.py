@@ -12,8 +12,7 @@ from typing import Protocol
 from bench.runs import BenchError
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome, Proposal
-from specwire.core.stop_conditions import Stopping
-from specwire.core.text import Text
+from specwire.core.text import Stopping, Text
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed, LanguageModel
 from verify_service.engine.calibration import step_costs

@@ -13,7 +13,7 @@ from bench.soak.pairs import Pair
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.core.messages import FinishReason, Floats
-from specwire.core.stop_conditions import Ending, Stopping
+from specwire.core.text import Ending, Stopping
 from specwire.lm import Feed
 from specwire.text import OutputText
 

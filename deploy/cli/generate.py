@@ -30,7 +30,7 @@ from specwire.client import (
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import MOST_COMPLETIONS, RequestOptions
 from specwire.core.invalid import InvalidParameter
-from specwire.core.law.constraint import Constraint, ConstraintKind
+from specwire.core.law.constraint import Constraint, ConstraintKind, check_constraint
 from specwire.core.law.sampling import (
     KNOWN,
     MOST_LOGPROBS,
@@ -42,7 +42,7 @@ from specwire.core.law.sampling import (
 )
 from specwire.core.messages import FinishReason
 from specwire.core.placement import check_priority
-from specwire.core.stop_conditions import Stopping, check_constraint
+from specwire.core.text import Stopping
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
 

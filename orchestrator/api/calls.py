@@ -24,8 +24,7 @@ from orchestrator.tenants import ANONYMOUS, check_owner, no_session
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import ClientTook, Emit, End, FinishReason, Outcome, SourceKind
 from specwire.core.provisional import ProvisionalDraft
-from specwire.core.stop_conditions import Ending
-from specwire.core.text import extend_hash
+from specwire.core.text import Ending, extend_hash
 from specwire.rpc import convert
 from specwire.rpc.errors import RETRY_AFTER, StatusError
 from specwire.rpc.keys import Metadata

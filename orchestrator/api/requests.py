@@ -21,9 +21,10 @@ from orchestrator.store import Bound, DeletedSession, SessionRecord, SessionStor
 from orchestrator.store.base import NONE_OF_IT
 from orchestrator.tenants import check_owner, new_session_id
 from specwire.core.invalid import ContextExceeded, InvalidParameter, check_prediction, check_prompt
+from specwire.core.law.constraint import check_constraint
 from specwire.core.law.sampling import Sampling
 from specwire.core.placement import check_priority
-from specwire.core.stop_conditions import Stopping, check_constraint
+from specwire.core.text import Stopping
 from specwire.rpc import convert
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import NO_SPAN, Span

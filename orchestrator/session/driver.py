@@ -36,8 +36,7 @@ from orchestrator.store import (
 from specwire.core import messages
 from specwire.core.messages import FinishReason
 from specwire.core.session import PeekingScanner, Session, State
-from specwire.core.stop_conditions import Ending
-from specwire.core.text import Text
+from specwire.core.text import Ending, Text
 from specwire.rpc.convert import proposal_from_wire
 from specwire.telemetry.logs import of_session
 from specwire.telemetry.tracing import NO_SPAN, Span

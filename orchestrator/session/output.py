@@ -27,7 +27,7 @@ from specwire.core.messages import (
 )
 from specwire.core.provisional import Ahead, ProvisionalChains, ProvisionalDraft, provisional
 from specwire.core.session import PeekingScanner, Session
-from specwire.core.stop_conditions import Ending
+from specwire.core.text import Ending
 from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
 from specwire.telemetry.tracing import Span
 from specwire.v1 import verify_pb2

@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, FinishReason, Outcome, TokenLogprobs
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.redis.urls import place_of
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from specwire.core.law.sampling import (
 )
 from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 from specwire.core.placement import check_priority
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.redis.values import decoded
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from specwire.core.messages import Proposal
 from specwire.core.session import PeekingScanner, Session
-from specwire.core.stop_conditions import Ending
-from specwire.core.text import Text
+from specwire.core.text import Ending, Text
 from specwire.core.verify.chains import Chains
 
 

@@ -28,7 +28,7 @@ from specwire.core.messages import (
     Verdict,
     Weights,
 )
-from specwire.core.stop_conditions import Stopping, check_min_tokens
+from specwire.core.text import Stopping, check_min_tokens
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------

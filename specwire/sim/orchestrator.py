@@ -18,8 +18,7 @@ from specwire.core.messages import Pace, Plan, Proposal, Verdict
 from specwire.core.policy.controller import Planner
 from specwire.core.policy.estimates import Forward, ForwardTimes
 from specwire.core.session import Session
-from specwire.core.stop_conditions import Stopping
-from specwire.core.text import Text
+from specwire.core.text import Stopping, Text
 from specwire.core.verify.session import Allowance
 from specwire.sim.clock import Action, Clock
 from specwire.sim.drafter import SimDrafter, SimLink

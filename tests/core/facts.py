@@ -10,7 +10,7 @@ from specwire.core import messages
 from specwire.core.draft import DraftSession
 from specwire.core.messages import FinishReason, Outcome, SourceKind
 from specwire.core.session import Session, State
-from specwire.core.stop_conditions import Ending
+from specwire.core.text import Ending
 from specwire.core.verify.session import VerifySession
 from tests.core.branching import Heard, Sent
 from tests.core.script import LETTERS, Oracle, Script

@@ -7,8 +7,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from specwire.core.messages import FinishReason
-from specwire.core.stop_conditions import Ending
-from specwire.core.text import hash_of
+from specwire.core.text import Ending, hash_of
 
 EOS = 0
 LETTERS = ("", "a", "b", "ab", "ca")

@@ -13,7 +13,7 @@ from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import HeadAcceptance, HeadDepth
 from specwire.core.policy.tunables import EXPLORED_SHARE, MOST_HEAD_DEPTH
-from specwire.core.stop_conditions import Ending
+from specwire.core.text import Ending
 from specwire.core.verify.session import Allowance, VerifySession
 from specwire.core.verify.text_sources import HeadSource
 from tests.core.branching import PROMPT, Nodes, Path, Target, piece, trees

@@ -6,7 +6,7 @@ import pytest
 
 from specwire.core.invalid import InvalidParameter, check_prompt
 from specwire.core.messages import FinishReason
-from specwire.core.stop_conditions import MOST_STOP_IDS, Ending, Stopping
+from specwire.core.text import MOST_STOP_IDS, Ending, Stopping
 
 ENDING = Ending(end=10, eos_ids=frozenset({0}), stop_ids=frozenset({7}))
 

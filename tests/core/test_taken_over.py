@@ -20,7 +20,7 @@ from specwire.core.draft import DraftSession
 from specwire.core.law.acceptance import by_block, by_rejection
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Decision, Draft, Number, Pace, Proposal, Verdict, Weights
-from specwire.core.stop_conditions import Ending
+from specwire.core.text import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, VerifySession
 from tests.core.laws import Explorer, Row, Rows, Text, World, plain

@@ -7,8 +7,7 @@ import pytest
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome, Proposal, SourceKind
 from specwire.core.policy.costs import StepCharge
-from specwire.core.stop_conditions import Ending
-from specwire.core.text import hash_of
+from specwire.core.text import Ending, hash_of
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
 

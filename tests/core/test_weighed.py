@@ -7,8 +7,7 @@ import pytest
 from specwire.core.draft import DraftSession, fitting
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Decision, Draft, Outcome, Pace, Proposal, Weights
-from specwire.core.stop_conditions import Ending
-from specwire.core.text import Text, hash_of
+from specwire.core.text import Ending, Text, hash_of
 from specwire.core.verify.chains import Chains, Offer
 from specwire.core.verify.session import Allowance, VerifySession
 

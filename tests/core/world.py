@@ -16,8 +16,7 @@ from specwire.core.draft import DraftNode, DraftSession, Drawn
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Pace, Proposal, SourceKind, Verdict
 from specwire.core.session import Session, State
-from specwire.core.stop_conditions import Ending, Stopping
-from specwire.core.text import Text, hash_of
+from specwire.core.text import Ending, Stopping, Text, hash_of
 from specwire.core.verify.session import Allowance, VerifySession
 from tests.core.facts import Facts, Seat, Violation, is_prefix, require
 from tests.core.script import EOS, VOCABULARY, LetterScanner, Script

@@ -21,7 +21,7 @@ from orchestrator.store.redis import RedisStore
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Append, End, FinishReason, Outcome
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.versions import VersionFolder
 from tests.lm import models
 from tests.lm.test_learning import ANOTHER, ONE_KIND, texts

@@ -18,7 +18,7 @@ from orchestrator.store.encoding import encode_record
 from orchestrator.store.scripts import SECRET_KEY, request_key, roll_key, session_keys
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 
 PROMPT, TEXT = (1, 2, 3), (4, 5, 6, 7)
 WEIGHTS = "w"

@@ -17,7 +17,7 @@ from specwire.client import AsyncClient, Chunk, Started
 from specwire.client.errors import SpecwireError
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, EmitEnd, End, FinishReason, Outcome
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, Stack, stack
 from tests.orchestrator.test_sweeping import orphan

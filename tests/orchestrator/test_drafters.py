@@ -27,8 +27,7 @@ from specwire.core.messages import FinishReason
 from specwire.core.placement import PlacementRequest
 from specwire.core.policy.controller import Controller
 from specwire.core.policy.estimates import ForwardTimes
-from specwire.core.stop_conditions import Stopping
-from specwire.core.text import hash_of
+from specwire.core.text import Stopping, hash_of
 from specwire.rpc.errors import code_number
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner

@@ -21,7 +21,7 @@ from orchestrator.store.memory import MemoryStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
 from specwire.core.session import Session, State
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.rpc.errors import code_number
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner

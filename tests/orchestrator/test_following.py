@@ -15,7 +15,7 @@ from orchestrator.store import LEASE_S, LogTail, MissingSession, SessionRecord, 
 from orchestrator.store.memory import MemoryStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from tests.core.script import LetterScanner
 from tests.wait import until
 

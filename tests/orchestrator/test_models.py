@@ -26,7 +26,7 @@ from orchestrator.store import SessionRecord
 from specwire.client import AsyncClient, SpecwireError
 from specwire.client.requests import RequestOptions
 from specwire.core.law.sampling import Sampling
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.rpc.errors import StatusError
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2

@@ -15,7 +15,7 @@ from orchestrator.session.driver import SessionDriver
 from orchestrator.store import SessionRecord
 from specwire.core.law.sampling import Sampling
 from specwire.core.placement import Reason
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.v1 import common_pb2
 from tests.orchestrator.test_driver import SilentLink
 

@@ -20,7 +20,7 @@ from orchestrator.tenants import Access, new_session_id
 from specwire.client import AsyncClient, Finished, SpecwireError
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.rpc.channel import open_channel
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer

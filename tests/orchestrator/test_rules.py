@@ -26,7 +26,7 @@ from specwire.core.draft import DraftSession
 from specwire.core.law.noise import epoch_of
 from specwire.core.law.sampling import GUESSING_RULES, Acceptance, Sampling, with_rule
 from specwire.core.messages import Pace
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer

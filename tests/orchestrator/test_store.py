@@ -30,7 +30,7 @@ from orchestrator.store.base import random_step
 from orchestrator.store.memory import MemoryStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import cluster, cluster_url
 

@@ -25,7 +25,7 @@ from orchestrator.store.encoding import (
 from orchestrator.store.scripts import request_key
 from specwire.core.law.sampling import LEAST_REPETITION_PENALTY, LEAST_TEMPERATURE, Sampling
 from specwire.core.messages import Outcome, TokenLogprobs
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.rpc import convert
 from specwire.v1 import generation_pb2
 from tests.orchestrator.test_store import record_of

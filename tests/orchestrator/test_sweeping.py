@@ -19,7 +19,7 @@ from orchestrator.store.memory import MemoryStore
 from orchestrator.tenants import new_session_id
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.rpc.errors import StatusError
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, plain, stack

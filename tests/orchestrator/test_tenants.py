@@ -17,7 +17,7 @@ from orchestrator.tenants import ANONYMOUS, Access, Allowances, check_owner, new
 from specwire.client import AsyncClient, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import GUESSING_RULES, Rule, Sampling
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Keys

@@ -17,7 +17,7 @@ from orchestrator.store.memory import MemoryStore
 from orchestrator.tenants import Access
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Append, End, FinishReason, Outcome
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.rpc.keys import Keys
 from specwire.v1 import common_pb2, verify_pb2
 from tests.orchestrator.test_driver import SilentLink

@@ -15,8 +15,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.law.sampling import LogprobsOf, Rule, Sampling
 from specwire.core.messages import FinishReason, Outcome, Pace, Proposal, SourceKind, TokenLogprobs
-from specwire.core.stop_conditions import Stopping
-from specwire.core.text import Text, hash_of
+from specwire.core.text import Stopping, Text, hash_of
 from specwire.core.verify.chains import Chains, Offer
 from specwire.rpc import convert
 from specwire.v1 import common_pb2, draft_pb2

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from specwire.core.law.sampling import Sampling
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.core.tree import BEFORE
 from specwire.core.verify.session import Allowance
 from specwire.lm import load_model

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import LogprobsOf, Rule, Sampling, Seen, log_probabilities, report, seen_in
 from specwire.core.messages import FinishReason, TokenLogprobs
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.lm.scripted import Script
 from tests.simulation.services import USUAL, TargetConfig
 

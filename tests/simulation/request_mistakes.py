@@ -17,7 +17,7 @@ from orchestrator.tenants import Access
 from specwire.client import Chunk
 from specwire.client.resumption import Resumption
 from specwire.core.messages import EmitEnd, FinishReason
-from specwire.core.stop_conditions import Ending
+from specwire.core.text import Ending
 from specwire.lm.sampler import Key, RowSampling
 from specwire.text import OutputText
 from specwire.v1 import generation_pb2 as pb

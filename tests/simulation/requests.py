@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from specwire.client.requests import RequestOptions
 from specwire.core.law.sampling import Acceptance, LogprobsOf, Sampling
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from tests.simulation.services import CONTEXT
 
 # The last one keeps the end of every token withheld.

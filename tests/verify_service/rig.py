@@ -16,8 +16,7 @@ from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.heads import HeadDepth
 from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
-from specwire.core.stop_conditions import Stopping
-from specwire.core.text import hash_of
+from specwire.core.text import Stopping, hash_of
 from specwire.core.verify.session import Allowance
 from specwire.core.verify.table import KnownTexts
 from specwire.lm import Feed, LanguageModel, load_model

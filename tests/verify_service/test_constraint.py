@@ -18,7 +18,7 @@ from specwire.core.invalid import Code
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import History, Sampling
 from specwire.core.messages import FinishReason
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.core.verify.session import Allowance
 from specwire.lm import LanguageModel, load_model
 from tests.verify_service.automaton import ASKED, Automaton, Late, Walk

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from specwire.core.law.acceptance import TargetWeights, judge
 from specwire.core.law.sampling import LogprobsOf, Sampling, log_probabilities, seen_in, with_rule
 from specwire.core.messages import Draft, FinishReason, TokenLogprobs, Weights
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.core.verify.session import Allowance
 from specwire.lm.scripted import Script
 from tests.reference_target import Told, alone, close

@@ -12,7 +12,7 @@ from deploy.cli import main as cli
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome, Verdict
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.core.verify.session import Allowance
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2

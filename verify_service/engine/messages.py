@@ -13,7 +13,7 @@ from specwire.core.invalid import Code
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Proposal, TokenLogprobs, Verdict
-from specwire.core.stop_conditions import Stopping
+from specwire.core.text import Stopping
 from specwire.core.verify.session import Allowance
 
 

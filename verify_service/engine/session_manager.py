@@ -14,7 +14,7 @@ from specwire.core.messages import FinishReason, Verdict
 from specwire.core.model import SlotModel
 from specwire.core.policy.heads import HeadAcceptance
 from specwire.core.policy.shares import TenantShares
-from specwire.core.stop_conditions import Ending
+from specwire.core.text import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
 from specwire.core.verify.shared_texts import SharedIndex, SharedTexts

@@ -7,7 +7,7 @@ answer depends on the output before the place, and that tokens can be taken back
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specwire.core.invalid import InvalidParameter
+from specwire.core.text import Stopping
 
 # Most bytes of a constraint's texts together, in UTF-8.
 MOST_BYTES = 1 << 16
@@ -136,3 +137,13 @@ def open_ids(mask: Mask | None, banned: Sequence[int]) -> Mask | None:
     left = mask.copy()
     left[list(banned)] = False
     return mask if left.any() else None
+
+
+def check_constraint(constraint: Constraint | None, stopping: Stopping, eos_ids: Collection[int] = (0,)) -> None:
+    """Refuse a constraint whose text could not end. eos_ids: the model's, where it is known."""
+    if constraint is None:
+        return
+    if not eos_ids:
+        raise constraint.invalid("needs an end-of-sequence id to end with, which this model does not have")
+    if stopping.ignore_eos:
+        raise InvalidParameter("ignore_eos", f"contradicts {constraint.kind}, whose text ends with an end of sequence")
