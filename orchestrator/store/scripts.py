@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from enum import IntEnum
+from functools import lru_cache
 
 # Keys of a session share the hash tag {SESSION}, so that they lie in one slot of a cluster:
 #
@@ -50,6 +51,11 @@ LAST_FENCE = (1 << 53) - 1
 SECRET_KEY = "specwire:secret"
 
 
+# Sessions whose keys are kept: each append asks for them.
+KEYS_KEPT = 1024
+
+
+@lru_cache(maxsize=KEYS_KEPT)
 def session_keys(session_id: str) -> tuple[str, str, str]:
     tag = f"specwire:{{{session_id}}}"
     return f"{tag}:meta", f"{tag}:tokens", f"{tag}:outcomes"
