@@ -67,7 +67,7 @@ class Ranked:
         return cls(tuple(None if mark == NONE else int(mark) for mark in written["right"]), scores)
 
     def played(self, prompt: int) -> str:
-        """As a scripted drafter reads it (`specwire.lm.scripted.Ranks`), behind a prompt of this length."""
+        """As a scripted drafter reads it (`specwire.lm.scripted.ScriptedRanks`), behind a prompt of this length."""
         return json.dumps({"prompt": prompt, "right": self.right, "scores": self.scores})
 
     @property

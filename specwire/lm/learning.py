@@ -136,14 +136,14 @@ class TextMemory:
         return gone
 
 
-class Window(NamedTuple):
+class TrainingWindow(NamedTuple):
     """A part of a text. learnt: the index of the first token that is no context."""
 
     tokens: tuple[int, ...]
     learnt: int
 
 
-def windows_of(text: DecidedText, size: int) -> Iterator[Window]:
+def windows_of(text: DecidedText, size: int) -> Iterator[TrainingWindow]:
     """Each token of the output is learnt in one window, behind at least half a window of context if there is so much.
 
     A text's very first token stands behind nothing, and is not learnt.
@@ -152,7 +152,7 @@ def windows_of(text: DecidedText, size: int) -> Iterator[Window]:
     for start in range(max(1, len(text.prompt)), len(whole), half):
         end = min(len(whole), start + half)
         first = max(0, end - size)
-        yield Window(whole[first:end], start - first)
+        yield TrainingWindow(whole[first:end], start - first)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class LearningStopped(Exception):
     """The learner was asked to stop while it learnt."""
 
 
-class Acceptance(NamedTuple):
+class MeasuredAcceptance(NamedTuple):
     """On held-out texts, greedily.
 
     first: how often the best token is the decided one. chain: how many tokens of a chain of CHAIN agree, on average.
@@ -208,9 +208,9 @@ class LearningRound:
     steps: int
     loss_before: float | None
     loss_after: float | None
-    before: Acceptance | None
-    former: Acceptance | None
-    candidate: Acceptance | None
+    before: MeasuredAcceptance | None
+    former: MeasuredAcceptance | None
+    candidate: MeasuredAcceptance | None
     version: int
     why: str
 
@@ -375,7 +375,7 @@ class Learner:
         while True:
             yield from torch.randperm(count, generator=self._generator).tolist()
 
-    def _older_window(self) -> Window:
+    def _older_window(self) -> TrainingWindow:
         text = self.memory.older[self._below(len(self.memory.older))]
         windows = list(windows_of(text, self._window))
         return windows[self._below(len(windows))]
@@ -383,7 +383,7 @@ class Learner:
     def _below(self, limit: int) -> int:
         return int(torch.randint(limit, (1,), generator=self._generator))
 
-    def _step(self, batch: Sequence[Window]) -> float:
+    def _step(self, batch: Sequence[TrainingWindow]) -> float:
         ids, labels = self._padded(batch)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type != "cpu"):
             logits = self._model(input_ids=ids, use_cache=False).logits[:, :-1]
@@ -394,7 +394,7 @@ class Learner:
         self._optimiser.zero_grad(set_to_none=True)
         return loss.item()
 
-    def _padded(self, batch: Sequence[Window]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _padded(self, batch: Sequence[TrainingWindow]) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and labels (windows, the longest one); what stands behind a window's end is seen by nothing before it."""
         longest = max(len(window.tokens) for window in batch)
         ids = torch.zeros(len(batch), longest, dtype=torch.long)
@@ -405,7 +405,7 @@ class Learner:
         return ids.to(self._device), labels.to(self._device)
 
     @torch.no_grad()
-    def measure(self) -> Acceptance:
+    def measure(self) -> MeasuredAcceptance:
         """The candidate's acceptance on the held-out texts."""
         windows = [window for text in self.memory.held_out for window in windows_of(text, self._window)]
         windows.sort(key=lambda window: len(window.tokens))
@@ -420,7 +420,7 @@ class Learner:
             for further in range(1, CHAIN + 1):
                 chained += int(alive.sum())
                 alive = alive[:, :-1] & same[:, further:]
-        return Acceptance(right / max(1, tested), chained / max(1, tested), tested)
+        return MeasuredAcceptance(right / max(1, tested), chained / max(1, tested), tested)
 
     @contextmanager
     def _holding(self, state: State) -> Iterator[None]:
@@ -432,7 +432,7 @@ class Learner:
         finally:
             self._load(own)
 
-    def _measured(self, state: State) -> Acceptance:
+    def _measured(self, state: State) -> MeasuredAcceptance:
         with self._holding(state):
             return self.measure()
 
@@ -457,7 +457,7 @@ class Learner:
             why += ", and begun anew"
         return LearningRound(steps, loss_before, loss_after, before, former, candidate, self.version, why)
 
-    def _fall_back(self, before: Acceptance, former: Acceptance) -> None:
+    def _fall_back(self, before: MeasuredAcceptance, former: MeasuredAcceptance) -> None:
         number = self._before(self.version)
         if number is None or self._former is None:
             raise AssertionError("there is no version to fall back to")
@@ -467,7 +467,12 @@ class Learner:
         self._former = None if earlier is None else self._read(earlier)
 
     def _publish(
-        self, learnt: State, before: Acceptance, after: Acceptance, loss_before: float, loss_after: float
+        self,
+        learnt: State,
+        before: MeasuredAcceptance,
+        after: MeasuredAcceptance,
+        loss_before: float,
+        loss_after: float,
     ) -> None:
         number = self._folder.next_number()
         entry = HistoryEntry(

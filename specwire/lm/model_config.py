@@ -19,7 +19,7 @@ SLIDING_ATTENTION = "sliding_attention"
 CHUNKED_ATTENTION = "chunked_attention"
 ATTENTION = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, CHUNKED_ATTENTION})
 
-# Model types whose windows are tested to be as `Window` says (tests/lm/families.py).
+# Model types whose windows are tested to be as `AttentionWindow` says (tests/lm/families.py).
 WINDOWED = frozenset(
     {
         "gemma2",
@@ -37,7 +37,7 @@ WINDOWED = frozenset(
 )
 
 
-class Window(NamedTuple):
+class AttentionWindow(NamedTuple):
     """What layers of a kind see: sliding, position p sees (p - size, p]; chunked, it sees [p - p % size, p].
 
     mixed: other layers see everything.
@@ -48,7 +48,7 @@ class Window(NamedTuple):
     kind: str = SLIDING_ATTENTION
 
 
-def window_of(config: PreTrainedConfig, context: int) -> Window | None:
+def window_of(config: PreTrainedConfig, context: int) -> AttentionWindow | None:
     """The model's window, None if every layer sees the whole context."""
     text = config.get_text_config()
     types = getattr(text, "layer_types", None) or ()
@@ -56,7 +56,7 @@ def window_of(config: PreTrainedConfig, context: int) -> Window | None:
     size = _size(text, kind)
     if size is None or size >= context:
         return None
-    return Window(size, FULL_ATTENTION in types, kind)
+    return AttentionWindow(size, FULL_ATTENTION in types, kind)
 
 
 def _size(config: Any, kind: str) -> int | None:

@@ -59,7 +59,7 @@ TIE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class ScriptedRanks:
     """What a drafter thinks of its best ids at each output position, recorded.
 
     right[i]: where the target's token of output position i stands among them; None: nowhere. scores[i]: of the best
@@ -113,8 +113,8 @@ class Script:
         turns: a file. The forwards of all models that name it take turns, as on one device; "": this model has its own.
         trace: "0" and "1" by position, in place of `agree`: whether the logits that choose the token at p agree;
             it begins anew where it ends.
-        ranks: likewise, of several ids with scores: see `Ranks`. Behind a text that is not the plain script's own
-            greedy one, what was recorded at another position is said, by the text's hash.
+        ranks: likewise, of several ids with scores: see `ScriptedRanks`. Behind a text that is not the plain script's
+            own greedy one, what was recorded at another position is said, by the text's hash.
         memory: the logits depend on so many last tokens only, 1 to 3, so that greedy texts end in loops; 0: on all.
         spread: logits lie in [0, spread); a small one gives every token a chance at temperature 1.
         device: what the model says it computes on. One that sleeps shares no cores, and may say so by another name.
@@ -130,7 +130,7 @@ class Script:
     session_cost: float | None = None
     turns: str = ""
     trace: str = ""
-    ranks: Ranks | None = None
+    ranks: ScriptedRanks | None = None
     device: str = "cpu"
     memory: int = 0
     spread: float = SPREAD
@@ -221,7 +221,7 @@ class Script:
             plain[ends, EOS_ID] = self.spread
         return plain
 
-    def _ranked(self, ranks: Ranks, places: Sequence[Place], targets: npt.NDArray[np.intp]) -> Row:
+    def _ranked(self, ranks: ScriptedRanks, places: Sequence[Place], targets: npt.NDArray[np.intp]) -> Row:
         """Each place's best ids have the scores recorded there; its target has its recorded place among them."""
         others = self._scores([place.prefix for place in places], OTHER_STREAM)
         others[:, EOS_ID] = others[np.arange(len(places)), targets] = NEVER
@@ -274,12 +274,12 @@ def _read_trace(name: str) -> str:
     return trace
 
 
-def _read_ranks(name: str) -> Ranks:
-    """See `Ranks`: a JSON object of its fields."""
+def _read_ranks(name: str) -> ScriptedRanks:
+    """See `ScriptedRanks`: a JSON object of its fields."""
     try:
         found = json.loads(Path(name).read_text(encoding="ascii"))
         right, scores = found["right"], found["scores"]
-        return Ranks(int(found["prompt"]), tuple(right), tuple(tuple(map(float, each)) for each in scores))
+        return ScriptedRanks(int(found["prompt"]), tuple(right), tuple(tuple(map(float, each)) for each in scores))
     except OSError as error:
         raise ModelError(f"ranks: cannot read {name}: {type(error).__name__}") from error
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -348,7 +348,7 @@ class Turns:
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 
 
-class Held(NamedTuple):
+class HeldToken(NamedTuple):
     """A token in a slot. prefix: hash of the text up to it, along its ancestors. behind: of the text before it.
 
     right: the text's output is the target's own (of interest to `ranks` only).
@@ -360,7 +360,7 @@ class Held(NamedTuple):
     right: bool
 
 
-EMPTY = Held(-1, 0, 0, True)
+EMPTY = HeldToken(-1, 0, 0, True)
 
 
 class ScriptedLM:
@@ -375,7 +375,7 @@ class ScriptedLM:
         self.script = script
         self.info = _info(script, context)
         self._table = SlotTable(slots, context, script.vocab)
-        self._rows: list[list[Held]] = [[] for _ in range(slots)]
+        self._rows: list[list[HeldToken]] = [[] for _ in range(slots)]
         self._clock = Metronome()
         self._turns = Turns(script.turns) if script.turns else nullcontext()
 
@@ -439,12 +439,12 @@ class ScriptedLM:
             Place(held.prefix, position + 1, held.right) for held, position in zip(rows[first:], wanted, strict=True)
         ]
 
-    def _held(self, before: Held, token: int, position: int) -> Held:
+    def _held(self, before: HeldToken, token: int, position: int) -> HeldToken:
         right = before.right and self.script.chosen(before.prefix, token, position)
-        return Held(token, self.script.extend(before.prefix, token), before.prefix, right)
+        return HeldToken(token, self.script.extend(before.prefix, token), before.prefix, right)
 
     @staticmethod
-    def _behind(rows: Sequence[Held], trunk: int, ancestors: Sequence[int]) -> Held:
+    def _behind(rows: Sequence[HeldToken], trunk: int, ancestors: Sequence[int]) -> HeldToken:
         """What a node stands behind: the text, then its ancestors.
 
         A row that was computed behind others than these spoils all that see it, as wrong keys and values would.
@@ -453,7 +453,7 @@ class ScriptedLM:
         for row in ancestors:
             held = rows[row]
             spoilt = held.behind != before.prefix
-            before = Held(held.token, _mix(held.prefix ^ before.prefix), before.prefix, False) if spoilt else held
+            before = HeldToken(held.token, _mix(held.prefix ^ before.prefix), before.prefix, False) if spoilt else held
         return before
 
 

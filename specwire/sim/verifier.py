@@ -119,7 +119,7 @@ class SimModel:
         self.spent_us = self._cost(feeds)
 
 
-class KnownTexts:
+class SimTexts:
     """A `RowSampler` to which the target says what `texts` say, by session and position."""
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class SimVerifier:
     ) -> None:
         self.model = SimModel(slots, cost.of)
         self._clock = clock
-        self._texts = KnownTexts()
+        self._texts = SimTexts()
         self._head = SimHead(head_us, head_most, self._says) if head_most else None
         self._headed: dict[str, HeadSays] = {}
         costs = StepCosts(cost.measured(), cost.batches())

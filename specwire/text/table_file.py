@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.verify.table import LEAST_ORDER, LEVEL_KINDS, MOST_ORDER, Level, NgramTable
+from specwire.core.verify.table import LEAST_ORDER, LEVEL_KINDS, MOST_ORDER, NgramLevel, NgramTable
 
 MAGIC = b"specwire table 1\n"
 LENGTH_BYTES = 8
@@ -56,7 +56,7 @@ def load_table(path: Path) -> NgramTable:
         arrays = list(_mapped(path, [(str(kind), int(count)) for kind, count in told["arrays"]], offset))
         text = _text(arrays.pop()) if told.get("text") else b""
         size = len(LEVEL_KINDS)
-        levels = tuple(Level(*arrays[at : at + size]) for at in range(0, len(arrays), size))
+        levels = tuple(NgramLevel(*arrays[at : at + size]) for at in range(0, len(arrays), size))
         tokenizer = str(told["tokenizer"])
     except (ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
         raise InvalidParameter("table", f"{path} is broken: {error}") from error

@@ -204,14 +204,14 @@ def test_a_file_that_llama_cpp_cannot_load_is_refused_with_its_reason(tmp_path: 
 
 
 def test_a_runner_that_disagrees_with_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = llamacpp.Batch.filled
+    right = llamacpp.LlamaBatch.filled
 
-    def wrong(batch: llamacpp.Batch, feeds: Sequence[Feed], count: int) -> Any:
+    def wrong(batch: llamacpp.LlamaBatch, feeds: Sequence[Feed], count: int) -> Any:
         return right(
             batch, [feed._replace(tokens=[1] * len(feed.tokens)) if feed.start else feed for feed in feeds], count
         )
 
-    monkeypatch.setattr(llamacpp.Batch, "filled", wrong)
+    monkeypatch.setattr(llamacpp.LlamaBatch, "filled", wrong)
     with pytest.raises(ModelError, match=r"model\.gguf gives other logits in pieces than at once"):
         load(build(config("llama")), tmp_path)
 

@@ -34,7 +34,7 @@ LEVEL_KINDS = ("<u8", "<u4", "|u1", "<u4")
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class NgramLevel:
     """Contexts of one length. keys: their hashes, in order; starts[b]: the first whose upper bits are b."""
 
     keys: NDArray[np.uint64]
@@ -43,7 +43,7 @@ class Level:
     starts: NDArray[np.uint32]
 
     @classmethod
-    def of(cls, keys: NDArray[np.uint64], tokens: NDArray[np.uint32], least: int) -> Level:
+    def of(cls, keys: NDArray[np.uint64], tokens: NDArray[np.uint32], least: int) -> NgramLevel:
         """Count next `tokens` of contexts; those seen less than `least` times are left out."""
         order = np.lexsort((tokens, keys))
         keys, tokens = keys[order], tokens[order]
@@ -96,7 +96,7 @@ class NgramTable:
     tokenizer_json: that tokenizer itself; empty in tables that know its hash only.
     """
 
-    levels: tuple[Level, ...]
+    levels: tuple[NgramLevel, ...]
     tokenizer: str
     tokenizer_json: bytes = b""
 
@@ -126,7 +126,7 @@ class NgramTable:
         for length, part in enumerate(parts, 1):
             keys = np.concatenate([np.empty(0, np.uint64), *(keys for keys, _ in part)])
             tokens = np.concatenate([np.empty(0, np.uint32), *(tokens for _, tokens in part)])
-            levels.append(Level.of(keys, tokens, 1 if length == 1 else 2))
+            levels.append(NgramLevel.of(keys, tokens, 1 if length == 1 else 2))
         return cls(tuple(levels), tokenizer)
 
     def following(self, tail: Sequence[int], most: int) -> tuple[tuple[int, ...], int, float]:

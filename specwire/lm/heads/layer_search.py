@@ -32,7 +32,7 @@ class Gain(NamedTuple):
     depth: int
 
 
-class Found(NamedTuple):
+class FoundLayers(NamedTuple):
     """Layers to skip, P(accept) of a draft token without them, and what that gains."""
 
     skip: tuple[int, ...]
@@ -52,7 +52,7 @@ def search(
     acceptance: Callable[[Sequence[int]], float],
     share: Callable[[int], float],
     tell: Callable[[str], None],
-) -> Found:
+) -> FoundLayers:
     """The best set on a greedy way through all of them.
 
     It ends where even a draft by a single layer would have to be right more often to gain as much as was found.
@@ -63,7 +63,7 @@ def search(
         share: of a forward's time that so many layers take.
     """
     skip: tuple[int, ...] = ()
-    best: Found | None = None
+    best: FoundLayers | None = None
     with Bar("layers", layers * (layers + 1) // 2 - 1) as bar:
         done = 0
         while len(skip) < layers - 1:
@@ -75,7 +75,7 @@ def search(
                 bar.at(done, f"{len(skip) + 1} skipped")
             rate, layer = max(tried)
             skip = tuple(sorted((*skip, layer)))
-            found = Found(skip, rate, gain_of(rate, share(layers - len(skip))))
+            found = FoundLayers(skip, rate, gain_of(rate, share(layers - len(skip))))
             tell(f"skips {listed(skip)}: acceptance {rate:.3f}, gain {found.gain.tokens:.3f}")
             if best is None or found.gain.tokens > best.gain.tokens:
                 best = found

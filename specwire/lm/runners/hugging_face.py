@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from specwire.core.model import Feed
-from specwire.lm.model_config import CHUNKED_ATTENTION, FULL_ATTENTION, Window
+from specwire.lm.model_config import CHUNKED_ATTENTION, FULL_ATTENTION, AttentionWindow
 
 # A feed of more tokens than this, which is a part of a prompt, is computed by itself: padding every other one to its
 # width would make a step of many sessions as many times as long.
@@ -66,7 +66,7 @@ class PaddedBatch(NamedTuple):
             feeds[0].start,
         )
 
-    def mask(self, dtype: torch.dtype, window: Window | None = None) -> torch.Tensor:
+    def mask(self, dtype: torch.dtype, window: AttentionWindow | None = None) -> torch.Tensor:
         """Additive (B, 1, M, L): position p sees [0, p], or its window. Padding sees position 0: finite rows."""
         keys = torch.arange(self.length, device=self.positions.device)
         hidden, reach = keys > self.last.unsqueeze(-1), self._reach(window)
@@ -79,7 +79,7 @@ class PaddedBatch(NamedTuple):
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         return mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)
 
-    def _reach(self, window: Window | None) -> torch.Tensor | None:
+    def _reach(self, window: AttentionWindow | None) -> torch.Tensor | None:
         """(B, M): how many positions each token sees, its own the last; None for all."""
         if window is None:
             return None
@@ -177,7 +177,12 @@ class HuggingFaceRunner:
     """`Runner` around an `AutoModelForCausalLM`."""
 
     def __init__(
-        self, model: PreTrainedModel, slots: int, context: int, window: Window | None = None, alone: bool = False
+        self,
+        model: PreTrainedModel,
+        slots: int,
+        context: int,
+        window: AttentionWindow | None = None,
+        alone: bool = False,
     ) -> None:
         """alone: one feed at a time, without a mask, for models that derive positions from a mask (ALiBi).
 

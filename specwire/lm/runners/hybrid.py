@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError
 from specwire.lm.kv_cache import LineRunner
-from specwire.lm.model_config import SLIDING_ATTENTION, Window, is_recurrent
+from specwire.lm.model_config import SLIDING_ATTENTION, AttentionWindow, is_recurrent
 from specwire.lm.runners.hugging_face import MOST_TOGETHER, PaddedBatch, SlotCache
 from specwire.lm.runners.scans import Block, exchange_scans
 
@@ -106,7 +106,7 @@ class KeptStates:
         return held[min(spare, key=lambda at: held[at + 1] - held[at - 1])] if spare else start
 
 
-class Kept(NamedTuple):
+class ForwardStates(NamedTuple):
     """Which states one forward begins with and keeps; places are rows of a store.
 
     begin: (B,) places; `fresh` are the rows that begin with none. padding: columns before each row's first token;
@@ -134,7 +134,7 @@ class HybridCache(SlotCache):
         self.slots = [KeptStates(states) for _ in range(slots)]
         self.rows = rows_of(states)
         self._states_each = states
-        self._kept: Kept | None = None
+        self._kept: ForwardStates | None = None
         self._tails: dict[tuple[int, int], torch.Tensor] = {}
         self._states: dict[int, torch.Tensor] = {}
 
@@ -158,7 +158,7 @@ class HybridCache(SlotCache):
             part = slice(done, done + count)
             by_column[at] = (None if count == len(feeds) else row_of[part], place[part])
             done += count
-        self._kept = Kept(
+        self._kept = ForwardStates(
             torch.tensor(begin, device=device),
             fresh,
             paddings,
@@ -242,7 +242,7 @@ class HybridCache(SlotCache):
             rows, places = kept.columns[column]
             self._states[layer].index_copy_(0, places, states if rows is None else states[rows])
 
-    def _under_way(self) -> tuple[Kept, PaddedBatch]:
+    def _under_way(self) -> tuple[ForwardStates, PaddedBatch]:
         if self._kept is None or self.batch is None:
             raise RuntimeError("the cache was used outside a forward")
         return self._kept, self.batch
@@ -278,7 +278,7 @@ class HybridCache(SlotCache):
         return [*self._tails.values(), *self._states.values()]
 
 
-def _found(store: torch.Tensor, kept: Kept) -> torch.Tensor:
+def _found(store: torch.Tensor, kept: ForwardStates) -> torch.Tensor:
     """(B, ...): what the rows begin with."""
     found = store.index_select(0, kept.begin)
     for row in kept.fresh:
@@ -295,7 +295,7 @@ class HybridRunner(LineRunner):
         slots: int,
         context: int,
         states: int = STATES,
-        window: Window | None = None,
+        window: AttentionWindow | None = None,
         taps: Sequence[int] = (),
     ) -> None:
         """states: of a slot. window: of its attention layers, where it is shorter than the context.

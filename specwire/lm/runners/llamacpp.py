@@ -158,7 +158,7 @@ class LlamaCppRunner(LineRunner):
         self._memory = llama.llama_get_memory(self._context)
         self.kv_bytes = int(int(llama.llama_n_ctx(self._context)) * file.position_bytes(kv_type))
         self._tips = [0] * sizes.slots
-        self._batch = Batch(llama, 64)
+        self._batch = LlamaBatch(llama, 64)
 
     def _parameters(self, sizes: Sizes, kv_type: str, threads: int) -> Any:
         llama, on_gpu = self._llama, self._weights.gpu_layers > 0
@@ -189,7 +189,7 @@ class LlamaCppRunner(LineRunner):
             self._tips[feed.slot] = feed.stop
         count = sum(len(feed.tokens) for feed in feeds)
         if count > self._batch.room:
-            self._batch = Batch(llama, count)
+            self._batch = LlamaBatch(llama, count)
         status = llama.llama_decode(self._context, self._batch.filled(feeds, count))
         if status != 0:
             told = f"llama.cpp computed nothing (status {status}): {self._library.reason()}"
@@ -254,7 +254,7 @@ class LlamaCppRunner(LineRunner):
         return state
 
 
-class Batch:
+class LlamaBatch:
     """llama.cpp's description of a forward, over arrays of ours. room: tokens."""
 
     def __init__(self, llama: Any, room: int) -> None:
