@@ -17,7 +17,7 @@ from specwire.registry.service import RemoteDirectory
 from specwire.rpc.channel import Backoff, distrust, open_channel, unreachable
 from specwire.rpc.errors import retry_after
 from specwire.rpc.keys import Token
-from specwire.rpc.outbox import LinkError, Outbox
+from specwire.rpc.link import LinkError, Outbox
 from specwire.rpc.process import say
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.tls import ClientTls

@@ -37,8 +37,8 @@ from specwire.core.law.constraint import Constraint
 from specwire.core.law.sampling import Sampling
 from specwire.rpc.convert import pace_from_wire, proposal_to_wire, sampling_from_wire
 from specwire.rpc.errors import StatusError, code_number
+from specwire.rpc.link import Outbox
 from specwire.rpc.model_info import answer
-from specwire.rpc.outbox import Outbox
 from specwire.rpc.service_thread import ServiceThread
 from specwire.telemetry.tracing import LinkSpans
 from specwire.text.constraints import Beginnings, Compiler, Found

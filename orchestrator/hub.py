@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from orchestrator.peers.link import QUARANTINE
 from orchestrator.peers.models import Info
 from orchestrator.peers.peer import DrafterPeer
 from orchestrator.sessions import Orchestrator
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
-from specwire.rpc.outbox import LinkError, Outbox
+from specwire.rpc.link import QUARANTINE, LinkError, Outbox
 from specwire.rpc.server import MessageTooLong, certified_names
 from specwire.v1 import draft_pb2, draft_pb2_grpc
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from orchestrator.peers.link import Link
 from orchestrator.peers.peer import DrafterPeer, VerifierPeer
 from orchestrator.pool import Pool
 from orchestrator.session.driver import SessionDriver
@@ -19,6 +18,7 @@ from specwire.core.messages import Outcome
 from specwire.core.placement import Reason
 from specwire.core.session import State
 from specwire.registry.entry import Role
+from specwire.rpc.link import Link
 from specwire.telemetry.metrics import VLLM, Families, by_label, by_labels, counter, draft_families, gauge, histogram
 
 # Where a plan's reason turns to numbers; the part before has few values.

@@ -12,7 +12,6 @@ import grpc
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.discovery import Place, RegistryFeed, SessionAffinity
-from orchestrator.peers.link import ALL_ELSEWHERE, LocalPeer
 from orchestrator.peers.models import (
     Info,
     Models,
@@ -38,6 +37,7 @@ from specwire.registry.entry import Role
 from specwire.registry.service import RemoteDirectory
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.errors import RETRY_AFTER, StatusError
+from specwire.rpc.link import ALL_ELSEWHERE, LocalPeer
 from specwire.rpc.model_info import Identity
 
 # ----------------------------------------------------------------------------------------------------------------------

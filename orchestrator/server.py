@@ -14,7 +14,6 @@ from orchestrator.chat.models import ChatModels
 from orchestrator.hub import MOST_SAID_BYTES, DraftHub
 from orchestrator.metrics import families
 from orchestrator.options import OrchestratorOptions
-from orchestrator.peers.link import ALL_ELSEWHERE, LocalPeer
 from orchestrator.peers.models import Target
 from orchestrator.sessions import ORCHESTRATOR, Orchestrator
 from orchestrator.store import open_store
@@ -22,6 +21,7 @@ from specwire.registry.entry import MOST_MODELS, Load, Role, ServedModel, Servic
 from specwire.registry.options import register
 from specwire.registry.registrar import Registrar, new_id
 from specwire.rpc.keys import Keys
+from specwire.rpc.link import ALL_ELSEWHERE, LocalPeer
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.server import Admission, RunningServer, Service, check_free, serve
 from specwire.telemetry.listener import MetricsListener, listen

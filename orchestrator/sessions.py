@@ -14,7 +14,6 @@ import grpc
 from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership.ownership import Cancellations, Ownership
 from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
-from orchestrator.peers.link import ALL_ELSEWHERE, LocalPeer
 from orchestrator.peers.warming import Warming
 from orchestrator.pool import Pool
 from orchestrator.session.appender import SessionLog, keep_leases, status_of_store, store_statuses
@@ -33,6 +32,7 @@ from orchestrator.store.health import LogHealth
 from orchestrator.tenants import Allowances, check_rule, no_session
 from specwire.core.messages import End, FinishReason
 from specwire.rpc.errors import StatusError
+from specwire.rpc.link import ALL_ELSEWHERE, LocalPeer
 from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
 from specwire.telemetry.metrics import Registry
 from specwire.telemetry.tracing import NO_SPAN, Side, Span, begin

@@ -26,8 +26,8 @@ from specwire.rpc.convert import (
     verdict_to_wire,
 )
 from specwire.rpc.errors import StatusError, code_of
+from specwire.rpc.link import Outbox
 from specwire.rpc.model_info import answer
-from specwire.rpc.outbox import Outbox
 from specwire.rpc.service_thread import ServiceThread, monotonic_us
 from specwire.telemetry.tracing import LinkSpans
 from specwire.text.constraints import Beginnings, Compiler, Found, NotInstalled

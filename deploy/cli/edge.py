@@ -47,7 +47,7 @@ from specwire.v1.verify_pb2_grpc import VerifyServiceStub
 
 
 class LocalDrafter:
-    """Owns a drafter; implements orchestrator.peers.link.Line.
+    """Owns a drafter; implements specwire.rpc.link.Line.
 
     Invariant: `_peer` is the orchestrator's from `join` until the drafter fails, is cut, or is stopped.
     """

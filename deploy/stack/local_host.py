@@ -10,8 +10,8 @@ import draft_service.server
 import verify_service.server
 from deploy.stack.options import VERIFIER, StackError, kind_of
 from draft_service.service import DraftServicer
-from orchestrator.peers.link import LocalPeer
 from specwire.core.model import ModelError
+from specwire.rpc.link import LocalPeer
 from specwire.rpc.local import LocalServer
 from specwire.rpc.process import keep_loaded
 from specwire.rpc.server_options import ModelServiceOptions

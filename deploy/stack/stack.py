@@ -22,13 +22,13 @@ from deploy.stack.plain_host import PlainHost
 from deploy.stack.ray_cluster import RayCluster
 from deploy.stack.redis_server import RedisServer, check_redis
 from orchestrator.options import OrchestratorOptions
-from orchestrator.peers.link import ALL_ELSEWHERE
 from orchestrator.peers.models import Info, vocabulary_mismatch
 from orchestrator.sessions import Orchestrator
 from orchestrator.store.base import durability_of
 from specwire.core.invalid import InvalidParameter
 from specwire.progress import REDRAW_S, Bar, amount
 from specwire.redis.urls import without_password
+from specwire.rpc.link import ALL_ELSEWHERE
 from specwire.rpc.process import one_line, say
 from specwire.rpc.server import bound
 from specwire.text.tokenizer import TokenizerError, vocabulary_fingerprint, vocabulary_map

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from orchestrator.options import OrchestratorOptions
-from orchestrator.peers.link import Link
 from orchestrator.peers.peer import DrafterPeer, VerifierPeer
 from orchestrator.pool import Pool
 from orchestrator.session.driver import SessionDriver
@@ -13,6 +12,7 @@ from orchestrator.sessions import Orchestrator
 from specwire.registry.entry import ServiceEntry, ServiceState
 from specwire.rpc.channel import host_of, is_loopback
 from specwire.rpc.errors import Context
+from specwire.rpc.link import Link
 from specwire.v1 import status_pb2 as pb
 from specwire.v1 import status_pb2_grpc
 

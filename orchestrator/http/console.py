@@ -20,12 +20,12 @@ from orchestrator.http.completions import prompts_of, sessions_of
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import failure_of
 from orchestrator.http.requests import take_completion
-from orchestrator.peers.link import Link
 from orchestrator.peers.peer import DrafterPeer, VerifierPeer
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.stats import Traced, TracedProposal, TracedVerdict, now_us
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import finite
+from specwire.rpc.link import Link
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 

@@ -16,7 +16,6 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from orchestrator.peers.link import Line, Link, LocalPeer
 from orchestrator.peers.models import Info, Target, Tokenizers, maps_vocabulary
 from specwire.core.law.sampling import Rule
 from specwire.core.policy.controller import Planner
@@ -25,6 +24,7 @@ from specwire.registry.entry import ServiceEntry, ServiceState
 from specwire.registry.registrar import HEARTBEAT_S
 from specwire.rpc.errors import RETRY_AFTER, StatusError, retry_after
 from specwire.rpc.keys import Token
+from specwire.rpc.link import Line, Link, LocalPeer
 from specwire.rpc.model_info import Identity
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc

@@ -20,7 +20,7 @@ import grpc.aio
 
 from specwire.rpc.errors import Handler, Metadata, told_of
 
-# Messages of one direction that may be unread; a sender merges what waits (`specwire.rpc.outbox`).
+# Messages of one direction that may be unread; a sender merges what waits (`specwire.rpc.link`).
 MOST_UNREAD = 8
 STOPPED = "the service has stopped"
 

@@ -11,7 +11,6 @@ import pytest
 from google.protobuf.message import Message
 
 from orchestrator.options import OrchestratorOptions
-from orchestrator.peers.link import Link
 from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, VerifierPeer
 from orchestrator.session import appender, drafters, output
 from orchestrator.session import verifier as verifying
@@ -23,6 +22,7 @@ from specwire.core.messages import FinishReason
 from specwire.core.session import Session, State
 from specwire.core.text import Stopping
 from specwire.rpc.errors import code_number
+from specwire.rpc.link import Link
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
 from tests.wait import until

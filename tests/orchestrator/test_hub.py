@@ -16,13 +16,13 @@ from bench.certificates import Authority
 from draft_service.dialler import DiallingDrafter, JoinRefused
 from orchestrator import hub as module
 from orchestrator.options import OrchestratorOptions
-from orchestrator.peers.link import QUARANTINE
 from orchestrator.peers.peer import share_host
 from specwire.client import Completion
 from specwire.client.requests import RequestOptions
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import retry_after
+from specwire.rpc.link import QUARANTINE
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc

@@ -11,9 +11,9 @@ import grpc.aio
 import pytest
 
 import verify_service.server
-from orchestrator.peers.link import GAUGED, Link
 from orchestrator.peers.models import Tokenizers
 from orchestrator.peers.peer import DrafterLink, VerifierPeer, verifier_link
+from specwire.rpc.link import GAUGED, Link
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain, stack
@@ -60,7 +60,7 @@ async def test_a_known_tokenizer_is_not_sent_again_and_a_link_that_is_back_is_to
         finally:
             await again.stop(0.0)
     assert set(asked) == {first.tokenizer_hash}
-    told = [record.getMessage() for record in caplog.records if record.name == "orchestrator.peers.link"]
+    told = [record.getMessage() for record in caplog.records if record.name == "specwire.rpc.link"]
     assert f"link to {running.verifier.address} is there again" in told[1:]
     assert peer.info is not first
     assert peer.info.tokenizer_hash == first.tokenizer_hash
@@ -68,7 +68,7 @@ async def test_a_known_tokenizer_is_not_sent_again_and_a_link_that_is_back_is_to
 
 async def test_the_round_trip_is_measured_while_the_link_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that becomes longer is believed once all measurements say so, one that becomes shorter at once."""
-    monkeypatch.setattr("orchestrator.peers.link.GAUGE_EVERY", 0.01)
+    monkeypatch.setattr("specwire.rpc.link.GAUGE_EVERY", 0.01)
     async with stack(SLOW_TARGET) as running:
         orchestrator = running.orchestrator.orchestrator
         link = orchestrator.pool.verifiers[0].link

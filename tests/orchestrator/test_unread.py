@@ -8,10 +8,10 @@ import socket
 
 import pytest
 
-from orchestrator.peers.link import Link
 from orchestrator.session.driver import SessionDriver
 from specwire.client import AsyncClient, Chunk
 from specwire.core.session import State
+from specwire.rpc.link import Link
 from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, Stack, plain, stack
 
 LENGTH, READ_FIRST = 4000, 16

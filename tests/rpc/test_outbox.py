@@ -9,10 +9,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from specwire.rpc import outbox as module
+from specwire.rpc import link as module
 from specwire.rpc.channel import channel_options
 from specwire.rpc.errors import Context
-from specwire.rpc.outbox import LinkError, Outbox
+from specwire.rpc.link import LinkError, Outbox
 from specwire.rpc.server import Service, serve
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
