@@ -218,19 +218,7 @@ def _opened(admitted: Admitted) -> verify_pb2.Opened:
 
 
 def _timings(timings: StepTimings) -> verify_pb2.StepTimings:
-    return verify_pb2.StepTimings(
-        step=timings.step,
-        sessions=timings.sessions,
-        rows=timings.rows,
-        forward_us=timings.forward_us,
-        choose_us=timings.choose_us,
-        gap_us=timings.gap_us,
-        waited_us=timings.waited_us,
-        forward_ended_ns=timings.forward_ended_ns,
-        plain_us=timings.plain_us,
-        drafts_us=timings.drafts_us,
-        drafted_us=timings.drafted_us,
-    )
+    return verify_pb2.StepTimings(**timings._asdict())  # their fields have the same names
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -367,8 +355,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     def _deliver(self, reports: Reports) -> None:
         """About once a step, in the event loop."""
         for link, report in reports.items():
-            self._presence.went(link, (refusal.handle for refusal in report.refused))
-            self.refused.update(refusal.code.name.lower() for refusal in report.refused)
+            if report.refused:
+                self._presence.went(link, (refusal.handle for refusal in report.refused))
+                self.refused.update(refusal.code.name.lower() for refusal in report.refused)
             trace(self._spans, link, report)
             if self._usage is not None:
                 self._usage.reported(link, report)
@@ -475,13 +464,19 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         if not self._links:
             self._empty.set()
 
-    def _trace(self, link: int, message: verify_pb2.ConnectVerifyRequest) -> None:
-        """Closes come first, so that a handle may be used again."""
+    def _note(self, link: int, message: verify_pb2.ConnectVerifyRequest, tick: Tick) -> None:
+        """Sessions were opened or closed. Closes come first, so that a handle may be used again."""
+        self._presence.came(link, (opening.handle for opening in tick.opens))
+        self._presence.went(link, tick.closes)
         for close in message.closes:
             self._spans.end(link, close.handle)
         for opening in message.opens:
             session, tokens = opening.session_id[:SHOWN_CHARACTERS], len(opening.tokens)
             self._spans.begin(link, opening.handle, opening.traceparent, session=session, tokens=tokens)
+        if self._usage is not None:
+            self._usage.closed(link, tick.closes)
+            for opened in tick.opens:
+                self._usage.opened(link, opened)
 
     def _begin(self, link: int, opening: Opening) -> None:
         """Compile its constraint; the engine has the session already and waits for that."""
@@ -502,13 +497,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         async for message in requests:
             late = turned_away(message) if self._draining else []
             tick, refusals = tick_from_wire(link, message, self._info, monotonic_us(), tenant)
-            self._presence.came(link, (opening.handle for opening in tick.opens))
-            self._presence.went(link, tick.closes)
-            self._trace(link, message)
-            if self._usage is not None:  # closes come first, so that a handle may be used again
-                self._usage.closed(link, tick.closes)
-                for opening in tick.opens:
-                    self._usage.opened(link, opening)
+            if tick.opens or tick.closes:
+                self._note(link, message, tick)
             refusals += late
             if refusals:
                 self.refused.update(refusal.code.name.lower() for refusal in refusals)

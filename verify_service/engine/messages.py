@@ -182,8 +182,7 @@ class Admitted:
     cached: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimings:
+class StepTimings(NamedTuple):
     """See StepTimings in verify.proto."""
 
     step: int
