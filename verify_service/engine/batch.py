@@ -132,9 +132,9 @@ class StepLimits:
 
 
 class PromptTurns:
-    """The tenant goes first for which least was fed while others' prompts waited.
+    """The tenant that was fed least while others' prompts waited goes first.
 
-    Of one tenant's prompts it is the most urgent, then the one that came first. No tenant gets ahead of another by
+    Among its prompts the most urgent goes first, then the one that came first. No tenant gets ahead of another by
     claiming to be urgent, as in `specwire.core.placement`. Start-time fair queueing (Goyal, Vin, Cheng 1996): a new
     tenant begins where the least served one is.
 
@@ -143,7 +143,7 @@ class PromptTurns:
     """
 
     def __init__(self, weight: Callable[[str], float] = lambda _: 1.0) -> None:
-        # Tokens fed, by scopes that wait; by weight, of tenants that wait.
+        # Tokens fed to scopes that wait; the same for tenants that wait, divided by their weight.
         self._fed: dict[bytes, float] = {}
         self._fed_of: dict[str, float] = {}
         self._weight = weight
@@ -180,7 +180,7 @@ class PromptTurns:
 
 
 def _joined(fed: Mapping[W, float], waiting: Iterable[W]) -> dict[W, float]:
-    """What those that wait were fed. A new one begins where the least served one is."""
+    """Tokens fed to those that wait. A new one begins where the least served one is."""
     present = set(waiting)
     least = min((tokens for whose, tokens in fed.items() if whose in present), default=0.0)
     return {whose: fed.get(whose, least) for whose in present}
@@ -227,7 +227,7 @@ class StepSharing:
         return [held for held in ready if at_us[held.tenant] <= now_us]
 
     def chosen(self, shown: Sequence[StepCandidate], held: Mapping[int, Held]) -> list[StepCandidate]:
-        """The candidates that take part. Of a tenant's sessions those go first that have waited for most steps.
+        """The candidates that take part. A tenant's sessions that have waited for most steps go first.
 
         held: sessions by slot.
         """

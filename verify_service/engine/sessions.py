@@ -192,7 +192,7 @@ class LongestWait:
         return max(self._as_of(int(now_us // WAITS_KEPT_US)))
 
     def _as_of(self, stretch: int) -> tuple[float, float]:
-        """The longest waits of the stretch before that one, and of that one."""
+        """The longest waits in the stretch before `stretch`, and in `stretch`."""
         passed = stretch - self._stretch
         before, present = self._longest_us
         return (before, present) if passed <= 0 else (present, 0.0) if passed == 1 else (0.0, 0.0)
@@ -231,7 +231,7 @@ class WaitingRoom:
         return None if turn is None else waiting[turn]
 
     def has_room(self, held: Held, most: int) -> bool:
-        """Whether a session that waits may do so: no more than `most` do, or of its tenant no more than its share."""
+        """Whether a waiting session may wait: at most `most` do, or its tenant has no more than its share of these."""
         if self._shares is None or len(self) <= most:
             return len(self) <= most
         own = sum(each.tenant == held.tenant for each in self._held.values())
