@@ -210,6 +210,8 @@ class StepSharing:
         self._left_out: list[Held] = []
         self._looked_us = now_us()
         self._active: frozenset[str] = frozenset()
+        # First tokens that prompts decided, which their tenants have had beside their rows.
+        self._firsts: Counter[str] = Counter()
 
     def able(self, ready: Sequence[Held]) -> list[Held]:
         """Those whose tenants' tokens per second allow it."""
@@ -236,7 +238,7 @@ class StepSharing:
         able = Counter(held[each.slot].tenant for each in decoding)
         demand = {tenant: min(sessions, self._limit(tenant) or sessions) for tenant, sessions in able.items()}
         rows = fair_rows(demand, self.shares.weight, self._costs.plain)
-        left = Counter(rows)
+        left = Counter({tenant: self._less_firsts(tenant, rows[tenant], demand[tenant]) for tenant in rows})
         taken: list[StepCandidate] = []
         for each in sorted(decoding, key=lambda each: (held[each.slot].served, held[each.slot].came_us)):
             tenant = held[each.slot].tenant
@@ -248,6 +250,18 @@ class StepSharing:
         present = {each.slot for each in taken}
         self._left_out += [held[each.slot] for each in shown if each.slot not in present]
         return taken
+
+    def _less_firsts(self, tenant: str, rows: int, demand: int) -> int:
+        """Its rows of this step, less the first tokens that its prompts decided: who opens much gets no more for that.
+
+        A tenant that may have all that it wants has taken nothing from anybody.
+        """
+        if rows == demand:
+            self._firsts[tenant] = 0
+            return rows
+        paid = min(self._firsts[tenant], rows - 1)
+        self._firsts[tenant] -= paid
+        return rows - paid
 
     def _limit(self, tenant: str) -> int | None:
         """Rows of a step, at least 1."""
@@ -270,6 +284,8 @@ class StepSharing:
             part.held.served = self._steps
             if part.share.fresh > 1 or not part.share.decides:
                 fed[part.held.tenant] += part.share.fresh
+                known = self._firsts[part.held.tenant]
+                self._firsts[part.held.tenant] = min(known + part.share.decides, self._lm.slots)
             else:
                 decoding, rows = decoding + 1, rows + part.share.rows
                 self.shares.count_rows(part.held.tenant, part.share.rows)
