@@ -22,7 +22,7 @@ REMEMBERED_DELETED = 4096
 
 
 class EarlierTexts:
-    """Texts that wait to be among `texts`.
+    """Texts that wait to be among `texts`. `waiting`: whether there is something to take in.
 
     Args:
         held: whether a session is held here, and so adds its text itself.
@@ -37,11 +37,7 @@ class EarlierTexts:
         self._waiting_tokens = 0
         self._reading: SharedIndex | None = None
         self._deleted: OrderedDict[str, None] = OrderedDict()
-
-    @property
-    def waiting(self) -> bool:
-        """Whether there is something to take in."""
-        return self._reading is not None or bool(self._waiting)
+        self.waiting = False
 
     def add(self, texts: Sequence[EarlierText]) -> None:
         for text in texts:
@@ -50,6 +46,7 @@ class EarlierTexts:
             else:
                 self._waiting.append(text)
                 self._waiting_tokens += len(text.tokens)
+                self.waiting = True
 
     def forget(self, session_id: str) -> None:
         """The session was deleted: its text is not taken in any more, also if it comes later."""
@@ -70,6 +67,7 @@ class EarlierTexts:
                 left -= self._reading.done - before
                 if self._reading.complete:
                     self._reading = None
+            self.waiting = self._reading is not None or bool(self._waiting)
 
     def _begun(self, text: EarlierText) -> SharedIndex | None:
         """The index that takes a text in, which is to be read from at once; None where it is left out."""

@@ -258,7 +258,8 @@ class Engine:
             ready = self._sharing.able(ready)
         runnable = {held.slot: held for held in ready if held.session.heard()}
         late = len(runnable) < len(ready)
-        self.sessions.earlier.read(busy=bool(runnable))
+        if self.sessions.earlier.waiting:
+            self.sessions.earlier.read(busy=bool(runnable))
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
         alone = len(runnable) == 1
         for held in runnable.values():

@@ -108,7 +108,8 @@ class SessionManager:
         for handle, allowance in tick.progress:
             self._allow(tick, handle, allowance)
         self._close(tick)
-        self.earlier.add(tick.texts)
+        if tick.texts:
+            self.earlier.add(tick.texts)
         for session_id in tick.forgotten:
             self.scheduler.forget(session_id)
             self.texts.forget(session_id)
