@@ -116,13 +116,14 @@ class StepCosts:
         # Whether the last step of a session alone had a window: the one behind it is slower, for what that left behind.
         self._windowed = False
         self._hiccups = Hiccups()
-        # What windows add, by (sessions, rows); forgotten when V(m) is refined.
+        # What windows add, by (sessions, rows), and steps of a session alone, by rows; forgotten when they are refined.
         self._windows_us: dict[tuple[int, int], float] = {}
+        self._alone_us: dict[int, float] = {}
 
     def of(self, sessions: int) -> Callable[[int], float]:
         """A function from a step's rows, over all `sessions`, to its time: forward and software. For one plan."""
         if sessions < 2:
-            return cache(self._of_one)
+            return self._of_one
         plain_us = self.plain(sessions)
         scale = self._surcharge(sessions).scale
 
@@ -132,7 +133,10 @@ class StepCosts:
         return cache(step_us)
 
     def _of_one(self, rows: int) -> float:
-        return self.forward.at(rows) + self._beside(1, self.forward.at(1))
+        known = self._alone_us.get(rows)
+        if known is None:
+            known = self._alone_us[rows] = self.forward.at(rows) + self._beside(1, self.forward.at(1))
+        return known
 
     def plain(self, sessions: int) -> float:
         """Time of a step that decides one token for each of `sessions`: forward and software."""
@@ -186,6 +190,7 @@ class StepCosts:
             self._observe_batch(sessions, rows, forward_us + around_us, calm)
         else:
             self._observe_one(rows, forward_us, around_us, calm)
+        self._alone_us.clear()
         return None if plain and not waited else self.plain(sessions)
 
     def _observe_one(self, rows: int, forward_us: float, around_us: float, calm: bool) -> None:

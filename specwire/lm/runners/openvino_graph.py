@@ -333,7 +333,7 @@ class PagedGraph:
         for name, rows in given.items():
             whole = np.concatenate((rows, np.zeros((spare, rows.shape[1]), np.float32))) if spare else rows
             self._give(name, whole[:, None])
-        self._request.infer()
+        self._request.infer(share_outputs=True)  # what is told is read by name, so no copy of all of it is made here
         return needed
 
     def told(self, name: str) -> torch.Tensor:
