@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.interval import Estimate, estimate
+from bench.machine import dtype_of
 from bench.record import prompts_of, refused, write
 from bench.report import table
 from demo_pair import DRAFT
-from specwire.core.model import Feed, TreeFeed
+from specwire.core.model import AUTO, Feed, TreeFeed
 from specwire.lm import LanguageModel, load_model
 from specwire.rpc.process import say
+from specwire.rpc.server_options import SERVED_DTYPES
 
 OUT = Path(__file__).resolve().parent / "results" / "draft_rows.json"
 WIDTHS = (1, 2, 4, 8, 16)
@@ -71,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m bench.draft_rows",
         description="What each further token costs that a forward of the demo drafter extends.",
     )
-    line.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    line.add_argument("--dtype", default=AUTO, choices=SERVED_DTYPES, help="of the drafter (default: %(default)s)")
     line.add_argument("--length", type=int, default=64, metavar="N", help="tokens of the text (default: 64)")
     line.add_argument("--repeats", type=int, default=15, metavar="N", help="default: 15")
     line.add_argument("--threads", type=int, default=1, metavar="N", help="of the drafter (default: 1)")
@@ -79,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = line.parse_args(argv)
     if refused(args, NUMBERS):
         return 2
+    args.dtype = dtype_of(args.dtype)
     texts = [prompt[: args.length] for prompt in prompts_of(DRAFT) if len(prompt) >= args.length]
     if not texts:
         say(f"bench: error: length: no held-out prompt has {args.length} tokens")

@@ -26,8 +26,8 @@ from bench.wan.rig import AUTO_CHAIN, Orchestration, Pair, Rig, can_be_apart, ri
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from deploy.stack.options import cores
 from specwire.client import Client
+from specwire.core.model import AUTO
 
-DTYPE = "bfloat16"
 # Settings that the baselines choose from, at every round trip anew.
 CHOICES = {
     TEXTBOOK: ("textbook:2", "textbook:4", "textbook:8"),
@@ -82,7 +82,7 @@ def measure_pair(
 
 def demo_pair() -> Pair:
     """The target has as many threads as `specwire up` gives it. A drafter elsewhere has a processor to itself."""
-    return Pair(str(TARGET), str(DRAFT), DTYPE, max(1, cores() // 2), ngram=True, apart=can_be_apart())
+    return Pair(str(TARGET), str(DRAFT), AUTO, max(1, cores() // 2), ngram=True, apart=can_be_apart())
 
 
 def _prompts(count: int) -> list[list[int]]:
