@@ -27,7 +27,7 @@ from specwire.progress import LAST_LINE
 from specwire.redis.urls import MEMORY, without_password
 from specwire.registry.options import add_cloud_arguments, add_registry_arguments
 from specwire.rpc.channel import open_channel
-from specwire.rpc.process import run_until_signalled, say, share_interpreter
+from specwire.rpc.process import Footprint, run_until_signalled, say, share_interpreter
 from specwire.rpc.server_options import (
     ModelServiceOptions,
     add_dtype_argument,
@@ -262,6 +262,7 @@ def run(args: argparse.Namespace) -> int:
     telemetry.start("edge")
 
     def ready(running: RunningEdge) -> str:
+        say(f"specwire edge: {Footprint.now()}")
         return _ready_object(running, options) if args.json else _ready_line(running, options)
 
     return asyncio.run(run_until_signalled(lambda: start(options), ready, "edge", grace))
@@ -296,5 +297,6 @@ def _ready_object(running: RunningEdge, options: EdgeOptions) -> str:
         "cloud": options.serving.cloud.address,
         "redis": without_password(url),
         "durable": url != MEMORY,
+        **Footprint.now()._asdict(),
     }
     return json.dumps(ready)

@@ -32,7 +32,7 @@ from orchestrator.options import (
 from orchestrator.tenants import access_of, add_tenant_arguments
 from specwire.core.invalid import InvalidParameter
 from specwire.progress import LAST_LINE
-from specwire.rpc.process import say
+from specwire.rpc.process import Footprint, say
 from specwire.rpc.server_options import add_listening_arguments, drain_grace
 from specwire.rpc.tls import server_tls
 from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
@@ -92,6 +92,8 @@ async def _serve(options: StackOptions, folder: Path, as_json: bool, unlisted: b
     running = await start_shown(options, folder)
     try:
         with nullcontext() if unlisted else listed(_listed(running)):
+            if options.one_process:
+                say(f"specwire: {Footprint.now()}")
             print(_ready_object(running) if as_json else _ready_line(running), flush=True)
             say(f"specwire up: error: {await running.failed()}")
             return 1
@@ -133,5 +135,6 @@ def _ready_object(running: stack.Stack) -> str:
         "services": running.services,
         "target": options.target,
         "draft": options.draft,
+        **(Footprint.now()._asdict() if options.one_process else {}),
     }
     return json.dumps(ready)

@@ -18,7 +18,8 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
 
 from specwire.progress import LAST_LINE
 
@@ -59,6 +60,30 @@ class Running(Protocol):
 
 
 R = TypeVar("R", bound=Running)
+
+
+class Footprint(NamedTuple):
+    """What this process takes by now. resident_bytes: memory that is its own or shared. age_s: since it began.
+
+    0 where the system does not tell.
+    """
+
+    resident_bytes: int
+    age_s: float
+
+    @classmethod
+    def now(cls) -> Footprint:
+        try:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+            up_s = float(Path("/proc/uptime").read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            return cls(0, 0.0)
+        began_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return cls(pages * os.sysconf("SC_PAGE_SIZE"), max(0.0, up_s - began_s))
+
+    def __str__(self) -> str:
+        return f"{self.resident_bytes / 2**20:.0f} MiB of memory, {self.age_s:.1f} s after its start"
 
 
 def share_interpreter() -> None:

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from specwire.rpc.process import one_line, say, visible
+from specwire.rpc.process import Footprint, one_line, say, visible
 
 # What every script below begins with. A process that signals itself is one of its own: signals are the whole process's,
 # and in the tests' worker what other tests loaded would take part.
@@ -203,3 +203,10 @@ def test_errors_fit_on_one_line() -> None:
     assert one_line(OSError("a\nb")) == "a b"
     assert one_line(KeyError("x")) == "KeyError: 'x'"
     assert one_line(TimeoutError()) == "TimeoutError"
+
+
+def test_what_a_process_takes_is_told() -> None:
+    found = Footprint.now()
+    assert found.resident_bytes > 1 << 20
+    assert found.age_s > 0
+    assert str(Footprint(3 << 20, 1.25)) == "3 MiB of memory, 1.2 s after its start"
