@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from tokenizers import Tokenizer
 from torch import nn
+from torch.optim.lr_scheduler import LinearLR
 
 from specwire.core.model import GGUF, ModelError, is_gguf
 from specwire.lm.load import outline, pretrained
@@ -37,6 +38,9 @@ from specwire.versions import Current, HistoryEntry, VersionFolder
 ROWS, WINDOW, REPLAYED = 8, 256, 2
 # How often a round sees each new window.
 PASSES = 4
+# Steps in which the rate rises from nothing, whenever a candidate begins: Adam's first ones go by the signs of a few
+# texts' gradients, and made a drafter worse than it could then become better.
+WARM_UP = 30
 # Of every so many prompts one is held out. Held-out texts of so many rounds are kept, at most MOST_HELD_OUT output
 # tokens; older ones where those have fewer than HELD_OUT_TOKENS. Below LEAST_HELD_OUT nothing is judged.
 HELD_OUT_EVERY, RECENT_ROUNDS = 5, 2
@@ -293,7 +297,7 @@ class Learner:
         before = self._before(self.version)
         self._former = None if before is None else self._read(before)
         self._saw: set[str] = set()
-        self._optimiser = self._fresh_optimiser()
+        self._start_optimiser()
         self._tell(f"version {self.version} is in use")
 
     def _before(self, number: int) -> int | None:
@@ -336,10 +340,13 @@ class Learner:
         """Let the candidate be this version, and forget what it had learnt."""
         self._load(state)
         self._since, self._saw = number, set()
-        self._optimiser = self._fresh_optimiser()
+        self._start_optimiser()
 
-    def _fresh_optimiser(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self._model.parameters(), lr=self._options.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    def _start_optimiser(self) -> None:
+        """One that knows nothing yet, and so begins with small steps."""
+        rate = self._options.rate
+        self._optimiser = torch.optim.AdamW(self._model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+        self._warming_up = LinearLR(self._optimiser, 1 / WARM_UP, total_iters=WARM_UP)
 
     # A round
 
@@ -356,14 +363,14 @@ class Learner:
         """Returns the loss of each step."""
         fresh = [window for text in self.memory.fresh for window in windows_of(text, self._window)]
         replayed = REPLAYED if self.memory.older else 0
-        own = ROWS - replayed
+        own = min(ROWS - replayed, len(fresh))  # so few in a short round, which then has no fewer passes
         steps = min(self._options.steps, math.ceil(PASSES * len(fresh) / own))
         order = self._endless(len(fresh))
         losses = []
         for _ in range(steps):
             if self._stopped:
                 raise LearningStopped
-            batch = [fresh[at] for at in islice(order, min(own, len(fresh)))]
+            batch = [fresh[at] for at in islice(order, own)]
             batch += [self._older_window() for _ in range(replayed)]
             losses.append(self._step(batch))
         self._saw.update(text.session for text in self.memory.fresh)
@@ -391,6 +398,7 @@ class Learner:
         loss.backward()
         nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         self._optimiser.step()
+        self._warming_up.step()
         self._optimiser.zero_grad(set_to_none=True)
         return loss.item()
 
