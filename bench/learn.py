@@ -24,14 +24,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from bench import machine
 from bench.bars import Bar, at_least
 from bench.child import Child
 from bench.entry import terminable
-from bench.interval import estimate
+from bench.interval import resampled
 from bench.machine import dtype_of
 from bench.report import table
 from bench.rows import LOAD_LIMIT, RUN_LIMIT, run_of
@@ -257,12 +259,26 @@ def _share(runs: Sequence[Run]) -> float:
 
 
 def bars(answers: Sequence[Answer]) -> list[Bar]:
-    behind = [each for each in parts(answers) if each.kind == 1]
-    ratios = [each.acceptance[LEARNING] / max(1e-9, each.acceptance[STATIC]) for each in behind]
-    speeds = [each.tokens_per_second[LEARNING] / each.tokens_per_second[STATIC] for each in behind]
+    """Of all requests behind the change, those among them that came before anything was learnt of their kind.
+
+    Requests are no repeats of each other, so intervals are those of a ratio of sums over them.
+    """
+    behind = {row: [answer.run for answer in answers if answer.kind == 1 and answer.row == row] for row in ROWS}
+    tested = {row: np.array([run.tested or 0 for run in runs], np.float64) for row, runs in behind.items()}
+    accepted = {row: np.array([run.accepted or 0 for run in runs], np.float64) for row, runs in behind.items()}
+    seconds = {row: np.array([run.seconds for run in runs], np.float64) for row, runs in behind.items()}
+
+    def acceptance(places: NDArray[np.int64]) -> float:
+        shares = [accepted[row][places].sum() / max(1.0, tested[row][places].sum()) for row in (LEARNING, STATIC)]
+        return float(shares[0] / max(1e-9, shares[1]))
+
+    def speed(places: NDArray[np.int64]) -> float:
+        return float(seconds[STATIC][places].sum() / seconds[LEARNING][places].sum())
+
+    count = len(behind[STATIC])
     return [
-        at_least("acceptance behind the change, learning / static", estimate(ratios), 1.15),
-        at_least("speed behind the change, learning / static", estimate(speeds), 1.0),
+        at_least("acceptance behind the change, learning / static", resampled(count, acceptance), 1.15),
+        at_least("speed behind the change, learning / static", resampled(count, speed), 1.0),
     ]
 
 
@@ -374,7 +390,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--plan", default="lockstep:4", metavar="PLAN", help="of both drafters (default: %(default)s)")
     line.add_argument("--temperature", type=float, default=0.0, metavar="X", help="(default: %(default)g)")
     line.add_argument(
-        "--every", type=float, default=5.0, metavar="S", help="the learner's rounds (default: %(default)g)"
+        "--every", type=float, default=30.0, metavar="S", help="the learner's rounds (default: %(default)g)"
     )
     line.add_argument("--rate", type=float, default=3e-4, metavar="X", help="learning rate (default: %(default)g)")
     line.add_argument("--margin", type=float, default=0.01, metavar="X", help="the learner's (default: %(default)g)")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from bench.interval import estimate, percentile
+from bench.interval import estimate, percentile, resampled
 
 
 def test_seven_samples_take_their_whole_range() -> None:
@@ -38,6 +40,26 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
         hits += found.low <= math.log(2) <= found.high  # the median of the exponential law
     expected = estimate(range(9)).coverage
     assert abs(hits / trials - expected) < 4 * (expected * (1 - expected) / trials) ** 0.5
+
+
+def test_drawn_anew_a_mean_has_the_interval_that_theory_gives_it() -> None:
+    count, values = 400, np.random.default_rng(5).normal(10.0, 2.0, 400)
+
+    def mean(places: NDArray[np.int64]) -> float:
+        return float(values[places].mean())
+
+    found = resampled(count, mean)
+    beside = 1.96 * float(values.std()) / count**0.5
+    assert found.value == pytest.approx(values.mean())
+    assert (found.value - found.low, found.high - found.value) == pytest.approx((beside, beside), rel=0.2)
+    assert found == resampled(count, mean)
+
+
+def test_equal_samples_leave_no_doubt() -> None:
+    found = resampled(5, lambda places: 3.0 * len(places))
+    assert (found.value, found.low, found.high) == (15.0, 15.0, 15.0)
+    with pytest.raises(ValueError, match="count"):
+        resampled(0, lambda _: 1.0)
 
 
 def test_percentiles_lie_between_ranks() -> None:
