@@ -22,7 +22,7 @@ from specwire.lm.learning import (
     LearnerOptions,
     LearningStopped,
     TextMemory,
-    Window,
+    TrainingWindow,
     session_hash,
     windows_of,
 )
@@ -178,7 +178,7 @@ def test_a_candidate_that_begins_takes_small_steps_first(learner: Learner) -> No
 def test_a_short_round_sees_each_text_as_often(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
 
-    def noted(batch: Sequence[Window]) -> float:
+    def noted(batch: Sequence[TrainingWindow]) -> float:
         batches.append(len(batch))
         return 1.0
 
