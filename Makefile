@@ -37,7 +37,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-box bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-hybrid bench-gpu bench-wan bench-edges bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-box bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-hybrid bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head clean
 .SILENT:
 
 help: ## show this list
@@ -325,6 +325,9 @@ bench-wan: $(STAMP) ## measure drafting here and deciding there, over a line of 
 
 bench-edges: $(STAMP) ## what edges that share verifiers get, what they cost, and what a lost verifier costs them (a quarter of an hour)
 	$(BIN)/python -m bench.edges.run
+
+bench-client: $(STAMP) ## measure what a client takes by itself: megabytes, seconds until a first token (needs a package index, a minute)
+	$(BIN)/python -m bench.client_install
 
 bench-capacity: $(STAMP) ## how many sessions a verifier holds, by where their drafters are (half an hour)
 	$(BIN)/python -m bench.wan.capacity
