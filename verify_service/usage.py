@@ -298,12 +298,21 @@ def read_records(file: Path) -> Iterator[UsageRecord | None]:
 
 
 def totals(records: Iterable[UsageRecord]) -> dict[tuple[str, str], Usage]:
-    """By tenant and model, in order. records: of all verifiers that the sessions have been to, in the order written."""
-    newest = {record.stay: record for record in records}
+    """By tenant and model, in order. records: of all verifiers that the sessions have been to, in any order."""
+    newest: dict[str, UsageRecord] = {}
+    for record in records:
+        known = newest.get(record.stay)
+        if known is None or _progress(record) >= _progress(known):
+            newest[record.stay] = record
     sessions: dict[tuple[str, str], dict[str, list[UsageRecord]]] = defaultdict(lambda: defaultdict(list))
     for record in newest.values():
         sessions[record.tenant, record.model][record.session].append(record)
     return {key: _added_up(list(sessions[key].values())) for key in sorted(sessions)}
+
+
+def _progress(record: UsageRecord) -> tuple[float, ...]:
+    """It only grows while a stay lasts: parts of a file may be read in any order, the wall clock may be set back."""
+    return record.end, record.tested, record.kv_byte_seconds, record.until
 
 
 def _added_up(sessions: Sequence[Sequence[UsageRecord]]) -> Usage:

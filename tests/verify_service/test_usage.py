@@ -71,6 +71,7 @@ async def test_a_stay_is_told_from_its_slot_to_its_end(tmp_path: Path) -> None:
     assert 0 < last.began <= last.until
     assert last.session != "s"  # the id is the right to read the session
     assert totals([first, last])["berlin", "a-model"][:5] == (1, 5, 3, 5, 5)
+    assert totals([last, first]) == totals([first, last])  # as where a part that was moved away is read last
 
 
 async def test_memory_is_counted_by_time(tmp_path: Path) -> None:
