@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from specwire.v1 import common_pb2, verify_pb2
 
 # Seconds after which a verifier that refused the session for the moment is asked again, unless it names more.
 RETRY_VERIFIER, MOST_RETRY_VERIFIER = 1.0, 10.0
+# By how much longer it may wait than that.
+SCATTER = 1.5
 # Fences are microseconds of a clock (`orchestrator.store.scripts`); a number beyond the year 2112 is no fence.
 BELIEVED_FENCE = 1 << 52
 # How many verifiers a session may lose in a row without a token, and how many newer fences they may name.
@@ -186,8 +189,10 @@ class SessionVerifier:
             expected = self.peer is not None and self.peer.draining
             self._try_again(0.0 if expected else RETRY_VERIFIER)
         elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and opening and self._view.output.tokens:
-            # Its verifier was lost and this one is full: a session that a client reads waits for a slot.
-            self._try_again(max(RETRY_VERIFIER, min(refused.retry_after_ms / 1000, MOST_RETRY_VERIFIER)))
+            # Its verifier was lost and this one is full: a session that a client reads waits for a slot. Scattered,
+            # because those that lost the same verifier would all come back at the same moments.
+            seconds = max(RETRY_VERIFIER, min(refused.retry_after_ms / 1000, MOST_RETRY_VERIFIER))
+            self._try_again(seconds * random.Random().uniform(1.0, SCATTER))
         else:
             self._tell(VerifierFailed(code, refused.message))
 

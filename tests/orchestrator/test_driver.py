@@ -204,6 +204,23 @@ async def test_a_session_with_output_waits_for_a_place(monkeypatch: pytest.Monke
     assert played.driver.view.failure[0] is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_those_that_find_no_slot_come_back_at_different_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sooner than they were told; else all sessions of a verifier that was lost would come again at once."""
+    waits: list[float] = []
+    monkeypatch.setattr(verifying.SessionVerifier, "_try_again", lambda _, seconds: waits.append(seconds))
+    played = await scene()
+    await played.decide(1)
+    played.driver.verifying.on_verifier_lost()
+    played.place(played.driver)
+    for _ in range(20):
+        played.driver.verifying.on_refused_by_verifier(
+            common_pb2.Refused(handle=1, code=FULL.code, message="full", retry_after_ms=2000)
+        )
+    assert len(set(waits)) == 20
+    assert 2.0 <= min(waits) < max(waits) <= 2.0 * verifying.SCATTER
+    await played.driver.close()
+
+
 async def test_a_new_session_is_refused_at_once() -> None:
     played = await scene()
     played.driver.verifying.on_refused_by_verifier(FULL)
