@@ -22,7 +22,7 @@ from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arg
 from specwire.registry.registrar import LoadReader, Registrar
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.process import say, share_interpreter
-from specwire.rpc.renewal import Renewal
+from specwire.rpc.renewal import Origin, Renewal
 from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
     ModelServiceOptions,
@@ -48,7 +48,7 @@ from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.engine.messages import Command, QueuePatience, Reports
 from verify_service.ranks import Ranks
 from verify_service.service import EngineThread, VerifyServicer
-from verify_service.tenants import add_tenants_argument, read_tenants, tenant_of
+from verify_service.tenants import TenantTable, add_tenants_argument, tenant_of, tenants_of
 from verify_service.usage import UsageLog, add_usage_argument, check_usage
 
 # Seconds for calls that are not links, such as a health watch.
@@ -136,6 +136,7 @@ async def start(
     registration: RegistryOptions = NOWHERE,
     shares: TenantShares | None = None,
     usage_log: Path | None = None,
+    tenants: Origin[TenantTable] | None = None,
 ) -> RunningVerifier:
     """Load and measure the model, then listen; health says SERVING from the first answer on.
 
@@ -146,6 +147,7 @@ async def start(
         registration: where the verifier registers.
         shares: what tenants may have; None where there are none.
         usage_log: where it is written what sessions used.
+        tenants: where `shares` come from, which change when it does.
 
     Raises:
         InvalidParameter: as `check_grace`, `check_patience`, `check_usage`.
@@ -181,7 +183,13 @@ async def start(
         started.pop_all()
     if usage is not None:
         usage.start()
-    renewal = Renewal(options.origins, server.recheck)
+
+    def renewed() -> None:
+        server.recheck()
+        if shares is not None and tenants is not None:
+            shares.renew(*tenants.latest)
+
+    renewal = Renewal((*options.origins, tenants), renewed)
     return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter, usage)
 
 
@@ -362,7 +370,8 @@ def run(args: argparse.Namespace) -> int:
         text_memory = text_memory_of(args.text_memory)
         telemetry, registration = telemetry_of(args), registry_of(args)
         registration.check_listen(args.listen)
-        shares = read_tenants(args.tenants)
+        tenants = tenants_of(args.tenants)
+        shares = None if tenants is None else TenantShares(*tenants.latest)
         check_usage(args.usage_log)
     except InvalidParameter as error:
         say(f"specwire verify: error: {error}")
@@ -382,6 +391,6 @@ def run(args: argparse.Namespace) -> int:
             engine=args.engine,
             engine_options=args.engine_options,
         )
-        return start(options, args.patient, args.detach_grace, patience, registration, shares, args.usage_log)
+        return start(options, args.patient, args.detach_grace, patience, registration, shares, args.usage_log, tenants)
 
     return run_model_service(args, "verify", serve_with)

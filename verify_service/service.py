@@ -25,7 +25,7 @@ from specwire.rpc.convert import (
     stopping_from_wire,
     verdict_to_wire,
 )
-from specwire.rpc.errors import StatusError, code_of
+from specwire.rpc.errors import Context, StatusError, code_of
 from specwire.rpc.link import Outbox
 from specwire.rpc.model_info import answer
 from specwire.rpc.service_thread import ServiceThread, monotonic_us
@@ -334,7 +334,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self,
         thread: EngineThread,
         info: common_pb2.GetModelInfoResponse,
-        tenant: Callable[[ConnectContext], str] | None = None,
+        tenant: Callable[[Context], str] | None = None,
         usage: UsageLog | None = None,
     ) -> None:
         self._tenant = tenant
@@ -392,7 +392,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> common_pb2.GetModelInfoResponse:
         return answer(self._info, request)
 
-    async def Score(self, request: verify_pb2.ScoreRequest, _: ScoreContext) -> verify_pb2.ScoreResponse:
+    async def Score(self, request: verify_pb2.ScoreRequest, context: ScoreContext) -> verify_pb2.ScoreResponse:
         check_tokens(request.tokens, self._info.vocabulary, 2, self._info.context)
         if not 1 <= request.from_position < len(request.tokens):
             raise InvalidParameter(
@@ -404,7 +404,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             raise InvalidParameter("others", f"at most {MOST_SCORED - 1} are allowed, not {len(request.others)}")
         for other in request.others:
             check_tokens(other.tokens, self._info.vocabulary, 1, self._info.context - request.from_position)
-        scores = await self._score(request)
+        scores = await self._score(request, self._whose(context))
         told = scores if request.HasField("top") else []
         return verify_pb2.ScoreResponse(
             log_probabilities=[each.logprobs.logprob for each in scores],
@@ -412,7 +412,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             ranks=[each.rank for each in told],
         )
 
-    async def _score(self, request: verify_pb2.ScoreRequest) -> list[TokenScore]:
+    def _whose(self, context: Context) -> str:
+        """The tenant; "" where there are none."""
+        return "" if self._tenant is None else self._tenant(context)
+
+    async def _score(self, request: verify_pb2.ScoreRequest, tenant: str) -> list[TokenScore]:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[list[TokenScore] | Refusal] = loop.create_future()
 
@@ -424,7 +428,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             loop.call_soon_threadsafe(settle, result)
 
         others = tuple(tuple(other.tokens) for other in request.others)
-        scoring = Scoring(tuple(request.tokens), request.from_position, reply, request.top, others=others)
+        tokens = tuple(request.tokens)
+        scoring = Scoring(tokens, request.from_position, reply, request.top, others=others, tenant=tenant)
         self._thread.send(scoring)
         try:
             result = await done
@@ -437,7 +442,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def Connect(self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], context: ConnectContext) -> None:
         if self._draining:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, STOPPING)
-        tenant = "" if self._tenant is None else self._tenant(context)
+        tenant = self._whose(context)
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         link = VerifyLink(Responses(context.write, lambda error: link.end(str(error))), broken)
         number = next(self._numbers)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.policy.shares import NO_LIMITS, TenantLimits, TenantShares
 from specwire.rpc.errors import Context
 from specwire.rpc.keys import Keys
+from specwire.rpc.renewal import Origin
 from specwire.rpc.server import certified_names, common_name
 from specwire.rpc.server_options import size_of
 
@@ -31,6 +33,8 @@ EVERYBODY_ELSE = "*"
 MEMORY = "kv_memory"
 COUNTS = tuple(each.name for each in fields(TenantLimits) if each.name not in ("weight", "kv_bytes"))
 LIMITS = ("weight", MEMORY, *COUNTS)
+# Limits by name, and those of everybody else.
+TenantTable = tuple[dict[str, TenantLimits], TenantLimits]
 
 
 def add_tenants_argument(parser: argparse.ArgumentParser) -> None:
@@ -41,10 +45,12 @@ def add_tenants_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_tenants(file: str | None) -> TenantShares | None:
+def tenants_of(file: str | None) -> Origin[TenantTable] | None:
     """None without a file. InvalidParameter names the tenant and the limit that is wrong."""
-    if file is None:
-        return None
+    return None if file is None else Origin((file,), partial(_table, file))
+
+
+def _table(file: str) -> TenantTable:
     try:
         told = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
@@ -54,7 +60,8 @@ def read_tenants(file: str | None) -> TenantShares | None:
     if not isinstance(told, dict) or not all(isinstance(name, str) for name in told):
         raise InvalidParameter(FLAG, f"{file} must map names of tenants to their limits")
     named = {name: _limits(f"{file}, {name}", limits) for name, limits in told.items()}
-    return TenantShares(named, named.pop(EVERYBODY_ELSE, NO_LIMITS))
+    other = named.pop(EVERYBODY_ELSE, NO_LIMITS)
+    return named, other
 
 
 def _limits(place: str, told: Any) -> TenantLimits:

@@ -80,7 +80,7 @@ class Rig:
         if isinstance(self.lm, DraftingModel):
             drafting = HeadDrafting(self.lm, HeadDepth({1: 20.0}, self.lm.most_depth or MOST_HEAD_DEPTH))
         self.now = 0.0
-        self.growth = growth
+        self.growth, self.patience = growth, patience
         costs = StepCosts(ForwardTimes(FLAT if growth is None else {m: self._cost(m) for m in ROWS}))
         if growth is not None:
             self._take_time()
@@ -149,8 +149,8 @@ class Rig:
     def open(self, handle: int, prompt: Sequence[int], link: int = 0, **changes: Any) -> None:
         self.tick(link, opens=(opening(handle, prompt, **changes),))
 
-    def propose(self, handle: int, *proposals: Proposal) -> None:
-        self.tick(proposals=tuple(Proposed(handle, proposal) for proposal in proposals))
+    def propose(self, handle: int, *proposals: Proposal, link: int = 0) -> None:
+        self.tick(link, proposals=tuple(Proposed(handle, proposal) for proposal in proposals))
 
     def step(self) -> Rest | None:
         rest = self.engine.step()

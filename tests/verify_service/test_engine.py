@@ -18,6 +18,7 @@ from specwire.rpc.service_thread import Stop
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
 from verify_service.engine.engine import LOOK_AGAIN_US
 from verify_service.engine.messages import LinkLost, Proposed, Refusal, Scoring, TokenScore
+from verify_service.engine.scoring import ScoringJob
 
 PROMPT = (7, 3, 9)
 
@@ -448,9 +449,9 @@ def test_scoring_is_not_charged_to_sessions() -> None:
     assert held is not None
     run_chunk = rig.engine._scorer.run_chunk
 
-    def slow() -> None:
+    def slow(job: ScoringJob) -> None:
         rig.now += 1e6
-        run_chunk()
+        run_chunk(job)
 
     rig.engine._scorer.run_chunk = slow  # type: ignore[method-assign]  # the test steps in between
     rig.engine.inbox.put(Scoring((1, 2, 3), 1, lambda _: None))

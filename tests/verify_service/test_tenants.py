@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +15,24 @@ import pytest
 from bench.certificates import Authority
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.policy.shares import TenantLimits, TenantShares
+from specwire.core.tree import BEFORE
+from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance
+from specwire.rpc import renewal
 from specwire.rpc.channel import open_channel
+from specwire.rpc.errors import retry_after
 from specwire.rpc.keys import Keys
+from specwire.rpc.renewal import Origin
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import verify_pb2, verify_pb2_grpc
 from tests.verify_service.peer import Peer
-from tests.verify_service.rig import Rig, chain, oracle
-from verify_service.engine.messages import QueuePatience
+from tests.verify_service.rig import chain, oracle
+from tests.verify_service.tenants import ENDLESS, PROMPT, big, decided, floods, stepped
+from tests.wait import until
 from verify_service.engine.sessions import PARK_AFTER_US
 from verify_service.server import RunningVerifier, start
-from verify_service.tenants import read_tenants
-
-PROMPT = (5, 6, 7)
-ENDLESS = 10_000
-
-
-def decided(rig: Rig) -> Counter[str]:
-    """Tokens by tenant; a handle below 100 is Ada's, the others are Bob's."""
-    counts: Counter[str] = Counter()
-    for handle, tokens in rig.tokens.items():
-        counts["ada" if handle < 100 else "bob"] += len(tokens)
-    return counts
-
-
-def floods(rig: Rig, sessions: int, **changes: object) -> None:
-    for handle in range(100, 100 + sessions):
-        rig.open(handle, (handle % 60, 3, 4), link=1, tenant="bob", max_tokens=ENDLESS, **changes)
-
-
-def stepped(rig: Rig, steps: int, before: Callable[[], None] = lambda: None) -> None:
-    for _ in range(steps):
-        before()
-        rest = rig.step()
-        if rest is not None:
-            rig.now = max(rig.now, min(rest.until_us, rig.now + 1e6))
-
-
-def big(growth: float, shares: TenantShares | None, slots: int = 16, queue: int = 0) -> Rig:
-    patience = QueuePatience(queue)
-    return Rig(slots=slots, context=4096, ngram=False, growth=growth, shares=shares, patience=patience)
+from verify_service.tenants import TenantTable, tenants_of
 
 
 def test_a_flood_of_sessions_costs_a_neighbour_its_share_only() -> None:
@@ -146,7 +124,8 @@ def test_who_is_left_out_of_steps_is_not_charged_for_them() -> None:
     assert all(held.session.ledger.balance_us < 3 * plain_us for held in rig.engine.roster)
 
 
-def test_trees_that_are_always_wrong_do_not_slow_a_neighbour_down() -> None:
+@pytest.mark.parametrize("parents", [(), (BEFORE,) * 16], ids=["chain", "siblings"])
+def test_trees_that_are_always_wrong_do_not_slow_a_neighbour_down(parents: tuple[int, ...]) -> None:
     """Bob's draft tokens are always wrong, 16 at a time: the ledgers refuse them."""
 
     def rate(wrong: bool) -> float:
@@ -163,12 +142,25 @@ def test_trees_that_are_always_wrong_do_not_slow_a_neighbour_down() -> None:
             text = list(held.session.text.tokens)
             ((right,),) = ([token] for token in oracle(rig.lm, text, 1))
             number += 1
-            rig.propose(100, chain(number, text, [(right + 1) % 50 + 3] * 16))
+            others = [token for token in range(3, 20) if token != right][:16]
+            rig.propose(100, replace(chain(number, text, others), parents=parents), link=1)
 
         stepped(rig, 150, propose if wrong else lambda: None)
+        assert rig.engine.tally.offers[Offer.STARTED] == (150 if wrong else 0)
         return decided(rig)["ada"] / rig.now
 
     assert rate(True) >= 0.9 * rate(False)
+
+
+def test_keys_and_values_beyond_the_limit_are_refused_over_all_links() -> None:
+    rig = big(0.1, TenantShares({"bob": TenantLimits(kv_bytes=10 * (len(PROMPT) + 40))}))
+    rig.engine.sessions._position_bytes = 5  # the scripted model keeps none
+    for handle in (100, 101, 102):
+        rig.open(handle, PROMPT, link=handle, tenant="bob")
+    rig.open(0, PROMPT, tenant="ada")
+    rig.step()
+    assert [(refusal.handle, refusal.code) for refusal in rig.refused] == [(102, Code.RESOURCE_EXHAUSTED)]
+    assert "bytes of keys and values" in rig.refused[0].message
 
 
 def test_sessions_beyond_the_limit_are_refused_with_a_time() -> None:
@@ -243,6 +235,10 @@ def test_a_full_queue_is_shared_too() -> None:
     refused = Counter("ada" if refusal.handle < 100 else "bob" for refusal in rig.refused)
     assert refused == {"bob": 14, "ada": 2}
     assert shares.refused == {"other": 16}
+    rig.now += rig.patience.wait_us
+    rig.step()
+    assert shares.refused == {"other": 22}  # those that have waited for too long, too
+    assert {(refusal.code, refusal.retry_ms) for refusal in rig.refused} == {(Code.RESOURCE_EXHAUSTED, 1000)}
 
 
 def test_rows_of_a_step_are_limited() -> None:
@@ -297,9 +293,11 @@ def test_prompts_of_a_flood_get_their_share_of_the_time() -> None:
 
 
 @asynccontextmanager
-async def sharing(shares: TenantShares, **options: Any) -> AsyncIterator[RunningVerifier]:
+async def sharing(
+    shares: TenantShares, tenants: Origin[TenantTable] | None = None, **options: Any
+) -> AsyncIterator[RunningVerifier]:
     served = ModelServiceOptions("scripted:7", slots=4, context=512, **options)
-    running = await start(served, shares=shares)
+    running = await start(served, shares=shares, tenants=tenants)
     try:
         yield running
     finally:
@@ -341,6 +339,24 @@ async def test_a_token_names_the_tenant_of_all_its_links() -> None:
         assert refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
         assert refused.retry_after_ms == 1000
         assert refused.message == "this tenant has 3 sessions open, of at most 3"
+    assert shares.refused == {"ada": 1}
+
+
+async def test_a_token_names_the_tenant_of_a_text_to_score() -> None:
+    ada, bob = "the-token-of-ada", "the-token-of-bob"
+    shares = TenantShares({"ada": TenantLimits(sessions=1)})
+    request = verify_pb2.ScoreRequest(tokens=PROMPT, from_position=1)
+    async with sharing(shares, keys=Keys({ada: "ada", bob: "bob"})) as running, linked(running, None, ada) as first:
+        await first.open(1, PROMPT, session_id="one", progress=verify_pb2.Progress(credit=4))
+        while not first.opened:
+            await first.receive()
+        async with open_channel(running.address, None, bob) as channel:
+            await verify_pb2_grpc.VerifyServiceStub(channel).Score(request)
+        async with open_channel(running.address, None, ada) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await verify_pb2_grpc.VerifyServiceStub(channel).Score(request)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert retry_after(refused.value) == 1.0
     assert shares.refused == {"ada": 1}
 
 
@@ -393,13 +409,35 @@ def written(folder: Path, text: str) -> str:
 
 def test_a_file_says_who_may_have_what(tmp_path: Path) -> None:
     berlin = "{weight: 2, sessions: 200, slots: 16, kv_memory: 8G, tokens: 800, rows: 32, prefill: 4000}"
-    shares = read_tenants(written(tmp_path, f'berlin: {berlin}\nrome:\n"*": {{sessions: 20}}\n'))
-    assert shares is not None
+    read = tenants_of(written(tmp_path, f'berlin: {berlin}\nrome:\n"*": {{sessions: 20}}\n'))
+    assert read is not None
+    shares = TenantShares(*read.latest)
     assert shares.of("berlin") == TenantLimits(2.0, 200, 16, 8 << 30, 800, 32, 4000)
     assert shares.of("rome") == TenantLimits()
     assert shares.of("whoever") == TenantLimits(sessions=20)
     assert [shares.label(name) for name in ("berlin", "whoever")] == ["berlin", "other"]
-    assert read_tenants(None) is None
+    assert tenants_of(None) is None
+
+
+async def test_limits_are_taken_up_when_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewal, "LOOK_EVERY_S", 0.05)
+    ada = "the-token-of-ada"
+    tenants = tenants_of(written(tmp_path, "ada: {sessions: 1}"))
+    assert tenants is not None
+    shares = TenantShares(*tenants.latest)
+    async with sharing(shares, tenants, keys=Keys({ada: "ada"})) as running, linked(running, None, ada) as first:
+        few = verify_pb2.Progress(credit=4)
+        for handle in (1, 2):
+            await first.open(handle, PROMPT, session_id=f"{handle}", progress=few)
+        while len(first.opened) + len(first.refused) < 2:
+            await first.receive()
+        assert (first.opened, [each.handle for each in first.refused]) == ([1], [2])
+        written(tmp_path, "ada: {sessions: 2, tokens: 1000}")
+        await until(lambda: shares.of("ada").sessions == 2)
+        await first.open(3, PROMPT, session_id="3", progress=few)
+        while len(first.opened) < 2:
+            await first.receive()
+        assert first.opened == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -419,11 +457,11 @@ def test_a_file_says_who_may_have_what(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_in_a_file_is_named(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter) as told:
-        read_tenants(written(tmp_path, text))
+        tenants_of(written(tmp_path, text))
     assert str(told.value).startswith("--tenants: ")
     assert message in str(told.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="none cannot be read: No such file or directory"):
-        read_tenants(str(tmp_path / "none"))
+        tenants_of(str(tmp_path / "none"))

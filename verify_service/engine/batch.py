@@ -209,6 +209,7 @@ class StepSharing:
         self._steps = 0
         self._left_out: list[Held] = []
         self._looked_us = now_us()
+        # Tenants that want something of this step.
         self._active: frozenset[str] = frozenset()
         # First tokens that prompts decided, which their tenants have had beside their rows.
         self._firsts: Counter[str] = Counter()
@@ -228,12 +229,14 @@ class StepSharing:
         self._left_out = [held for held in ready if at_us[held.tenant] > now_us]
         return [held for held in ready if at_us[held.tenant] <= now_us]
 
-    def chosen(self, shown: Sequence[StepCandidate], held: Mapping[int, Held]) -> list[StepCandidate]:
+    def chosen(
+        self, shown: Sequence[StepCandidate], held: Mapping[int, Held], scoring: Iterable[str] = ()
+    ) -> list[StepCandidate]:
         """The candidates that take part. A tenant's sessions that have waited for most steps go first.
 
-        held: sessions by slot.
+        held: sessions by slot. scoring: tenants that have texts to score.
         """
-        self._active = frozenset(held[each.slot].tenant for each in shown)
+        self._active = frozenset([*(held[each.slot].tenant for each in shown), *scoring])
         decoding = [each for each in shown if each.uncached == 1]
         able = Counter(held[each.slot].tenant for each in decoding)
         demand = {tenant: min(sessions, self._limit(tenant) or sessions) for tenant, sessions in able.items()}
@@ -268,12 +271,25 @@ class StepSharing:
         return self.shares.of(tenant).rows
 
     def _feeds(self, tenant: str, decoding: Mapping[str, int]) -> bool:
+        if not self.paced(tenant):
+            return False
+        return self.shares.owed_us(tenant) <= 0 or not any(other != tenant for other in decoding)
+
+    def paced(self, tenant: str) -> bool:
+        """Whether its prompt tokens per second allow it to feed some now."""
         now_us = self._now_us()
         at_us = self.shares.feeds_us(tenant, now_us)
         if at_us > now_us:
             self.next_us = min(self.next_us, at_us)
-            return False
-        return self.shares.owed_us(tenant) <= 0 or not any(other != tenant for other in decoding)
+        return at_us <= now_us
+
+    def scored(self, tenant: str, tokens: int, elapsed_us: float) -> None:
+        """Account for a chunk of a text that was scored, as for one of a prompt."""
+        self.shares.fed({tenant: tokens}, elapsed_us, elapsed_us, self._active)
+
+    def waits(self, tenant: str) -> bool:
+        """Whether what it has to score waits, because others' share comes first."""
+        return self.shares.owed_us(tenant) > 0 and bool(self._active - {tenant})
 
     def took(self, parts: Sequence[Part], forward_us: float) -> None:
         """Account for a step."""

@@ -52,7 +52,7 @@ from verify_service.engine.messages import (
     Tick,
     TurnAway,
 )
-from verify_service.engine.scoring import Scorer
+from verify_service.engine.scoring import Scorer, ScoringJob
 from verify_service.engine.session_manager import SessionManager
 from verify_service.engine.sessions import Held
 
@@ -221,7 +221,6 @@ class Engine:
         self.steps = 0
         self.stopped = False
         self.step_began_s: float | None = None
-        self._scorer = Scorer(lm, sampler, self.sessions)
         self._deliver = deliver
         self._now_us = now_us
         self._patient = patient
@@ -229,6 +228,7 @@ class Engine:
         self._limits = StepLimits()
         self._turns = PromptTurns() if shares is None else PromptTurns(shares.weight)
         self._sharing = None if shares is None else StepSharing(shares, costs, self.roster, lm, now_us)
+        self._scorer = Scorer(lm, sampler, self.sessions, self._sharing)
         self._drafting = drafting
         self.shares = shares
 
@@ -272,13 +272,13 @@ class Engine:
             for slot, held in runnable.items()
         ]
         if self._sharing is not None:
-            shown = self._sharing.chosen(shown, runnable)
+            shown = self._sharing.chosen(shown, runnable, self._scorer.tenants)
         candidates = self._turns.ordered(shown, runnable)
         decoding = sum(each.uncached == 1 for each in candidates)
         V = self.costs.of(decoding)
         plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, self._limits.most_rows)
         self.tell()
-        if plan.wait_until_us is not None and not self._scorer.jobs:
+        if plan.wait_until_us is not None and self._scorer.turn(idle=False) is None:
             awaited = tuple([runnable[slot].running for slot in plan.awaited])
             return Rest(min(plan.wait_until_us, self.sessions.next_deadline_us), awaited, decoding)
         if plan.shares:
@@ -286,9 +286,10 @@ class Engine:
             for share, held in shares:
                 held.lookout.planned(share, held.looked)
             self._compute(shares)
-        if self._scorer.jobs:
+        scoring = self._scorer.turn(idle=not plan.shares)
+        if scoring is not None:
             self.tell()
-            self._score()
+            self._score(scoring)
             return None
         return None if plan.shares or self.sessions.earlier.waiting else Rest(self._next_us(late))
 
@@ -529,11 +530,13 @@ class Engine:
         )
         self.sessions.report_of(held).decided.append(Decided(held.handle, held.attach, verdict))
 
-    def _score(self) -> None:
+    def _score(self, scoring: ScoringJob) -> None:
         """A chunk of scoring counts as a pause: it is no part of what a step costs its sessions."""
-        began_us = self._now_us()
-        self._scorer.run_chunk()
+        began_us, fed = self._now_us(), scoring.fed
+        self._scorer.run_chunk(scoring)
         elapsed_us = self._now_us() - began_us
+        if self._sharing is not None and scoring.fed > fed:
+            self._sharing.scored(scoring.request.tenant, scoring.fed - fed, elapsed_us)
         self._pauses.idle_us += elapsed_us
         for held in self.roster:
             held.running.since_us += elapsed_us

@@ -121,7 +121,7 @@ class Scoring:
     """Score tokens[from_position:]; `reply` gets the scores, or a code and a message, in the engine's thread.
 
     top: how many of the most probable ids are told with each. others: further continuations of tokens[:from_position],
-    whose scores follow.
+    whose scores follow. tenant: whose call it is, where there are tenants.
     """
 
     tokens: tuple[int, ...]
@@ -130,6 +130,7 @@ class Scoring:
     top: int = 0
     cancelled: bool = False
     others: tuple[tuple[int, ...], ...] = ()
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

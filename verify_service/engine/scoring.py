@@ -1,14 +1,24 @@
-"""Scores given texts between steps, a chunk at a time, so that a long text delays no session by more than a chunk."""
+"""Scores given texts between steps, a chunk at a time, so that a long text delays no session by more than a chunk.
+
+Where tenants share the verifier a text counts as a session of its tenant, and its chunks as those of a prompt: they
+wait for the others' share of the time.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from specwire.core.invalid import Code
 from specwire.core.model import Feed, ModelLost, SlotModel
-from verify_service.engine.batch import OUT_OF_MEMORY_MESSAGE, RowSampler, ShortOfMemory, detect_out_of_memory
+from verify_service.engine.batch import (
+    OUT_OF_MEMORY_MESSAGE,
+    RowSampler,
+    ShortOfMemory,
+    StepSharing,
+    detect_out_of_memory,
+)
 from verify_service.engine.messages import Refusal, Scoring, TokenScore
 from verify_service.engine.session_manager import SessionManager
 
@@ -17,12 +27,15 @@ logger = logging.getLogger(__name__)
 CHUNK_ROWS = 256
 
 
-@dataclass(slots=True)
-class _ScoringJob:
+@dataclass(slots=True, eq=False)
+class ScoringJob:
+    """scored: how many of its texts are. fed: tokens."""
+
     request: Scoring
     slot: int
     done: list[TokenScore] = field(default_factory=list)
-    scored: int = 0  # how many of its texts
+    scored: int = 0
+    fed: int = 0
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -34,28 +47,81 @@ class _ScoringJob:
 
 
 class Scorer:
-    """Borrows a free slot for each request, whose texts follow each other there behind what they have in common.
+    """Borrows a free slot for each request, whose texts follow each other there behind what they have in common."""
 
-    `jobs`: requests under way, and those that wait.
-    """
-
-    def __init__(self, lm: SlotModel, sampler: RowSampler, sessions: SessionManager) -> None:
+    def __init__(
+        self, lm: SlotModel, sampler: RowSampler, sessions: SessionManager, sharing: StepSharing | None = None
+    ) -> None:
         self._lm = lm
         self._sampler = sampler
         self._sessions = sessions
-        self.jobs: deque[_ScoringJob] = deque()
+        self._sharing = sharing
+        self._jobs: deque[ScoringJob] = deque()
+
+    @property
+    def tenants(self) -> set[str]:
+        """Whose texts are here."""
+        return {job.request.tenant for job in self._jobs}
+
+    def turn(self, idle: bool) -> ScoringJob | None:
+        """The text whose turn it is, if one may go on now: the first one, of the tenant that owes the others least.
+
+        idle: nothing else is to be computed, so that none waits for others' share.
+        """
+        sharing = self._sharing
+        if sharing is None:
+            return self._jobs[0] if self._jobs else None
+        able = {tenant for tenant in self.tenants if sharing.paced(tenant) and (idle or not sharing.waits(tenant))}
+        jobs = (job for job in self._jobs if job.request.tenant in able)
+        return min(jobs, key=lambda job: sharing.shares.owed_us(job.request.tenant), default=None)
+
+    # Taking in
 
     def add(self, request: Scoring) -> None:
-        slot = self._sessions.scheduler.lend()
-        if slot is None:
-            message = f"all {self._lm.slots} slots of this verifier are taken"
-            request.reply(Refusal(0, Code.RESOURCE_EXHAUSTED, message))
-            return
-        self.jobs.append(_ScoringJob(request, slot))
+        message = self._beyond_limits(request.tenant)
+        slot = self._slot_for(request.tenant) if message is None else None
+        if slot is not None:
+            self._jobs.append(ScoringJob(request, slot))
+        else:
+            self._refuse(request, message or f"all {self._lm.slots} slots of this verifier are taken")
 
-    def run_chunk(self) -> None:
-        """Run one forward of the first text."""
-        job = self.jobs[0]
+    def _refuse(self, request: Scoring, message: str) -> None:
+        if self._sharing is not None:
+            self._sharing.shares.count_refused(request.tenant)
+        request.reply(Refusal(0, Code.RESOURCE_EXHAUSTED, message))
+
+    def _beyond_limits(self, tenant: str) -> str | None:
+        """Why its tenant may not have one more text scored; None if it may."""
+        if self._sharing is None:
+            return None
+        limits, own = self._sharing.shares.of(tenant), [each for each in self._sessions.roster if each.tenant == tenant]
+        scoring = sum(job.request.tenant == tenant for job in self._jobs)
+        for what, count, most in (
+            ("sessions", len(own) + scoring, limits.sessions),
+            ("slots", sum(not each.waiting for each in own) + scoring, limits.slots),
+        ):
+            if most is not None and count >= most:
+                return f"this tenant has {count} {what}, texts to score among them, of at most {most}"
+        return None
+
+    def _slot_for(self, tenant: str) -> int | None:
+        """A slot, if need be that of the last text of a tenant with more of them, if it has not begun."""
+        lend = self._sessions.scheduler.lend
+        slot = lend()
+        if slot is None and self._sharing is not None:
+            counts = Counter(job.request.tenant for job in self._jobs)
+            other = self._sharing.shares.gives_way(tenant, counts)
+            late = (job for job in reversed(self._jobs) if job.request.tenant == other and not job.fed)
+            if other is not None and (job := next(late, None)) is not None:
+                self._end(job)
+                self._refuse(job.request, "its slot was taken for another tenant, which has fewer")
+                slot = lend()
+        return slot
+
+    # Computing
+
+    def run_chunk(self, job: ScoringJob) -> None:
+        """Run one forward of it."""
         try:
             with detect_out_of_memory():
                 answer = None if job.request.cancelled else self._advance(job)
@@ -74,17 +140,18 @@ class Scorer:
 
     def abandon(self) -> None:
         """Refuse the texts that are left: the verifier stops."""
-        for job in list(self.jobs):
+        for job in list(self._jobs):
             self._end(job)
             job.request.reply(Refusal(0, Code.UNAVAILABLE, "the verifier is stopping"))
 
-    def _advance(self, job: _ScoringJob) -> list[TokenScore] | Refusal | None:
+    def _advance(self, job: ScoringJob) -> list[TokenScore] | Refusal | None:
         """The scores once all texts are fed, a refusal, or None where there is more to do."""
         tokens, first = job.text, job.request.from_position
         start = self._lm.cached(job.slot)
         stop = min(start + CHUNK_ROWS, len(tokens) - 1)
         # The row of position p holds the distribution of token p + 1.
         wanted = max(0, stop - max(start, first - 1))
+        job.fed += stop - start
         rows = self._lm.forward([Feed(job.slot, start, tokens[start:stop], wanted)])
         if job.slot in self._lm.failed:
             return Refusal(0, Code.ABORTED, f"the target's logits before position {stop} are not finite")
@@ -98,6 +165,6 @@ class Scorer:
         self._lm.rollback(job.slot, first - 1)
         return None
 
-    def _end(self, job: _ScoringJob) -> None:
-        self.jobs.remove(job)
+    def _end(self, job: ScoringJob) -> None:
+        self._jobs.remove(job)
         self._sessions.scheduler.slots.give_back(job.slot)

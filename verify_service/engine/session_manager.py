@@ -35,7 +35,7 @@ from verify_service.engine.messages import (
 )
 from verify_service.engine.sessions import NO_SLOT, Held, Roster, SlotScheduler
 
-# Milliseconds after which a tenant that has all that it may have is told to ask again.
+# Milliseconds after which who found no slot, or has all that it may have, is told to ask again.
 RETRY_MS = 1000
 
 
@@ -262,9 +262,13 @@ class SessionManager:
         if beyond is not None:
             return Refusal(held.handle, Code.RESOURCE_EXHAUSTED, beyond, retry_ms=RETRY_MS)
         reason = self.scheduler.enter(held)
-        if reason is not None and self._shares is not None:
+        return None if reason is None else self._slotless(held, reason)
+
+    def _slotless(self, held: Held, message: str) -> Refusal:
+        """It found no slot."""
+        if self._shares is not None:
             self._shares.count_refused(held.tenant)
-        return None if reason is None else Refusal(held.handle, Code.RESOURCE_EXHAUSTED, reason)
+        return Refusal(held.handle, Code.RESOURCE_EXHAUSTED, message, retry_ms=RETRY_MS)
 
     def _beyond_limits(self, held: Held) -> str | None:
         """Why its tenant may not have this session, too. Sessions without a link count as long as they are kept."""
@@ -333,7 +337,7 @@ class SessionManager:
         for held in [each for each in self.roster if each.expires_us <= now_us]:
             if held.until_us <= now_us and held.waiting:
                 message = f"no slot of this verifier came free within {self._patience.wait_us / 1e6:g} s"
-                self.report(held.link).refused.append(Refusal(held.handle, Code.RESOURCE_EXHAUSTED, message))
+                self.report(held.link).refused.append(self._slotless(held, message))
             elif held.until_us <= now_us:
                 self.counts["session let go that nobody came back for"] += 1
             else:

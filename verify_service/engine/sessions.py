@@ -421,7 +421,10 @@ class SlotScheduler:
         self.slots.forget(session_id)
 
     def lend(self) -> int | None:
-        """An empty slot, taken from an idle session if need be; None if all are in use."""
+        """An empty slot, taken from an idle session if need be; None if all are in use, or a session waits for it."""
+        self.fill()
+        if self.waiting.next(self._roster.served) is not None:
+            return None
         slot = self.slots.lend()
         return self.slots.lend() if slot is None and self._dismiss_idle() else slot
 

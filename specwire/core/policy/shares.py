@@ -120,6 +120,11 @@ class TenantShares:
         self.rows: Counter[str] = Counter()
         self.kv_byte_us: Counter[str] = Counter()
 
+    def renew(self, named: Mapping[str, TenantLimits], other: TenantLimits = NO_LIMITS) -> None:
+        """Other limits from now on; what was counted stays. From any thread."""
+        self.named, self._other = dict(named), other
+        self._tokens, self._prefill = {}, {}
+
     def of(self, tenant: str) -> TenantLimits:
         return self.named.get(tenant, self._other)
 
@@ -186,8 +191,8 @@ class TenantShares:
 
     def count_decided(self, tenant: str, tokens: int) -> None:
         self.decided[self.label(tenant)] += tokens
-        if tenant in self._tokens:
-            self._tokens[tenant].spend(tokens)
+        if (bucket := self._tokens.get(tenant)) is not None:
+            bucket.spend(tokens)
 
     def count_held(self, tenant: str, kv_bytes: int, microseconds: float) -> None:
         self.kv_byte_us[self.label(tenant)] += round(kv_bytes * microseconds)
@@ -208,8 +213,8 @@ class TenantShares:
         present = set(active) | set(tokens)
         for tenant, fed in tokens.items():
             self.prefilled[self.label(tenant)] += fed
-            if tenant in self._prefill:
-                self._prefill[tenant].spend(fed)
+            if (bucket := self._prefill.get(tenant)) is not None:
+                bucket.spend(fed)
         if len(present) < 2:
             self._owed_us.clear()
             return
