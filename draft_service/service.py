@@ -118,6 +118,7 @@ class DraftHandler:
             self._take_open(opening, link)
         for advance in message.advances:
             self._take_advance(advance, link)
+        self._beginnings.over(link, (close.handle for close in message.closes))
         for close in message.closes:
             self._drafter.send(CloseSession(link, close.handle))
             self._spans.end(link, close.handle)
@@ -153,7 +154,7 @@ class DraftHandler:
             matcher = None if isinstance(found, Exception) else found
             self._drafter.send(BeginSession(link, opened.handle, opened.number, matcher))
 
-        self._beginnings.begin(link, constraint, opened.tokens[opened.prompt_length :], tell)
+        self._beginnings.begin(link, constraint, opened.tokens[opened.prompt_length :], tell, opened.handle)
 
     def _take_advance(self, advance: draft_pb2.Advance, link: OrchestratorLink) -> None:
         try:

@@ -473,6 +473,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         """Sessions were opened or closed. Closes come first, so that a handle may be used again."""
         self._presence.came(link, (opening.handle for opening in tick.opens))
         self._presence.went(link, tick.closes)
+        self._beginnings.over(link, tick.closes)
         for close in message.closes:
             self._spans.end(link, close.handle)
         for opening in message.opens:
@@ -494,7 +495,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 Begun(link, opening.handle, opening.generation, matcher_or_refusal(opening.handle, found))
             )
 
-        self._beginnings.begin(link, constraint, opening.tokens[opening.prompt_length :], tell)
+        output, whose = opening.tokens[opening.prompt_length :], None if self._tenant is None else opening.tenant
+        self._beginnings.begin(link, constraint, output, tell, opening.handle, whose)
 
     async def _read(
         self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], link: int, outbox: Responses, tenant: str = ""

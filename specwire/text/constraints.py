@@ -10,7 +10,9 @@ import importlib.util
 import os
 import socket
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from specwire.text.sandbox import Busy, ForkServer, Lost, packed, readable, rece
 PROCESS = "specwire.text.constraint_process"
 # Seconds for one constraint. Its process has a limit of its own, for processor time.
 LIMIT_S = 20.0
-# How many constraints are compiled at once, so that they take few cores, and how many may wait.
+# How many constraints are compiled at once, so that they take few cores, and how many of one caller may wait.
 AT_ONCE, MOST_WAITING = 4, 256
 
 
@@ -36,6 +38,41 @@ class NotInstalled(Exception):
 Found = Matcher | InvalidParameter | NotInstalled | Busy
 
 
+class _Turns:
+    """Lets `most` work at once. Next is who has fewest at work; of equals the one that came first."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._working: Counter[Hashable] = Counter()
+        self._waiting: list[tuple[Hashable, asyncio.Future[None]]] = []
+
+    @asynccontextmanager
+    async def turn(self, whose: Hashable) -> AsyncIterator[None]:
+        entry = whose, asyncio.get_running_loop().create_future()
+        self._waiting.append(entry)
+        self._let()
+        try:
+            await entry[1]
+            yield
+        finally:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            else:
+                self._free += 1
+                self._working[whose] -= 1
+                self._let()
+
+    def _let(self) -> None:
+        self._working = +self._working
+        while self._free and self._waiting:
+            entry = min(self._waiting, key=lambda each: self._working[each[0]])
+            self._waiting.remove(entry)
+            self._free -= 1
+            self._working[entry[0]] += 1
+            if not entry[1].done():  # else it was given up at this very moment, and gives its turn back
+                entry[1].set_result(None)
+
+
 class Compiler:
     """For one model's tokenizer. The process that the others are forked from begins with the first constraint.
 
@@ -47,11 +84,15 @@ class Compiler:
         self._vocabulary = vocabulary
         self._eos_ids = tuple(eos_ids)
         self._forks = ForkServer(PROCESS, [str(each) for each in (vocabulary, *eos_ids)], tokenizer_json)
-        self._turns = asyncio.Semaphore(AT_ONCE)
-        self._waiting = 0
+        self._turns = _Turns(AT_ONCE)
+        self._waiting: Counter[Hashable] = Counter()
 
-    async def begin(self, constraint: Constraint, output: Sequence[int], limit_s: float = LIMIT_S) -> Matcher:
+    async def begin(
+        self, constraint: Constraint, output: Sequence[int], limit_s: float = LIMIT_S, whose: Hashable = None
+    ) -> Matcher:
         """The constraint's matcher behind the output so far.
+
+        whose: the caller; callers take turns.
 
         Raises:
             InvalidParameter: it is none, asks for too much, or does not allow the output.
@@ -62,19 +103,20 @@ class Compiler:
             raise NotInstalled(f"{constraint.kind}: needs llguidance here (pip install 'specwire[constrained]')")
         if not self._usable:
             raise constraint.invalid("needs a model with a tokenizer and an end-of-sequence id")
-        if self._waiting >= MOST_WAITING:
+        if self._waiting[whose] >= MOST_WAITING:
             raise Busy(f"{constraint.kind}: {MOST_WAITING} constraints wait to be compiled")
-        self._waiting += 1
+        self._waiting[whose] += 1
         try:
             async with asyncio.timeout(limit_s):
-                async with self._turns:
+                async with self._turns.turn(whose):
                     return await self._begun(constraint, output)
         except TimeoutError:
             raise Busy(f"{constraint.kind}: was not compiled within {limit_s:g} s") from None
         except Lost as lost:
             raise constraint.invalid(str(lost)) from None
         finally:
-            self._waiting -= 1
+            self._waiting[whose] -= 1
+            self._waiting = +self._waiting
 
     async def _begun(self, constraint: Constraint, output: Sequence[int]) -> Matcher:
         asked = {"kind": constraint.kind, "texts": constraint.texts, "output": list(output)}
@@ -122,19 +164,34 @@ class Beginnings:
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
-        self._tasks: dict[asyncio.Task[None], Hashable] = {}
+        self._tasks: dict[asyncio.Task[None], tuple[Hashable, int]] = {}
 
     def begin(
-        self, link: Hashable, constraint: Constraint, output: Sequence[int], tell: Callable[[Found], object]
+        self,
+        link: Hashable,
+        constraint: Constraint,
+        output: Sequence[int],
+        tell: Callable[[Found], object],
+        handle: int = 0,
+        whose: Hashable = None,
     ) -> None:
-        """`tell` is called with what became of it, unless the link is lost first."""
-        task = asyncio.ensure_future(self._begin(constraint, output, tell))
-        self._tasks[task] = link
+        """`tell` is called with what became of it, unless the link is lost, or the session is over, first.
+
+        whose: callers take turns; a link is one, unless more is known.
+        """
+        task = asyncio.ensure_future(self._begin(constraint, output, tell, link if whose is None else whose))
+        self._tasks[task] = link, handle
         task.add_done_callback(self._tasks.pop)
 
     def lost(self, link: Hashable) -> None:
         """The next link opens its sessions anew."""
-        for task in [task for task, theirs in self._tasks.items() if theirs == link]:
+        for task in [task for task, (theirs, _) in self._tasks.items() if theirs == link]:
+            task.cancel()
+
+    def over(self, link: Hashable, handles: Iterable[int]) -> None:
+        """Sessions of a link that were closed; others may be among them."""
+        gone = {(link, handle) for handle in handles} if self._tasks else ()
+        for task in [task for task, whose in self._tasks.items() if whose in gone]:
             task.cancel()
 
     async def stop(self) -> None:
@@ -143,10 +200,12 @@ class Beginnings:
         if self._compiler.started:
             await asyncio.to_thread(self._compiler.stop)
 
-    async def _begin(self, constraint: Constraint, output: Sequence[int], tell: Callable[[Found], object]) -> None:
+    async def _begin(
+        self, constraint: Constraint, output: Sequence[int], tell: Callable[[Found], object], whose: Hashable
+    ) -> None:
         found: Found
         try:
-            found = await self._compiler.begin(constraint, output)
+            found = await self._compiler.begin(constraint, output, whose=whose)
         except (InvalidParameter, NotInstalled, Busy) as error:
             found = error
         tell(found)

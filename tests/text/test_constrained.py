@@ -7,6 +7,7 @@ import json
 import random
 import re
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -305,6 +306,35 @@ async def test_what_takes_too_long_is_given_up_and_too_many_are_refused(
     assert (await compiler.begin(regex("a"), ())).length == 0
 
 
+async def test_a_flood_of_constraints_keeps_no_other_caller_waiting(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four of Bob's are compiled at a time, and take for ever: Ada's goes next once one of them is given up."""
+    begun: list[str] = []
+    ending = asyncio.Event()
+
+    async def slow(constraint: Constraint, output: Sequence[int]) -> str:
+        begun.append(constraint.texts[0])
+        if constraint.texts[0] == "his":
+            await ending.wait()
+        return constraint.texts[0]
+
+    monkeypatch.setattr(compiler, "_begun", slow)
+    monkeypatch.setattr(specwire.text.constraints, "MOST_WAITING", 20)
+    his = [asyncio.ensure_future(compiler.begin(regex("his"), (), whose="bob")) for _ in range(25)]
+    await asyncio.sleep(0)
+    hers = asyncio.ensure_future(compiler.begin(regex("hers"), (), whose="ada"))
+    await until(lambda: begun == ["his"] * 4 and sum(job.done() for job in his) == 5)
+    his[0].cancel()
+    assert str(await hers) == "hers"
+    assert begun[4] == "hers"
+    his[5].cancel()  # one that waits
+    ending.set()
+    found = await asyncio.gather(*his, return_exceptions=True)
+    kinds = Counter(type(each).__name__ for each in found)
+    assert kinds == {"str": 18, "CancelledError": 2, "Busy": 5}
+
+
 async def test_nothing_is_left_of_it_and_it_can_begin_again() -> None:
     compiling = Compiler((TARGET / "tokenizer.json").read_bytes(), VOCABULARY, (END,))
     held = await compiling.begin(regex("ab"), ())
@@ -358,7 +388,9 @@ async def test_nobody_is_told_of_a_lost_links_constraints(compiler: Compiler) ->
     for link in ("lost", "kept"):
         beginnings.begin(link, regex("a(" if link == "lost" else "ab"), (), tell(link))
         beginnings.begin(link, regex("b("), (), tell(link))
+    beginnings.begin("kept", regex("c("), (), tell("over"), handle=7)
     beginnings.lost("lost")
+    beginnings.over("kept", [7, 8])
     async with asyncio.timeout(LIMIT_S):
         found = [await told.get() for _ in range(2)]
     assert [link for link, _ in found] == ["kept", "kept"]
