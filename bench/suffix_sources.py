@@ -61,7 +61,7 @@ class Replayed:
     us: float
 
 
-class Source(Protocol):
+class GuessSource(Protocol):
     """A tenant's guesses: one session after the other."""
 
     def begin(self, prompt: Sequence[int]) -> None: ...
@@ -70,7 +70,7 @@ class Source(Protocol):
     def end(self) -> None: ...
 
 
-class OwnText:
+class OwnGuesses:
     """The session's own text; with `texts`, what the tenant's others said, too."""
 
     def __init__(self, texts: ScopeTexts | None = None) -> None:
@@ -97,8 +97,8 @@ class OwnText:
         """What was said stays."""
 
 
-def shared_texts() -> OwnText:
-    return OwnText(ScopeTexts(lambda _: True))
+def shared_texts() -> OwnGuesses:
+    return OwnGuesses(ScopeTexts(lambda _: True))
 
 
 class Arctic:
@@ -141,7 +141,7 @@ def arctic() -> Any | None:
     return importlib.import_module("arctic_inference.suffix_decoding")
 
 
-def replay(label: str, sessions: Sequence[Said], sources: dict[str, Source]) -> Replayed:
+def replay(label: str, sessions: Sequence[Said], sources: dict[str, GuessSource]) -> Replayed:
     """sources: by tenant."""
     guesses = tested = accepted = tokens = spent_ns = 0
     for said in sessions:
@@ -168,7 +168,7 @@ def replays(sessions: Sequence[Said]) -> list[Replayed]:
     """Of every source that there is."""
     tenants = sorted({said.tenant for said in sessions})
     found = [
-        replay("the session's own text", sessions, {tenant: OwnText() for tenant in tenants}),
+        replay("the session's own text", sessions, {tenant: OwnGuesses() for tenant in tenants}),
         replay("the tenant's texts", sessions, {tenant: shared_texts() for tenant in tenants}),
     ]
     module = arctic()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from tokenizers import Tokenizer
 
-from bench.suffix_sources import PACKAGE, OwnText, Said, arctic, replay, replays, shared_texts
+from bench.suffix_sources import PACKAGE, OwnGuesses, Said, arctic, replay, replays, shared_texts
 from demo_pair import TARGET, held_out_prompts
 from specwire.core.policy.tunables import SHARED_ORDERS
 from specwire.core.verify import shared_texts as module
@@ -30,7 +30,7 @@ def said(tenant: str, seed: int, prompt: int = 30, output: int = 60) -> Said:
 def test_what_a_tenant_said_before_is_right_in_its_own_sessions_only() -> None:
     first, again, other = said("ada", 1), said("ada", 1), said("bob", 1)
     found = replay("", [first, again, other], {"ada": shared_texts(), "bob": shared_texts()})
-    alone = replay("", [first, again, other], {"ada": OwnText(), "bob": OwnText()})
+    alone = replay("", [first, again, other], {"ada": OwnGuesses(), "bob": OwnGuesses()})
     assert alone.tokens_a_guess == 1.0
     # 60 tokens of the second session in windows of 16 and one; 120 tokens of the others one by one.
     assert found.tokens_a_guess == pytest.approx(180 / (4 + 120))
