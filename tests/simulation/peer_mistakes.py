@@ -24,7 +24,7 @@ from specwire.rpc.model_info import Identity
 from tests.patches import Patch, always_returning
 from tests.simulation.services import HeadFault
 from verify_service import service
-from verify_service.engine import slots
+from verify_service.engine import sessions
 from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.session_manager import SessionManager
 from verify_service.engine.slots import Slots
@@ -81,7 +81,7 @@ def urgent_sessions_passed_over(patch: Patch) -> None:
     def latest(rooms: Any, places: Any, turns: Any) -> Waiting | None:
         return max(rooms, key=lambda each: each.arrival, default=None)
 
-    patch.setattr(slots, "next_in_turn", latest)
+    patch.setattr(sessions, "next_in_turn", latest)
 
 
 def opens_sessions_while_it_stops(patch: Patch) -> None:
