@@ -263,7 +263,12 @@ class ServiceThread(Generic[Command, Reports, Info]):
     # In the event loop
 
     def _hand_over(self, reports: Reports) -> None:
-        self.on_reports(reports)
+        """What cannot be told is lost, and a text would wait for it for ever: better the service fails, and it moves."""
+        try:
+            self.on_reports(reports)
+        except Exception as error:
+            logger.exception("a report of the %s could not be told", self._name)
+            _settle(self._ended, f"a report could not be told: {type(error).__name__}: {error}")
 
     def _start_watching(self, runnable: Runnable[Command]) -> None:
         self._watching = self._loop.create_task(self._watch(runnable), name=f"watch the {self._name}")

@@ -7,6 +7,7 @@ import torch
 
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.policy.tunables import STEP_OUTLIER
 from specwire.lm import Feed, load_model
 from verify_service.engine.calibration import WIDTHS, calibrate, calibrate_batches, undisturbed
 
@@ -136,6 +137,16 @@ def test_what_a_window_adds_around_its_forward_is_the_windows_of_one_session_too
         learned.observe(1, 4, 1300.0, 500.0, drafting=True, waited=False)
     assert learned.plain(1) == 1200.0
     assert learned.of(1)(4) == pytest.approx(1800.0, rel=0.01)
+
+
+def test_a_window_takes_about_its_forward_at_least_however_slow_the_software_of_plain_steps_was() -> None:
+    """Of a busy machine's first step all is known, and no plain one may follow for long."""
+    learned = costs()
+    learned.observe(1, 1, 30_000.0, 25_000.0, drafting=True, waited=False)
+    for _ in range(300):
+        learned.observe(1, 4, 1300.0, 500.0, drafting=True, waited=False)
+    assert learned.forward.at(4) >= 1300.0 / STEP_OUTLIER
+    assert learned.plain(1) > 0.0
 
 
 def test_a_hiccup_of_the_machine_is_nobody_s_but_one_after_the_other_is_none() -> None:

@@ -171,6 +171,22 @@ async def test_a_failure_of_the_thread_is_reported(caplog: pytest.LogCaptureFixt
     await thread.stop()
 
 
+async def test_a_report_that_cannot_be_told_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Else its sessions would wait for it for ever."""
+    started = Started()
+    await started.thread.start()
+
+    def refuse(_: str) -> None:
+        raise ValueError("out of range")
+
+    started.thread.on_reports = refuse
+    started.thread.send(Say("hello"))
+    with caplog.at_level(logging.CRITICAL, logger=service_thread.__name__):
+        reason = await asyncio.wait_for(started.thread.failed(), LIMIT_S)
+    assert reason == "a report could not be told: ValueError: out of range"
+    await started.thread.stop()
+
+
 async def test_a_step_that_does_not_end_is_a_failure() -> None:
     started = Started(blocked=True, step_limit_s=0.05)
     await started.thread.start()

@@ -20,6 +20,7 @@ from specwire.core.policy.tunables import (
     MEANT_OVER,
     SCALES,
     SLACK_DEVIATIONS,
+    STEP_OUTLIER,
     STEP_WEIGHT,
     TIMING_WEIGHT,
     TOLERATED_SHARE,
@@ -194,9 +195,14 @@ class StepCosts:
         return None if plain and not waited else self.plain(sessions)
 
     def _observe_one(self, rows: int, forward_us: float, around_us: float, calm: bool) -> None:
-        """What a window adds around its forward is the window's."""
+        """What a window adds around its forward is the window's.
+
+        It hardly takes less than its forward: where the plain steps met a busy machine and windows did not, the
+        difference would be negative, and so would V.
+        """
         if rows > 1:
-            self.forward.observe(rows, forward_us + around_us - self._around[1])
+            window_us = forward_us + around_us - self._around[1]
+            self.forward.observe(rows, max(window_us, forward_us / STEP_OUTLIER))
         elif calm and not self._windowed:
             self.forward.observe(rows, forward_us)
         self._windowed = rows > 1
