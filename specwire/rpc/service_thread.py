@@ -263,7 +263,7 @@ class ServiceThread(Generic[Command, Reports, Info]):
     # In the event loop
 
     def _hand_over(self, reports: Reports) -> None:
-        """What cannot be told is lost, and a text would wait for it for ever: better the service fails, and it moves."""
+        """What cannot be told is lost, and a text would wait for it for ever. So the service fails, and texts move."""
         try:
             self.on_reports(reports)
         except Exception as error:

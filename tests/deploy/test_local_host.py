@@ -98,11 +98,13 @@ async def test_cancel_and_deadline_end_a_text(tmp_path: Path) -> None:
             return told.finish_reason is FinishReason.CANCELLED
 
         await until(cancelled)
+        late: Any = None
         try:
-            late = await client.complete(PROMPT, max_tokens=4000, ignore_eos=True, timeout=0.5)
-            assert late.finish_reason is FinishReason.DEADLINE  # told of by the orchestrator, which was first to see it
+            late = (await client.complete(PROMPT, max_tokens=4000, ignore_eos=True, timeout=0.5)).finish_reason
         except SpecwireError as error:
-            assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+            late = error.code
+        # The orchestrator tells of it, where it is the first to see it.
+        assert late in (FinishReason.DEADLINE, grpc.StatusCode.DEADLINE_EXCEEDED)
         done = await client.complete(PROMPT, max_tokens=20, ignore_eos=True)
         assert (list(done.tokens), done.finish_reason) == (plain(TARGET, PROMPT, 20), FinishReason.LENGTH)
 
