@@ -1,4 +1,4 @@
-"""Others' benchmarks, unmodified: what AIPerf reads of speculation is what the server has counted.
+"""Others' benchmarks, unmodified: what AIPerf and `vllm bench serve` read of speculation is what the server counted.
 
 AIPerf takes 0.9 GB, so no target installs it: where it is wanted, make an environment `.venv/aiperf` that has it.
 """
@@ -12,16 +12,27 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
+from bench.vllm.server import VLLM
 from demo_pair import DRAFT, TARGET
 from tests.orchestrator.http.front import Front, front
 from tests.orchestrator.http.test_speculation_told import benchmark_reading
 from tests.wait import asked_blocking
 
 T = TypeVar("T")
+
+# The command `vllm bench serve`: vLLM's build for CPUs has another name, which its command line does not find.
+BENCH_SERVE = """
+import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
 
 AIPERF = Path(sys.prefix, "aiperf", "bin", "aiperf")
 LIMIT_S = 300.0
@@ -93,3 +104,25 @@ def test_aiperf_reads_what_speculation_did_for_each_request(door: Front, tmp_pat
     assert sum(each["num_spec_steps"] for each in records) == counted["drafts"]
     assert sum(each["num_draft_tokens"] for each in records) == counted["draft_tokens"]
     assert sum(each["num_accepted_draft_tokens"] for each in records) == counted["accepted"]
+
+
+@pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not there: make setup-vllm")
+def test_vllms_benchmark_reads_acceptance(door: Front, tmp_path: Path) -> None:
+    arguments = ["--backend", "openai", "--base-url", door.url, "--model", model_of(door)]
+    arguments += ["--tokenizer", str(TARGET), "--dataset-name", "random", "--random-input-len", "24"]
+    arguments += ["--random-output-len", str(TOKENS), "--num-prompts", str(REQUESTS), "--ignore-eos"]
+    arguments += ["--temperature", "0", "--save-result", "--result-dir", str(tmp_path), "--result-filename", "out.json"]
+
+    def run() -> dict[str, Any]:
+        told_by(VLLM.parent / "bin" / "python", "-c", BENCH_SERVE, *arguments, folder=tmp_path)
+        found: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
+        return found
+
+    told, counted = counts_between(door, run)
+    assert (told["completed"], told["total_output_tokens"]) == (REQUESTS, REQUESTS * TOKENS)
+    assert told["spec_decode_num_drafts"] == counted["drafts"]
+    assert told["spec_decode_draft_tokens"] == counted["draft_tokens"]
+    assert told["spec_decode_accepted_tokens"] == counted["accepted"]
+    assert told["spec_decode_acceptance_length"] == pytest.approx(1 + counted["accepted"] / counted["drafts"])
+    rates = told["spec_decode_per_position_acceptance_rates"]
+    assert rates[0] == pytest.approx(counted["at 0"] / counted["drafts"])
