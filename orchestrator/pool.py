@@ -46,7 +46,8 @@ from specwire.rpc.model_info import Identity
 NOBODY = Info()
 
 
-def verifier_candidate(peer: VerifierPeer) -> PlacementCandidate:
+def verifier_candidate(peer: VerifierPeer, refusals: int) -> PlacementCandidate:
+    """refusals: of the session, for want of a slot."""
     info = peer.info or NOBODY
     return PlacementCandidate(
         peer.link.address,
@@ -59,6 +60,7 @@ def verifier_candidate(peer: VerifierPeer) -> PlacementCandidate:
         region=info.region,
         context=info.context,
         round_trip_us=peer.link.round_trip_us,
+        refusals=refusals,
     )
 
 
@@ -125,7 +127,8 @@ class Placer:
             draws=self._draws,
             context=record.end,
         )
-        choice = place([verifier_candidate(each) for each in verifiers], wish)
+        refusals = driver.verifying.refusals
+        choice = place([verifier_candidate(each, refusals[each]) for each in verifiers], wish)
         return None if choice is None else self._placed(driver, verifiers[choice.index], choice.reason)
 
     def drafter_for(self, driver: SessionDriver, drafters: Sequence[DrafterPeer]) -> DrafterPeer | None:

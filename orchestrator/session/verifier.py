@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -96,6 +97,8 @@ class SessionVerifier:
         self._is_new = True  # no verifier has fed any of it
         self._losses = 0
         self._superseded = 0
+        # How often each had no slot for it, since it was last open.
+        self.refusals: Counter[VerifierPeer] = Counter()
         self._patience = options.peer_timeout
 
     def note_elsewhere(self) -> None:
@@ -156,6 +159,7 @@ class SessionVerifier:
         if self._is_new and not opened.resumed:
             self._view.stats.cached_tokens = min(opened.cached, len(self._view.record.prompt))
         self._is_new = False
+        self.refusals.clear()
         self._view.stats.count_open(asyncio.get_running_loop().time())
         self._tell(messages.VerifierOpened(opened.attach, opened.position))
 
@@ -192,6 +196,8 @@ class SessionVerifier:
             # Its verifier was lost and this one is full: a session that a client reads waits for a slot. Scattered,
             # because those that lost the same verifier would all come back at the same moments.
             seconds = max(RETRY_VERIFIER, min(refused.retry_after_ms / 1000, MOST_RETRY_VERIFIER))
+            if self.peer is not None:
+                self.refusals[self.peer] += 1
             self._try_again(seconds * random.Random().uniform(1.0, SCATTER))
         else:
             self._tell(VerifierFailed(code, refused.message))

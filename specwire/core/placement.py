@@ -14,7 +14,7 @@ from specwire.core.invalid import InvalidParameter
 #
 # 0. Not about to stop.
 # 1. Has the session's keys and values, or its parent's: any other one would compute them again.
-# 2. Drafters: how often each has refused the session.
+# 2. How often each has refused the session.
 # 3. A heartbeat that came in time.
 # 4. Room.
 # 5. Drafters: the session's vocabulary, before one that has to be mapped.
