@@ -244,14 +244,14 @@ async def _listen(registry: Registry, options: ModelServiceOptions, started: Asy
     return metrics
 
 
-async def load(options: ModelServiceOptions, name: str = "") -> LoadedDrafter:
+async def load(options: ModelServiceOptions, name: str = "", cores: frozenset[int] = frozenset()) -> LoadedDrafter:
     """A drafter whose thread runs; the caller stops it.
 
-    Raises ModelError. name: what the model is called; "" for its own.
+    Raises ModelError. name: what the model is called; "" for its own. cores: see ServiceThread.
     """
     share_interpreter()
     figures = DrafterFigures()
-    thread = ServiceThread(DRAFTER, _loader(options, figures))
+    thread = ServiceThread(DRAFTER, _loader(options, figures), cores=cores)
     info = await thread.start()
     info.model = name or info.model
     return LoadedDrafter(thread, DraftHandler(thread, info), figures)

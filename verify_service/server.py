@@ -201,16 +201,19 @@ async def load(
     detach_grace: float = DETACH_GRACE_S,
     patience: QueuePatience = PATIENCE,
     shares: TenantShares | None = None,
+    gather_us: float = 0.0,
+    cores: frozenset[int] = frozenset(),
 ) -> tuple[EngineThread, common_pb2.GetModelInfoResponse]:
     """A verifier's thread, which runs and is to be stopped by the caller, and what is told of its model.
 
-    Raises ModelError. registry: where its metrics are read. meter: where its load is read. For the rest see `start`.
+    Raises ModelError. registry: where its metrics are read. meter: where its load is read. gather_us: see `Engine`.
+    cores: see ServiceThread. For the rest see `start`.
     """
     share_interpreter()
     size = options.tensor_parallel_size
     ranks = Ranks(size, options.loading()) if size > 1 else None
-    loader = _loader(options, patient, detach_grace, patience, registry, meter or LoadReader(), ranks, shares)
-    thread = ServiceThread(VERIFIER, loader, helpers=ranks)
+    load = _loader(options, patient, detach_grace, patience, registry, meter or LoadReader(), ranks, shares, gather_us)
+    thread = ServiceThread(VERIFIER, load, helpers=ranks, cores=cores)
     return thread, await thread.start()
 
 
@@ -246,6 +249,7 @@ def _loader(
     meter: LoadReader,
     ranks: Ranks | None,
     shares: TenantShares | None,
+    gather_us: float,
 ) -> Load[Reports, Command, common_pb2.GetModelInfoResponse]:
     def load(
         deliver: Callable[[Reports], None], go_on: GoOn
@@ -295,6 +299,7 @@ def _loader(
             shares=shares,
             text_memory=text_memory,
             known=known,
+            gather_us=gather_us,
         )
         registry.add(VERIFIER, lambda: families(engine))
         meter.read = lambda: load_of(engine)

@@ -18,9 +18,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import demo_pair
 from deploy.cli.stack_address import explained, listed_stacks
 from deploy.cli.terminal import GREEN, RESET, YELLOW, wants_colour
-from deploy.stack.options import DEFAULT_HTTP, DEFAULT_LISTEN, StackError, cores
+from deploy.stack.local_host import Placement, threads_told
+from deploy.stack.options import (
+    DEFAULT_HTTP,
+    DEFAULT_LISTEN,
+    StackError,
+    StackOptions,
+    core_numbers,
+    cores,
+    target_threads,
+)
 from deploy.stack.redis_server import OLDEST, find_redis, parsed, version_of
 from deploy.stack.stack import check_free
 from orchestrator.options import http_is_installed
@@ -91,6 +101,7 @@ async def examine(args: argparse.Namespace) -> list[Finding]:
         check_python(),
         *check_packages(bool(args.target)),
         check_cores(),
+        check_placement(),
         check_memory(available_memory()),
         *models,
         *await check_log(args.redis_url, args.durability),
@@ -229,6 +240,13 @@ def check_cores(folder: Path = CGROUP) -> Finding:
         text = f"{usable} usable, but a quota of {quota:g}: more threads than that are stopped again and again"
         return warn("cores", text, f"give --target-threads and --draft-threads {threads} in all")
     return ok("cores", f"{usable} usable")
+
+
+def check_placement() -> Finding:
+    """Where threads are with `up --one-process` and no further option."""
+    options = StackOptions(str(demo_pair.TARGET), str(demo_pair.DRAFT), target_threads=target_threads())
+    services = options.services()
+    return ok("threads", f"up --one-process has {threads_told(services, Placement.of(core_numbers(), services))}")
 
 
 def cpu_quota(folder: Path = CGROUP) -> float | None:

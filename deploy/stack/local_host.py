@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 import draft_service.server
 import verify_service.server
-from deploy.stack.options import VERIFIER, StackError, kind_of
+from deploy.stack.options import VERIFIER, StackError, core_numbers, kind_of
 from draft_service.service import DraftServicer
 from specwire.core.model import ModelError
+from specwire.core.policy.tunables import GATHER_US
 from specwire.rpc.link import LocalPeer
 from specwire.rpc.local import LocalServer
 from specwire.rpc.process import keep_loaded
@@ -18,6 +21,43 @@ from specwire.rpc.server_options import ModelServiceOptions
 from specwire.telemetry.metrics import Registry
 from specwire.v1 import draft_pb2_grpc, verify_pb2_grpc
 from verify_service.service import VerifyServicer
+
+
+class Placement(NamedTuple):
+    """Cores in one process: of the verifier's forwards, and of all else. Both empty: all share all."""
+
+    verifier: frozenset[int] = frozenset()
+    others: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, available: Sequence[int], services: Mapping[str, ModelServiceOptions]) -> Placement:
+        """The verifier has as many cores as threads, if one is left for the event loop and whoever drafts.
+
+        Several verifiers share all, and so does one that computes elsewhere than on the cores.
+        """
+        verifiers = [each for role, each in services.items() if kind_of(role) == VERIFIER]
+        threads = verifiers[0].threads
+        if len(verifiers) > 1 or verifiers[0].device != "cpu" or threads >= len(available):
+            return cls()
+        return cls(frozenset(available[-threads:]), frozenset(available[:-threads]))
+
+    def cores_of(self, role: str) -> frozenset[int]:
+        return self.verifier if kind_of(role) == VERIFIER else self.others
+
+    def __str__(self) -> str:
+        if not self.verifier:
+            return "all threads share all cores"
+        return f"the verifier computes on {_cores(self.verifier)}, all else runs on {_cores(self.others)}"
+
+
+def threads_told(services: Mapping[str, ModelServiceOptions], placement: Placement) -> str:
+    """Such as "verifier, 1 thread; drafter, 1 thread: all threads share all cores"."""
+    counts = (f"{role}, {each.threads} thread{'s' if each.threads > 1 else ''}" for role, each in services.items())
+    return f"{'; '.join(counts)}: {placement}"
+
+
+def _cores(numbers: frozenset[int]) -> str:
+    return f"core{'s' if len(numbers) > 1 else ''} {', '.join(map(str, sorted(numbers)))}"
 
 
 class LocalHost:
@@ -34,11 +74,14 @@ class LocalHost:
         self._services = services
         self._start_timeout = start_timeout
         self._report = report
+        self._placement = Placement.of(core_numbers(), services)
         self._failures: list[Callable[[], Awaitable[str]]] = []
         self._cleanup = AsyncExitStack()
 
     async def start(self) -> dict[str, str]:
         """One after the other, verifiers last: who measures its forwards then has the interpreter to itself."""
+        self._report(threads_told(self._services, self._placement))
+        self._place(self._placement.others)
         addresses: dict[str, str] = {}
         try:
             async with asyncio.timeout(self._start_timeout):
@@ -48,6 +91,12 @@ class LocalHost:
             raise StackError(f"not ready within {self._start_timeout:.0f} s") from None
         keep_loaded()
         return {role: addresses[role] for role in self._services}
+
+    def _place(self, cores: frozenset[int]) -> None:
+        """Keep the event loop's thread, and those that it starts, off the verifier's cores until the end."""
+        if cores:
+            self._cleanup.callback(os.sched_setaffinity, 0, core_numbers())
+            os.sched_setaffinity(0, cores)
 
     async def _start(self, role: str) -> str:
         """Load the role's model; the address of its service."""
@@ -63,7 +112,8 @@ class LocalHost:
         return address
 
     async def _verify(self, role: str, options: ModelServiceOptions, server: LocalServer) -> None:
-        thread, info = await verify_service.server.load(options, self.figures[role])
+        cores = self._placement.cores_of(role)
+        thread, info = await verify_service.server.load(options, self.figures[role], gather_us=GATHER_US, cores=cores)
         servicer = VerifyServicer(thread, info)
         self._cleanup.push_async_callback(thread.stop)
         self._cleanup.push_async_callback(server.stop)
@@ -72,7 +122,7 @@ class LocalHost:
         self._failures.append(thread.failed)
 
     async def _draft(self, role: str, options: ModelServiceOptions, server: LocalServer) -> None:
-        drafter = await draft_service.server.load(options)
+        drafter = await draft_service.server.load(options, cores=self._placement.cores_of(role))
         self.figures[role].add(draft_service.server.DRAFTER, drafter.figures.families)
         self._cleanup.push_async_callback(drafter.stop)
         self._cleanup.push_async_callback(server.stop)

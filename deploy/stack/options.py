@@ -403,7 +403,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--target-threads",
         type=int,
-        default=max(1, cores() // 2),
+        default=target_threads(),
         metavar="N",
         help="CPU threads (default: half of the cores, %(default)s here)",
     )
@@ -477,6 +477,16 @@ def _speculative(args: argparse.Namespace) -> Speculative:
     return wanted
 
 
+def target_threads() -> int:
+    """Threads of a target of which nothing is said."""
+    return max(1, cores() // 2)
+
+
 def cores() -> int:
     """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(core_numbers()) or os.cpu_count() or 1
+
+
+def core_numbers() -> list[int]:
+    """Which cores this thread may use; none where the system does not place threads."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

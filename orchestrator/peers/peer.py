@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -182,7 +183,9 @@ class VerifierSubject(Breakable, Protocol):
 
     def on_verifier_lost(self) -> None: ...
     def on_opened(self, opened: verify_pb2.Opened) -> None: ...
-    def on_verdict(self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None: ...
+    def on_verdict(
+        self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int, more: bool = False
+    ) -> None: ...
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None: ...
 
 
@@ -360,10 +363,13 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
                     subject.on_opened(opened)
                     for verdict in opened.tail:
                         subject.on_verdict(verdict, verify_pb2.StepTimings(), received_ns)
+        left = Counter((verdict.handle, verdict.attach) for verdict in message.verdicts)
         for verdict in message.verdicts:
+            of = verdict.handle, verdict.attach
+            left[of] -= 1
             if (subject := self.subjects.get(verdict.handle)) is not None:
                 with guarded(subject):
-                    subject.on_verdict(verdict, timings, received_ns)
+                    subject.on_verdict(verdict, timings, received_ns, left[of] > 0)
         for refused in message.refused:
             if (subject := self.subjects.pop(refused.handle, None)) is not None:
                 with guarded(subject):

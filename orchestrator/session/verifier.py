@@ -163,11 +163,13 @@ class SessionVerifier:
         self._view.stats.count_open(asyncio.get_running_loop().time())
         self._tell(messages.VerifierOpened(opened.attach, opened.position))
 
-    def on_verdict(self, message: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int) -> None:
+    def on_verdict(
+        self, message: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int, more: bool = False
+    ) -> None:
+        """more: the same message brings the verdict behind it."""
         try:
-            event = VerdictArrived(
-                message.attach, convert.verdict_from_wire(message, self._view.record.sampling.logprobs)
-            )
+            verdict = convert.verdict_from_wire(message, self._view.record.sampling.logprobs)
+            event = VerdictArrived(message.attach, verdict, more)
         except InvalidParameter as error:
             invalid = f"the verifier sent an invalid verdict: {error}"
             self._tell(VerifierFailed(grpc.StatusCode.ABORTED, invalid, final=True))

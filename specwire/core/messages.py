@@ -310,10 +310,11 @@ class VerifierOpened:
 
 @dataclass(frozen=True, slots=True)
 class VerdictArrived:
-    """attach: the opening that it answers."""
+    """attach: the opening that it answers. more: the next event brings the verdict behind it."""
 
     attach: int
     verdict: Verdict
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)

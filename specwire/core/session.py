@@ -356,8 +356,9 @@ class Session:
         self._pending.append(verdict)
         if verdict.finish is not None:
             self._ending = _Ending(verdict.finish)
-        advance = self._advance(verdict.position, verdict.tokens) if verdict.finish is None else []
-        return advance + self._append()
+            return self._append()
+        advance = self._advance(verdict.position, verdict.tokens)
+        return advance if event.more else advance + self._append()
 
     def _on_verifier_lost(self, _: VerifierLost) -> list[Effect]:
         """Lose the verifier. What it decided stands and goes into the log; the next verifier continues behind it."""

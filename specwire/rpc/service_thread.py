@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -137,6 +138,7 @@ class ServiceThread(Generic[Command, Reports, Info]):
         name: of the service, for people.
         step_limit_s: a step that takes longer counts as a failure.
         helpers: ended with the thread; the end of one is a failure.
+        cores: that the thread and those which its model starts may use; none for all that the process may.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class ServiceThread(Generic[Command, Reports, Info]):
         load: Load[Reports, Command, Info],
         step_limit_s: float = STEP_LIMIT_S,
         helpers: Helpers | None = None,
+        cores: frozenset[int] = frozenset(),
     ) -> None:
         self.on_reports: Callable[[Reports], None] = lambda _: None
         self._name = name
@@ -159,6 +162,7 @@ class ServiceThread(Generic[Command, Reports, Info]):
         self._watching: asyncio.Task[None] | None = None
         self._stopping = False
         self._helpers = helpers
+        self._cores = cores
         if helpers is not None:
             helpers.lost.add_done_callback(lambda lost: self._tell(self._lose, lost.result()))
 
@@ -229,6 +233,8 @@ class ServiceThread(Generic[Command, Reports, Info]):
     # In the thread
 
     def _run(self) -> None:
+        if self._cores:
+            os.sched_setaffinity(0, self._cores)  # of this thread; those that it starts inherit it
         try:
             runnable, info = self._load(self._deliver, self._go_on)
         except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,20 @@ def test_one_append_at_a_time_takes_all_that_was_decided_meanwhile() -> None:
     assert isinstance(emit, messages.Emit)
     assert emit.tokens == (1,)
     assert append == messages.Append(3, (2, 1, 2), (D,) * 3, None)
+
+
+def test_verdicts_that_come_together_are_appended_together() -> None:
+    subject = running()
+    subject.handle(messages.DrafterReady(5))
+    assert kinds(subject.handle(replace(verdict(2, 1), more=True))) == ["AdvanceDrafter"]
+    assert subject.handle(verdict(3, 2))[1:] == [messages.Append(2, (1, 2), (D, D), None)]
+
+
+def test_an_end_is_appended_whatever_is_said_to_follow() -> None:
+    subject = running()
+    subject.handle(replace(verdict(2, 1), more=True))
+    append = subject.handle(replace(verdict(3, 0, finish=FinishReason.EOS), more=True))[0]
+    assert append == messages.Append(2, (1, 0), (D, D), messages.End(FinishReason.EOS, "", 1))
 
 
 def test_the_drafter_hears_before_the_log() -> None:

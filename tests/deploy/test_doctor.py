@@ -85,6 +85,12 @@ def test_versions_of_python(version: tuple[int, int], grade: Grade) -> None:
     assert doctor_machine.check_python(version).grade is grade
 
 
+def test_where_the_threads_of_one_process_are_is_told() -> None:
+    found = doctor_machine.check_placement()
+    assert found.grade is Grade.OK
+    assert found.text.startswith("up --one-process has verifier, ")
+
+
 def test_a_quota_of_cores_is_told(tmp_path: Path) -> None:
     assert doctor_machine.check_cores(tmp_path).grade is Grade.OK
     (tmp_path / "cpu.max").write_text("max 100000\n")

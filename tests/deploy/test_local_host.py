@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import httpx2 as httpx
 import pytest
 
 from deploy.stack import stack
-from deploy.stack.options import StackError, StackOptions
+from deploy.stack.local_host import Placement
+from deploy.stack.options import StackError, StackOptions, core_numbers
 from specwire.client import AsyncClient, Chunk, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling
@@ -130,6 +132,30 @@ async def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(StackError, match="drafter: agree: must be from 0 to 1, not 2.0"):
         await stack.start(options, tmp_path, lambda _: None)
     await until(lambda: not begun_since(before))
+
+
+def test_the_verifier_has_cores_of_its_own_where_one_is_left() -> None:
+    one = StackOptions(TARGET, DRAFT, one_process=True)
+    assert str(Placement.of([0, 1], one.services())) == "the verifier computes on core 1, all else runs on core 0"
+    wide = replace(one, target_threads=2)
+    placed = Placement.of([2, 3, 5, 7], wide.services())
+    assert (placed.cores_of("verifier"), placed.cores_of("drafter-2")) == (frozenset({5, 7}), frozenset({2, 3}))
+    shared = (wide, replace(one, also=("scripted:8",)), replace(one, device="cuda:0"))
+    assert {str(Placement.of([0, 1], each.services())) for each in shared} == {"all threads share all cores"}
+    assert Placement.of([], one.services()) == Placement()
+
+
+async def test_where_its_threads_run_is_told_and_is_over_with_it(tmp_path: Path) -> None:
+    before, said = core_numbers(), list[str]()
+    options = StackOptions(TARGET, DRAFT, one_process=True)
+    parts = await stack.start(options, tmp_path, said.append)
+    placed = Placement.of(before, options.services())
+    try:
+        assert f"verifier, 1 thread; drafter, 1 thread: {placed}" in said
+        assert core_numbers() == (sorted(placed.others) or before)
+    finally:
+        await parts.stop()
+    assert core_numbers() == before
 
 
 def test_several_processes_are_refused() -> None:

@@ -18,7 +18,7 @@ from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotic
 from orchestrator.store import AppendReply, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import FinishReason
+from specwire.core.messages import Append, FinishReason
 from specwire.core.session import Session, State
 from specwire.core.text import Stopping
 from specwire.rpc.errors import code_number
@@ -121,6 +121,29 @@ async def test_a_session_that_was_claimed_finds_its_own_work_and_no_cache() -> N
     opened = verify_pb2.Opened(attach=played.driver.session.attach, position=2, cached=2)
     played.driver.verifying.on_opened(opened)
     assert played.driver.view.stats.cached_tokens == 0
+    await played.driver.close()
+
+
+async def test_verdicts_of_one_message_are_appended_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    played, appended = await scene(), list[tuple[int, ...]]()
+    append = played.store.append
+
+    async def watched(session_id: str, fence: int, effect: Append) -> AppendReply:
+        appended.append(effect.tokens)
+        return await append(session_id, fence, effect)
+
+    monkeypatch.setattr(played.store, "append", watched)
+    (handle,) = played.verifier.subjects
+    session = played.driver.session
+    opened = verify_pb2.Opened(handle=handle, attach=session.attach, position=2)
+    outcomes = [common_pb2.OUTCOME_DIRECT]
+    verdicts = [
+        verify_pb2.Verdict(handle=handle, attach=session.attach, position=at, tokens=[1], outcomes=outcomes)
+        for at in (2, 3, 4)
+    ]
+    played.verifier.on_message(verify_pb2.ConnectVerifyResponse(opened=[opened], verdicts=verdicts))
+    await until(lambda: len(played.driver.view.output.tokens) == 3)
+    assert appended == [(1, 1, 1)]
     await played.driver.close()
 
 

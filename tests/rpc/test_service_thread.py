@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -88,6 +89,22 @@ async def test_it_tells_what_it_loaded_and_wakes_for_commands() -> None:
         assert await started.hear() == words
     await started.thread.stop()
     await started.thread.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not place threads")
+async def test_its_thread_keeps_to_its_cores() -> None:
+    own, before = frozenset({max(os.sched_getaffinity(0))}), os.sched_getaffinity(0)
+    found: list[set[int]] = []
+
+    def load(deliver: Deliver, _: GoOn) -> tuple[Echo, str]:
+        found.append(os.sched_getaffinity(0))
+        return Echo(deliver), "a model"
+
+    thread: Thread = ServiceThread("echo", load, cores=own)
+    await thread.start()
+    await thread.stop()
+    assert found == [own]
+    assert os.sched_getaffinity(0) == before
 
 
 async def test_a_command_before_it_is_ready_is_our_own_mistake() -> None:

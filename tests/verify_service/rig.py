@@ -72,6 +72,7 @@ class Rig:
         text_memory: int = 0,
         known: KnownTexts | None = None,
         kv_memory: int | None = None,
+        gather_us: float = 0.0,
     ) -> None:
         """growth: share of a millisecond that a row more costs; forwards then take their time. drafting: of a head, or
         `heads`, what drafts beside a model that is no script.
@@ -98,6 +99,7 @@ class Rig:
             shares=shares,
             text_memory=text_memory,
             known=known,
+            gather_us=gather_us,
         )
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, list[Outcome]] = {}

@@ -23,6 +23,7 @@ from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.scheduler import Share, schedule
 from specwire.core.policy.shares import TenantShares
+from specwire.core.policy.tunables import DRAFTED_LATELY_US
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
@@ -195,10 +196,12 @@ class Engine:
         shares: TenantShares | None = None,
         text_memory: int = 0,
         known: KnownTexts | None = None,
+        gather_us: float = 0.0,
     ) -> None:
         """patient: see `specwire.core.policy.scheduler.schedule`; ngram and those after it: see `SessionManager`.
 
         drafting: of a head, behind the texts of `lm`. shares: what tenants may have; None where there are none.
+        gather_us: how long what steps decide may wait for what the next ones do, to be told together.
         """
         self.lm = lm
         self._sampler = sampler
@@ -231,6 +234,8 @@ class Engine:
         self._scorer = Scorer(lm, sampler, self.sessions, self._sharing)
         self._drafting = drafting
         self.shares = shares
+        self._gather_us = gather_us
+        self._told_us = self._proposed_us = -math.inf
 
     def run(self) -> None:
         """Run steps until a Stop arrives."""
@@ -277,7 +282,8 @@ class Engine:
         decoding = sum(each.uncached == 1 for each in candidates)
         V = self.costs.of(decoding)
         plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, self._limits.most_rows)
-        self.tell()
+        if plan.wait_until_us is not None or not self._may_gather(plan.shares, V):
+            self.tell()
         if plan.wait_until_us is not None and self._scorer.turn(idle=False) is None:
             awaited = tuple([runnable[slot].running for slot in plan.awaited])
             return Rest(min(plan.wait_until_us, self.sessions.next_deadline_us), awaited, decoding)
@@ -323,6 +329,8 @@ class Engine:
             case Tick():
                 if command.opens:
                     self.tell()  # a handle may be another session's now, and opening one may take a while
+                if command.proposals:
+                    self._proposed_us = command.arrived_us
                 self.sessions.tick(command)
             case Begun():
                 self.sessions.begun(command)
@@ -357,7 +365,19 @@ class Engine:
     def tell(self) -> None:
         """Deliver what is to be said, if anything is."""
         if self.sessions.reports:
+            self._told_us = self._now_us()
             self._deliver(self.sessions.take_reports())
+
+    def _may_gather(self, shares: Sequence[Share], V: Callable[[int], float]) -> bool:
+        """Whether what is to be said may wait for what a step of these shares decides."""
+        if not (self._gather_us and shares) or any(share.fresh > 1 for share in shares):
+            return False
+        now_us = self._now_us()
+        ended_us = now_us + V(sum(share.rows for share in shares))
+        if ended_us - self._told_us > self._gather_us or now_us - self._proposed_us < DRAFTED_LATELY_US:
+            return False
+        reports = self.sessions.reports.values()
+        return not any(report.urgent or report.admitted or report.refused for report in reports)
 
     # A step's parts
 
@@ -504,6 +524,7 @@ class Engine:
         # Likewise clipped: under greedy and coupled the choices that are left out would be made again, under others
         # nothing has been drawn yet.
         window = session.clipped(part.tokens)
+        self.sessions.report_of(held).urgent |= _may_be_drafted(part)
         chosen = choice.tokens[: len(window) + 1]
         verdict = session.resolve(chosen, window, part.share.kind, part.source, choice.report, choice.judge)
         # What was decided behind the window is not fed, also where the window was clipped before it: what comes next
@@ -528,7 +549,9 @@ class Engine:
             answered=answer.source,
             ledger_us=round(session.ledger.balance_us),
         )
-        self.sessions.report_of(held).decided.append(Decided(held.handle, held.attach, verdict))
+        report = self.sessions.report_of(held)
+        report.decided.append(Decided(held.handle, held.attach, verdict))
+        report.urgent |= verdict.finish is not None or session.room == 0
 
     def _score(self, scoring: ScoringJob) -> None:
         """A chunk of scoring counts as a pause: it is no part of what a step costs its sessions."""
