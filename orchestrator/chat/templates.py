@@ -64,7 +64,7 @@ class Renderer:
 
     async def stop(self) -> None:
         """Idempotent."""
-        if self._forks.process is not None:
+        if self._forks.open:
             await asyncio.to_thread(self._forks.stop)
 
 

@@ -45,6 +45,11 @@ class ForkServer:
         self.process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
+    @property
+    def open(self) -> bool:
+        """Whether there is anything to stop."""
+        return self._control is not None or self.process is not None
+
     async def begun(self) -> socket.socket:
         """The connection to a new process that has begun, non-blocking. Raises Busy, also where none was forked."""
         ours = self.connect()

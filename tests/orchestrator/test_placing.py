@@ -58,7 +58,7 @@ class Session:
             parent=parent,
         )
         self.view = SimpleNamespace(record=record)
-        self.verifying = SimpleNamespace(peer=None, former=None)
+        self.verifying = SimpleNamespace(peer=None, former=None, refusals=Counter())
         self.drafters = SimpleNamespace(refusals=Counter(), has=lambda _: False, missing=1)
 
     @property
