@@ -21,9 +21,9 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-# A stage has a time limit beside the one of each test (pyproject.toml). A worker that died ends its stage: where tests go
-# to workers by file (loadfile), xdist gives the file to a new worker and then waits for ever.
-PYTEST := $(BIN)/python -m pytest -q --max-worker-restart=0
+# A stage has a time limit beside the one of each test (pyproject.toml), and tells its longest ones. A worker that died ends
+# its stage: where tests go to workers by file (loadfile), xdist gives the file to a new worker and then waits for ever.
+PYTEST := $(BIN)/python -m pytest -q --max-worker-restart=0 --durations=10 --durations-min=10
 # Behind the arguments of a stage's second try.
 AGAIN ?=
 SECOND_TRY := --last-failed --last-failed-no-failures=none -n 0
