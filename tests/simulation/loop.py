@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
+from operator import itemgetter
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -53,12 +55,13 @@ class SimFuture(asyncio.Future[T]):
 
 @dataclass(slots=True)
 class Strand:
-    """paused: as by SIGSTOP, or for good: what would run waits for `bury`.
+    """number: in the order in which they came. paused: as by SIGSTOP, or for good: what would run waits for `bury`.
 
     cost: seconds that each callback takes; the next one runs at `free_at` or later.
     """
 
     name: str
+    number: int
     ready: deque[asyncio.Handle] = field(default_factory=deque)
     paused: bool = False
     cost: float = 0.0
@@ -78,6 +81,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.after_step: Callable[[], None] = lambda: None
         self._now = 0.0
         self._strands: dict[str, Strand] = {}
+        # Those that have something ready, by number and in its order: a storm has thousands that have nothing.
+        self._ready: list[tuple[int, Strand]] = []
         self._timers: list[tuple[float, float, int, asyncio.TimerHandle, Strand]] = []
 
     # Strands
@@ -85,7 +90,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def strand(self, name: str) -> Strand:
         found = self._strands.get(name)
         if found is None:
-            found = self._strands[name] = Strand(name)
+            found = self._strands[name] = Strand(name, len(self._strands))
         return found
 
     def strands_of(self, process: str) -> list[Strand]:
@@ -125,11 +130,13 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _step(self, deadline: float) -> bool:
         self._fire()
-        runnable = [s for s in self._strands.values() if s.ready and not s.paused and s.free_at <= self._now]
+        runnable = [s for _, s in self._ready if not s.paused and s.free_at <= self._now]
         if not runnable:
             return self._advance(deadline)
         strand = runnable[0] if len(runnable) == 1 else runnable[int(self.random.random() * len(runnable))]
         handle = strand.ready.popleft()
+        if not strand.ready:
+            del self._ready[bisect_left(self._ready, strand.number, key=itemgetter(0))]
         if not handle.cancelled():
             self.steps += 1
             self.running = strand.name
@@ -143,10 +150,15 @@ class SimLoop(asyncio.AbstractEventLoop):
         while self._timers and self._timers[0][0] <= self._now:
             _, _, _, timer, strand = heapq.heappop(self._timers)
             if not timer.cancelled():
-                strand.ready.append(timer)
+                self._add(strand, timer)
+
+    def _add(self, strand: Strand, handle: asyncio.Handle) -> None:
+        if not strand.ready:
+            insort(self._ready, (strand.number, strand), key=itemgetter(0))
+        strand.ready.append(handle)
 
     def _advance(self, deadline: float) -> bool:
-        busy = [s.free_at for s in self._strands.values() if s.ready and not s.paused]
+        busy = [s.free_at for _, s in self._ready if not s.paused]
         while self._timers and self._timers[0][3].cancelled():
             heapq.heappop(self._timers)
         upcoming = [self._timers[0][0]] if self._timers else []
@@ -184,7 +196,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Handle:
         context = context or copy_context()
         handle = asyncio.Handle(callback, args, self, context)
-        self._strand_in(context).ready.append(handle)
+        self._add(self._strand_in(context), handle)
         return handle
 
     call_soon_threadsafe = call_soon
