@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from bench import machine
@@ -31,6 +32,7 @@ from bench.rows import RUN_LIMIT, exactly, start_stack
 from bench.runs import BenchError, Run, Sample, of_row
 from bench.settings import HERE
 from bench.speed import speed_ratio, tokens_per_forward, tokens_per_second
+from bench.suffix_sources import proposal_us, repeating
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.client import Client, SpecwireError
 from specwire.core.model import AUTO
@@ -100,23 +102,14 @@ def copy_prompt(code: str) -> str:
     return "".join([*lines, "\n\n", *lines[:BEGUN_LINES]])
 
 
-def proposal_us(tokens: int = INDEX_TOKENS, proposals: int = INDEX_PROPOSALS) -> float:
+def own_proposal_us(tokens: int = INDEX_TOKENS, proposals: int = INDEX_PROPOSALS) -> float:
     """Microseconds from a token's arrival to the next proposal, behind a text of so many tokens that repeats itself."""
     chance = random.Random(1)
-    pieces = [chance.randrange(200) for _ in range(1000)]
-    text: list[int] = []
-    while len(text) < tokens:
-        start = chance.randrange(900)
-        text += pieces[start : start + chance.randrange(5, 80)]
+    text = repeating(np.array([chance.randrange(200) for _ in range(1000)], np.uint32), tokens, chance)
     source = NgramSource(text)
     while not source.index.complete:
         source.look()
-    began_ns = time.perf_counter_ns()
-    for number in range(proposals):
-        guess = source.look()
-        text.append(guess.tokens[0] if guess is not None and number % 7 else chance.randrange(200))
-        source.text_grew()
-    return (time.perf_counter_ns() - began_ns) / 1000 / proposals
+    return proposal_us(text, source, proposals, chance)
 
 
 def measure(args: argparse.Namespace) -> tuple[list[Sample], list[Bar]]:
@@ -124,7 +117,7 @@ def measure(args: argparse.Namespace) -> tuple[list[Sample], list[Bar]]:
     tokenizer = Tokenizer.from_file(str(Path(args.target) / "tokenizer.json"))
     texts = [copy_prompt(prompt.text) for prompt in held_out_prompts()[: args.prompts]]
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    proposal = estimate([proposal_us() for _ in range(INDEX_REPEATS)])
+    proposal = estimate([own_proposal_us() for _ in range(INDEX_REPEATS)])
     with ExitStack() as cleanup:
         stack, address = start_stack(args.target, args.draft, args.dtype, not args.no_ray)
         cleanup.enter_context(stack)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.copy import BOTH, NGRAM, PLAIN, CopyRun, acceptances, copy_prompt, different, main, proposal_us
+from bench.copy import BOTH, NGRAM, PLAIN, CopyRun, acceptances, copy_prompt, different, main, own_proposal_us
 from bench.runs import Sample
 from demo_pair import held_out_prompts
 
@@ -35,7 +35,7 @@ def test_texts_that_differ_are_counted_by_prompt() -> None:
 
 
 def test_a_proposal_takes_time() -> None:
-    assert proposal_us(tokens=200, proposals=20) > 0
+    assert own_proposal_us(tokens=200, proposals=20) > 0
 
 
 @pytest.mark.parametrize("name", ["prompts", "tokens", "repeats"])
