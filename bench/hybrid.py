@@ -42,7 +42,8 @@ from deploy.stack.options import cores
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import NONE, Feed
 from specwire.lm import load_model
-from specwire.lm.kv_cache import CachedLM, readable
+from specwire.lm.kv_cache import CachedLM
+from specwire.lm.kv_memory import readable
 from specwire.lm.runners.hybrid import STATES, HybridRunner
 from specwire.rpc.process import say
 

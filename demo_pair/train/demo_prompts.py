@@ -21,7 +21,7 @@ from demo_pair.train.prompts import function_beginnings, shuffled
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
-from specwire.lm.load import LanguageModel, load_model
+from specwire.lm import LanguageModel, load_model
 
 LOOKED_UP = 3
 MOST_REPEATED = 0.25

@@ -17,8 +17,9 @@ from deploy.cli.doctor import Finding, bad, ok, warn
 from specwire.core.model import AUTO, AUTO_KV, is_gguf
 from specwire.core.policy.tunables import LEAST_SHARED
 from specwire.lm.gguf_file import read_gguf
-from specwire.lm.kv_cache import position_bytes, readable
-from specwire.lm.load import native_dtype, native_precision, outline
+from specwire.lm.kv_memory import position_bytes, readable
+from specwire.lm.load import native_dtype, native_precision
+from specwire.lm.pretrained import outline
 from specwire.lm.runners.hybrid import slot_state_bytes
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.lm.table_model import PREFIX as TABLE_PREFIX

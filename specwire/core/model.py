@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +19,8 @@ KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 KV_TYPES = (AUTO_KV, *KV_BYTES)
 # What weights may be rounded to beyond the dtype.
 NONE, INT8 = QUANTIZATIONS = ("none", "int8")
+# The option that splits a model over several processes, its ranks.
+RANKS = "tensor-parallel-size"
 
 
 # How the name of a model ends that is a GGUF file.
@@ -189,6 +191,36 @@ class SlotModel(Protocol):
         Raises:
             ValueError: a feed is invalid; nothing was fed.
         """
+        ...
+
+
+class RankGroup(Protocol):
+    """The processes of a model that is split: rank 0 computes for the caller, the others do what it tells them."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    def meet(self) -> str:
+        """Return, once all ranks are there, the path of a file that they find each other by.
+
+        Raises:
+            OSError: a rank could not be started, or has ended.
+        """
+        ...
+
+    def tell(self, order: bytes) -> None:
+        """Rank 0 has every other rank do this, after all that it was told before. OSError if one is gone."""
+        ...
+
+    def loss(self) -> str:
+        """Why a rank is gone; "" if none is known to be."""
+        ...
+
+    def at_end(self, leave: Callable[[], None]) -> None:
+        """End the other ranks."""
         ...
 
 

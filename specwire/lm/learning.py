@@ -27,9 +27,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LinearLR
 
 from specwire.core.model import GGUF, ModelError, is_gguf
-from specwire.lm.load import outline, pretrained
 from specwire.lm.model_config import first_line
 from specwire.lm.model_files import CONFIG, GENERATION, copy_beside, weights_fingerprint
+from specwire.lm.pretrained import outline, pretrained
 from specwire.lm.scripted import PREFIX
 from specwire.text.tokenizer import vocabulary_fingerprint
 from specwire.versions import Current, HistoryEntry, VersionFolder

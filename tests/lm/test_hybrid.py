@@ -14,7 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from deploy.cli.doctor_models import check_models, facts_of
 from specwire.core.messages import MOST_WINDOW
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.kv_cache import CachedLM, position_bytes, readable
+from specwire.lm.kv_cache import CachedLM
+from specwire.lm.kv_memory import position_bytes, readable
 from specwire.lm.model_config import window_of
 from specwire.lm.runners import hybrid
 from specwire.lm.runners.hybrid import (

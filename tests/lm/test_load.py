@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -299,3 +301,23 @@ def test_a_vllm_that_is_not_known_is_named(
 
 def test_a_scripted_model_is_served_on_any_engine() -> None:
     assert load_model("scripted:7", slots=1, engine="vllm").info.runtime == "scripted"
+
+
+SERVICES = """
+import asyncio, sys
+import draft_service.server, verify_service.server
+from specwire.rpc.server_options import ModelServiceOptions
+
+async def serve():
+    for server in (draft_service.server, verify_service.server):
+        service = await server.start(ModelServiceOptions("scripted:7"))
+        await service.stop(0.0)
+
+asyncio.run(serve())
+sys.exit("transformers" in sys.modules)
+"""
+
+
+def test_services_of_a_scripted_model_do_not_wait_for_transformers() -> None:
+    """Importing it takes seconds, in each of the hundreds of processes that tests start."""
+    subprocess.run([sys.executable, "-c", SERVICES], check=True, timeout=120)

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from demo_pair import TARGET, held_out_prompts
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.kv_cache import CachedLM, Sizes, position_bytes
+from specwire.lm.kv_cache import CachedLM, Sizes
+from specwire.lm.kv_memory import position_bytes
 from specwire.lm.runners.openvino import OpenvinoRunner
 from specwire.lm.runners.openvino_graph import PagedGraph, computed_in
 from specwire.lm.runners.select import How, runner_for

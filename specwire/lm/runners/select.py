@@ -11,7 +11,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specwire.core.model import AUTO, INT8, NONE, OPENVINO, TORCH, Feed, ModelError, TreeFeed, out_of_memory
+from specwire.core.model import (
+    AUTO,
+    INT8,
+    NONE,
+    OPENVINO,
+    RANKS,
+    TORCH,
+    Feed,
+    ModelError,
+    TreeFeed,
+    out_of_memory,
+)
 from specwire.lm.kv_cache import Runner, Sizes
 from specwire.lm.model_config import first_line, is_recurrent, takes_own_positions, window_of
 from specwire.lm.runners.compiled import CompiledRunner
@@ -20,7 +31,7 @@ from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.hybrid import STATES, HybridRunner
 from specwire.lm.runners.linear import check_int8, round_layers
 from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
-from specwire.lm.runners.tensor_parallel import FIELD, Rank
+from specwire.lm.runners.tensor_parallel import Rank
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +76,14 @@ def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
         ("heads", bool(how.taps), False),
     ):
         if given != needed:
-            raise ModelError(f"{FIELD}: {size} ranks need {name} to be {needed}, not {given}")
+            raise ModelError(f"{RANKS}: {size} ranks need {name} to be {needed}, not {given}")
     text: Any = config.get_text_config()
     if not (getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None)):
-        raise ModelError(f"{FIELD}: {config.model_type} models have no plan by which to split them over {size} ranks")
+        raise ModelError(f"{RANKS}: {config.model_type} models have no plan by which to split them over {size} ranks")
     heads = text.num_attention_heads
     for kind, count in (("attention", heads), ("key", getattr(text, "num_key_value_heads", None) or heads)):
         if count % size:
-            raise ModelError(f"{FIELD}: {size} ranks cannot share the {count} {kind} heads of this model equally")
+            raise ModelError(f"{RANKS}: {size} ranks cannot share the {count} {kind} heads of this model equally")
     return how._replace(runtime=TORCH)
 
 
@@ -80,7 +91,7 @@ def check_recurrent(config: PreTrainedConfig, how: How, ranks: int | None) -> No
     """ModelError, which names it, for what models with recurrent layers are not served with."""
     for name, given in (
         ("heads", how.skims),
-        (FIELD, ranks is not None),
+        (RANKS, ranks is not None),
         ("deterministic", how.deterministic),
         ("quantization", how.quantization != NONE),
         ("compile", how.compiled),

@@ -11,21 +11,19 @@ import os
 import re
 import socket
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed, nn
 from transformers import PreTrainedModel
 
-from specwire.core.model import Feed, ModelError, ModelLost, TreeFeed
+from specwire.core.model import RANKS, Feed, ModelError, ModelLost, RankGroup, TreeFeed
 from specwire.lm.kv_cache import Runner
 from specwire.lm.model_config import first_line
 
-# The option that asks for them.
-FIELD = "tensor-parallel-size"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 # Limits on waiting for another living rank: to connect, to load (one after the other), in a forward. A rank that dies
 # once they are connected is noticed at once.
@@ -33,36 +31,6 @@ CONNECT_LIMIT, LOAD_LIMIT, STEP_LIMIT = timedelta(seconds=60), timedelta(minutes
 # Styles of a plan: cut by outputs, by outputs that are gathered again, by inputs; and layers that every rank has whole.
 COLUMNS, GATHERED, ROWS = "colwise", ("colwise_gather_output", "colwise_rep"), "rowwise"
 WHOLE = ("embedding_rowwise", "replicated_with_grad_allreduce", "replicate")
-
-
-class RankGroup(Protocol):
-    """Rank 0 computes for the caller; the others repeat what its runner does, on orders of `LeadingRunner`."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def rank(self) -> int: ...
-
-    def meet(self) -> str:
-        """Return, once all ranks are there, the path of a file that they find each other by.
-
-        Raises:
-            OSError: a rank could not be started, or has ended.
-        """
-        ...
-
-    def tell(self, order: bytes) -> None:
-        """Rank 0 has every other rank do this, after all that it was told before. OSError if one is gone."""
-        ...
-
-    def loss(self) -> str:
-        """Why a rank is gone; "" if none is known to be."""
-        ...
-
-    def at_end(self, leave: Callable[[], None]) -> None:
-        """End the other ranks."""
-        ...
 
 
 class Rank(NamedTuple):
@@ -77,9 +45,9 @@ class Rank(NamedTuple):
 def join(ranks: RankGroup, device: torch.device) -> Rank:
     """Connect the ranks, all of them on this machine; ModelError where they cannot be."""
     if not distributed.is_available() or device.type not in BACKENDS:
-        raise ModelError(f"{FIELD}: this PyTorch cannot connect {ranks.size} ranks on {device.type}")
+        raise ModelError(f"{RANKS}: this PyTorch cannot connect {ranks.size} ranks on {device.type}")
     if distributed.is_initialized():
-        raise ModelError(f"{FIELD}: this process is a rank of another model already")
+        raise ModelError(f"{RANKS}: this process is a rank of another model already")
     stay_on_this_machine()
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -94,7 +62,7 @@ def join(ranks: RankGroup, device: torch.device) -> Rank:
         ranks.at_end(distributed.destroy_process_group)
         step, load = (distributed.new_group(timeout=limit) for limit in (STEP_LIMIT, LOAD_LIMIT))
     except (OSError, RuntimeError) as error:
-        raise ModelError(f"{FIELD}: the ranks cannot connect: {ranks.loss() or first_line(error)}") from error
+        raise ModelError(f"{RANKS}: the ranks cannot connect: {ranks.loss() or first_line(error)}") from error
     return Rank(ranks.rank, ranks.size, step, load)
 
 
@@ -130,10 +98,10 @@ def _general(name: str) -> str:
 def _cut(model: PreTrainedModel, name: str, style: str, rank: Rank) -> None:
     layer: Any = dict(model.named_modules()).get(name)
     if type(layer) is not nn.Linear or style not in (COLUMNS, *GATHERED, ROWS):
-        raise ModelError(f"{FIELD}: {type(model).__name__} splits {name} by {style}, which is not known here")
+        raise ModelError(f"{RANKS}: {type(model).__name__} splits {name} by {style}, which is not known here")
     cut = layer.weight.shape[1 if style == ROWS else 0]
     if cut % rank.size and style not in GATHERED:
-        raise ModelError(f"{FIELD}: {rank.size} ranks cannot share the {cut} units of {name} equally")
+        raise ModelError(f"{RANKS}: {rank.size} ranks cannot share the {cut} units of {name} equally")
     if style == ROWS:
         _cut_inputs(layer, rank)
         return
@@ -173,7 +141,7 @@ def rank_device(name: str, ranks: RankGroup) -> str:
         return name
     count = torch.cuda.device_count()
     if name not in ("cuda", "cuda:0") or count < ranks.size:
-        raise ModelError(f"{FIELD}: {ranks.size} ranks take cuda:0 and those behind it; there are {count}, not {name}")
+        raise ModelError(f"{RANKS}: {ranks.size} ranks take cuda:0 and those behind it; there are {count}, not {name}")
     return f"cuda:{ranks.rank}"
 
 

@@ -31,7 +31,7 @@ from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
 from specwire.lm.heads.mtp import MtpConfig, MtpHead, save
 from specwire.lm.heads.slots import HeadedModel, waiting_bytes
-from specwire.lm.kv_cache import position_bytes
+from specwire.lm.kv_memory import position_bytes
 from specwire.lm.runners.hybrid import state_bytes
 from tests.lm import models
 from tests.lm.families import DELTA, PADDED

@@ -1,0 +1,69 @@
+"""How much memory keys and values take, and how many slots fit into a given amount."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedConfig
+
+from specwire.core.model import ModelError
+from specwire.lm.model_config import ATTENTION, HYBRID, is_recurrent
+
+MOST_SLOTS = 1024
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+class KvMemory(NamedTuple):
+    """Bytes that all slots may take, in place of their number."""
+
+    size: int
+
+
+def position_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
+    """Bytes of one position of one slot: keys and values of every layer that keeps them. Those that share need less."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    layers = text.num_hidden_layers
+    if kinds is not None:
+        layers = sum(kind in ATTENTION or kind == HYBRID for kind in kinds)
+    if not layers or text.model_type == "rwkv":  # which has no kinds of layers, and no heads
+        return 0
+    if latent := getattr(text, "kv_lora_rank", None):  # what is kept is compressed (arXiv 2405.04434, section 2.1)
+        return int(layers * (latent + text.qk_rope_head_dim) * dtype.itemsize)
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return int(2 * layers * kv_heads * size * dtype.itemsize)
+
+
+def slots_of(asked: int | KvMemory, config: PreTrainedConfig, context: int, dtype: torch.dtype, beside: int = 0) -> int:
+    return slots_within(asked.size, config, context, dtype, beside) if isinstance(asked, KvMemory) else asked
+
+
+def slots_within(memory: int, config: PreTrainedConfig, context: int, dtype: torch.dtype, beside: int = 0) -> int:
+    """Slots of `context` positions that fit into `memory` bytes; ModelError if not one does.
+
+    beside: bytes that a head needs for each, or the states of recurrent layers.
+    """
+    whose = "recurrent layers" if is_recurrent(config) else "head"
+    return slots_of_size(memory, context * position_bytes(config, dtype) + beside, context, beside, whose)
+
+
+def slots_of_size(memory: int, slot: int, context: int, beside: int = 0, whose: str = "head") -> int:
+    """Likewise of slots of so many bytes each."""
+    if slot > memory:
+        of_head = f", {readable(beside)} of them for its {whose}" if beside else ""
+        raise ModelError(
+            f"kv_memory: {readable(memory)} are less than the {readable(slot)} that one text of {context} positions "
+            f"takes{of_head}; give more, or a shorter context"
+        )
+    return min(memory // max(1, slot), MOST_SLOTS)
+
+
+def readable(size: int) -> str:
+    """A size for people, such as 1.5 GiB."""
+    value, unit = float(size), 0
+    while value >= 1024 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.4g} {UNITS[unit]}"

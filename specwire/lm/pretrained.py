@@ -1,0 +1,410 @@
+"""From a local directory, a hub id or a GGUF file to a `LanguageModel`: all of `load_model` that needs transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from specwire.core.model import (
+    AUTO,
+    AUTO_KV,
+    GGUF,
+    LLAMACPP,
+    NONE,
+    RANKS,
+    SPECWIRE,
+    TORCH,
+    VLLM,
+    ModelError,
+    ModelInfo,
+    ModelLost,
+    RankGroup,
+    out_of_memory,
+)
+from specwire.lm.gguf_file import read_gguf
+from specwire.lm.heads.select import load_head
+from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
+from specwire.lm.heads.slots import Head, HeadedModel
+from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes, SkimmingRunner, TappedRunner
+from specwire.lm.kv_memory import KvMemory, position_bytes, readable, slots_of, slots_of_size
+from specwire.lm.model_config import (
+    check_class,
+    check_kind,
+    check_rotation,
+    check_window,
+    context_of,
+    first_line,
+    is_recurrent,
+)
+from specwire.lm.model_files import CONFIG, ModelText, check_files, read_text, weights_fingerprint
+from specwire.lm.runners.hybrid import fitting_states, rows_of, state_bytes
+from specwire.lm.runners.select import (
+    TOLERANCES,
+    How,
+    OwnTrial,
+    Trial,
+    cache_dtype,
+    check_recurrent,
+    runner_for,
+    split_way,
+)
+from specwire.lm.runners.tensor_parallel import LeadingRunner, join, rank_device, split, turn
+from specwire.progress import LAST_LINE
+from specwire.text.tokenizer import vocabulary_fingerprint
+
+CPU = torch.device("cpu")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What is known of a model before its weights are loaded.
+
+    location: of its files. context: positions to serve.
+    """
+
+    location: str
+    config: PreTrainedConfig
+    context: int
+    text: ModelText
+
+
+def outline(spec: str, context: int | None = None) -> Outline:
+    """Outline of a directory or hub id. Raises ModelError for models that can be refused without weights."""
+    config, location = _config(spec), _location(spec)
+    check_kind(config)
+    check_class(config)
+    positions = context_of(config, context)
+    check_window(config, positions)
+    check_rotation(config, positions)
+    text = read_text(location)
+    check_files(location)
+    return Outline(location, config, positions, text)
+
+
+def load_pretrained(
+    spec: str,
+    *,
+    slots: int | KvMemory,
+    dtype: str,
+    device: str,
+    context: int | None,
+    how: How,
+    ranks: RankGroup | None = None,
+    heads: str | None = None,
+) -> LanguageModel:
+    """The part of `load_model` that needs transformers."""
+    target = _device(device if ranks is None else rank_device(device, ranks))
+    if how.deterministic and target.type != "cpu":
+        raise ModelError(f"deterministic: is known to hold on cpu only, not on {device}")
+    if heads is not None and ranks is not None:
+        raise ModelError(f"heads: are not served with {RANKS}, over {ranks.size} ranks")
+    known = outline(spec, context)
+    how = how._replace(skims=heads is not None and is_self(heads))
+    config, positions = known.config, known.context
+    if is_recurrent(config):
+        check_recurrent(config, how, None if ranks is None else ranks.size)
+    if (how.skims or is_recurrent(config)) and how.runtime == AUTO:
+        how = how._replace(runtime=TORCH)
+    cache = _cache_dtype(_dtype(dtype), how, target)
+    count, beside = slots_of(slots, config, positions, cache), 0
+    rank = None
+    if ranks is not None:
+        how = split_way(config, how, ranks.size)
+        rank = join(ranks, target)
+    with turn(rank):
+        model = pretrained(spec, _dtype(dtype), target if rank is None else CPU)
+        info, unassigned = _describe(spec, model, known, dtype, how)
+        kept = kept_layers(heads, config.get_text_config().num_hidden_layers, info) if heads and how.skims else ()
+        head = None if heads is None or kept else load_head(heads, model, info)
+        if head is not None:
+            how = how._replace(taps=head.taps, fuse=head.fuse)
+            if how.runtime == AUTO and head.fuse is None:
+                how = how._replace(runtime=TORCH)  # two runtimes side by side take what such a head gains (docs/LOG.md)
+                cache = _cache_dtype(_dtype(dtype), how, target)
+            beside = head.slot_bytes(positions, cache)
+        if is_recurrent(config):
+            one = state_bytes(model)
+            how = _with_states(how, slots, positions * position_bytes(config, cache) + beside, one)
+            beside += how.states * one
+        count = slots_of(slots, config, positions, cache, beside)
+        if rank is not None:
+            split(model, rank)
+            how = how._replace(rank=rank)
+            nn.Module.to(model, target)
+    try:
+        runner, used = runner_for(model, Sizes(count, positions, info.vocabulary), how)
+        drafting = None if head is None else head.over(count, positions, cache, used)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        size = readable(count * (positions * position_bytes(config, cache) + beside))
+        message = f"slots: no memory for {count} of {positions} positions ({size}); give fewer, or a shorter context"
+        raise ModelError(message) from error
+    if ranks is not None and ranks.rank == 0:
+        runner = LeadingRunner(runner, ranks)
+    info = replace(info, runtime=used, device=str(next(model.parameters()).device))
+    return _over_slots(runner, info, count, unassigned, kept, drafting)
+
+
+def _with_states(how: How, slots: int | KvMemory, keys: int, state: int) -> How:
+    """With as many states of so many bytes a slot as there is room for, beside `keys` bytes; ModelError if too few."""
+    if isinstance(slots, KvMemory):
+        how = how._replace(states=fitting_states(slots.size, keys, state))
+    if how.taps and rows_of(how.states) == 1:
+        raise ModelError("heads: kv_memory has no room for the states of a window; give more, or no heads")
+    return how
+
+
+def check_for_vllm(how: How, heads: str | None) -> None:
+    """ModelError, which names it, for what vLLM's worker does not do here."""
+    given = {
+        "runtime": how.runtime if how.runtime != TORCH else "",
+        "deterministic": how.deterministic,
+        "quantization": how.quantization if how.quantization != NONE else "",
+        "compile": how.compiled,
+        "heads": heads,
+    }
+    for name, value in given.items():
+        if value:
+            raise ModelError(f"{name}: is not served with --engine {VLLM}")
+
+
+def load_in_vllm(
+    spec: str,
+    slots: int | KvMemory,
+    dtype: str,
+    device: str,
+    context: int | None,
+    options: Mapping[str, Any],
+    ranks: RankGroup | None,
+) -> LanguageModel:
+    """The part of `load_model` for vLLM's worker; the model's own modules are read first, to hold it to them."""
+    from specwire.lm.runners.vllm import VllmRank, VllmRunner, prepare, reason_of
+
+    prepare(device, options)
+    known = outline(spec, context)
+    config, positions = known.config, known.context
+    if is_recurrent(config):
+        raise ModelError(f"engine: the recurrent layers of {config.model_type} models are not served with {VLLM}")
+    sizes = Sizes(slots_of(slots, config, positions, _dtype(dtype)), positions, config.get_text_config().vocab_size)
+    rank = None if ranks is None else VllmRank(ranks.meet(), ranks.rank, ranks.size)
+    if rank is not None and rank.number > 0:  # what the model is, and whether it is that, rank 0 says
+        follower = VllmRunner(known.location, sizes, _dtype(dtype), options, rank)
+        nobody = ModelInfo("", "", sizes.vocabulary, positions, (), dtype, follower.device, "", "", VLLM)
+        return CachedLM(follower, nobody, sizes.slots)
+    model = pretrained(spec, _dtype(dtype), CPU)
+    info, unassigned = _describe(spec, model, known, dtype, How())
+    sizes = sizes._replace(vocabulary=info.vocabulary)
+    trial = Trial(model, sizes, _dtype(dtype))
+    del model
+    try:
+        own = VllmRunner(known.location, sizes, _dtype(dtype), options, rank)
+        runner = own if ranks is None else LeadingRunner(own, ranks)
+        off = trial.deviation(runner)
+    except (ModelError, ModelLost):
+        raise
+    except Exception as error:  # any error of a large library for a model, an option or a machine
+        if out_of_memory(error):
+            message = (
+                f"slots: no memory for {sizes.slots} of {positions} positions in vLLM; give fewer, or a shorter context"
+            )
+            raise ModelError(message) from error
+        raise ModelError(f"engine: vLLM cannot serve this model: {reason_of(error)}") from error
+    if not off <= 1:
+        message = f"engine: vLLM gives other logits than this {info.architecture}"
+        raise ModelError(f"{message} ({off:.1f} times the tolerance)")
+    return CachedLM(runner, replace(info, runtime=VLLM, device=own.device), sizes.slots, unassigned)
+
+
+def check_for_gguf(device: str, how: How, ranks: RankGroup | None, heads: str | None, engine: str) -> None:
+    """ModelError, which names it, for what a GGUF file is not served with."""
+    given = {
+        "device": device if device != "cpu" else "",
+        "deterministic": how.deterministic,
+        "quantization": how.quantization if how.quantization != NONE else "",
+        "compile": how.compiled,
+        "heads": heads,
+        RANKS: ranks,
+        "engine": engine if engine != SPECWIRE else "",
+    }
+    for name, value in given.items():
+        if value:
+            instead = "; its layers go to a GPU by --gpu-layers" if name == "device" else ""
+            raise ModelError(f"{name}: is not served with a {GGUF} file{instead}")
+
+
+def load_gguf(
+    spec: str, slots: int | KvMemory, context: int | None, kv_type: str = AUTO_KV, gpu_layers: int = 0
+) -> LanguageModel:
+    """The part of `load_model` for GGUF files. They say in which numbers they are computed."""
+    from specwire.lm.runners.llamacpp import GgufWeights, LlamaCppRunner
+
+    file = read_gguf(spec)
+    positions, kept = file.context(context), file.kv_type(kv_type)
+    text = file.text()
+    weights = GgufWeights(file, gpu_layers)
+    weights.check_context(positions)
+    if not text.tokenizer_json and (made := file.tokenizer()) and weights.agrees(made):
+        text = text._replace(tokenizer_json=made)
+    vocabulary = min(max(text.tokens) + 1, weights.width)
+    slot = int(positions * file.position_bytes(kept))
+    count = slots_of_size(slots.size, slot, positions) if isinstance(slots, KvMemory) else slots
+    sizes = Sizes(count, positions, vocabulary)
+    file.check_rotation(count, positions)
+    runner = LlamaCppRunner(weights, file, sizes, kept, torch.get_num_threads())
+    try:
+        trial = OwnTrial(runner, sizes, TOLERANCES[torch.float32 if kept == "f32" else torch.float16])
+        off = trial.deviation(runner)
+    except (MemoryError, RuntimeError) as error:
+        raise ModelError(f"{file.path.name} cannot be served: {first_line(error)}") from error
+    if not off <= 1:
+        raise ModelError(
+            f"{file.path.name} gives other logits in pieces than at once ({off:.1f} times the tolerance), so it "
+            "cannot be served"
+        )
+    info = ModelInfo(
+        name=file.path.stem,
+        architecture=file.architecture,
+        vocabulary=vocabulary,
+        context=positions,
+        eos_ids=tuple(id_ for id_ in weights.eos_ids if id_ < vocabulary),
+        dtype=file.dtype,
+        device=f"gpu ({gpu_layers} layers)" if gpu_layers else "cpu",
+        weights_fingerprint=file.fingerprint(),
+        vocabulary_fingerprint=vocabulary_fingerprint(text.tokens),
+        runtime=LLAMACPP,
+        tokenizer_json=text.tokenizer_json,
+        chat_template=text.chat_template,
+        special_tokens=text.special_tokens,
+    )
+    return CachedLM(runner, info, count, sorted(set(range(vocabulary)) - text.tokens.keys()))
+
+
+def _cache_dtype(dtype: torch.dtype, how: How, device: torch.device) -> torch.dtype:
+    return cache_dtype(dtype, how) if device.type == "cpu" else dtype
+
+
+def _over_slots(
+    runner: Runner, info: ModelInfo, slots: int, unassigned: Sequence[int], kept: Sequence[int], head: Head | None
+) -> LanguageModel:
+    """kept: layers that draft, or none. head: what drafts beside the model."""
+    if kept:
+        if not isinstance(runner, SkimmingRunner):
+            raise ModelError(f"heads: a {info.architecture} is not computed by a runner that can leave layers out")
+        return SkimmingModel(runner, info, slots, unassigned, kept)
+    lm = CachedLM(runner, info, slots, unassigned)
+    if head is None:
+        return lm
+    if not isinstance(runner, TappedRunner):
+        raise ModelError(f"heads: a {info.architecture} is not computed by a runner that tells its features")
+    return HeadedModel(lm, runner, head)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise ModelError(f"dtype: must be one of {', '.join(DTYPES)}, not {name!r}")
+    return DTYPES[name]
+
+
+def _device(name: str) -> torch.device:
+    """The device, after a trial: a name may parse although the device is missing."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ModelError(f"device: {name!r} cannot be used here ({first_line(error)})") from error
+    return device
+
+
+def _config(spec: str) -> PreTrainedConfig:
+    looks_local = spec.startswith(("/", ".", "~")) or spec.count("/") > 1
+    if not spec or (looks_local and not Path(spec).expanduser().is_dir()):
+        raise ModelError(f"model {spec!r}: there is no such directory")
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(_location(spec))
+    except Exception as error:  # any error that the library raises for a broken or foreign directory
+        reason = first_line(error)
+        named = reason if CONFIG in reason else f"{CONFIG}: {reason}"
+        raise ModelError(f"model {spec!r} has no configuration that can be read: {named}") from error
+    return config
+
+
+def pretrained(spec: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model of a local directory or hub id, by its own modules. Raises ModelError."""
+    _show_progress(LAST_LINE.is_terminal)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            _location(spec),
+            dtype=dtype,
+            use_safetensors=True,  # the older files of weights are pickles
+            output_loading_info=True,
+        )
+        model: PreTrainedModel = loaded[0]
+        model.eval().to(device=device)
+    except Exception as error:  # as above, or too little memory
+        raise ModelError(f"model {spec!r} cannot be loaded as a causal model: {first_line(error)}") from error
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:  # the library draws them at random
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"model {spec!r} cannot be loaded as a causal model: its files lack {missing[0]}{more}")
+    return model
+
+
+def _show_progress(wanted: bool) -> None:
+    """The libraries draw bars for downloads and weights, also into pipes unless they are told not to."""
+    if wanted:
+        transformers_logging.enable_progress_bar()
+    else:
+        transformers_logging.disable_progress_bar()
+
+
+def _location(spec: str) -> str:
+    path = Path(spec).expanduser()
+    return str(path) if path.is_dir() else spec
+
+
+def _describe(spec: str, model: PreTrainedModel, known: Outline, dtype: str, how: How) -> tuple[ModelInfo, list[int]]:
+    """The model's description, and the ids of its vocabulary without a token."""
+    text = known.text
+    width = model.get_output_embeddings().weight.shape[0]
+    tokens = text.vocabulary(width)
+    vocabulary = min(max(tokens) + 1, width)
+    info = ModelInfo(
+        name=Path(known.location).name if Path(known.location).is_dir() else spec,
+        architecture=type(model).__name__,
+        vocabulary=vocabulary,
+        context=known.context,
+        eos_ids=_eos_ids(model),
+        dtype=dtype,
+        device=str(next(model.parameters()).device),
+        weights_fingerprint=weights_fingerprint(model, known.config, _precision(dtype, how)),
+        vocabulary_fingerprint=vocabulary_fingerprint(tokens),
+        tokenizer_json=text.tokenizer_json,
+        chat_template=text.chat_template,
+        special_tokens=text.special_tokens,
+        deterministic=how.deterministic,
+        quantization=how.quantization,
+    )
+    return info, sorted(set(range(vocabulary)) - tokens.keys())
+
+
+def _precision(dtype: str, how: How) -> str:
+    return dtype if how.quantization == NONE else f"{dtype} {how.quantization}"
+
+
+def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    generation = getattr(model, "generation_config", None)
+    found = getattr(generation, "eos_token_id", None)
+    if found is None:
+        found = getattr(model.config.get_text_config(), "eos_token_id", None)
+    if found is None:
+        return ()
+    return (found,) if isinstance(found, int) else tuple(found)
