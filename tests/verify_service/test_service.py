@@ -392,7 +392,9 @@ class Deaf:
 
 
 async def test_link_that_is_over_is_forgotten_before_its_last_words_are_written() -> None:
-    servicer = VerifyServicer(Idle(), common_pb2.GetModelInfoResponse())  # type: ignore[arg-type]  # stands in for the real one
+    thread = Idle()
+    thread.free.set()
+    servicer = VerifyServicer(thread, common_pb2.GetModelInfoResponse())  # type: ignore[arg-type]  # stands in for the real one
     context = Deaf()
 
     async def requests() -> AsyncIterator[verify_pb2.ConnectVerifyRequest]:
@@ -401,7 +403,8 @@ async def test_link_that_is_over_is_forgotten_before_its_last_words_are_written(
 
     connecting = asyncio.ensure_future(servicer.Connect(requests(), context))  # type: ignore[arg-type]  # stands in for the real one
     await context.writing.wait()
-    await servicer._wait_until_empty(10.0)
+    await servicer._wait_until_empty(120.0)
+    assert not servicer._links
     assert not connecting.done()
     connecting.cancel()
     await asyncio.wait({connecting}, timeout=120.0)
