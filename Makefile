@@ -55,13 +55,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --no-compile --constraint constraints.txt pip hatchling editables
 	$(BIN)/python -m pip install -q --no-compile --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
 	# On all cores: pip compiles on one. What cannot be compiled is told when somebody imports it.
-	$(BIN)/python -W ignore -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib || true
+	$(BIN)/python -W ignore -m compileall -qq -j 0 -x '/(tests|transformers/models)/' $(VENV)/lib || true
 	touch $@
 	echo "setup: done"
 
-# Other people's HTTP clients, for tests: what they need does not suit what transformers needs.
-$(CLIENTS): tests/http_clients.txt $(STAMP)
-	$(BIN)/python -m venv $(VENV)/clients
+# Other people's HTTP clients, for tests: what they need does not suit what transformers needs. It may be made beside the above.
+$(CLIENTS): tests/http_clients.txt
+	"$(PYTHON)" -m venv $(VENV)/clients
 	$(VENV)/clients/bin/python -m pip install -q --no-compile --no-deps --requirement tests/http_clients.txt
 	touch $@
 
