@@ -73,6 +73,10 @@ def headline_table(results: dict[str, Any]) -> str:
         what = "a drafter 80 ms from its verifier (emulated: d 8 ms, V 30 ms, a 0.8), times plain decoding"
         rows.append([what, interval(far["to_plain"]), "`make bench-wan`"])
         rows.append(["the same, times textbook speculation", interval(far["to_textbook"]), "`make bench-wan`"])
+    if (record := _record("large.json")) is not None:
+        drafted = {(line["weights"], line["place"]): line["to_off"] for line in record["lines"] if line["row"] != "off"}
+        what = "half a billion random weights, a drafter beside them (a 0.8), times off"
+        rows.append([what, interval(drafted["float32", "0 ms"]), "`make bench-large`"])
     if (record := _record("failover.json")) is not None:
         killed = {cell["where"]: cell["max_s"] for cell in record["cells"] if cell["fault"] == "SIGKILL"}
         parties = ("drafter", "verifier", "orchestrator")
@@ -241,7 +245,8 @@ def large_table(results: dict[str, Any]) -> str:
     machine, arguments = results["machine"], results["arguments"]
     how = f"{arguments['target']}, drafter {arguments['draft']}, planted acceptance {arguments['acceptance']:g}"
     size = f"{arguments['prompts']} prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
-    return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores: {how}; {size}."
+    measured = f"Measured on {machine['cpu']}, {machine['cores']} cores: {how}; {size}."
+    return "\n\n".join([grid(rows), bars_table(results), measured])
 
 
 def vllm_table(results: dict[str, Any]) -> str:
