@@ -436,7 +436,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         finally:
             scoring.cancelled = True
         if isinstance(result, Refusal):
-            raise StatusError(code_of(result.code), result.message)
+            raise StatusError(code_of(result.code), result.message, result.retry_ms / 1000 or None)
         return result
 
     async def Connect(self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], context: ConnectContext) -> None:

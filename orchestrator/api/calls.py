@@ -15,7 +15,7 @@ from orchestrator.chat.answer import AnswerForm, AnswerReader, ChatPrompt
 from orchestrator.peers.models import Target
 from orchestrator.session.appender import status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver
-from orchestrator.session.output import Cursor, OutputTimings, ProvisionalGuess, SessionView
+from orchestrator.session.output import Cursor, OutputTimings, ProvisionalGuess, SessionFailure, SessionView
 from orchestrator.session.stats import DrafterCounts, SessionStats, Trace
 from orchestrator.sessions import END_LIMIT_S, Orchestrator
 from orchestrator.store import MissingSession, SessionRecord, SessionStore, StoredSession, StoreError, StoreUnavailable
@@ -510,12 +510,12 @@ class GenerationHandler:
             view.tell(ClientTook(shown.position + len(shown.tokens)))
         end = view.output.end
         if end is not None and end.reason is FinishReason.ERROR:
-            code, message = view.failure or (grpc.StatusCode.ABORTED, end.message)
+            code, message, retry_after = view.failure or SessionFailure(grpc.StatusCode.ABORTED, end.message)
             if view.abandoned:
                 raise StatusError(code, message, RESUME_AFTER_S)
             if known is not None:  # coming back would not help
                 raise StatusError(grpc.StatusCode.ABORTED, f"the session has failed: {message}")
-            raise StatusError(code, message)
+            raise StatusError(code, message, retry_after)
         if end is not None:
             text = view.output.since(cursor).text
             yield _finished(view, end, text, None if answer is None else answer.finish(text))

@@ -15,7 +15,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import VerifierPeer
 from orchestrator.session.appender import LogRefused, SessionLog, Tasks, message_of_append, status_of_append
 from orchestrator.session.drafters import Drafters
-from orchestrator.session.output import ProvisionalText, SessionView, Timers
+from orchestrator.session.output import ProvisionalText, SessionFailure, SessionView, Timers
 from orchestrator.session.stats import OrchestratorTally, TracedProposal, TracedVerdict
 from orchestrator.session.verifier import (
     Broken,
@@ -187,7 +187,7 @@ class SessionDriver:
         self.apply(messages.EndRequested(reason))
 
     def fail(self, code: grpc.StatusCode, message: str) -> None:
-        self.view.failure = self.view.failure or (code, message)
+        self.view.failure = self.view.failure or SessionFailure(code, message)
         self.apply(messages.EndRequested(FinishReason.ERROR, message))
 
     # From peers and the log
@@ -228,7 +228,7 @@ class SessionDriver:
         if failed.final:
             self.fail(failed.code, failed.message)
             return
-        self.view.failure = self.view.failure or (failed.code, failed.message)
+        self.view.failure = self.view.failure or SessionFailure(failed.code, failed.message, failed.retry_after)
         self.apply(messages.VerifierRefused(self.session.attach, failed.message))
 
     def on_newer_fence(self, fence: int) -> None:
@@ -266,7 +266,7 @@ class SessionDriver:
     def _may_be_repeated(self, end: messages.End) -> bool:
         """It failed for lack of something that may be there later: its request id must not stand for that failure."""
         failure = self.view.failure
-        return end.reason is FinishReason.ERROR and failure is not None and failure[0] in WORTH_REPEATING
+        return end.reason is FinishReason.ERROR and failure is not None and failure.code in WORTH_REPEATING
 
     def _on_log_refused(self, error: StoreError) -> None:
         """A log with another fence or other tokens wins: the session goes on from it, here or elsewhere."""
@@ -283,7 +283,7 @@ class SessionDriver:
         if self.view.output.end is not None:
             return
         self.view.abandoned = True
-        self.view.failure = (code, message)
+        self.view.failure = SessionFailure(code, message)
         with suppress(AssertionError):  # the broken thing may be an invariant
             self.apply(messages.OwnerLost())
         self.finish(messages.EmitEnd(messages.End(FinishReason.ERROR, message, len(self.view.output.text)), ""))

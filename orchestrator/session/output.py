@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import grpc
 
@@ -375,6 +375,14 @@ class Replay:
 logger = logging.getLogger(__name__)
 
 
+class SessionFailure(NamedTuple):
+    """The status that a session ended with. retry_after: seconds after which it may be asked for again, if known."""
+
+    code: grpc.StatusCode
+    message: str
+    retry_after: float | None = None
+
+
 class SessionView:
     """Filled by the driver here, or from the log where another orchestrator drives the session.
 
@@ -406,7 +414,7 @@ class SessionView:
         self.provisional: ProvisionalText | None = None
         self.trace: Trace | None = None
         self.stats = SessionStats(asyncio.get_running_loop().time())
-        self.failure: tuple[grpc.StatusCode, str] | None = None
+        self.failure: SessionFailure | None = None
         self.abandoned = False
         self.newest_fence = 0
         self.patience_with_others = LEASE_S

@@ -45,11 +45,12 @@ class Unserved:
 
 @dataclass(frozen=True, slots=True)
 class VerifierFailed:
-    """A verifier refused or failed the session. final: another one would, too."""
+    """A verifier refused or failed the session. final: another one would, too. retry_after: seconds, where it says."""
 
     code: grpc.StatusCode
     message: str
     final: bool = False
+    retry_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class SessionVerifier:
                 self.refusals[self.peer] += 1
             self._try_again(seconds * random.Random().uniform(1.0, SCATTER))
         else:
-            self._tell(VerifierFailed(code, refused.message))
+            self._tell(VerifierFailed(code, refused.message, retry_after=refused.retry_after_ms / 1000 or None))
 
     def _try_again(self, seconds: float) -> None:
         self._timers.set("place", seconds, self._seek)

@@ -15,6 +15,7 @@ from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, VerifierPeer
 from orchestrator.session import appender, drafters, output
 from orchestrator.session import verifier as verifying
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
+from orchestrator.session.output import SessionFailure
 from orchestrator.store import AppendReply, SessionRecord, StoreUnavailable
 from orchestrator.store.memory import MemoryStore
 from specwire.core.law.sampling import Sampling
@@ -207,7 +208,7 @@ async def test_a_verifier_that_names_ever_newer_fences_is_given_up(above: int, b
             )
     await until(lambda: driver.view.output.end is not None)
     assert len(claims) == (verifying.MOST_LOSSES if believed else 0)
-    assert driver.view.failure == (grpc.StatusCode.FAILED_PRECONDITION, "old")
+    assert driver.view.failure == SessionFailure(grpc.StatusCode.FAILED_PRECONDITION, "old")
     await driver.close()
 
 
@@ -248,7 +249,7 @@ async def test_a_new_session_is_refused_at_once() -> None:
     played = await scene()
     played.driver.verifying.on_refused_by_verifier(FULL)
     await played.driver.view.ended(5.0)
-    assert played.driver.view.failure == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    assert played.driver.view.failure == SessionFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
 
 
 async def test_a_lost_log_is_written_again() -> None:

@@ -20,6 +20,7 @@ from specwire.rpc.errors import RETRY_AFTER
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, TURNS, drafted, plain, stack
 from tests.wait import asked
+from verify_service.engine import session_manager
 from verify_service.engine.messages import QueuePatience
 
 COUPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=11)
@@ -255,14 +256,18 @@ async def test_one_request_id_is_one_session() -> None:
     assert one.text == two.text
 
 
-async def test_without_room_a_client_is_told_when_to_ask_again() -> None:
+@pytest.mark.parametrize(("told_ms", "seconds"), [(2500, 2.5), (0, RETRY_AFTER)], ids=["by the verifier", "by nobody"])
+async def test_without_room_a_client_is_told_when_to_ask_again(
+    told_ms: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_manager, "RETRY_MS", told_ms)
     async with stack(SLOW_TARGET, slots=1, patience=QueuePatience(0)) as running:
         first = running.client.generate(PROMPT, max_tokens=2000, ignore_eos=True)
         await anext(first)
         await anext(first)  # its first token: it has the slot
         with pytest.raises(SpecwireError) as raised:
             await running.client.complete(PROMPT, max_tokens=2)
-        assert (raised.value.code, raised.value.retry_after) == (grpc.StatusCode.RESOURCE_EXHAUSTED, RETRY_AFTER)
+        assert (raised.value.code, raised.value.retry_after) == (grpc.StatusCode.RESOURCE_EXHAUSTED, seconds)
         await first.aclose()
 
 

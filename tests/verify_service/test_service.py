@@ -14,11 +14,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from specwire.core.law.sampling import Sampling
 from specwire.core.text import hash_of
 from specwire.lm import LanguageModel, load_model
-from specwire.rpc.errors import RETRY_AFTER, retry_after
+from specwire.rpc.errors import retry_after
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2
 from tests.verify_service.peer import connected, open_message, serving, stub_of
 from tests.verify_service.rig import oracle
+from verify_service.engine import scoring
 from verify_service.engine.messages import Command, QueuePatience
 from verify_service.server import start
 from verify_service.service import VerifyServicer
@@ -249,14 +250,15 @@ async def test_score(target: LanguageModel) -> None:
         assert all(-10 < score < 0 for score in scores)
 
 
-async def test_a_full_verifier_says_when_to_ask_for_a_score_again() -> None:
+async def test_a_full_verifier_says_when_to_ask_for_a_score_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "RETRY_MS", 2500)
     async with serving(MODEL, slots=1) as running, connected(running) as peer, stub_of(running) as stub:
         await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=6))
         await peer.receive()
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await stub.Score(verify_pb2.ScoreRequest(tokens=PROMPT, from_position=1))
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert retry_after(raised.value) == RETRY_AFTER
+        assert retry_after(raised.value) == 2.5
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from verify_service.engine.batch import (
     detect_out_of_memory,
 )
 from verify_service.engine.messages import Refusal, Scoring, TokenScore
-from verify_service.engine.session_manager import SessionManager
+from verify_service.engine.session_manager import RETRY_MS, SessionManager
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Scorer:
     def _refuse(self, request: Scoring, message: str) -> None:
         if self._sharing is not None:
             self._sharing.shares.count_refused(request.tenant)
-        request.reply(Refusal(0, Code.RESOURCE_EXHAUSTED, message))
+        request.reply(Refusal(0, Code.RESOURCE_EXHAUSTED, message, retry_ms=RETRY_MS))
 
     def _beyond_limits(self, tenant: str) -> str | None:
         """Why its tenant may not have one more text scored; None if it may."""

@@ -16,6 +16,8 @@ from specwire.rpc.keys import Keys
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another
 from tests.orchestrator.stack import PROMPT
 from tests.wait import eventually
+from verify_service.engine import session_manager
+from verify_service.engine.session_manager import SessionManager
 
 ADA, BOB = "the-token-of-ada", "the-token-of-bob"
 KEYS = Keys({ADA: "ada", BOB: "bob"})
@@ -50,6 +52,19 @@ def running(door: Front, token: str) -> Iterator[None]:
         lines = answer.iter_lines()  # whoever forgets them leaves the stream
         next(lines)
         yield
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}], ids=["whole", "as it comes"])
+@pytest.mark.parametrize(("told_ms", "header"), [(2001, "3"), (0, "1")], ids=["by the verifier", "by nobody"])
+def test_a_verifier_that_refuses_says_when_to_come_again(
+    door: Front, told_ms: int, header: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whole seconds, and not before it."""
+    monkeypatch.setattr(session_manager, "RETRY_MS", told_ms)
+    monkeypatch.setattr(SessionManager, "_beyond_limits", lambda *_: "this tenant has enough")
+    answer = door.post(COMPLETIONS, **SHORT, **more)
+    told_to_wait(answer, "this tenant has enough")
+    assert answer.headers["retry-after"] == header
 
 
 def test_tenants_that_use_one_request_id_share_no_noise(door: Front) -> None:
