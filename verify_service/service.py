@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -400,11 +401,18 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             )
         if request.top > MOST_LOGPROBS:
             raise InvalidParameter("top", f"must be from 0 to {MOST_LOGPROBS}, not {request.top}")
+        if len(request.score_id) > MOST_SESSION_ID:
+            raise InvalidParameter(
+                "score_id", f"at most {MOST_SESSION_ID} characters are allowed, not {len(request.score_id)}"
+            )
         if len(request.others) >= MOST_SCORED:
             raise InvalidParameter("others", f"at most {MOST_SCORED - 1} are allowed, not {len(request.others)}")
         for other in request.others:
             check_tokens(other.tokens, self._info.vocabulary, 1, self._info.context - request.from_position)
-        scores = await self._score(request, self._whose(context))
+        tenant, began_s = self._whose(context), time.monotonic()
+        scores = await self._score(request, tenant)
+        if self._usage is not None:
+            await self._usage.scored(request, tenant, len(scores), time.monotonic() - began_s)
         told = scores if request.HasField("top") else []
         return verify_pb2.ScoreResponse(
             log_probabilities=[each.logprobs.logprob for each in scores],

@@ -5,6 +5,10 @@ link is lost. A running stay is written every few seconds, and again when it is 
 so no line counts twice. A session that moves to another verifier has a stay there. Its text has no gaps, so what was
 decided of it is the greatest end that any of its stays tells, less its prompt. A verifier that was killed thus loses no
 token that another one went on behind.
+
+Texts that were scored in one call are a session that decides nothing. Its only stay is named by what was asked, so one
+that is asked for again, here or elsewhere, counts once. It is on the disk before its caller is answered; one that fails
+is in no record.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +32,7 @@ from typing import NamedTuple
 import msgspec
 
 from specwire.core.invalid import InvalidParameter
+from specwire.v1 import verify_pb2
 from verify_service.engine.messages import Opening, Report
 from verify_service.engine.sessions import PARK_AFTER_US
 
@@ -35,11 +41,14 @@ log = logging.getLogger(__name__)
 FLAG = "--usage-log"
 # Seconds between two lines of a running stay.
 INTERVAL_S = 10.0
+# For an answer that waits until its record is written.
+WRITTEN_WITHIN_S = 5.0
 # Records that wait while the file cannot be written; later ones are lost, and counted.
 MOST_WAITING = 100_000
 # Hexadecimal digits by which a session is told. Its id itself is the right to read it.
 SHOWN_DIGITS = 32
 RUNNING, CLOSED, LINK_LOST, REFUSED, REOPENED = "running", "closed", "link lost", "refused", "opened anew"
+SCORED = "scored"
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
@@ -57,6 +66,7 @@ class UsageRecord(msgspec.Struct, frozen=True):
             waits for a slot may have this one.
         began, until: seconds since 1970.
         why: what ended it, or that it is running.
+        scored: given tokens that were told their probability.
     """
 
     stay: str
@@ -72,6 +82,7 @@ class UsageRecord(msgspec.Struct, frozen=True):
     began: float
     until: float
     why: str
+    scored: int = 0
 
 
 @dataclass(slots=True)
@@ -124,6 +135,8 @@ class UsageLog:
         self._over: list[UsageRecord] = []
         self._names = (f"{secrets.token_hex(8)}-{number}" for number in itertools.count(1))
         self._fails = False
+        # One write at a time, in order. A disk that hangs has no other work wait.
+        self._writer = ThreadPoolExecutor(1, "usage log")
         self._writing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -180,21 +193,52 @@ class UsageLog:
         for key in [key for key in self._stays if key[0] == link]:
             self._end(key, LINK_LOST)
 
-    async def write(self) -> None:
-        """Append what is over, and how far the others are. A file that cannot be written is told of once."""
-        over = list(self._over)
-        running = [self._record(stay, RUNNING) for stay in self._stays.values() if stay.counted_s is not None]
-        if not (over or running):
+    async def scored(self, request: verify_pb2.ScoreRequest, tenant: str, scored: int, seconds: float) -> None:
+        """A call's texts have their scores, `seconds` after it came. Returns once the record is written, or late."""
+        others = [len(other.tokens) for other in request.others]
+        tokens = len(request.tokens) + sum(others)
+        longest = max(len(request.tokens), *(request.from_position + length for length in others), 0)
+        name, now = _name_of(request, tenant) if request.score_id else next(self._names), time.time()
+        self._keep(
+            UsageRecord(
+                name,
+                name,
+                tenant,
+                self._model,
+                tokens,
+                tokens,
+                tokens,
+                tokens - 1,  # the row of a text's last token is not needed
+                0,
+                round(longest * self._position_bytes * seconds, 3),
+                round(now - seconds, 3),
+                round(now, 3),
+                SCORED,
+                scored,
+            )
+        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WRITTEN_WITHIN_S):
+                await self.write(running=False)
+
+    async def write(self, running: bool = True) -> None:
+        """Append what is over, and how far running stays are. A file that cannot be written is told of once."""
+        over, self._over = self._over, []
+        stays = [stay for stay in self._stays.values() if running and stay.counted_s is not None]
+        records = [*over, *(self._record(stay, RUNNING) for stay in stays)]
+        if not records:
             return
+        written = False
         try:
-            await asyncio.to_thread(append_records, self._file, [*over, *running])
+            await asyncio.get_running_loop().run_in_executor(self._writer, append_records, self._file, records)
+            written, self._fails = True, False
         except OSError as error:
             if not self._fails:
                 log.error("%s: %s cannot be written, and is tried again: %s", FLAG, self._file, error.strerror)
             self._fails = True
-        else:
-            self._fails = False
-            del self._over[: len(over)]
+        finally:
+            if not written:  # a line that is there nevertheless counts once
+                self._over[:0] = over
 
     async def _write_for_ever(self) -> None:
         while True:
@@ -204,10 +248,13 @@ class UsageLog:
     def _end(self, key: tuple[int, int], why: str) -> None:
         """Nothing is told of a stay that has ended already, or never had a slot."""
         stay = self._stays.pop(key, None)
-        if stay is None or stay.counted_s is None:
-            return
+        if stay is not None and stay.counted_s is not None:
+            self._keep(self._record(stay, why))
+
+    def _keep(self, record: UsageRecord) -> None:
+        """For the next write."""
         if len(self._over) < MOST_WAITING:
-            self._over.append(self._record(stay, why))
+            self._over.append(record)
         else:
             self.lost += 1
 
@@ -235,6 +282,12 @@ class UsageLog:
             round(time.time(), 3),
             why,
         )
+
+
+def _name_of(request: verify_pb2.ScoreRequest, tenant: str) -> str:
+    """The same on every verifier, and of no two calls that ask for something else, whatever id these come with."""
+    asked = f"{len(tenant)}:{tenant}".encode() + request.SerializeToString(deterministic=True)
+    return hashlib.sha256(asked).hexdigest()[:SHOWN_DIGITS]
 
 
 def add_usage_argument(parser: argparse.ArgumentParser) -> None:
@@ -275,13 +328,14 @@ def append_records(file: Path, records: Sequence[UsageRecord]) -> None:
 
 
 class Usage(NamedTuple):
-    """What the sessions of a tenant and a model used. decided, fed, tested: tokens."""
+    """What the sessions of a tenant and a model used. decided, fed, tested, scored: tokens."""
 
     sessions: int
     prompt_tokens: int
     fed: int
     decided: int
     tested: int
+    scored: int
     kv_byte_seconds: float
 
 
@@ -326,5 +380,6 @@ def _added_up(sessions: Sequence[Sequence[UsageRecord]]) -> Usage:
         sum(stay.fed for stay in stays),
         sum(ends) - sum(prompts),
         sum(stay.tested for stay in stays),
+        sum(stay.scored for stay in stays),
         round(sum(stay.kv_byte_seconds for stay in stays), 3),
     )

@@ -13,7 +13,7 @@ EPILOG = """\
 FILE is what `specwire verify --usage-log FILE` has written, parts that were moved away included. Give those of all
 verifiers that sessions may have moved between: a session's tokens then count once, wherever they were decided."""
 GIB_HOUR = float(1 << 30) * 3600.0
-HEAD = ("tenant", "model", "sessions", "prompt tokens", "computed", "decided", "tested", "GiB h of K and V")
+HEAD = ("tenant", "model", "sessions", "prompt tokens", "computed", "decided", "tested", "scored", "GiB h of K and V")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

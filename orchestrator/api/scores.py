@@ -7,13 +7,15 @@ are the same whoever asked for that text before. Only what the continuations of 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 import grpc
 
-from orchestrator.api.requests import encoded, record_of
+from orchestrator.api.requests import checked_request_id, encoded, record_of
 from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import SessionRecord
@@ -27,6 +29,7 @@ from specwire.v1 import generation_pb2 as pb
 # Worth asking again, or elsewhere: all slots are taken; the link was lost, or the verifier stops.
 WORTH_REPEATING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.02, RETRY_AFTER
+SCORE_ID_BYTES = 16
 MISCOUNTED = "the verifier told another number of log-probabilities"
 
 
@@ -49,11 +52,18 @@ class PromptScorer:
         self._orchestrator = orchestrator
 
     async def score(
-        self, request: pb.GenerateRequest, target: Target, tenant: str, top: int | None, time_left: float | None
+        self,
+        request: pb.GenerateRequest,
+        target: Target,
+        tenant: str,
+        top: int | None,
+        time_left: float | None,
+        request_id: str = "",
     ) -> PromptScores:
         """The request's prompt, with the `top` most probable ids at each token; None: its tokens only.
 
-        It counts as one of the tenant's sessions while it lasts, and its tokens as a prompt's.
+        It counts as one of the tenant's sessions while it lasts, and its tokens as a prompt's. request_id: of the call;
+        repeated with it, it counts once in records of usage.
 
         Raises:
             InvalidParameter: as of a session with this request.
@@ -62,7 +72,8 @@ class PromptScorer:
         """
         record = await record_of(_prompt_only(request), target, tenant, seed=0)
         tokens = record.prompt
-        asked = verify_pb2.ScoreRequest(tokens=tokens, from_position=1, top=top)
+        named = _score_id(tenant, request_id)
+        asked = verify_pb2.ScoreRequest(tokens=tokens, from_position=1, top=top, score_id=named)
         nothing = top is None or len(tokens) < 2
         scored = await self._admitted(record, target, None if nothing else asked, time_left)
         if len(scored.scored) != len(scored.log_probabilities) or len(scored.ranks) != len(scored.log_probabilities):
@@ -84,6 +95,7 @@ class PromptScorer:
             tokens=[*prefix, *flat[0]],
             from_position=len(prefix),
             others=[verify_pb2.Continuation(tokens=tokens) for tokens in flat[1:]],
+            score_id=_score_id(tenant, checked_request_id(request.request_id)),
         )
         charged = replace(record, prompt=(*prefix, *chain.from_iterable(flat)))
         told = iter((await self._admitted(charged, target, asked, time_left)).log_probabilities)
@@ -129,6 +141,13 @@ class PromptScorer:
             if len(scored.log_probabilities) != count:
                 raise StatusError(grpc.StatusCode.INTERNAL, MISCOUNTED)
             return scored
+
+
+def _score_id(tenant: str, request_id: str) -> str:
+    """What verifiers know a score by: the same for all that is asked of them for a call, and for its repeats."""
+    if not request_id:
+        return secrets.token_hex(SCORE_ID_BYTES)
+    return hashlib.sha256(f"{len(tenant)}:{tenant}{request_id}".encode()).hexdigest()
 
 
 def _prompt_only(request: pb.GenerateRequest) -> pb.GenerateRequest:

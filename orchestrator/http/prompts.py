@@ -77,7 +77,8 @@ async def scored(
     until = None if request.timeout is None else clock() + request.timeout
     for first, after in pairwise(range(0, len(requests) + 1, request.n)):
         left = None if until is None else until - clock()
-        scores = await scorer.score(requests[first], served.target, tenant, request.scored, left)
+        asked = requests[first], served.target, tenant, request.scored, left
+        scores = await scorer.score(*asked, request_id=request.request_id)
         for index in range(first, after):
             yield index, scores
             if request.scores_only:

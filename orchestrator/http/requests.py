@@ -172,6 +172,7 @@ class CompletionRequest:
         echo_logprobs: most probable ids told with each token of the echoed prompt; None for no log-probabilities.
         prompt_logprobs: likewise, in vLLM's form beside the answer.
         scores_only: the prompt is all; nothing is generated.
+        request_id: as it was asked with, which a template may lack.
     """
 
     model: str | None
@@ -186,6 +187,7 @@ class CompletionRequest:
     echo_logprobs: int | None = None
     prompt_logprobs: int | None = None
     scores_only: bool = False
+    request_id: str = ""
 
     @property
     def scored(self) -> int | None:
@@ -269,7 +271,8 @@ def _request(
 ) -> CompletionRequest:
     n = n or fields.whole("n", least=1, most=MOST_CHOICES) or 1
     model, stream = fields.text("model"), fields.flag("stream")
-    template = _template(fields, sampling, stopping, fields.text("request_id") or request_id)
+    request_id = fields.text("request_id") or request_id
+    template = _template(fields, sampling, stopping, request_id)
     template.model = model or ""
     if template.provisional and not stream:
         raise InvalidParameter("provisional", "is shown in streams only")
@@ -284,6 +287,7 @@ def _request(
         timeout=_timeout(fields),
         logprobs=logprobs,
         echo=echo,
+        request_id=request_id,
     )
 
 

@@ -201,6 +201,7 @@ def score_request(prefix: Text, continuations: Sequence[Sequence[Text]], model: 
             for parts in continuations
         ],
         model=_text("model", model),
+        request_id=request_id(),
     )
 
 

@@ -452,14 +452,16 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, target: _Optional[_Union[_common_pb2.GetModelInfoResponse, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[_common_pb2.GetModelInfoResponse, _Mapping]]] = ..., durability: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.GetModelInfoResponse, _Mapping]]] = ...) -> None: ...
 
 class ScoreTextRequest(_message.Message):
-    __slots__ = ("prefix", "continuations", "model")
+    __slots__ = ("prefix", "continuations", "model", "request_id")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     CONTINUATIONS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     prefix: TextPart
     continuations: _containers.RepeatedCompositeFieldContainer[ScoredText]
     model: str
-    def __init__(self, prefix: _Optional[_Union[TextPart, _Mapping]] = ..., continuations: _Optional[_Iterable[_Union[ScoredText, _Mapping]]] = ..., model: _Optional[str] = ...) -> None: ...
+    request_id: str
+    def __init__(self, prefix: _Optional[_Union[TextPart, _Mapping]] = ..., continuations: _Optional[_Iterable[_Union[ScoredText, _Mapping]]] = ..., model: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class TextPart(_message.Message):
     __slots__ = ("text", "tokens")

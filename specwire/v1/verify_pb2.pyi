@@ -183,16 +183,18 @@ class StepTimings(_message.Message):
     def __init__(self, step: _Optional[int] = ..., sessions: _Optional[int] = ..., rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., choose_us: _Optional[int] = ..., gap_us: _Optional[int] = ..., waited_us: _Optional[int] = ..., forward_ended_ns: _Optional[int] = ..., plain_us: _Optional[int] = ..., drafts_us: _Optional[int] = ..., drafted_us: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("tokens", "from_position", "top", "others")
+    __slots__ = ("tokens", "from_position", "top", "others", "score_id")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FROM_POSITION_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_ID_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     from_position: int
     top: int
     others: _containers.RepeatedCompositeFieldContainer[Continuation]
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., from_position: _Optional[int] = ..., top: _Optional[int] = ..., others: _Optional[_Iterable[_Union[Continuation, _Mapping]]] = ...) -> None: ...
+    score_id: str
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., from_position: _Optional[int] = ..., top: _Optional[int] = ..., others: _Optional[_Iterable[_Union[Continuation, _Mapping]]] = ..., score_id: _Optional[str] = ...) -> None: ...
 
 class Continuation(_message.Message):
     __slots__ = ("tokens",)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 from unittest.mock import patch
 
@@ -118,13 +119,17 @@ async def stack(
     dtype: str = "float32",
     deterministic: bool = False,
     heads: str = "",
+    usage_log: Path | None = None,
 ) -> AsyncIterator[Stack]:
-    """patient, dtype, deterministic, heads: of the verifier. What is stopped may be started again at its address."""
+    """patient, dtype, deterministic, heads, usage_log: of the verifier.
+
+    What is stopped may be started again at its address.
+    """
     async with AsyncExitStack() as parts:
         served = ModelServiceOptions(
             target, free_address(), slots=slots, context=context, dtype=dtype, deterministic=deterministic, heads=heads
         )
-        verifier = await verify_service.server.start(served, patient=patient, patience=patience)
+        verifier = await verify_service.server.start(served, patient=patient, patience=patience, usage_log=usage_log)
         parts.push_async_callback(verifier.stop, 0.0)
         drafters = []
         for draft in drafts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,11 +13,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo_pair import TARGET as DEMO
+from orchestrator.peers.peer import VerifierPeer
 from orchestrator.tenants import Access
 from specwire.client import AsyncClient, SpecwireError
-from specwire.client.requests import Text
+from specwire.client.requests import Text, score_request
+from specwire.rpc.errors import StatusError
+from specwire.v1 import generation_pb2_grpc, verify_pb2
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, stack
 from tests.wait import LIMIT_S, asked
+from verify_service.usage import read_records, totals
 
 PREFIX = "def total(values):\n"
 CONTINUATIONS: list[list[Text]] = [
@@ -100,3 +105,28 @@ async def test_a_score_waits_for_a_slot_until_its_deadline() -> None:
         [score] = await parts.client.score_text(PROMPT, [[PROMPT]], timeout=LIMIT_S)
         assert len(score.parts[0].logprobs) == len(PROMPT)
         assert len((await running).tokens) == 60
+
+
+async def test_a_call_counts_once_whoever_repeats_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The orchestrator, whose first answer is lost behind the verifier's record, and then the client."""
+    file, score, lost = tmp_path / "usage", VerifierPeer.score, [True]
+
+    async def losing(self: VerifierPeer, request: verify_pb2.ScoreRequest) -> verify_pb2.ScoreResponse:
+        scored = await score(self, request)
+        if lost:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, f"lost: {lost.pop()}")
+        return scored
+
+    monkeypatch.setattr(VerifierPeer, "score", losing)
+    request = score_request(PROMPT, [[PROMPT], [PROMPT[:1]]], "")
+    async with stack(usage_log=file) as parts:
+        async with grpc.aio.insecure_channel(parts.orchestrator.address) as channel:
+            for _ in range(2):
+                await generation_pb2_grpc.GenerationServiceStub(channel).ScoreText(request)
+        await parts.client.score_text(PROMPT, [[PROMPT]])
+    known = [record for record in read_records(file) if record is not None]
+    assert len(known) == 4
+    (usage,) = totals(known).values()
+    first, second = 2 * len(PROMPT) + 1, 2 * len(PROMPT)
+    assert (usage.sessions, usage.prompt_tokens, usage.decided) == (2, first + second, 0)
+    assert usage.scored == len(PROMPT) + 1 + len(PROMPT)

@@ -85,6 +85,19 @@ def test_a_text_to_score_counts_as_a_session(limits: TenantLimits) -> None:
     assert shares.refused == {"bob": 1}
 
 
+def test_a_text_to_score_holds_memory_of_its_tenant() -> None:
+    shares = TenantShares({"bob": TenantLimits()})
+    rig = big(0.05, shares)
+    sharing = rig.engine._sharing
+    assert sharing is not None
+    sharing._position_bytes = 10
+    answers = scoring(rig, "bob")
+    while not answers:
+        stepped(rig, 1)
+    assert shares.prefilled == {"bob": 599}
+    assert shares.kv_byte_us["bob"] > 0
+
+
 def test_texts_to_score_wait_for_prompt_tokens_per_second() -> None:
     rig = big(0.001, TenantShares({"bob": TenantLimits(prefill=500)}))
     asked = [scoring(rig, "bob") for _ in range(4)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
+import grpc
 import pytest
 
 from deploy.cli import main as cli
@@ -15,8 +17,8 @@ from specwire.core.messages import FinishReason, Outcome, Verdict
 from specwire.core.text import Stopping
 from specwire.core.verify.session import Allowance
 from specwire.rpc.server_options import ModelServiceOptions
-from specwire.v1 import common_pb2
-from tests.verify_service.peer import connected, open_message
+from specwire.v1 import common_pb2, verify_pb2
+from tests.verify_service.peer import connected, open_message, stub_of
 from verify_service import usage
 from verify_service.engine.messages import Admitted, Decided, Opening, Refusal, Report
 from verify_service.server import start
@@ -170,6 +172,59 @@ async def test_a_file_that_fails_is_told_of_once_and_written_later(
     assert len(records(folder / "usage")) == 2
 
 
+def to_score(
+    score_id: str, tokens: Sequence[int] = PROMPT, others: Sequence[Sequence[int]] = ()
+) -> verify_pb2.ScoreRequest:
+    more = [verify_pb2.Continuation(tokens=each) for each in others]
+    return verify_pb2.ScoreRequest(tokens=tokens, from_position=2, score_id=score_id, others=more)
+
+
+async def test_a_score_that_is_asked_again_counts_once(tmp_path: Path) -> None:
+    """On this verifier or another one; its record is there before its answer."""
+    first, second = log_of(tmp_path / "first"), log_of(tmp_path / "second")
+    asked = to_score("one", others=[(7, 8)])
+    await first.scored(asked, "berlin", 5, 0.5)
+    (record,) = records(tmp_path / "first")
+    assert (record.tenant, record.model, record.why, record.scored) == ("berlin", "a-model", "scored", 5)
+    await first.scored(asked, "berlin", 5, 0.25)
+    await second.scored(asked, "berlin", 5, 0.25)
+    found = totals(records(tmp_path / "first", tmp_path / "second"))
+    memory = POSITION_BYTES * len(PROMPT) * 0.5
+    assert found == {("berlin", "a-model"): Usage(1, len(PROMPT) + 2, len(PROMPT) + 1, 0, 0, 5, memory)}
+
+
+async def test_what_is_another_score_counts_by_itself(tmp_path: Path) -> None:
+    """Whatever id it comes with: a caller who gives all of them one saves nothing, and no neighbour is told for it."""
+    log = log_of(tmp_path / "usage")
+    for asked, tenant in (
+        (to_score("one"), "berlin"),
+        (to_score("one", tokens=(3, 1, 4, 1, 6)), "berlin"),
+        (to_score("two"), "berlin"),
+        (to_score("one"), "oslo"),
+        (to_score(""), "oslo"),
+        (to_score(""), "oslo"),
+    ):
+        await log.scored(asked, tenant, 3, 0.1)
+    found = totals(records(tmp_path / "usage"))
+    assert {tenant: (usage.sessions, usage.scored) for (tenant, _), usage in found.items()} == {
+        "berlin": (3, 9),
+        "oslo": (3, 9),
+    }
+
+
+async def test_a_score_is_answered_although_its_record_cannot_be_written_yet(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    log = log_of(folder / "usage")
+    log.opened(LINK, opening())
+    log.reported(LINK, seated(5))
+    await log.scored(to_score("one"), "berlin", 3, 0.1)
+    folder.mkdir()
+    await log.scored(to_score("two"), "berlin", 3, 0.1)
+    assert [record.why for record in records(folder / "usage")] == ["scored"] * 2  # what runs is told by the clock
+    await log.stop()
+    assert totals(records(folder / "usage"))["berlin", "a-model"][:2] == (3, 3 * len(PROMPT))
+
+
 @pytest.mark.parametrize("cut", range(1, 20))
 async def test_a_part_of_a_line_spoils_no_other(tmp_path: Path, cut: int) -> None:
     """As a full disk or a killed process leaves it."""
@@ -210,6 +265,27 @@ async def test_a_verifier_writes_what_its_sessions_used(tmp_path: Path) -> None:
     assert {record.why for record in records(file)} >= {"length", "link lost"}
 
 
+async def test_a_verifier_writes_what_it_scored(tmp_path: Path) -> None:
+    """What is refused, or is invalid, is in no record."""
+    file = tmp_path / "usage"
+    running = await start(ModelServiceOptions("scripted:7", slots=1, context=512), usage_log=file)
+    try:
+        async with connected(running) as peer, stub_of(running) as stub:
+            for _ in range(2):
+                await stub.Score(to_score("one"))
+                (record, *_) = records(file)
+                assert (record.scored, record.tenant, record.model) == (3, "", running.info.model)
+            await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=6))
+            await peer.receive()
+            for refused in (to_score("no slot"), to_score("x" * 257), to_score("", tokens=PROMPT[:2])):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await stub.Score(refused)
+    finally:
+        await running.stop()
+    scored = [record for record in records(file) if record.why == "scored"]
+    assert totals(scored)["", running.info.model][:2] == (1, len(PROMPT))
+
+
 def test_the_command_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "usage"
     of = {"prompt_tokens": 5, "start": 5, "fed": 5, "tested": 2, "kv_byte_seconds": 1.5, "began": 0.0, "until": 1.0}
@@ -226,11 +302,11 @@ def test_the_command_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr()
     assert shown.err == "specwire usage: 1 lines are no records, and are left out\n"
     assert [line.split() for line in shown.out.splitlines()[2:]] == [
-        ["-", "m", "1", "5", "5", "1", "2", "0.000"],
-        ["berlin", "m", "2", "10", "10", "1,010", "4", "0.000"],
+        ["-", "m", "1", "5", "5", "1", "2", "0", "0.000"],
+        ["berlin", "m", "2", "10", "10", "1,010", "4", "0", "0.000"],
     ]
     assert cli.main(["usage", "--json", str(file)]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert told[1] == {"tenant": "berlin", "model": "m", **Usage(2, 10, 10, 1010, 4, 3.0)._asdict()}
+    assert told[1] == {"tenant": "berlin", "model": "m", **Usage(2, 10, 10, 1010, 4, 0, 3.0)._asdict()}
     assert cli.main(["usage", str(tmp_path / "nowhere")]) == 1
     assert "nowhere: No such file" in capsys.readouterr().err

@@ -214,16 +214,14 @@ class StepSharing:
         # First tokens that prompts decided, which their tenants have had beside their rows.
         self._firsts: Counter[str] = Counter()
 
-    def able(self, ready: Sequence[Held]) -> list[Held]:
-        """Those whose tenants' tokens per second allow it."""
+    def able(self, ready: Sequence[Held], lent: Sequence[tuple[str, int]] = ()) -> list[Held]:
+        """Those whose tenants' tokens per second allow it. lent: tenants and slots of texts that are scored."""
         now_us = self._now_us()
         passed_us, self._looked_us = now_us - self._looked_us, now_us
         for held in self._left_out:
             held.running.since_us = min(now_us, held.running.since_us + passed_us)
-        for held in self._roster:
-            if not held.waiting:
-                kept = self._lm.cached(held.slot) * self._position_bytes
-                self.shares.count_held(held.tenant, kept, passed_us)
+        for tenant, slot in (*((held.tenant, held.slot) for held in self._roster if not held.waiting), *lent):
+            self.shares.count_held(tenant, self._lm.cached(slot) * self._position_bytes, passed_us)
         at_us = {tenant: self.shares.decides_us(tenant, now_us) for tenant in {held.tenant for held in ready}}
         self.next_us = min((at for at in at_us.values() if at > now_us), default=math.inf)
         self._left_out = [held for held in ready if at_us[held.tenant] > now_us]

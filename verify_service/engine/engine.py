@@ -260,7 +260,7 @@ class Engine:
         self.sessions.scheduler.catch_up()
         ready = [held for held in self.roster if held.session.room > 0 and not held.waiting]
         if self._sharing is not None:
-            ready = self._sharing.able(ready)
+            ready = self._sharing.able(ready, self._scorer.lent)
         runnable = {held.slot: held for held in ready if held.session.heard()}
         late = len(runnable) < len(ready)
         if self.sessions.earlier.waiting:

@@ -63,6 +63,11 @@ class Scorer:
         """Whose texts are here."""
         return {job.request.tenant for job in self._jobs}
 
+    @property
+    def lent(self) -> list[tuple[str, int]]:
+        """Tenant and slot of each text that is here."""
+        return [(job.request.tenant, job.slot) for job in self._jobs]
+
     def turn(self, idle: bool) -> ScoringJob | None:
         """The text whose turn it is, if one may go on now: the first one, of the tenant that owes the others least.
 

@@ -12,9 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo_pair import TARGET as DEMO
 from orchestrator.api.scores import PromptScorer
+from orchestrator.peers.peer import VerifierPeer
 from orchestrator.sessions import Orchestrator
 from orchestrator.tenants import ANONYMOUS, Access
 from specwire.v1 import generation_pb2 as pb
+from specwire.v1 import verify_pb2
 from tests.orchestrator.http.front import COMPLETIONS, Front, another, front
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, stack
 from tests.wait import LIMIT_S, asked
@@ -116,6 +118,25 @@ def test_vllms_form(demo: Front, reference: tuple[Any, Any]) -> None:
             assert own["logprob"] == pytest.approx(float(row[token]), abs=1e-4)
             assert own["decoded_token"] == reference[0].decode([token])
             assert len(entries) == (top if own["rank"] <= top else top + 1)
+
+
+def test_a_repeated_request_asks_for_the_same_scores(demo: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it counts once in records of usage (tests/verify_service/test_usage.py)."""
+    named: list[str] = []
+    score = VerifierPeer.score
+
+    async def noted(self: VerifierPeer, request: verify_pb2.ScoreRequest) -> verify_pb2.ScoreResponse:
+        named.append(request.score_id)
+        return await score(self, request)
+
+    monkeypatch.setattr(VerifierPeer, "score", noted)
+    body = {"prompt": [TEXT, OTHER], "max_tokens": 0, "echo": True, "logprobs": 1}
+    for more in ({"request_id": "one"}, {"request_id": "one"}, {"request_id": "two"}, {}):
+        demo.done(COMPLETIONS, **body, **more)
+    first, again, *others = zip(named[::2], named[1::2], strict=True)  # of its two prompts
+    assert first == again
+    assert len({first, *others}) == 3
+    assert all(named)
 
 
 async def test_a_score_waits_for_a_slot() -> None:
