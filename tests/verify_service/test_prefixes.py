@@ -14,7 +14,9 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, chain, oracle
+from verify_service.engine import sessions
 from verify_service.engine.messages import Admitted, LinkLost, Scoring
+from verify_service.engine.slots import Prefix, longest
 
 SYSTEM = tuple(index % 50 + 3 for index in range(40))
 HELD_BACK = Allowance(0, 0)
@@ -130,6 +132,25 @@ def test_a_session_closed_in_the_middle_of_a_forward_leaves_its_text_only() -> N
     turn = (*text, *wrong, 9)
     assert rig.complete(2, turn) == oracle(rig.lm, turn, 10)
     assert rig.cached(2) == len(text)
+
+
+def test_those_that_come_together_look_only_at_what_goes_on_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds come at once where a verifier was lost: each looked at all of the others before every step."""
+    looked: list[int] = []
+
+    def counted(text: list[int], prefixes: Sequence[Prefix], least: int) -> tuple[Prefix, int] | None:
+        looked.append(len(prefixes))
+        return longest(text, prefixes, least)
+
+    monkeypatch.setattr(sessions, "longest", counted)
+    chance, rig = random.Random(0), Counting(slots=12)
+    prompts = [tuple(chance.randrange(3, 60) for _ in range(100)) for _ in range(12)]
+    for handle, prompt in enumerate(prompts):
+        rig.open(handle, prompt, scope=b"a", max_tokens=3)
+    rig.run()
+    assert len(looked) > len(prompts)
+    assert not any(looked)
+    assert all(len(rig.tokens[handle]) == 3 for handle in range(12))
 
 
 def test_of_several_long_prompts_that_come_together_one_is_fed() -> None:

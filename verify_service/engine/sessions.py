@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
@@ -15,7 +15,7 @@ from specwire.core.policy.scheduler import Lookout
 from specwire.core.policy.shares import TenantShares
 from specwire.core.verify.session import RunningSession, VerifySession
 from verify_service.engine.messages import Opening, QueuePatience
-from verify_service.engine.slots import LEAST_SHARED, Prefix, Slots, longest
+from verify_service.engine.slots import LEAST_SHARED, Prefix, Slots, by_next_tokens, longest
 
 REMEMBERED_GENERATIONS = 4096
 # The slot of a session that waits for one.
@@ -382,9 +382,15 @@ class SlotScheduler:
         """
         behind = [held for held in self._roster if held.scope and not held.waiting and self._is_behind(held)]
         shared = {scope: self._shared(scope) for scope in {held.scope for held in behind}}
+        # Hundreds that come at once have as much of their prompts as each other, and do not look at all of the others.
+        alike: dict[tuple[bytes, int], Mapping[tuple[int, ...], list[Prefix]]] = {}
         for held in behind:
+            text, cached = held.session.text.tokens, self._lm.cached(held.slot)
+            if (held.scope, cached) not in alike:
+                alike[held.scope, cached] = by_next_tokens(shared[held.scope], cached)
+            least = cached + LEAST_SHARED
             # Its own slot holds less than it asks for, and so is not found.
-            found = longest(held.session.text.tokens, shared[held.scope], self._lm.cached(held.slot) + LEAST_SHARED)
+            found = longest(text, alike[held.scope, cached].get(tuple(text[cached:least]), ()), least)
             if found is not None and (found[1] < found[0].length or found[0].whole):
                 self.slots.copy(found[0].slot, held.slot, found[1])
 
@@ -447,16 +453,21 @@ class SlotScheduler:
     def _slot_for(self, held: Held) -> int | None:
         """A slot that may hold a part of the text, taken from an idle session if need be; None if all are in use."""
         tokens = held.session.text.tokens
-        slot = self.slots.lend_for(tokens, held.scope, self._shared(held.scope))
-        if slot is None and self._dismiss_idle():
-            slot = self.slots.lend_for(tokens, held.scope, self._shared(held.scope))
-        return slot
+        slot = None if self.slots.all_lent else self._lend_for(held.scope, tokens)
+        return self._lend_for(held.scope, tokens) if slot is None and self._dismiss_idle() else slot
 
-    def _shared(self, scope: bytes) -> list[Prefix]:
-        """What running sessions of this scope have in their slots, without draft tokens of a step under way."""
+    def _lend_for(self, scope: bytes, tokens: list[int]) -> int | None:
+        return self.slots.lend_for(tokens, scope, self._shared(scope, tokens[:LEAST_SHARED]))
+
+    def _shared(self, scope: bytes, beginning: Sequence[int] = ()) -> list[Prefix]:
+        """What running sessions of this scope have in their slots, without draft tokens of a step under way.
+
+        beginning: of their texts.
+        """
         sharing = [held for held in self._roster if held.scope == scope and not held.waiting] if scope else []
         texts = [(held.slot, held.session.text.tokens) for held in sharing]
-        return [Prefix(slot, tokens, min(self._lm.cached(slot), len(tokens))) for slot, tokens in texts]
+        begun = [each for each in texts if each[1][: len(beginning)] == beginning] if beginning else texts
+        return [Prefix(slot, tokens, min(self._lm.cached(slot), len(tokens))) for slot, tokens in begun]
 
     def _dismiss_idle(self) -> bool:
         spare = self._roster.spare()

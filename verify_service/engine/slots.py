@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -64,6 +64,15 @@ def longest(text: list[int], prefixes: Iterable[Prefix], least: int = LEAST_SHAR
     return None if best is None else (best, saved)
 
 
+def by_next_tokens(prefixes: Iterable[Prefix], start: int) -> dict[tuple[int, ...], list[Prefix]]:
+    """By the tokens that follow the first `start` ones: those that hold enough of them to save `LEAST_SHARED` more."""
+    found: defaultdict[tuple[int, ...], list[Prefix]] = defaultdict(list)
+    for prefix in prefixes:
+        if prefix.length >= start + LEAST_SHARED:
+            found[tuple(prefix.tokens[start : start + LEAST_SHARED])].append(prefix)
+    return found
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # What each cache slot of the model holds, and which one a new session gets.
 #
@@ -96,6 +105,10 @@ class Slots:
     def kept(self) -> int:
         """How many slots hold ended sessions; losing one costs time only."""
         return len(self._kept)
+
+    @property
+    def all_lent(self) -> bool:
+        return not (self._free or self._kept)
 
     def lend(self) -> int | None:
         """An empty slot; None if all are lent."""
