@@ -18,7 +18,7 @@ from specwire.core.model import AUTO, AUTO_KV, is_gguf
 from specwire.core.policy.tunables import LEAST_SHARED
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_memory import position_bytes, readable
-from specwire.lm.load import native_dtype, native_precision
+from specwire.lm.load import check_directory, native_dtype, native_precision
 from specwire.lm.pretrained import outline
 from specwire.lm.runners.hybrid import slot_state_bytes
 from specwire.lm.scripted import PREFIX, ScriptedLM
@@ -114,6 +114,7 @@ def facts_of(model: str, dtype: str) -> Facts:
         told = file.text().tokenizer_json or file.tokenizer()
         size = file.path.stat().st_size
         return Facts(model, vocabulary_fingerprint(tokens), len(tokens), context, kept, size, told)
+    check_directory(model)
     known = outline(model)
     config, precision = known.config, getattr(torch, native_dtype() if dtype == AUTO else dtype)
     tokens = known.text.vocabulary(config.get_text_config().vocab_size)

@@ -27,6 +27,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LinearLR
 
 from specwire.core.model import GGUF, ModelError, is_gguf
+from specwire.lm.load import check_directory
 from specwire.lm.model_config import first_line
 from specwire.lm.model_files import CONFIG, GENERATION, copy_beside, weights_fingerprint
 from specwire.lm.pretrained import outline, pretrained
@@ -240,6 +241,7 @@ class Learner:
         self._stopped = False
         self._folder = VersionFolder(options.out)
         self.memory = TextMemory(options.memory)
+        check_directory(options.draft)
         known = outline(options.draft)
         self._device = _device(options.device)
         self._model = pretrained(options.draft, torch.float32, self._device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -102,7 +103,11 @@ def load_model(
         if ranks is not None or heads is not None:
             raise ModelError(f"model: {spec} is a table, which drafts and is no target")
         return load_table_model(spec, slots, context)
-    # Imported here because transformers takes seconds to import, which a scripted model or a table need not wait for.
+    if not is_gguf(spec):
+        _check_for_gguf_only(spec, runtime, kv_type, gpu_layers)
+        check_directory(spec)
+    # Imported here because transformers takes seconds to import: neither a scripted model, nor a table, nor whoever is
+    # told of a mistake needs to wait for it.
     from specwire.lm.kv_memory import KvMemory
     from specwire.lm.pretrained import check_for_gguf, check_for_vllm, load_gguf, load_in_vllm, load_pretrained
     from specwire.lm.runners.select import How
@@ -114,9 +119,6 @@ def load_model(
     if is_gguf(spec):
         check_for_gguf(device, how, ranks, heads, engine)
         return load_gguf(spec, size, context, kv_type, gpu_layers)
-    for name, value in (("runtime", runtime == LLAMACPP), ("kv-type", kv_type != AUTO_KV), ("gpu-layers", gpu_layers)):
-        if value:
-            raise ModelError(f"{name}: {LLAMACPP if name == 'runtime' else value} is for {GGUF} files, not for {spec}")
     with _told_by(ranks):
         if engine == VLLM:
             check_for_vllm(how, heads)
@@ -165,6 +167,19 @@ def _check(slots: int, runtime: str, quantization: str) -> None:
         raise ModelError(f"runtime: must be one of {', '.join(RUNTIMES)}, not {runtime!r}")
     if quantization not in QUANTIZATIONS:
         raise ModelError(f"quantization: must be one of {', '.join(QUANTIZATIONS)}, not {quantization!r}")
+
+
+def _check_for_gguf_only(spec: str, runtime: str, kv_type: str, gpu_layers: int) -> None:
+    for name, value in (("runtime", runtime == LLAMACPP), ("kv-type", kv_type != AUTO_KV), ("gpu-layers", gpu_layers)):
+        if value:
+            raise ModelError(f"{name}: {LLAMACPP if name == 'runtime' else value} is for {GGUF} files, not for {spec}")
+
+
+def check_directory(spec: str) -> None:
+    """ModelError for what can only be a local directory, and is none."""
+    looks_local = spec.startswith(("/", ".", "~")) or spec.count("/") > 1
+    if not spec or (looks_local and not Path(spec).expanduser().is_dir()):
+        raise ModelError(f"model {spec!r}: there is no such directory")
 
 
 def _scripted(spec: str, slots: int, context: int | None, ranks: RankGroup | None, heads: str | None) -> LanguageModel:

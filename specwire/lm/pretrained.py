@@ -325,9 +325,6 @@ def _device(name: str) -> torch.device:
 
 
 def _config(spec: str) -> PreTrainedConfig:
-    looks_local = spec.startswith(("/", ".", "~")) or spec.count("/") > 1
-    if not spec or (looks_local and not Path(spec).expanduser().is_dir()):
-        raise ModelError(f"model {spec!r}: there is no such directory")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(_location(spec))
     except Exception as error:  # any error that the library raises for a broken or foreign directory
