@@ -12,17 +12,19 @@ import heapq
 import itertools
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from operator import itemgetter
 from random import Random
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 WORLD = "world"
+# Tasks among which those are looked for that have ended.
+LEAST_TASKS = 1024
 # Unix time at the loop's 0, in seconds.
 EPOCH = 1000.0
 STRAND: ContextVar[str] = ContextVar("strand", default=WORLD)
@@ -44,6 +46,10 @@ class SimTask(asyncio.Task[T]):
         return self.number
 
 
+def _failed_unheard(task: SimTask[Any]) -> bool:
+    return task.done() and not task.cancelled() and task._log_traceback
+
+
 class SimFuture(asyncio.Future[T]):
     def __init__(self, loop: SimLoop) -> None:
         self.number = next(loop.numbers)
@@ -51,6 +57,19 @@ class SimFuture(asyncio.Future[T]):
 
     def __hash__(self) -> int:
         return self.number
+
+
+class AllOf(Generic[T]):
+    """Whether something has come true of all, and stays so: of which it has is not asked again."""
+
+    def __init__(self, those: Iterable[T], holds: Callable[[T], bool]) -> None:
+        self._left = list(those)
+        self._holds = holds
+
+    def __call__(self) -> bool:
+        while self._left and self._holds(self._left[-1]):
+            self._left.pop()
+        return not self._left
 
 
 @dataclass(slots=True)
@@ -77,11 +96,13 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.steps = 0
         self.running = WORLD
         self.errors: list[str] = []
+        # All that have not ended, and what has failed unheard.
         self.tasks: list[SimTask[Any]] = []
+        self._most_tasks = LEAST_TASKS
         self.after_step: Callable[[], None] = lambda: None
         self._now = 0.0
         self._strands: dict[str, Strand] = {}
-        # Those that have something ready, by number and in its order: a storm has thousands that have nothing.
+        # Those that have something ready and are not held, by number and in its order: a storm has thousands of others.
         self._ready: list[tuple[int, Strand]] = []
         self._timers: list[tuple[float, float, int, asyncio.TimerHandle, Strand]] = []
 
@@ -104,14 +125,24 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.strand(name)
         return context
 
-    def kill(self, process: str) -> None:
-        """End it at once: nothing of it runs any more before `bury`."""
+    def hold(self, process: str) -> None:
+        """Nothing of it runs any more before `let_go` or `bury`."""
         for strand in self.strands_of(process):
             strand.paused = True
+        self._ready = [each for each in self._ready if not each[1].paused]
+
+    def let_go(self, process: str) -> None:
+        for strand in self.strands_of(process):
+            self._release(strand)
+
+    def _release(self, strand: Strand) -> None:
+        if strand.paused and strand.ready:
+            self._insert(strand)
+        strand.paused = False
 
     def left_of(self, process: str) -> list[str]:
         """Tasks of the process that have not ended."""
-        return [repr(task.get_coro()) for task in self.tasks if process_of(task.strand) == process and not task.done()]
+        return [repr(task.get_coro()) for task in self.tasks if not task.done() and process_of(task.strand) == process]
 
     # Running
 
@@ -130,7 +161,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _step(self, deadline: float) -> bool:
         self._fire()
-        runnable = [s for _, s in self._ready if not s.paused and s.free_at <= self._now]
+        runnable = [s for _, s in self._ready if s.free_at <= self._now]
         if not runnable:
             return self._advance(deadline)
         strand = runnable[0] if len(runnable) == 1 else runnable[int(self.random.random() * len(runnable))]
@@ -153,12 +184,15 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._add(strand, timer)
 
     def _add(self, strand: Strand, handle: asyncio.Handle) -> None:
-        if not strand.ready:
-            insort(self._ready, (strand.number, strand), key=itemgetter(0))
+        if not (strand.ready or strand.paused):
+            self._insert(strand)
         strand.ready.append(handle)
 
+    def _insert(self, strand: Strand) -> None:
+        insort(self._ready, (strand.number, strand), key=itemgetter(0))
+
     def _advance(self, deadline: float) -> bool:
-        busy = [s.free_at for _, s in self._ready if not s.paused]
+        busy = [s.free_at for _, s in self._ready]
         while self._timers and self._timers[0][3].cancelled():
             heapq.heappop(self._timers)
         upcoming = [self._timers[0][0]] if self._timers else []
@@ -169,13 +203,13 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def unheard(self) -> list[str]:
         """Exceptions of tasks that nobody has asked for."""
-        done = [task for task in self.tasks if task.done() and not task.cancelled() and task._log_traceback]
-        return [f"{task.get_coro()!r} in {task.strand}: {task.exception()!r}" for task in done]
+        failed = filter(_failed_unheard, self.tasks)
+        return [f"{task.get_coro()!r} in {task.strand}: {task.exception()!r}" for task in failed]
 
     def bury(self, seconds: float) -> list[str]:
         """End what still runs in strands that are alive or dead; returns what was left, by name."""
         for strand in self._strands.values():
-            strand.paused = False
+            self._release(strand)
         left = [task for task in self.tasks if not task.done()]
         for _ in range(20):
             pending = [task for task in self.tasks if not task.done()]
@@ -183,7 +217,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 break
             for task in pending:
                 task.cancel()
-            self.run_until(lambda pending=pending: all(t.done() for t in pending), seconds)  # type: ignore[misc]  # mypy does not infer a lambda's default
+            self.run_until(AllOf(pending, SimTask.done), seconds)
         return [repr(task) for task in left]
 
     # What asyncio calls
@@ -230,6 +264,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         strand = STRAND.get() if context is None else context.get(STRAND, WORLD)
         task = SimTask(coro, self, strand, name=name, context=context)
         self.tasks.append(task)
+        if len(self.tasks) > self._most_tasks:
+            self.tasks = [each for each in self.tasks if not each.done() or _failed_unheard(each)]
+            self._most_tasks = max(LEAST_TASKS, 2 * len(self.tasks))
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

@@ -121,15 +121,14 @@ class Party(ABC):
         if self.up:
             self.up = self.paused = False
             self._services = []
-            self.world.loop.kill(self.process)
+            self.world.loop.hold(self.process)
             self.world.network.crash(self.process)
 
     def pause(self) -> None:
         """SIGSTOP; who waits for its pings gives up in time."""
         if self.up and not self.paused:
             self.paused = True
-            for strand in self.world.loop.strands_of(self.process):
-                strand.paused = True
+            self.world.loop.hold(self.process)
             self.world.loop.call_later(DETECTION, self._miss, self.process)
 
     def _miss(self, process: str) -> None:
@@ -141,8 +140,7 @@ class Party(ABC):
         """SIGCONT; nothing to one that has been killed meanwhile."""
         if self.paused:
             self.paused = False
-            for strand in self.world.loop.strands_of(self.process):
-                strand.paused = False
+            self.world.loop.let_go(self.process)
 
     def stop(self) -> None:
         """SIGTERM."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -21,9 +21,9 @@ from tests.simulation.clock import simulated
 from tests.simulation.ends import Judge
 from tests.simulation.facts import Facts
 from tests.simulation.faults import Faults
-from tests.simulation.loop import SimLoop, Stuck, in_strand
+from tests.simulation.loop import AllOf, SimLoop, Stuck, in_strand
 from tests.simulation.network import Network
-from tests.simulation.parties import DrafterParty, Hardware, OrchestratorParty, Party, VerifierParty, World
+from tests.simulation.parties import EXIT, DrafterParty, Hardware, OrchestratorParty, Party, VerifierParty, World
 from tests.simulation.scenario import Scenario
 from tests.simulation.services import Play
 from tests.simulation.store import SimStore
@@ -149,6 +149,7 @@ class Simulation:
         world.store.on_written = self.checks.readers.log_written
         self.clients = self._clients()
         self.answers: list[SimAnswer] = [answer for client in self.clients for answer in client.answers]
+        self._answered = AllOf(self.answers, lambda answer: answer.done)
         self.parties: dict[str, Party] = {name: self._party(name) for name in scenario.parties}
         hosts = world.network, world.store, world.clock, self.parties
         self.faults = Faults(world.loop, *hosts, random, scenario.vocabulary)
@@ -236,7 +237,7 @@ class Simulation:
             self.loop.bury(LIMIT)
 
     def _settled(self) -> bool:
-        return bool(self.facts.found) or all(answer.done for answer in self.answers)
+        return bool(self.facts.found) or self._answered()
 
     def _judged(self) -> list[str]:
         return [] if self.facts.found else list(Judge(self.scenario, self.facts, self.answers).all())
@@ -264,12 +265,17 @@ class Simulation:
     def _end(self) -> list[str]:
         """Stop every party as SIGTERM does, who calls before who is called; what is left of it is a leak."""
         for party in reversed(self.parties.values()):
-            party.stop()
-            self._pass(party.exits_within)
+            self._stop(party)
+        self._pass(EXIT)
         left = [party.name for party in self.parties.values() if party.up]
         return [f"{name} did not stop" for name in left] + [f"left running: {name}" for name in self.world.leaks]
 
-    def _pass(self, seconds: float) -> None:
+    def _stop(self, party: Party) -> None:
+        party.stop()
+        self._pass(party.exits_within, lambda: not party.up)
+
+    def _pass(self, seconds: float, done: Callable[[], bool] = lambda: False) -> None:
+        """At most so long."""
         until = self.loop.time() + seconds
         self.loop.call_at(until, lambda: None)
-        self.loop.run_until(lambda: self.loop.time() >= until, seconds + 1)
+        self.loop.run_until(lambda: done() or self.loop.time() >= until, seconds + 1)
