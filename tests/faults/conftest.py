@@ -22,13 +22,22 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Playing(out), "playing")
 
 
-# Files that take minutes: with several workers nobody is to begin them when the others have ended.
-LONGEST = ("test_rolling.py", "test_soak.py")
+# Files that take minutes, the longest first: with several workers nobody is to begin them when the others have ended.
+LONGEST = (
+    "test_rolling.py",
+    "test_soak.py",
+    "test_matrix.py",
+    "test_orchestrators.py",
+    "test_log.py",
+    "test_links.py",
+    "test_hostile.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,20 @@ GROUPS = {
     "line": ("test_bench_wan", "test_wan"),
     "benches": ("test_bench", "test_bench_copy", "test_bench_step", "test_bench_ways"),
 }
+# Behind the groups come files that take a minute, so that nobody begins one when the others have ended.
+LONGEST = (
+    "test_edge",
+    "test_console",
+    "test_learning",
+    "test_vocabularies",
+    "test_progress",
+    "test_provisional",
+    "test_runtime",
+    "test_processes",
+    "test_http_clients",
+    "test_rag",
+    "test_secured",
+)
 
 
 def group_of(path: Path) -> str:
@@ -44,7 +58,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByGroup
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = list(GROUPS)
+    order = [*GROUPS, *LONGEST]
     ours = [item for item in items if item.path.parent == HERE]
     ours.sort(key=lambda item: order.index(group) if (group := group_of(item.path)) in order else len(order))
     items[:] = [*(item for item in items if item.path.parent != HERE), *ours]
