@@ -129,10 +129,9 @@ def test_taken_in_one_by_one_or_by_vectors_it_is_the_same(pieces: list[list[int]
         together.extend(one, tokens)
         for token in tokens:
             alone.extend(other, [token])
-    assert np.array_equal(together._places, alone._places)
+    assert np.array_equal(together._slots, alone._slots)
     for index in range(len(SHARED_ORDERS)):
         assert np.array_equal(together._heads[index], alone._heads[index])
-        assert np.array_equal(together._links[index], alone._links[index])
 
 
 def test_the_most_frequent_continuation_is_proposed_and_of_equals_the_latest() -> None:
@@ -209,6 +208,42 @@ def test_each_decided_token_is_there_at_once_for_others() -> None:
     found = SharedIndex(texts, [1, 2, 3], "b").find(4)
     assert found is not None
     assert found.tokens == (4,)
+
+
+def test_what_was_found_is_followed_as_long_as_the_text_goes_on_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, searched = ScopeTexts(always), list[int]()
+    for name, end in (("a", 7), ("b", 8), ("c", 8)):
+        grown(texts, name, [*range(100, 140), end, 9, 9, 9])
+    text = list(range(100, 120))
+    index, search = SharedIndex(texts, text), texts.occurrences
+
+    def counted(tail: Sequence[int], own: shared_texts.SharedText | None = None) -> tuple[int, list[Occurrence]]:
+        searched.append(len(tail))
+        return search(tail, own)
+
+    monkeypatch.setattr(texts, "occurrences", counted)
+    told = []
+    for grows in ([], [120, 121], list(range(122, 140)), [7], [1]):
+        text += grows
+        found, fresh = index.find(3), SharedIndex(texts, text).find(3)
+        told.append(None if found is None else found.tokens)
+        assert told[-1] == (None if fresh is None else fresh.tokens)
+    assert told == [(120, 121, 122), (122, 123, 124), (8, 9, 9), (9, 9, 9), None]
+    # Once for each fresh one; here at the beginning, and behind what nobody said.
+    assert searched.count(20) == 2
+    assert [searched.count(length) for length in (22, 40, 41)] == [1, 1, 1]
+    assert searched.count(42) == 2
+
+
+def test_nothing_of_a_forgotten_text_is_followed() -> None:
+    texts = ScopeTexts(always)
+    grown(texts, "a", range(100, 200))
+    text = list(range(100, 120))
+    index = SharedIndex(texts, text)
+    assert index.find(2) is not None
+    texts.forget("a")
+    text.append(120)
+    assert index.find(2) is None
 
 
 def test_a_forgotten_session_adds_nothing_while_it_runs_on() -> None:

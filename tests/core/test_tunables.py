@@ -14,18 +14,17 @@ DRAFTING = [*TABLE.parent.glob("*.py"), *(TABLE.parents[1] / "verify").glob("*.p
 # What is no choice of speed: bounds on memory, messages and files, and on a verifier that is not served so.
 REMEMBERED = {"REMEMBERED_VERDICTS", "REMEMBERED_CHAINS", "REMEMBERED_FORWARDS"}
 KEPT = {
-    "OFFSET_BITS",
-    "OFFSET_MASK",
     "FIRST_TOKENS",
     "TOKEN_BYTES",
     "TOKENS_A_TEXT",
     "BEGINNING_TOKENS",
     "MOST_LINEAGE",
 }
+SLOTS = {"TEXT", "END", "TAGS", "LINKS", "WORD_MASK", "TAG_BITS"}
 TABLES = {"LEAST_ORDER", "MOST_ORDER", "SHARE_UNITS", "LEVEL_KINDS"}
 HASHING = {"HASH_BASE", "HASH_SPREAD", "HASH_SHIFT", "POWERS", "TAG_SHIFT", "TAG_MASK"}
 OTHERS = {"MOST_AWAITED", "MOST_ROWS", "PATIENCE_US", "MOST_NODES", "MOST_STALE", "MOST_WEIGHT"}
-BOUNDS = {*REMEMBERED, *KEPT, *TABLES, *HASHING, *OTHERS}
+BOUNDS = {*REMEMBERED, *KEPT, *SLOTS, *TABLES, *HASHING, *OTHERS}
 
 
 def numbers(path: Path) -> set[str]:

@@ -141,6 +141,7 @@ class AcceptanceByPosition:
         self._accepted = [0.0] * most
         # By number of positions, until something is observed.
         self._rates: dict[int, list[float]] = {}
+        self._expected: dict[int, float] = {}
 
     def observe(self, tested: int, accepted: int) -> None:
         """Note a window of `tested` draft tokens, the first `accepted` of which were accepted.
@@ -152,6 +153,7 @@ class AcceptanceByPosition:
             self._accepted[index] = self._accepted[index] * DECAY + (1.0 if index < accepted else 0.0)
         # Beyond the window nothing is learnt. What a few tests showed there fades, or windows would stay short.
         self._rates.clear()
+        self._expected.clear()
         self._tested[tested:] = [each * DECAY for each in self._tested[tested:]]
         self._accepted[tested:] = [each * DECAY for each in self._accepted[tested:]]
 
@@ -174,6 +176,13 @@ class AcceptanceByPosition:
         if known is None:
             known = self._rates[most] = self._shrunk(most, self._prior)
         return known.copy()
+
+    def expected(self, window: int) -> float:
+        """Tokens that a window is expected to decide: see `expected_tokens`."""
+        known = self._expected.get(window)
+        if known is None:
+            known = self._expected[window] = expected_tokens(self.rates(window), window)
+        return known
 
     def _shrunk(self, most: int, prior: float) -> list[float]:
         rates: list[float] = []

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from specwire.core.messages import MOST_SOURCES, MOST_WINDOW, Draft, Proposal
-from specwire.core.policy.estimates import AcceptanceByPosition, AcceptanceByRank, expected_tokens
+from specwire.core.policy.estimates import AcceptanceByPosition, AcceptanceByRank
 from specwire.core.text import Text
 from specwire.core.tree import Node, Tree
 
@@ -252,8 +252,7 @@ class Chains:
         return max(sources, key=lambda source: (self._promise(source, reach[source]), reach[source]))
 
     def _promise(self, source: int, reach: int) -> float:
-        reach = min(MOST_WINDOW, reach)
-        return expected_tokens(self.acceptance(source).rates(reach), reach)
+        return self.acceptance(source).expected(min(MOST_WINDOW, reach))
 
     def behind(self, position: int, window: Sequence[int], chosen: int | None = None) -> tuple[int, Draft | None]:
         """The draft token that follows `window`, which begins at `position`, in the tree of the lowest source.

@@ -14,7 +14,8 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from operator import mul
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,15 +36,18 @@ from specwire.core.verify.text_sources import Found
 # ----------------------------------------------------------------------------------------------------------------------
 # Bounds on memory.
 
-# A place in a text: the text's number, and an offset of so many bits.
-OFFSET_BITS = 24
-OFFSET_MASK = (1 << OFFSET_BITS) - 1
+# What is kept of an n-gram's end lies together, in words of 32 bits, so that a look costs one miss of the cache: its
+# text's number, its offset there, a tag of 8 bits for each order, and a link for each.
+TEXT, END, TAGS, LINKS = range(4)
+SLOT_WORDS = LINKS + len(SHARED_ORDERS)
+WORD_MASK = (1 << 32) - 1
+TAG_BITS = 8
+TAG_MASK = (1 << TAG_BITS) - 1
 # Tokens that a scope has room for at first; it doubles as they come.
 FIRST_TOKENS = 1 << 12
-# What a token takes, all told: its place (8), two links of 4 and a tag of 1 for each order, itself (4, and what arrays
-# keep in hand), and its part in the text's own objects, of which there is at most one for TOKENS_A_TEXT tokens.
+# What a token takes, all told: its slot (28), 4 in the heads of each order, itself (4, and what arrays keep in hand),
+# and its part in the text's own objects, of which there is at most one for TOKENS_A_TEXT tokens.
 TOKEN_BYTES = 64
-TAG_MASK = 0xFF
 TOKENS_A_TEXT = 64
 # Tokens by which texts that begin alike are found, and texts behind one another that are followed to compare them.
 BEGINNING_TOKENS = 32
@@ -53,6 +57,8 @@ HASH_BASE = 0x5851F42D4C957F2D
 HASH_SPREAD = 0x9E3779B97F4A7C15
 HASH_SHIFT, TAG_SHIFT = 20, 36
 POWERS = [pow(HASH_BASE, exponent, 1 << 64) for exponent in range(SHARED_ORDERS[0])]
+# One hash, or those of many n-grams.
+Hashes = TypeVar("Hashes", int, NDArray[np.int64])
 
 
 @dataclass(slots=True, eq=False)
@@ -89,10 +95,10 @@ class Occurrence(NamedTuple):
 class ScopeTexts:
     """The texts of one scope, and where the n-grams of each length of SHARED_ORDERS ended in them.
 
-    Every end of an n-gram has a *slot*, used in turn; heads[bucket] is the latest slot of a hash, links[slot] the one
-    before it, as numbers from 1 on. tags[slot] is another part of its hash, by which most others are told without a
-    look at their tokens. A link whose slot was used again is told by its age, and an end whose text is gone or differs
-    by comparing tokens: so nothing follows evictions.
+    Every end of an n-gram has a *slot*, used in turn; heads[bucket] is the latest slot of a hash, a slot's link the one
+    before it, as numbers from 1 on. Its tag is another part of the hash, by which most others are told without a look
+    at their tokens. A link whose slot was used again is told by its age, and an end whose text is gone or differs by
+    comparing tokens: so nothing follows evictions.
 
     Invariant: a text of which a slot is used again is gone as a whole.
 
@@ -112,10 +118,15 @@ class ScopeTexts:
         self._by_id: dict[str, int] = {}
         self._beginnings: dict[bytes, int] = {}
         self._next = 0
-        self._places = np.zeros(tokens, np.int64)
-        self._heads = [np.zeros(tokens, np.uint32) for _ in SHARED_ORDERS]
-        self._links = [np.zeros(tokens, np.uint32) for _ in SHARED_ORDERS]
-        self._tags = [np.zeros(tokens, np.uint8) for _ in SHARED_ORDERS]
+        self._keep(
+            np.zeros((tokens, SLOT_WORDS), np.uint32),
+            [np.zeros(tokens, np.uint32) for _ in SHARED_ORDERS],
+        )
+
+    def _keep(self, slots: NDArray[np.uint32], heads: list[NDArray[np.uint32]]) -> None:
+        """From now on these are the slots and, by order, the heads; and views of them, whose numbers are Python's."""
+        self._slots, self._heads = slots, heads
+        self._words, self._latest = slots.reshape(-1).data, [each.data for each in heads]
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -128,9 +139,8 @@ class ScopeTexts:
     @property
     def size(self) -> int:
         """Bytes of its arrays, at most TOKEN_BYTES for each token that there is room for."""
-        of_slots: list[NDArray[Any]] = [self._places, *self._heads, *self._links, *self._tags]
         kept = sum(len(text.tokens) * text.tokens.itemsize for text in self._texts.values())
-        return sum(each.nbytes for each in of_slots) + kept
+        return self._slots.nbytes + sum(each.nbytes for each in self._heads) + kept
 
     def holds(self, text: SharedText) -> bool:
         return self._texts.get(text.number) is text
@@ -147,7 +157,7 @@ class ScopeTexts:
         """
         self.forget(session_id)
         text = SharedText(session_id, self._next, _beginning(tokens))
-        self._next += 1
+        self._next = self._next + 1 & WORD_MASK  # who has had a number so long ago is gone with its slots
         before = self._like(tokens)
         if before is not None:
             base, text.own_from = before
@@ -163,7 +173,7 @@ class ScopeTexts:
 
     def extend(self, text: SharedText, tokens: Sequence[int]) -> None:
         """Take in what follows a text; nothing where it is gone, or would be too long."""
-        if not self.holds(text) or len(text.tokens) + len(tokens) > OFFSET_MASK:
+        if not self.holds(text) or len(text.tokens) + len(tokens) > WORD_MASK:
             return
         first = max(len(text.tokens) + 1, text.own_from - text.start)
         if len(text.tokens) == text.own_from - text.start:
@@ -194,8 +204,8 @@ class ScopeTexts:
         del self._by_id[text.session_id]
         if self._beginnings.get(text.beginning) == number:
             del self._beginnings[text.beginning]
-        # Freed at once, whoever still holds the text.
-        text.tokens = array("I")
+        # Freed at once, whoever still holds the text or an occurrence in it.
+        del text.tokens[:]
 
     def _like(self, tokens: Sequence[int]) -> tuple[SharedText, int] | None:
         """The latest text that begins likewise, and up to where; None where too little is common."""
@@ -229,11 +239,11 @@ class ScopeTexts:
             if not self._may_grow(self.capacity):
                 break
             self.used = min(self.used, self.capacity)
-            self._places = np.concatenate([self._places, np.zeros_like(self._places)])
             # A bucket becomes two. Which of them a link belongs to is found out by comparing.
-            self._heads = [np.concatenate([heads, heads]) for heads in self._heads]
-            self._links = [np.concatenate([links, np.zeros_like(links)]) for links in self._links]
-            self._tags = [np.concatenate([tags, np.zeros_like(tags)]) for tags in self._tags]
+            self._keep(
+                np.concatenate([self._slots, np.zeros_like(self._slots)]),
+                [np.concatenate([heads, heads]) for heads in self._heads],
+            )
             self.capacity *= 2
         return self.used + count > self.capacity
 
@@ -243,21 +253,23 @@ class ScopeTexts:
             return
         full = self._take(1)
         slot = self.used % self.capacity
+        words, at = self._words, slot * SLOT_WORDS
         if full:
-            self._evict(int(self._places[slot]) >> OFFSET_BITS)
+            self._evict(words[at + TEXT])
             if not self.holds(text):
                 return
         self.used += 1
-        self._places[slot] = text.number << OFFSET_BITS | end
-        mask = self.capacity - 1
         text.hashes = _hashes(text.tokens[max(0, end - SHARED_ORDERS[0]) : end])
-        for heads, links, tags, value in zip(self._heads, self._links, self._tags, text.hashes, strict=True):
+        mask, tags = self.capacity - 1, 0
+        for index, (heads, value) in enumerate(zip(self._latest, text.hashes, strict=True)):
             if value is None:
-                links[slot] = 0
+                words[at + LINKS + index] = 0
             else:
-                links[slot] = heads[value & mask]
-                heads[value & mask] = slot + 1
-                tags[slot] = value >> TAG_SHIFT & TAG_MASK
+                bucket = value & mask
+                words[at + LINKS + index] = heads[bucket]
+                heads[bucket] = slot + 1
+                tags |= _tag(value, index)
+        words[at + TEXT], words[at + END], words[at + TAGS] = text.number, end, tags
 
     def _note_all(self, text: SharedText, ends: range) -> None:
         """The same of many, by vectors; at most `capacity` of them."""
@@ -266,22 +278,22 @@ class ScopeTexts:
         full = self._take(len(ends))
         slots = np.arange(self.used, self.used + len(ends)) % self.capacity
         if full:
-            for number in np.unique(self._places[slots] >> OFFSET_BITS).tolist():
+            for number in np.unique(self._slots[slots, TEXT]).tolist():
                 self._evict(number)
             if not self.holds(text):
                 return
         self.used += len(ends)
-        self._places[slots] = np.arange(ends.start, ends.stop) + (text.number << OFFSET_BITS)
+        words = np.zeros((len(ends), SLOT_WORDS), np.uint32)
+        words[:, TEXT], words[:, END] = text.number, np.arange(ends.start, ends.stop)
         before = max(0, ends.start - SHARED_ORDERS[0])
-        ids = np.array(text.tokens[before : ends.stop - 1], np.uint64) + np.uint64(1)
-        by_order = zip(self._heads, self._links, self._tags, _all_hashes(ids), strict=True)
-        for heads, links, tags, (length, hashes) in by_order:
+        ids = np.array(text.tokens[before : ends.stop - 1], np.uint64)
+        for index, (heads, (length, hashes)) in enumerate(zip(self._heads, _all_hashes(ids), strict=True)):
             # The n-grams of the first ends may be too short.
             behind = max(ends.start, before + length) - ends.start
-            links[slots[:behind]] = 0
             values = hashes[ends.start + behind - before - length :].astype(np.int64)
-            tags[slots[behind:]] = values >> TAG_SHIFT & TAG_MASK
-            _link(heads, links, slots[behind:], values & (self.capacity - 1))
+            words[behind:, TAGS] |= _tag(values, index).astype(np.uint32)
+            words[behind:, LINKS + index] = _linked(heads, slots[behind:], values & (self.capacity - 1))
+        self._slots[slots] = words
 
     # Looking up
 
@@ -300,26 +312,23 @@ class ScopeTexts:
         return len(SHARED_ORDERS), []
 
     def _walk(self, index: int, value: int, gram: array[int]) -> list[Occurrence]:
-        places, links, tags, texts = self._places, self._links[index], self._tags[index], self._texts
+        words, texts, link = self._words, self._texts, LINKS + index
         capacity, newest, length, age = self.capacity, self.used - 1, len(gram), -1
-        tag = value >> TAG_SHIFT & TAG_MASK
+        tag, mask = _tag(value, index), TAG_MASK << TAG_BITS * index
         found: list[Occurrence] = []
-        slot = self._heads[index].item(value & (capacity - 1)) - 1
+        slot = self._latest[index][value & (capacity - 1)] - 1
         for _ in range(CHAIN_LINKS):
             older = (newest - slot) % capacity
             if slot < 0 or older <= age:
                 break
-            age = older
-            if tags.item(slot) == tag:
-                place = places.item(slot)
-                text = texts.get(place >> OFFSET_BITS)
-                if text is not None:
-                    end, tokens = place & OFFSET_MASK, text.tokens
-                    if end < len(tokens) and tokens[end - length : end] == gram:
-                        found.append(Occurrence(tokens, end))
-                        if len(found) == VOTES:
-                            break
-            slot = links.item(slot) - 1
+            age, at = older, slot * SLOT_WORDS
+            if words[at + TAGS] & mask == tag and (text := texts.get(words[at + TEXT])) is not None:
+                end, tokens = words[at + END], text.tokens
+                if end < len(tokens) and tokens[end - length : end] == gram:
+                    found.append(Occurrence(tokens, end))
+                    if len(found) == VOTES:
+                        break
+            slot = words[at + link] - 1
         return found
 
 
@@ -336,18 +345,17 @@ def _common(some: array[int], other: array[int]) -> int:
 
 def _hashes(tail: Sequence[int]) -> list[int | None]:
     """Hash of the last n tokens for each order n; None where there are fewer."""
-    found: list[int | None] = [None] * len(SHARED_ORDERS)
-    value, index = 0, len(SHARED_ORDERS) - 1
-    for count, (token, power) in enumerate(zip(reversed(tail), POWERS, strict=False), 1):
-        value += (token + 1) * power
-        if count == SHARED_ORDERS[index]:
-            found[index] = (value * HASH_SPREAD & MASK) >> HASH_SHIFT
-            index -= 1
-    return found
+    parts = list(map(mul, tail[::-1], POWERS))
+    found: list[int | None] = []
+    value = reached = 0
+    for length in reversed(SHARED_ORDERS):
+        value, reached = value + sum(parts[reached:length]), length
+        found.append((value * HASH_SPREAD & MASK) >> HASH_SHIFT if length <= len(parts) else None)
+    return found[::-1]
 
 
 def _all_hashes(ids: NDArray[np.uint64]) -> list[tuple[int, NDArray[np.uint64]]]:
-    """Each order, and the hashes of all its n-grams; ids: tokens + 1."""
+    """Each order, and the hashes of all its n-grams in these tokens."""
     found: list[tuple[int, NDArray[np.uint64]]] = []
     value, power, reached = ids.copy(), 1, 1
     for length in reversed(SHARED_ORDERS):
@@ -359,20 +367,25 @@ def _all_hashes(ids: NDArray[np.uint64]) -> list[tuple[int, NDArray[np.uint64]]]
     return found[::-1]
 
 
-def _link(
-    heads: NDArray[np.uint32], links: NDArray[np.uint32], slots: NDArray[np.int64], buckets: NDArray[np.int64]
-) -> None:
-    """Put slots before what their buckets hold, in order."""
+def _tag(value: Hashes, index: int) -> Hashes:
+    """What a slot's tags have of this hash, or these, of the order with this index."""
+    return (value >> TAG_SHIFT & TAG_MASK) << TAG_BITS * index
+
+
+def _linked(heads: NDArray[np.uint32], slots: NDArray[np.int64], buckets: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Put slots before what their buckets hold, in order; returns their links."""
+    links = np.zeros(len(slots), np.uint32)
     if not len(slots):
-        return
+        return links
     order = np.argsort(buckets, kind="stable")
     sorted_buckets, sorted_slots = buckets[order], slots[order]
     again = sorted_buckets[1:] == sorted_buckets[:-1]
     before = heads[sorted_buckets]
     before[1:][again] = sorted_slots[:-1][again] + 1
-    links[sorted_slots] = before
+    links[order] = before
     last = np.append(~again, True)
     heads[sorted_buckets[last]] = sorted_slots[last] + 1
+    return links
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -385,26 +398,30 @@ def voted(occurrences: Sequence[Occurrence], most: int) -> tuple[tuple[int, ...]
     Token by token: the most frequent one among the occurrences that agree so far; of equals, the latest one's.
     """
     group = [tokens[end : end + most] for tokens, end in occurrences]
-    if all(each == group[0] for each in group):
-        return tuple(group[0]), 1.0
     found: list[int] = []
-    share = 0.0
-    while len(found) < most and group:
+    share = 1.0
+    while group:
+        # What the first and the last one in order have in common, all have.
+        low, high = min(group), max(group)
+        if low == high:
+            return (*found, *low[len(found) :]), share
         depth = len(found)
-        by_token: dict[int, list[array[int]]] = {}
-        for each in group:
-            by_token.setdefault(each[depth], []).append(each)
-        best = max(by_token.values(), key=len)
-        share = share or len(best) / len(group)
-        found.append(best[0][depth])
-        group = [each for each in best if len(each) > depth + 1]
-        if len(group) == 1:
-            return (*found, *group[0][depth + 1 :]), share
+        while depth < len(low) and low[depth] == high[depth]:
+            depth += 1
+        following = [each[depth] for each in group if len(each) > depth]
+        best = max(following, key=following.count)
+        if depth == 0:
+            share = following.count(best) / len(following)
+        found += (*low[len(found) : depth], best)
+        group = [each for each in group if len(each) > depth + 1 and each[depth] == best]
     return tuple(found), share
 
 
 class SharedIndex:
     """A session's part in its scope's texts: it looks its end up in all of them, its own too, and adds itself.
+
+    Where a whole n-gram of the longest order was found, the next look follows what was found there: as long as the text
+    goes on like one of them, nothing is searched.
 
     Args:
         texts: None of a session that adds nothing, to texts that are only read.
@@ -416,6 +433,8 @@ class SharedIndex:
         self._tokens = tokens
         self._session_id = session_id
         self._text: SharedText | None = None
+        self._followed: Sequence[Occurrence] = ()
+        self._followed_at = 0
         self.done = 0
 
     @property
@@ -440,18 +459,32 @@ class SharedIndex:
 
     def truncate(self, length: int) -> None:
         """Take the text back; what is left of it may be read anew."""
+        self._followed = ()
         if self._text is not None and self._texts.holds(self._text):
             self._texts.forget(self._session_id)
             self._text, self.done = None, 0
 
     def find(self, most: int) -> Found | None:
-        whole = self._text is not None and self.done == len(self._tokens) and self._texts.holds(self._text)
-        order, occurrences = self._texts.occurrences(self._tokens, self._text if whole else None)
+        order, occurrences = 0, self._going_on()
+        if not occurrences:
+            whole = self._text is not None and self.done == len(self._tokens) and self._texts.holds(self._text)
+            order, occurrences = self._texts.occurrences(self._tokens, self._text if whole else None)
+        self._followed, self._followed_at = () if order else occurrences, len(self._tokens)
         if not occurrences:
             return None
         tokens, share = voted(occurrences, most)
         sure = bisect_right(AGREEING_SHARES, share) + (share == 1.0 and len(occurrences) > 1)
         return Found(tokens, order * (len(AGREEING_SHARES) + 2) + sure)
+
+    def _going_on(self) -> list[Occurrence]:
+        """Those of the last look whose texts go on as this one did. A text that was forgotten is empty by now."""
+        said = array("I", self._tokens[self._followed_at :])
+        behind = len(said)
+        return [
+            Occurrence(tokens, end + behind)
+            for tokens, end in self._followed
+            if end + behind < len(tokens) and tokens[end : end + behind] == said
+        ]
 
 
 class SharedTexts:

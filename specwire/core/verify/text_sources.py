@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from specwire.core.messages import MOST_WINDOW, SourceKind
-from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens
+from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.scheduler import Guess
 from specwire.core.policy.tunables import (
     INHERITED_TESTS,
@@ -368,10 +368,7 @@ class TextSource:
 
 def promise(guess: Guess | None) -> float:
     """Tokens that a window of all of it would decide."""
-    if guess is None:
-        return 0.0
-    width = len(guess.tokens)
-    return expected_tokens(guess.acceptance.rates(width), width)
+    return 0.0 if guess is None else guess.acceptance.expected(len(guess.tokens))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
