@@ -105,11 +105,10 @@ def copy_prompt(code: str) -> str:
 def own_proposal_us(tokens: int = INDEX_TOKENS, proposals: int = INDEX_PROPOSALS) -> float:
     """Microseconds from a token's arrival to the next proposal, behind a text of so many tokens that repeats itself."""
     chance = random.Random(1)
-    text = repeating(np.array([chance.randrange(200) for _ in range(1000)], np.uint32), tokens, chance)
-    source = NgramSource(text)
-    while not source.index.complete:
-        source.look()
-    return proposal_us(text, source, proposals, chance)
+    pool = np.array([chance.randrange(200) for _ in range(1000)], np.uint32)
+    whole = repeating(pool, tokens + proposals, chance)
+    text = whole[:tokens]
+    return proposal_us(text, NgramSource(text), whole[tokens:])
 
 
 def measure(args: argparse.Namespace) -> tuple[list[Sample], list[Bar]]:

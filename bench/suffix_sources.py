@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.interval import Estimate, estimate
 from specwire.core.messages import MOST_WINDOW
@@ -32,7 +33,7 @@ PACKAGE = ROOT / ".venv" / "arctic" / "package"
 TREE_DEPTH, MOST_CACHED, SPEC_FACTOR, LEAST_PROBABILITY = 24, 10_000, 1.0, 0.1
 # A look-up: tokens of the session's own text, and how many proposals are timed.
 OWN_TOKENS, PROPOSALS, LOOKUP_REPEATS = 8000, 1000, 9
-SESSION_TOKENS = 8000
+SESSION_TOKENS, POOL_TOKENS = 8000, 50_000
 MILLION = 1_000_000
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -192,9 +193,13 @@ class LookUp:
     read_us_a_token: float
 
 
-def filled(others: int, chance: random.Random) -> tuple[ScopeTexts, float, float]:
+def pool_of(tokens: int, chance: random.Random) -> NDArray[np.uint32]:
+    """Tokens to put texts together from: a few are frequent, as in most texts."""
+    return np.array([int(200 * chance.paretovariate(0.7)) % 50000 for _ in range(tokens)], np.uint32)
+
+
+def filled(others: int, pool: NDArray[np.uint32], chance: random.Random) -> tuple[ScopeTexts, float, float]:
     """Texts of so many tokens, which repeat each other; bytes and microseconds that a token took."""
-    pool = np.array([int(200 * chance.paretovariate(0.7)) % 50000 for _ in range(50000)], np.uint32)
     texts, spent_ns = ScopeTexts(lambda _: True), 0
     for number in range(max(1, others // SESSION_TOKENS)):
         text = repeating(pool, SESSION_TOKENS, chance)
@@ -207,7 +212,7 @@ def filled(others: int, chance: random.Random) -> tuple[ScopeTexts, float, float
     return texts, texts.size / count, spent_ns / 1000 / count
 
 
-def repeating(pool: np.ndarray[tuple[int], np.dtype[np.uint32]], tokens: int, chance: random.Random) -> list[int]:
+def repeating(pool: NDArray[np.uint32], tokens: int, chance: random.Random) -> list[int]:
     """A text put together from pieces of `pool`, of 5 to 80 tokens."""
     text: list[int] = []
     while len(text) < tokens:
@@ -216,29 +221,36 @@ def repeating(pool: np.ndarray[tuple[int], np.dtype[np.uint32]], tokens: int, ch
     return text[:tokens]
 
 
-def proposal_us(text: list[int], source: NgramSource | TextSource, proposals: int, chance: random.Random) -> float:
-    """Microseconds from a token's arrival to the next proposal, with what is noted of the last one."""
-    for _ in range(len(text) // 1000):
+def proposal_us(text: list[int], source: NgramSource | TextSource, following: Sequence[int]) -> float:
+    """Microseconds from a token's arrival to the next proposal, with what is noted of the last one.
+
+    text: what the source is of. It grows by `following`, token by token.
+    """
+    for _ in range(len(text) // 1000):  # all of it is read
         source.look()
     began_ns = time.perf_counter_ns()
-    for number in range(proposals):
-        guess = source.look()
-        text.append(guess.tokens[0] if guess is not None and number % 7 else chance.randrange(200))
+    for token in following:
+        source.look()
+        text.append(token)
         source.text_grew()
-    return (time.perf_counter_ns() - began_ns) / 1000 / proposals
+    return (time.perf_counter_ns() - began_ns) / 1000 / len(following)
 
 
 def look_up(others: int) -> LookUp:
-    """Time proposals behind a text of OWN_TOKENS, beside `others` tokens of other sessions."""
+    """Time proposals behind a text of OWN_TOKENS, beside `others` tokens of other sessions, which it repeats.
+
+    So what is looked up is there hundreds of times, except where two of its pieces meet.
+    """
     chance = random.Random(1)
-    texts, size, read_us = filled(others, chance)
-    pool = np.array([int(200 * chance.paretovariate(0.7)) % 50000 for _ in range(50000)], np.uint32)
+    pool = pool_of(POOL_TOKENS, chance)
+    texts, size, read_us = filled(others, pool, chance)
     own_us, shared_us = [], []
     for number in range(LOOKUP_REPEATS):
-        text = repeating(pool, OWN_TOKENS, chance)
-        own_us.append(proposal_us(text, TextSource(text), PROPOSALS, chance))
-        text = repeating(pool, OWN_TOKENS, chance)
+        whole = repeating(pool, OWN_TOKENS + PROPOSALS, chance)
+        text, following = whole[:OWN_TOKENS], whole[OWN_TOKENS:]
+        own_us.append(proposal_us(text, TextSource(text), following))
+        text = whole[:OWN_TOKENS]
         index = SharedIndex(texts, text, f"own-{number}")
         other = NgramSource(text, index=index, learnt=texts.learnt[False])
-        shared_us.append(proposal_us(text, TextSource(text, others=[other]), PROPOSALS, chance))
+        shared_us.append(proposal_us(text, TextSource(text, others=[other]), following))
     return LookUp(others, estimate(own_us), estimate(shared_us), size, read_us)
