@@ -312,7 +312,7 @@ def report(samples: Sequence[Sample], found: Chances) -> str:
             f"The answer's document was retrieved for {found.retrieved} questions and stood in a subset for "
             f"{found.offered}; some draft of the small model was right for {found.any_right}, any one of them for "
             f"{found.mean_right:.1f} in the mean.",
-            "Selected, not lossless. A pair this small says how the method works, not what it brings.",
+            "Selected, not lossless. A pair this small says how the method works, not what it brings: no bar is set.",
         ]
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 from scripts.cluster_figures import cluster_faults_table, cluster_table, ingress_table
 from scripts.exact_figures import deterministic_table, dtypes_table, laws_table, peers_table
 from scripts.fuzz_figures import fuzz_table, simulation_table
-from scripts.pages import grid, interval, with_table
+from scripts.pages import bars_table, grid, interval, with_table
 from scripts.reliability import (
     bounds_table,
     load_table,
@@ -26,6 +26,7 @@ from scripts.reliability import (
     soak_table,
     tests_table,
 )
+from scripts.text_figures import learn_table, rag_table, suffix_table
 from scripts.wan_figures import (
     branch_bytes_table,
     branching_table,
@@ -103,15 +104,6 @@ def _record(file: str) -> dict[str, Any] | None:
     """What a bench has written; None where it has not run."""
     path = RESULTS / file
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def bars_table(results: dict[str, Any]) -> str:
-    """Render every bar of `make bench`, those that do not hold too."""
-    rows = [["bar", "measured", "needed", "holds"]]
-    for bar in results["bars"]:
-        needed = f"{bar['sense']} {bar['needed']:g}"
-        rows.append([bar["name"], interval(bar), needed, "yes" if bar["holds"] else "**no**"])
-    return grid(rows)
 
 
 def copy_table(results: dict[str, Any]) -> str:
@@ -267,19 +259,6 @@ def vllm_table(results: dict[str, Any]) -> str:
     return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores, float32, eager: {how}. {held}"
 
 
-def rag_table(results: dict[str, Any]) -> str:
-    """Render who answered how many questions of `make bench-rag`, in what time, and what there was to choose from."""
-    rows = [["answered by", "exact match", "seconds a question"]]
-    rows += [
-        [row["label"], f"{row['right']} of {row['questions']}", interval(row["seconds"])] for row in results["rows"]
-    ]
-    machine, found, arguments = results["machine"], results["chances"], results["arguments"]
-    offered = f"The document was retrieved for {found['retrieved']}, and stood in a subset for {found['offered']}"
-    right = f"some draft was right for {found['any_right']}, any one of them for {found['mean_right']:.1f} in the mean"
-    how = f"{arguments['repeats']} repeats, interleaved; {arguments['dtype']}"
-    return f"{grid(rows)}\n\n{offered}; {right}. Measured on {machine['cpu']}, {machine['cores']} cores: {how}."
-
-
 def edges_table(results: dict[str, Any]) -> str:
     """Render what a lost verifier costs the edges that share it, what an edge costs, and the bars."""
     rows = [["edges", "sessions", "all back, s", "longest pause, s", "longest pause of a rolling update, s"]]
@@ -329,6 +308,8 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "capacity": ("capacity.json", "make bench-capacity", capacity_table),
     "dtypes": ("dtypes.json", "make bench-dtypes", dtypes_table),
     "deterministic": ("deterministic.json", "make bench-deterministic", deterministic_table),
+    "suffix": ("suffix.json", "make bench-suffix", suffix_table),
+    "learn": ("learn.json", "make bench-learn", learn_table),
     "rag": ("rag.json", "make bench-rag", rag_table),
     "constrained": ("constrained.json", "make bench-constrained", constrained_table),
     "tools": ("tools.json", "make bench-tools", tools_table),

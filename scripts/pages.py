@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 # Where `make docs` puts what is not under version control.
@@ -46,3 +47,12 @@ def grid(rows: list[list[str]]) -> str:
 def interval(estimate: dict[str, float]) -> str:
     """Render a median and its interval."""
     return f"{estimate['value']:.2f} ({estimate['low']:.2f} to {estimate['high']:.2f})"
+
+
+def bars_table(results: dict[str, Any]) -> str:
+    """Render every bar of a record, those that do not hold too."""
+    rows = [["bar", "measured", "needed", "holds"]]
+    for bar in results["bars"]:
+        needed = f"{bar['sense']} {bar['needed']:g}"
+        rows.append([bar["name"], interval(bar), needed, "yes" if bar["holds"] else "**no**"])
+    return grid(rows)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import learn
+from scripts.text_figures import learn_table
 from tests.bench.tiny import save_pair
 
 
@@ -37,5 +38,6 @@ def test_a_quick_measurement_ends_with_a_table_a_picture_and_a_file(
     assert len(found["raw"]) == 2 * 2 * 8
     assert found["learner"]["cpu_s"] > 0
     assert len(found["bars"]) == 2
+    assert "The learner took" in learn_table(found)
     assert out.with_suffix(".png").stat().st_size > 1000
     assert str(tmp_path) not in out.read_text()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import suffix
+from scripts.text_figures import suffix_table
 from tests.bench.tiny import save_pair
 
 
@@ -42,4 +43,5 @@ def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys
     assert found["look_up"]["bytes_a_token"] > 0
     assert [each["label"] for each in found["replayed"]][:2] == ["the session's own text", "the tenant's texts"]
     assert all(each["tokens_a_guess"] >= 1.0 for each in found["replayed"])
+    assert "told again" in suffix_table(found)
     assert str(tmp_path) not in out.read_text()

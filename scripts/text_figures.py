@@ -1,0 +1,62 @@
+"""The tables of `make bench-suffix`, `make bench-learn` and `make bench-rag`, for scripts/figures.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.pages import bars_table, grid, interval
+
+
+def suffix_table(results: dict[str, Any]) -> str:
+    """Render `make bench-suffix`: rows by kind of step, the texts told again, bars, what a look-up takes."""
+    rows = [["temperature", "steps", "proposed from", "tokens/s", "x nothing", "tokens per forward", "accepted"]]
+    for row in results["rows"]:
+        accepted = "" if row["acceptance"] is None else f"{row['acceptance']:.2f}"
+        speed = [f"{row['tokens_per_second']['value']:.0f}", interval(row["to_off"])]
+        place = [f"{row['temperature']:g}", row["steps"], row["label"]]
+        rows.append([*place, *speed, f"{row['tokens_per_forward']:.2f}", accepted])
+    again = [["told again, guessed from", "tokens a guess", "accepted", "us a guess"]]
+    for row in results["replayed"]:
+        accepted = "" if row["accepted"] is None else f"{row['accepted']:.2f}"
+        again.append([row["label"], f"{row['tokens_a_guess']:.2f}", accepted, f"{row['us']:.1f}"])
+    found, arguments = results["look_up"], results["arguments"]
+    look = f"A look-up takes {found['own_us']['value']:.1f} us in the own text, {found['shared_us']['value']:.1f} us"
+    beside = f"beside {found['others'] / 1e6:g} M tokens of others, {found['bytes_a_token']:.0f} MB a million"
+    how = f"{arguments['prompts']} pieces of code x {arguments['tokens']} tokens, {arguments['tenants']} tenants"
+    said = f"{look} {beside}. {_measured(results)}: {how}, {_repeats(arguments)}."
+    return "\n\n".join([grid(rows), grid(again), bars_table(results), said])
+
+
+def learn_table(results: dict[str, Any]) -> str:
+    """Render `make bench-learn`: acceptance and speed over the requests, bars, what the learner takes."""
+    rows = [["requests", "kind", "version", "accepted, static", "learning", "tokens/s, static", "learning"]]
+    for part in results["parts"]:
+        place = [f"{part['first'] + 1}-{part['first'] + part['requests']}", ("first", "then")[part["kind"]]]
+        accepted = [f"{share:.3f}" for share in part["acceptance"].values()]
+        rows.append(
+            [*place, str(part["version"]), *accepted, *(f"{x:.0f}" for x in part["tokens_per_second"].values())]
+        )
+    spent, arguments = results["learner"], results["arguments"]
+    took = f"The learner took {spent['cpu_s']:.0f} s of a processor in {spent['wall_s']:.0f} s"
+    how = f"{arguments['requests']} requests of each kind x {arguments['tokens']} tokens, {arguments['dtype']}"
+    return "\n\n".join([grid(rows), bars_table(results), f"{took}. {_measured(results)}: {how}."])
+
+
+def rag_table(results: dict[str, Any]) -> str:
+    """Render who answered how many questions of `make bench-rag`, in what time, and what there was to choose from."""
+    rows = [["answered by", "exact match", "seconds a question"]]
+    rows += [
+        [row["label"], f"{row['right']} of {row['questions']}", interval(row["seconds"])] for row in results["rows"]
+    ]
+    found, arguments = results["chances"], results["arguments"]
+    offered = f"The document was retrieved for {found['retrieved']}, and stood in a subset for {found['offered']}"
+    right = f"some draft was right for {found['any_right']}, any one of them for {found['mean_right']:.1f} in the mean"
+    return f"{grid(rows)}\n\n{offered}; {right}. {_measured(results)}: {_repeats(arguments)}."
+
+
+def _measured(results: dict[str, Any]) -> str:
+    return f"Measured on {results['machine']['cpu']}, {results['machine']['cores']} cores"
+
+
+def _repeats(arguments: dict[str, Any]) -> str:
+    return f"{arguments['repeats']} repeats, interleaved; {arguments['dtype']}"
