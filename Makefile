@@ -273,13 +273,13 @@ bench-box: $(STAMP) ## measure specwire in one process and in several beside Ope
 bench-copy: $(STAMP) ## measure proposals from the text itself on prompts that ask for a copy
 	$(BIN)/python -m bench.copy
 
-bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said before, on a trace like an agent's (a quarter of an hour)
+bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said before, on a trace like an agent's (eleven minutes)
 	$(BIN)/python -m bench.suffix
 
 bench-rag: $(STAMP) ## measure Speculative RAG on questions about code: the draft that the target chose, one draft, the target (ten minutes)
 	$(BIN)/python -m bench.rag
 
-bench-learn: $(STAMP) ## measure a drafter that learns while what is asked for changes (a quarter of an hour)
+bench-learn: $(STAMP) ## measure a drafter that learns while what is asked for changes (ten minutes)
 	$(BIN)/python -m bench.learn
 
 bench-constrained: $(STAMP) ## count what a drafter's copy of a constraint is worth

@@ -385,7 +385,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--draft", default=str(DRAFT), metavar="DIR", help="(default: the pair's)")
     line.add_argument("--first", type=Path, default=first, metavar="DIR", help="code (default: the standard library)")
     line.add_argument("--then", type=Path, default=then, metavar="DIR", help="other code (default: PyTorch's headers)")
-    line.add_argument("--requests", type=int, default=320, metavar="N", help="of each kind (default: %(default)s)")
+    line.add_argument("--requests", type=int, default=240, metavar="N", help="of each kind (default: %(default)s)")
     line.add_argument("--tokens", type=int, default=96, metavar="N", help="of an answer (default: %(default)s)")
     line.add_argument("--plan", default="lockstep:4", metavar="PLAN", help="of both drafters (default: %(default)s)")
     line.add_argument("--temperature", type=float, default=0.0, metavar="X", help="(default: %(default)g)")

@@ -337,7 +337,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--target", default=str(TARGET), metavar="DIR", help="with its tokenizer.json (default: the pair's)"
     )
-    line.add_argument("--prompts", type=int, default=12, metavar="N", help="pieces of code (default: %(default)s)")
+    line.add_argument("--prompts", type=int, default=9, metavar="N", help="pieces of code (default: %(default)s)")
     line.add_argument("--tokens", type=int, default=128, metavar="N", help="new ones a session (default: %(default)s)")
     line.add_argument("--tenants", type=int, default=3, metavar="N", help="(default: %(default)s)")
     line.add_argument("--repeats", type=int, default=7, metavar="N", help="(default: %(default)s)")
