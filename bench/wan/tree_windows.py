@@ -24,8 +24,7 @@ from specwire import sim
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import MOST_WINDOW, Pace, Proposal
 from specwire.core.policy.tunables import MOST_BRANCHES
-from specwire.core.text import Text
-from specwire.core.tree import Node, Tree
+from specwire.core.text import Node, Text, Tree
 from specwire.core.verify.chains import Chains
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.drafter import SimDrafter, SimLink

@@ -13,8 +13,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import MOST_WINDOW, Pace, Proposal, Weights
 from specwire.core.policy.estimates import CandidateRates
 from specwire.core.policy.tunables import LEAST_PATH, LEAST_PROBABILITY
-from specwire.core.text import Text
-from specwire.core.tree import BEFORE
+from specwire.core.text import BEFORE, Text
 
 # Nodes of a tree in one proposal, at most. A chain's chunk is as long as its pace says.
 MOST_NODES = 64

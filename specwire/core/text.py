@@ -1,4 +1,4 @@
-"""A text: tokens by absolute position, a 64-bit hash of every prefix, and when it ends."""
+"""A text: its tokens by position, a 64-bit hash of every prefix, when it ends; and trees of draft tokens behind it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import FinishReason
+from specwire.core.messages import FinishReason, Weights
 
 MASK = (1 << 64) - 1
 EMPTY_HASH = 0x243F6A8885A308D3
@@ -144,3 +144,168 @@ def check_min_tokens(stopping: Stopping, eos_ids: frozenset[int], vocabulary: in
     ending = stopping.stop_ids if stopping.ignore_eos else stopping.stop_ids | eos_ids
     if stopping.min_tokens and len(ending) >= vocabulary:
         raise InvalidParameter("min_tokens", f"{stopping.min_tokens}: each of the {vocabulary} ids ends the text")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A source's draft tokens behind the decided text: a tree. A chain is the case in which nothing branches.
+
+# The parent of a tree's first nodes: the decided text before its base.
+BEFORE = -1
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A draft token at `position`, behind node `parent`.
+
+    children: their numbers by token, in the order drafted: the likeliest first. weights: what the token was drawn from,
+    where the rule weighs it.
+    """
+
+    number: int
+    parent: int
+    token: int
+    position: int
+    children: dict[int, int]
+    weights: Weights | None = None
+
+
+class Tree:
+    """Draft tokens that descend from the decided text, numbered 0, 1, ... in the order drafted.
+
+    A decided token moves the root to the child that equals it, and all that does not descend from there is pruned.
+    Numbers of pruned nodes are not used again, and what is drafted behind them is dropped. Where no child equals the
+    decided token, none is left: a sibling that was drafted before its source heard of it may still come.
+
+    number: rises with each new tree of a source. base: where its first nodes stand. size: nodes drafted, pruned ones
+    too. branched: one of them has, or had, a sibling. root: the last decided node, or BEFORE. nodes: those that descend
+    from it, by number.
+
+    Invariants: a node's parent is the root or there, and its number is lower; siblings differ; the decided text holds
+    the root's path; `_path`, where it is known, is what `_best_path` would find by the rates of when it was sought.
+    """
+
+    __slots__ = ("_path", "_root", "base", "branched", "nodes", "number", "size")
+
+    def __init__(self, number: int, base: int) -> None:
+        self.number = number
+        self.base = base
+        self.size = 0
+        self.branched = False
+        self.nodes: dict[int, Node] = {}
+        self._root = Node(BEFORE, BEFORE, -1, base - 1, {})
+        self._path: list[Node] | None = []
+
+    @property
+    def root(self) -> int:
+        return self._root.number
+
+    @property
+    def position(self) -> int:
+        """Where the root's children stand."""
+        return self._root.position + 1
+
+    def node(self, number: int) -> Node | None:
+        """The root or a node behind it; None of others."""
+        return self._root if number == self._root.number else self.nodes.get(number)
+
+    def add(self, parent: int, token: int, weights: Weights | None = None) -> Node | None:
+        """Add the next node; None where it is dropped: its parent is pruned, or has such a child already."""
+        return self.nodes.get(self.size - 1) if self.extend((token,), (parent,), (weights,)) else None
+
+    def extend(
+        self, tokens: Sequence[int], parents: Sequence[int], weights: Sequence[Weights | None] | None = None
+    ) -> bool:
+        """Add the next nodes, as `add` does one; returns whether any was not dropped."""
+        nodes, root, path, last = self.nodes, self._root, self._path, self._root
+        if path:
+            last = path[-1]
+        added = None
+        for number, (token, parent) in enumerate(zip(tokens, parents, strict=True), self.size):
+            above = root if parent == root.number else nodes.get(parent)
+            if above is None or token in above.children:
+                continue
+            if above.children:
+                self.branched = True
+            above.children[token] = number
+            added = nodes[number] = Node(number, parent, token, above.position + 1, {})
+            if weights is not None:
+                added.weights = weights[number - self.size]
+            if path is not None and above is last:
+                path.append(added)
+                last = added
+            else:
+                path = self._path = None
+        self.size += len(tokens)
+        return added is not None
+
+    def follow(self, text: Text) -> bool:
+        """Move down along the decided text as far as there are nodes.
+
+        Returns whether it ends where there are children, all of which differ from the text.
+        """
+        for token in text.tokens[self.position :]:
+            children = len(self._root.children)
+            if not self.step(token):
+                return children > 0
+        return False
+
+    def step(self, token: int) -> bool:
+        """Move the root to the child that equals the decided token; False where none does, and all are pruned."""
+        children = self._root.children
+        kept = children.get(token)
+        if kept is None:
+            self._root.children, self._path = {}, []
+            self.nodes.clear()
+            return False
+        if len(children) > 1:
+            self._prune([child for child in children.values() if child != kept])
+        self._root = self.nodes.pop(kept)
+        if self._path and self._path[0] is self._root:
+            del self._path[0]
+        else:
+            self._path = None
+        return True
+
+    @property
+    def branches(self) -> int:
+        """How many children the root has."""
+        return len(self._root.children)
+
+    def _prune(self, numbers: list[int]) -> None:
+        while numbers:
+            numbers.extend(self.nodes.pop(numbers.pop()).children.values())
+
+    def behind(self, tokens: Sequence[int]) -> Node | None:
+        """The node to which `tokens` lead from the root; None where they lead nowhere."""
+        node = self._root
+        for token in tokens:
+            number = node.children.get(token)
+            if number is None:
+                return None
+            node = self.nodes[number]
+        return node
+
+    def path(self, rates: Sequence[float]) -> list[Node]:
+        """The path from the root on which most tokens are expected to be decided.
+
+        rates: by rank among siblings, how likely a child is the decided token where its parent is.
+        """
+        if self._path is None:
+            self._path = self._best_path(rates)
+        return self._path
+
+    def _best_path(self, rates: Sequence[float]) -> list[Node]:
+        """Children have higher numbers than their parents, so one pass from the last to the first sees them before."""
+        best: dict[int, tuple[float, Node]] = {}
+        for node in (*reversed(self.nodes.values()), self._root):
+            for rank, number in enumerate(node.children.values()):
+                rate = rates[min(rank, len(rates) - 1)]
+                expected = rate * (1.0 + (best[number][0] if number in best else 0.0))
+                if node.number not in best or expected > best[node.number][0]:
+                    best[node.number] = expected, self.nodes[number]
+        path, at = [], self._root.number
+        while at in best:
+            node = best[at][1]
+            path.append(node)
+            at = node.number
+        return path

@@ -18,8 +18,7 @@ from specwire.core.draft import DraftNode, DraftSession, Drawn
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome, Pace, Proposal, Verdict
-from specwire.core.text import Ending, Text, hash_of
-from specwire.core.tree import BEFORE, Tree
+from specwire.core.text import BEFORE, Ending, Text, Tree, hash_of
 from specwire.core.verify.chains import Chains, Offer
 from specwire.core.verify.session import Allowance, VerifySession
 

@@ -17,8 +17,7 @@ from specwire.core.messages import Draft, FinishReason, Pace, Proposal, SourceKi
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.scheduler import Guess
 from specwire.core.session import Advised, Session
-from specwire.core.text import Ending, Text
-from specwire.core.tree import Tree
+from specwire.core.text import Ending, Text, Tree
 from specwire.core.verify.chains import Chains, Offer
 from specwire.core.verify.session import Tail, VerifySession
 from specwire.core.verify.text_sources import HeadSource

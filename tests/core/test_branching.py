@@ -13,8 +13,7 @@ import pytest
 from specwire.core.draft import DraftSession, Drawn
 from specwire.core.law.sampling import Rule, Sampling, with_rule
 from specwire.core.messages import Outcome, Pace, Proposal, Weights
-from specwire.core.text import Ending, Text, hash_of
-from specwire.core.tree import BEFORE
+from specwire.core.text import BEFORE, Ending, Text, hash_of
 from specwire.core.verify.chains import Chains, Offer
 from specwire.core.verify.session import Allowance, VerifySession
 from tests.core.branching import (

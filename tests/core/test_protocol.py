@@ -13,8 +13,7 @@ from specwire.core.law.noise import NoiseStream, gumbel, philox4x32, uniform_int
 from specwire.core.law.sampling import History, Sampling
 from specwire.core.messages import Outcome
 from specwire.core.session import TRANSITIONS, State
-from specwire.core.text import extend_hash, hash_of
-from specwire.core.tree import Tree
+from specwire.core.text import Tree, extend_hash, hash_of
 from specwire.core.verify.chains import Offer
 from specwire.rpc.convert import proposal_from_wire, proposal_to_wire
 from specwire.v1 import common_pb2

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.text import Text
-from specwire.core.tree import BEFORE, Tree
+from specwire.core.text import BEFORE, Text, Tree
 
 RATES = (0.7, 0.1, 0.05)
 

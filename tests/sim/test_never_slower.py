@@ -12,8 +12,7 @@ from functools import partial
 import pytest
 
 from specwire.core.law.sampling import Sampling
-from specwire.core.text import Stopping
-from specwire.core.tree import BEFORE
+from specwire.core.text import BEFORE, Stopping
 from specwire.core.verify.session import Allowance
 from specwire.lm import load_model
 from specwire.sim.clock import Clock, Machine

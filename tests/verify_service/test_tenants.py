@@ -15,7 +15,7 @@ import pytest
 from bench.certificates import Authority
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.policy.shares import TenantLimits, TenantShares
-from specwire.core.tree import BEFORE
+from specwire.core.text import BEFORE
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance
 from specwire.rpc import renewal

@@ -34,7 +34,7 @@ from specwire.core.policy.tunables import (
     TIMING_WEIGHT,
     TOGETHER_SHARE,
 )
-from specwire.core.tree import Tree
+from specwire.core.text import Tree
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Expected-speed formulas: what a window is worth, and when waiting for a proposal pays.

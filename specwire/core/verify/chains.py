@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from specwire.core.messages import MOST_SOURCES, MOST_WINDOW, Draft, Proposal
 from specwire.core.policy.estimates import AcceptanceByPosition, AcceptanceByRank
-from specwire.core.text import Text
-from specwire.core.tree import Node, Tree
+from specwire.core.text import Node, Text, Tree
 
 Estimate = TypeVar("Estimate")
 

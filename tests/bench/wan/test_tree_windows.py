@@ -8,7 +8,7 @@ from bench.wan.cells import AWAY
 from bench.wan.tree_windows import Session, likeliest
 from bench.wan.virtual import Software, as_simulated
 from specwire import sim
-from specwire.core.tree import Tree
+from specwire.core.text import Tree
 
 
 def test_with_the_best_path_it_is_as_fast_as_the_engine() -> None:
