@@ -218,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
         ):
             style = runner.run(_greeted(client, address, where, template, args.model))
             try:
-                Chat(runner, client, Conversation(style, args.system), options, args.timeout).run(args.system)
+                ChatLoop(runner, client, Conversation(style, args.system), options, args.timeout).run(args.system)
             finally:
                 runner.run(style.close())
     except (StackError, SpecwireError) as error:
@@ -272,7 +272,7 @@ async def _style(client: AsyncClient, template: str, model: str) -> Style:
     return style
 
 
-class Chat:
+class ChatLoop:
     """One conversation at a time. The event loop runs while an answer comes, and rests at the prompt."""
 
     def __init__(

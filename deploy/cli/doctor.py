@@ -21,7 +21,7 @@ from typing import Any
 import demo_pair
 from deploy.cli.stack_address import explained, listed_stacks
 from deploy.cli.terminal import GREEN, RESET, YELLOW, wants_colour
-from deploy.stack.local_host import Placement, threads_told
+from deploy.stack.local_host import CorePlan, threads_told
 from deploy.stack.options import (
     DEFAULT_HTTP,
     DEFAULT_LISTEN,
@@ -246,7 +246,7 @@ def check_placement() -> Finding:
     """Where threads are with `up --one-process` and no further option."""
     options = StackOptions(str(demo_pair.TARGET), str(demo_pair.DRAFT), target_threads=target_threads())
     services = options.services()
-    return ok("threads", f"up --one-process has {threads_told(services, Placement.of(core_numbers(), services))}")
+    return ok("threads", f"up --one-process has {threads_told(services, CorePlan.of(core_numbers(), services))}")
 
 
 def cpu_quota(folder: Path = CGROUP) -> float | None:

@@ -116,7 +116,7 @@ def _check(args: argparse.Namespace) -> None:
 # Where texts come from.
 
 
-class Found(NamedTuple):
+class SessionText(NamedTuple):
     """A text that was decided, of a session by its id, in token ids."""
 
     session_id: str
@@ -135,7 +135,7 @@ class LoggedTexts:
         self.deleted: list[str] = []
         self.left_out: Counter[str] = Counter()
 
-    async def fresh(self) -> list[Found]:
+    async def fresh(self) -> list[SessionText]:
         """Those that ended since the last call; `deleted` has the ids of sessions that were deleted.
 
         Raises StoreUnavailable.
@@ -157,7 +157,7 @@ class LoggedTexts:
     def _agreed(self, tenant: str, private: bool) -> bool:
         return (tenant or NOBODY) in self._tenants and not private
 
-    async def _read(self, session_id: str) -> Found | None:
+    async def _read(self, session_id: str) -> SessionText | None:
         try:
             stored = await self._store.read(session_id)
         except (MissingSession, DamagedLog):
@@ -168,7 +168,7 @@ class LoggedTexts:
         if why:
             self.left_out[why] += 1
             return None
-        return Found(session_id, stored.record.prompt, stored.tokens)
+        return SessionText(session_id, stored.record.prompt, stored.tokens)
 
     def _unfit(self, stored: StoredSession) -> str:
         """Why a text teaches nothing; "" if it does."""
@@ -201,11 +201,11 @@ class FiledTexts:
         self._encode = encode
         self._vocabulary = vocabulary
 
-    def fresh(self) -> list[Found]:
+    def fresh(self) -> list[SessionText]:
         """Those that were added since the last call, in whole lines. Raises InvalidParameter."""
         return [text for file in self._read for text in self._added(file)]
 
-    def _added(self, file: Path) -> Iterator[Found]:
+    def _added(self, file: Path) -> Iterator[SessionText]:
         try:
             with file.open("rb") as opened:
                 opened.seek(self._read[file])
@@ -224,7 +224,7 @@ class FiledTexts:
             if found is not None:
                 yield found
 
-    def _text(self, line: bytes) -> Found | None:
+    def _text(self, line: bytes) -> SessionText | None:
         """None where its tenant is none of those named. Raises ValueError and MsgspecError."""
         told = msgspec.json.decode(line, type=TextLine)
         if told.tenant not in self._tenants:
@@ -233,7 +233,7 @@ class FiledTexts:
         if output is None:
             raise ValueError("has no output")
         session = told.session or hashlib.sha256(line).hexdigest()
-        return Found(session, self._ids(told.prompt), self._ids(output))
+        return SessionText(session, self._ids(told.prompt), self._ids(output))
 
     def _ids(self, said: str | list[int]) -> tuple[int, ...]:
         ids = self._encode(said) if isinstance(said, str) else said
@@ -361,7 +361,7 @@ async def _log(url: str, cleanup: AsyncExitStack) -> SessionStore:
     return store
 
 
-async def _looked(logged: LoggedTexts, once: bool) -> list[Found]:
+async def _looked(logged: LoggedTexts, once: bool) -> list[SessionText]:
     """What ended meanwhile; nothing while the log does not answer, unless there is one look only."""
     try:
         found = await logged.fresh()

@@ -125,7 +125,7 @@ class InvalidOptions(ValueError):
     """One sentence that names the option and its value."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _OptionsParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InvalidOptions(message.removeprefix("argument "))
 
@@ -160,7 +160,7 @@ def _option_words(name: str, value: object, action: argparse.Action | None) -> I
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"specwire {command}", allow_abbrev=False)
+    parser = _OptionsParser(prog=f"specwire {command}", allow_abbrev=False)
     CONFIGURABLE[command].load().add_arguments(parser)
     return parser
 

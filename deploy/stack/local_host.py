@@ -23,14 +23,14 @@ from specwire.v1 import draft_pb2_grpc, verify_pb2_grpc
 from verify_service.service import VerifyServicer
 
 
-class Placement(NamedTuple):
+class CorePlan(NamedTuple):
     """Cores in one process: of the verifier's forwards, and of all else. Both empty: all share all."""
 
     verifier: frozenset[int] = frozenset()
     others: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, available: Sequence[int], services: Mapping[str, ModelServiceOptions]) -> Placement:
+    def of(cls, available: Sequence[int], services: Mapping[str, ModelServiceOptions]) -> CorePlan:
         """The verifier has as many cores as threads, if one is left for the event loop and whoever drafts.
 
         Several verifiers share all, and so does one that computes elsewhere than on the cores.
@@ -50,7 +50,7 @@ class Placement(NamedTuple):
         return f"the verifier computes on {_cores(self.verifier)}, all else runs on {_cores(self.others)}"
 
 
-def threads_told(services: Mapping[str, ModelServiceOptions], placement: Placement) -> str:
+def threads_told(services: Mapping[str, ModelServiceOptions], placement: CorePlan) -> str:
     """Such as "verifier, 1 thread; drafter, 1 thread: all threads share all cores"."""
     counts = (f"{role}, {each.threads} thread{'s' if each.threads > 1 else ''}" for role, each in services.items())
     return f"{'; '.join(counts)}: {placement}"
@@ -74,7 +74,7 @@ class LocalHost:
         self._services = services
         self._start_timeout = start_timeout
         self._report = report
-        self._placement = Placement.of(core_numbers(), services)
+        self._placement = CorePlan.of(core_numbers(), services)
         self._failures: list[Callable[[], Awaitable[str]]] = []
         self._cleanup = AsyncExitStack()
 

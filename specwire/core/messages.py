@@ -106,7 +106,7 @@ class Weights:
         return min(self.ids) >= 0 and max(self.ids) < vocabulary and token in self.ids
 
 
-class Draft(NamedTuple):
+class DraftToken(NamedTuple):
     """A draft token, and what it was drawn from where that was told."""
 
     token: int

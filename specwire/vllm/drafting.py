@@ -40,7 +40,7 @@ from specwire.rpc.renewal import Renewal
 from specwire.rpc.tls import ClientTls
 from specwire.telemetry.tracing import NO_SPAN
 from specwire.v1 import common_pb2
-from specwire.vllm.engine import Engine
+from specwire.vllm.engine import VllmTarget
 
 # Drafters are not told how a request is drawn, for vLLM does not say: they draft what is most probable.
 GREEDY = Sampling()
@@ -93,7 +93,7 @@ class Request:
     rests: drafters that refused it, and until when.
     """
 
-    def __init__(self, number: int, row: Row, engine: Engine, ngram: bool, now_s: float) -> None:
+    def __init__(self, number: int, row: Row, engine: VllmTarget, ngram: bool, now_s: float) -> None:
         tokens = row.ids[: row.length].tolist()
         self.number = number
         self.row = -1
@@ -122,7 +122,7 @@ class Request:
         self._engine = engine
 
     @staticmethod
-    def _allowance(length: int, engine: Engine) -> Allowance:
+    def _allowance(length: int, engine: VllmTarget) -> Allowance:
         """Room for a window, and for the token behind it."""
         return Allowance(length, length + engine.most + 1)
 
@@ -162,7 +162,7 @@ class Drafting:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: VllmTarget,
         options: DraftingOptions,
         tls: ClientTls | None = None,
         token: Token | str = "",

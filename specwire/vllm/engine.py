@@ -18,7 +18,7 @@ class UnknownEngine(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class VllmTarget:
     """What drafting has to know of a vLLM server.
 
     vocabulary: number of ids. context: longest text in tokens. most: draft tokens that a step may test of a request.
@@ -33,7 +33,7 @@ class Engine:
     leads: bool
 
 
-def describe(vllm_config: Any) -> Engine:
+def describe(vllm_config: Any) -> VllmTarget:
     """Read a VllmConfig.
 
     Raises:
@@ -44,7 +44,7 @@ def describe(vllm_config: Any) -> Engine:
         model, speculative = vllm_config.model_config, vllm_config.speculative_config
         width = int(model.get_vocab_size())
         tokens = {at: token for at, token in vocabulary_map(_tokenizer(model), width).items() if at < width}
-        return Engine(
+        return VllmTarget(
             Path(str(model.model)).name,
             min(max(tokens) + 1, width),
             vocabulary_fingerprint(tokens),

@@ -23,7 +23,7 @@ from specwire.rpc.keys import Token, read_peer_token, read_token
 from specwire.rpc.server_options import check_listen
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 from specwire.vllm.drafting import Drafting, DraftingOptions, Row
-from specwire.vllm.engine import Engine, describe
+from specwire.vllm.engine import VllmTarget, describe
 
 logger = logging.getLogger("vllm.specwire")  # below vLLM's own logger, which has handlers
 
@@ -48,14 +48,14 @@ class ProposerOptions:
     token: Token | str
 
 
-class _Parser(argparse.ArgumentParser):
+class _VariableParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InvalidParameter(VARIABLE, message)
 
 
 def options_of(environment: Mapping[str, str]) -> ProposerOptions:
     """What SPECWIRE_PROPOSER says: options, as on a command line. Raises InvalidParameter."""
-    parser = _Parser(prog=VARIABLE, add_help=False)
+    parser = _VariableParser(prog=VARIABLE, add_help=False)
     parser.add_argument("--drafter", action="append", default=[], metavar="ADDR", help="HOST:PORT; may be repeated")
     parser.add_argument("--registry", default="", metavar="URL", help="Redis where drafters are found")
     parser.add_argument("--plan", default="auto", metavar="PLAN")
@@ -118,7 +118,7 @@ class Proposer:
 class ProposerThread:
     """Owns the thread with the event loop in which everything of ours happens."""
 
-    def __init__(self, engine: Engine, options: ProposerOptions) -> None:
+    def __init__(self, engine: VllmTarget, options: ProposerOptions) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="specwire", daemon=True)
         self._broken = False
@@ -179,7 +179,7 @@ class ProposerThread:
         self._thread.join(STOP_S)
 
 
-async def _begun(engine: Engine, options: ProposerOptions) -> Drafting:
+async def _begun(engine: VllmTarget, options: ProposerOptions) -> Drafting:
     drafting = Drafting(
         engine, DraftingOptions(options.plan, options.ngram), options.tls, options.token, options.drafters
     )

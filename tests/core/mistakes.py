@@ -13,7 +13,7 @@ from typing import Any
 
 from specwire.core import messages
 from specwire.core.draft import DraftNode, DraftSession
-from specwire.core.messages import Draft, FinishReason, Pace, Proposal, SourceKind, Verdict, Weights
+from specwire.core.messages import DraftToken, FinishReason, Pace, Proposal, SourceKind, Verdict, Weights
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.scheduler import Guess
 from specwire.core.session import Advised, Session
@@ -343,7 +343,7 @@ def first_child_met_whatever_was_chosen(patch: Patch) -> None:
 
     def hasty(
         self: Chains, position: int, window: Sequence[int], chosen: int | None = None
-    ) -> tuple[int, Draft | None]:
+    ) -> tuple[int, DraftToken | None]:
         return original(self, position, window)
 
     patch.setattr(Chains, "behind", hasty)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.messages import MOST_SOURCES, Draft, Proposal
+from specwire.core.messages import MOST_SOURCES, DraftToken, Proposal
 from specwire.core.text import Text, hash_of
 from specwire.core.verify.chains import Chains, Offer
 
@@ -160,11 +160,11 @@ def test_the_token_behind_a_window_is_of_any_chain_that_holds_the_window(chains:
     chains.offer(chunk((5, 6, 7), source=1), text)
     chains.offer(chunk((5, 6, 8), source=2), text)
     chains.offer(chunk((5, 9), source=3), text)
-    assert chains.behind(3, (5, 6)) == (1, Draft(7))
+    assert chains.behind(3, (5, 6)) == (1, DraftToken(7))
     chains.drop(1)
-    assert chains.behind(3, (5, 6)) == (2, Draft(8))
+    assert chains.behind(3, (5, 6)) == (2, DraftToken(8))
     assert chains.behind(3, (5, 9)) == (0, None)
-    assert chains.behind(3, ()) == (2, Draft(5))
+    assert chains.behind(3, ()) == (2, DraftToken(5))
 
 
 def test_agreement_keeps_a_chain_and_contradiction_drops_it_whole(chains: Chains, text: Text) -> None:
@@ -366,8 +366,8 @@ def test_pieces_of_several_sources_may_come_in_between_one_another(chains: Chain
 
 def test_the_child_behind_a_window_is_the_one_that_was_chosen(chains: Chains, text: Text) -> None:
     chains.offer(branching(text), text)
-    assert chains.behind(3, (5,)) == chains.behind(3, (5,), 4) == (1, Draft(6))
-    assert chains.behind(3, (5,), 8) == (1, Draft(8))
+    assert chains.behind(3, (5,)) == chains.behind(3, (5,), 4) == (1, DraftToken(6))
+    assert chains.behind(3, (5,), 8) == (1, DraftToken(8))
 
 
 def test_a_flood_of_nodes_is_cut_off(text: Text) -> None:

@@ -16,7 +16,7 @@ import pytest
 from specwire.core.law.acceptance import by_block, by_rejection, judge
 from specwire.core.law.acceptance import decide as by_equality
 from specwire.core.law.sampling import Acceptance
-from specwire.core.messages import Decision, Draft, Number, Outcome, Weights
+from specwire.core.messages import Decision, DraftToken, Number, Outcome, Weights
 from tests.core.laws import (
     BEGINNING,
     Explorer,
@@ -50,7 +50,7 @@ TARGET_OF_4 = (F(1, 10), F(4, 10), F(2, 10), F(3, 10))
 DRAFTER_OF_4 = (F(1, 2), F(1, 8), F(0), F(3, 8))
 SURE = F(1, 2)
 
-Rule = Callable[[Rows, Sequence[Draft], Draft | None], Decision]
+Rule = Callable[[Rows, Sequence[DraftToken], DraftToken | None], Decision]
 Pattern = tuple[tuple[int, bool], ...]
 RULES: dict[str, Rule] = {"rejection": by_rejection, "block": by_block}
 
@@ -75,20 +75,22 @@ PLAIN = plain(p, 3, LENGTH)
 PLAIN_OF_4 = plain(p4, 4, LENGTH)
 
 
-def of(world: World, text: Text) -> Draft:
+def of(world: World, text: Text) -> DraftToken:
     """What the drafter guesses behind `text`."""
-    return Draft(world.draft(text), world.weights(text))
+    return DraftToken(world.draft(text), world.weights(text))
 
 
-def chain(world: World, text: Text, length: int) -> tuple[Draft, ...]:
-    drafts: list[Draft] = []
+def chain(world: World, text: Text, length: int) -> tuple[DraftToken, ...]:
+    drafts: list[DraftToken] = []
     for _ in range(length):
         drafts.append(of(world, text))
         text = (*text, drafts[-1].token)
     return tuple(drafts)
 
 
-def decide(world: World, rule: Rule, text: Text, window: Sequence[Draft], late: Draft | None, end: int) -> Text:
+def decide(
+    world: World, rule: Rule, text: Text, window: Sequence[DraftToken], late: DraftToken | None, end: int
+) -> Text:
     """The text behind one forward; what lies beyond `end` is cut, as a text's end is."""
     rows = Rows(world, text, tuple(draft.token for draft in window), end)
     return (*text, *rule(rows, window, late).tokens)[:end]
@@ -127,7 +129,7 @@ def sharing(explorer: Explorer, target: Table = p, drafter: Table = q) -> World:
 # The proofs
 
 
-def by_coupling(rows: Rows, window: Sequence[Draft], late: Draft | None) -> Decision:
+def by_coupling(rows: Rows, window: Sequence[DraftToken], late: DraftToken | None) -> Decision:
     """Of the target's own tokens none is looked at behind one that the window does not have: zeros stand there."""
     tokens = [draft.token for draft in window]
     chosen = [rows.own(0)]
@@ -374,8 +376,8 @@ def test_outcomes_by_hand(
     acceptance: Acceptance, coins: list[bool], width: int, late: int | None, tokens: Text, outcomes: tuple[Outcome, ...]
 ) -> None:
     """A block goes as far as its last coin that came up, whatever those before it did."""
-    window = [Draft(1, W)] * width
-    decision = judge(acceptance, Told((0.5, 0.5), coins), window, None if late is None else Draft(late, W))
+    window = [DraftToken(1, W)] * width
+    decision = judge(acceptance, Told((0.5, 0.5), coins), window, None if late is None else DraftToken(late, W))
     assert (decision.tokens, decision.outcomes) == (tokens, outcomes)
 
 
@@ -394,11 +396,11 @@ def test_lossy_rules_accept_what_is_likely_enough_and_the_target_s_own_token(
     name: str, token: int, accepted: bool
 ) -> None:
     """Where p = (0.6, 0.1, 0.3), entropy 1, the target's own token is 0: exp(-1) = 0.37."""
-    decision = judge(Acceptance.parse(name), Told((0.6, 0.1, 0.3)), [Draft(token)])
+    decision = judge(Acceptance.parse(name), Told((0.6, 0.1, 0.3)), [DraftToken(token)])
     assert decision.tokens == ((token, 0) if accepted else (0,))
     assert decision.outcomes == ((A, B) if accepted else (R,))
 
 
 def test_a_token_without_weights_is_no_token_to_weigh() -> None:
     with pytest.raises(AssertionError, match="no weights"):
-        by_rejection(Told((0.5, 0.5)), [Draft(1)])
+        by_rejection(Told((0.5, 0.5)), [DraftToken(1)])

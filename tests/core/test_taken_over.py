@@ -19,7 +19,7 @@ import pytest
 from specwire.core.draft import DraftSession
 from specwire.core.law.acceptance import by_block, by_rejection
 from specwire.core.law.sampling import Sampling, with_rule
-from specwire.core.messages import Decision, Draft, Number, Pace, Proposal, Verdict, Weights
+from specwire.core.messages import Decision, DraftToken, Number, Pace, Proposal, Verdict, Weights
 from specwire.core.text import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, VerifySession
@@ -33,7 +33,7 @@ NEWER = ((F(2, 3), F(1, 3)), (F(1, 4), F(3, 4)))
 PROMPT = (0,)
 LENGTH = 3
 END = len(PROMPT) + LENGTH
-RULES: dict[str, Callable[[Rows, Sequence[Draft], Draft | None], Decision]] = {
+RULES: dict[str, Callable[[Rows, Sequence[DraftToken], DraftToken | None], Decision]] = {
     "rejection": by_rejection,
     "block": by_block,
 }
@@ -150,7 +150,7 @@ class Deployment:
         tokens = tuple(draft.token for draft in window)
         rows = NumberedRows(self.epoch, tuple(self.verifier.text.tokens), tokens)
 
-        def judge(width: int, behind: Draft | None) -> Decision:
+        def judge(width: int, behind: DraftToken | None) -> Decision:
             return RULES[self.rule](rows, window[:width], behind)
 
         verdict = self.verifier.resolve([0] * (len(window) + 1), tokens, judge=judge)

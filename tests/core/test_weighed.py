@@ -6,7 +6,7 @@ import pytest
 
 from specwire.core.draft import DraftSession, fitting
 from specwire.core.law.sampling import Sampling, with_rule
-from specwire.core.messages import Decision, Draft, Outcome, Pace, Proposal, Weights
+from specwire.core.messages import Decision, DraftToken, Outcome, Pace, Proposal, Weights
 from specwire.core.text import Ending, Text, hash_of
 from specwire.core.verify.chains import Chains, Offer
 from specwire.core.verify.session import Allowance, VerifySession
@@ -54,8 +54,8 @@ def test_a_chain_keeps_what_each_token_was_drawn_from() -> None:
     other = Weights((6, 7, 8), (1, 1, 1))
     chains.offer(proposal(5, 6), text)
     assert chains.offer(proposal(6, 7, offset=1, weights=other), text) is Offer.EXTENDED
-    assert chains.drafts(3, 9) == (Draft(5, W), Draft(6, W), Draft(7, other))
-    assert chains.behind(3, (5, 6)) == (1, Draft(7, other))
+    assert chains.drafts(3, 9) == (DraftToken(5, W), DraftToken(6, W), DraftToken(7, other))
+    assert chains.behind(3, (5, 6)) == (1, DraftToken(7, other))
     assert chains.whole(3, 9) == (2, 3)
     assert chains.whole(3, 2) == (2,)
     text.extend((5,))
@@ -94,12 +94,12 @@ def test_the_judge_decides_and_its_decision_extends_the_text() -> None:
     session, asked = opened(REJECTION), []
     session.offer(proposal(5, 6, 7))
 
-    def judge(width: int, late: Draft | None) -> Decision:
+    def judge(width: int, late: DraftToken | None) -> Decision:
         asked.append((width, late))
         return Decision((5, 8), (Outcome.ACCEPTED, Outcome.RECOVERED))
 
     verdict = session.resolve([0, 0, 0], (5, 6), judge=judge)
-    assert asked == [(2, Draft(7, W))]
+    assert asked == [(2, DraftToken(7, W))]
     assert (verdict.tokens, verdict.width, session.text.tokens) == ((5, 8), 2, [*PROMPT, 5, 8])
     assert session.drafts(9) == (), "the chain is contradicted"
 
@@ -137,7 +137,7 @@ def test_without_finite_logits_one_token_at_a_time_is_still_tested() -> None:
     assert not opened(BLOCK).can_mistrust
     session.mistrust()
     assert session.drafts(9) == ()
-    assert session.chains.behind(3, ()) == (1, Draft(5, W))
+    assert session.chains.behind(3, ()) == (1, DraftToken(5, W))
 
 
 # The drafter's part

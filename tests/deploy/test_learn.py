@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from deploy.cli.learn import FiledTexts, Found, LoggedTexts
+from deploy.cli.learn import FiledTexts, LoggedTexts, SessionText
 from deploy.cli.main import main
 from orchestrator.store import KnownSession, SessionRecord, SessionStore, StoreUnavailable, open_store
 from orchestrator.store.redis import RedisStore
@@ -55,8 +55,8 @@ async def written(store: SessionStore, session_id: str, ended: bool = True, **ch
     await store.append(session_id, fence, Append(2, TOKENS, (Outcome.DIRECT,) * 3, end))
 
 
-def found(session_id: str) -> Found:
-    return Found(session_id, (5, 6), TOKENS)
+def found(session_id: str) -> SessionText:
+    return SessionText(session_id, (5, 6), TOKENS)
 
 
 # Consent
@@ -130,13 +130,13 @@ def test_lines_are_told_once_and_half_a_line_later(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '\n{"outp')
     filed = FiledTexts([file], ["*"], lambda text: [ord(each) for each in text.split()], 200)
     a, b, unnamed = filed.fresh()
-    assert (a, b) == (found("a"), Found("b", (), (120, 121)))
+    assert (a, b) == (found("a"), SessionText("b", (), (120, 121)))
     assert unnamed.output == (3,)
     assert len(unnamed.session_id) == 64
     assert filed.fresh() == []
     with file.open("a") as more:
         more.write('ut": [4], "session": "d"}\n')
-    assert filed.fresh() == [Found("d", (), (4,))]
+    assert filed.fresh() == [SessionText("d", (), (4,))]
     assert [each.session_id for each in FiledTexts([file], ["alice"], lambda _: [1], 200).fresh()] == ["c"]
 
 

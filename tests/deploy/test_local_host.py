@@ -15,7 +15,7 @@ import httpx2 as httpx
 import pytest
 
 from deploy.stack import stack
-from deploy.stack.local_host import Placement
+from deploy.stack.local_host import CorePlan
 from deploy.stack.options import StackError, StackOptions, core_numbers
 from specwire.client import AsyncClient, Chunk, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
@@ -136,20 +136,20 @@ async def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 
 def test_the_verifier_has_cores_of_its_own_where_one_is_left() -> None:
     one = StackOptions(TARGET, DRAFT, one_process=True)
-    assert str(Placement.of([0, 1], one.services())) == "the verifier computes on core 1, all else runs on core 0"
+    assert str(CorePlan.of([0, 1], one.services())) == "the verifier computes on core 1, all else runs on core 0"
     wide = replace(one, target_threads=2)
-    placed = Placement.of([2, 3, 5, 7], wide.services())
+    placed = CorePlan.of([2, 3, 5, 7], wide.services())
     assert (placed.cores_of("verifier"), placed.cores_of("drafter-2")) == (frozenset({5, 7}), frozenset({2, 3}))
     shared = (wide, replace(one, also=("scripted:8",)), replace(one, device="cuda:0"))
-    assert {str(Placement.of([0, 1], each.services())) for each in shared} == {"all threads share all cores"}
-    assert Placement.of([], one.services()) == Placement()
+    assert {str(CorePlan.of([0, 1], each.services())) for each in shared} == {"all threads share all cores"}
+    assert CorePlan.of([], one.services()) == CorePlan()
 
 
 async def test_where_its_threads_run_is_told_and_is_over_with_it(tmp_path: Path) -> None:
     before, said = core_numbers(), list[str]()
     options = StackOptions(TARGET, DRAFT, one_process=True)
     parts = await stack.start(options, tmp_path, said.append)
-    placed = Placement.of(before, options.services())
+    placed = CorePlan.of(before, options.services())
     try:
         assert f"verifier, 1 thread; drafter, 1 thread: {placed}" in said
         assert core_numbers() == (sorted(placed.others) or before)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from specwire.core.law.acceptance import TargetWeights, judge
 from specwire.core.law.sampling import LogprobsOf, Sampling, log_probabilities, seen_in, with_rule
-from specwire.core.messages import Draft, FinishReason, TokenLogprobs, Weights
+from specwire.core.messages import DraftToken, FinishReason, TokenLogprobs, Weights
 from specwire.core.text import Stopping
 from specwire.core.verify.session import Allowance
 from specwire.lm.scripted import Script
@@ -163,7 +163,9 @@ def test_rules_that_look_at_proposals_are_told_of_the_target_that_the_options_ma
     rig, widths, number = Rig(MODEL, slots=1, context=64), [], 0
     told_of: list[tuple[list[int], Sequence[Any]]] = []
 
-    def watched(acceptance: Any, target: TargetWeights, window: Sequence[Draft], late: Draft | None = None) -> Any:
+    def watched(
+        acceptance: Any, target: TargetWeights, window: Sequence[DraftToken], late: DraftToken | None = None
+    ) -> Any:
         output = [*rig.tokens[1], *(draft.token for draft in window)]
         widths.append(len(window))
         for row in range(len(window) + 1):

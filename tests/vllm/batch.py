@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from specwire.lm.scripted import Script
 from specwire.vllm.drafting import Row
-from specwire.vllm.engine import Engine
+from specwire.vllm.engine import VllmTarget
 
 Propose = Callable[[Sequence[Sequence[int]], npt.NDArray[np.int32], npt.NDArray[np.int32]], list[list[int]]]
 
@@ -37,7 +37,7 @@ class Batch:
     steps: so many were run.
     """
 
-    def __init__(self, script: Script, engine: Engine, propose: Propose, most: int | None = None) -> None:
+    def __init__(self, script: Script, engine: VllmTarget, propose: Propose, most: int | None = None) -> None:
         self.rows: list[Text | None] = []
         self.steps = 0
         self._script = script

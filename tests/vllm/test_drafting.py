@@ -17,14 +17,14 @@ from specwire.rpc.keys import Keys
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ServerTls
 from specwire.vllm.drafting import FIRST_STEPS, KEPT_S, Drafting, DraftingOptions
-from specwire.vllm.engine import Engine
+from specwire.vllm.engine import VllmTarget
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.vllm.batch import Batch, Text, rows_of
 from tests.wait import until
 
 MODEL = "scripted:7"
 INFO = load_model(MODEL, slots=1).info
-ENGINE = Engine("target", INFO.vocabulary, INFO.vocabulary_fingerprint, context=256, most=4, leads=True)
+ENGINE = VllmTarget("target", INFO.vocabulary, INFO.vocabulary_fingerprint, context=256, most=4, leads=True)
 OFF = DraftingOptions(ngram=False)
 # Of a step of the target: drafters compute meanwhile.
 STEP_S = 0.004
@@ -47,7 +47,9 @@ async def drafter(
 
 
 @asynccontextmanager
-async def drafting(*addresses: str, options: DraftingOptions = OFF, engine: Engine = ENGINE) -> AsyncIterator[Drafting]:
+async def drafting(
+    *addresses: str, options: DraftingOptions = OFF, engine: VllmTarget = ENGINE
+) -> AsyncIterator[Drafting]:
     """Give it with all its drafters connected."""
     one = Drafting(engine, options, drafters=addresses)
     one.start()
@@ -84,7 +86,7 @@ async def test_a_drafter_drafts_and_changes_no_text(model: str) -> None:
 async def test_what_the_texts_repeat_is_proposed_without_any_drafter() -> None:
     script = "scripted:7:memory=2:vocab=8"
     info = load_model(script, slots=1).info
-    engine = Engine("target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True)
+    engine = VllmTarget("target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True)
     async with drafting(options=DraftingOptions(), engine=engine) as one:
         served = batch(one, script)
         text = served.add((1, 2, 3))

@@ -18,7 +18,7 @@ from specwire.lm.runners import vllm
 from specwire.lm.scripted import Script
 from specwire.vllm import Proposer, engine
 from specwire.vllm.drafting import Row
-from specwire.vllm.engine import Engine, UnknownEngine, describe
+from specwire.vllm.engine import UnknownEngine, VllmTarget, describe
 from specwire.vllm.proposer import MOST_WAIT_S, ProposerOptions, ProposerThread, options_of
 from tests.vllm.batch import Batch, rows_of
 
@@ -54,7 +54,7 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> None:
 def thread() -> Iterator[ProposerThread]:
     info = load_model(SCRIPT, slots=1).info
     one = ProposerThread(
-        Engine("target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True), NOBODY
+        VllmTarget("target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True), NOBODY
     )
     yield one
     one.stop()
@@ -114,7 +114,7 @@ def test_a_token_is_not_sent_in_the_clear() -> None:
 
 def batch(thread: ProposerThread) -> Batch:
     info = load_model(SCRIPT, slots=1).info
-    known = Engine("target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True)
+    known = VllmTarget("target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True)
     return Batch(Script.parse(SCRIPT), known, lambda *told: thread.propose(rows_of(*told)))
 
 

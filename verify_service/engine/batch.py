@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from specwire.core.messages import Draft, SourceKind, TokenLogprobs
+from specwire.core.messages import DraftToken, SourceKind, TokenLogprobs
 from specwire.core.model import SlotModel, out_of_memory
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.scheduler import Share, StepCandidate
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
     share: Share
     held: Held
-    window: tuple[Draft, ...]
+    window: tuple[DraftToken, ...]
     tokens: tuple[int, ...]
     source: int | None
     wanted: int
@@ -46,7 +46,7 @@ class Part(NamedTuple):
         if share.kind is SourceKind.DRAFTER:
             window = session.drafts(share.window)
         else:
-            window = tuple(map(Draft, session.window(share.window, share.kind)))
+            window = tuple(map(DraftToken, session.window(share.window, share.kind)))
         window = session.foreseen(window)
         tokens = tuple([draft.token for draft in window])
         wanted = len(window) + 1 if share.decides else 0

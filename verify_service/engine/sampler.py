@@ -9,7 +9,7 @@ import torch
 
 from specwire.core.law.acceptance import Floats, TargetRows, judge
 from specwire.core.law.sampling import Acceptance, Sampling
-from specwire.core.messages import Decision, Draft, TokenLogprobs
+from specwire.core.messages import Decision, DraftToken, TokenLogprobs
 from specwire.core.verify.session import Judge
 from specwire.lm import RowSampling, choose, log_probabilities, logprobs
 from verify_service.engine.batch import Part, RowChoice
@@ -103,8 +103,8 @@ def _judge(logits: torch.Tensor, rows: Sequence[RowSampling], own: Sequence[int]
     return _judge_of(acceptance, _target(logits, rows, own), part.window)
 
 
-def _judge_of(acceptance: Acceptance, target: TargetRows, window: Sequence[Draft]) -> Judge:
-    def decide(width: int, late: Draft | None) -> Decision:
+def _judge_of(acceptance: Acceptance, target: TargetRows, window: Sequence[DraftToken]) -> Judge:
+    def decide(width: int, late: DraftToken | None) -> Decision:
         return judge(acceptance, target, window[:width], late)
 
     return decide

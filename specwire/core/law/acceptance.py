@@ -26,7 +26,7 @@ from specwire.core.messages import (
     MOST_KEPT,
     PARTS,
     Decision,
-    Draft,
+    DraftToken,
     Number,
     Outcome,
     Weights,
@@ -204,7 +204,7 @@ class TargetWeights(Protocol):
 
 
 def judge(
-    acceptance: Acceptance, target: TargetWeights, window: Sequence[Draft], late: Draft | None = None
+    acceptance: Acceptance, target: TargetWeights, window: Sequence[DraftToken], late: DraftToken | None = None
 ) -> Decision:
     """Decide a window by the rule.
 
@@ -221,7 +221,7 @@ def judge(
             return by_relaxing(acceptance, target, window, late)
 
 
-def by_rejection(target: TargetWeights, window: Sequence[Draft], late: Draft | None = None) -> Decision:
+def by_rejection(target: TargetWeights, window: Sequence[DraftToken], late: DraftToken | None = None) -> Decision:
     """Leviathan, Kalman, Matias 2023, algorithm 1, and the same for a token that came during the forward.
 
     x_i is accepted with min(1, p(x_i) / q(x_i)); the first refused one is replaced by a draw from norm((p - q)+).
@@ -234,7 +234,7 @@ def by_rejection(target: TargetWeights, window: Sequence[Draft], late: Draft | N
     return _whole(target, window, late)
 
 
-def _replacement(target: TargetWeights, row: int, draft: Draft) -> int | None:
+def _replacement(target: TargetWeights, row: int, draft: DraftToken) -> int | None:
     """The token that is decided instead of `draft`; None where `draft` is accepted."""
     weights = _weights(draft)
     (p,) = target.probabilities(row, (draft.token,))
@@ -243,7 +243,7 @@ def _replacement(target: TargetWeights, row: int, draft: Draft) -> int | None:
     return target.residual(row, 1, weights)
 
 
-def by_block(target: TargetWeights, window: Sequence[Draft], late: Draft | None = None) -> Decision:
+def by_block(target: TargetWeights, window: Sequence[DraftToken], late: DraftToken | None = None) -> Decision:
     """Sun et al., *Block Verification Accelerates Speculative Decoding* (arXiv 2403.10444), algorithm 2.
 
     carried[i] is the paper's p_i: min(1, carried[i-1] p(x_i) / q(x_i)). A coin of
@@ -270,7 +270,7 @@ def by_block(target: TargetWeights, window: Sequence[Draft], late: Draft | None 
     return _whole(target, window, late) if replacement is None else _replaced(window, replacement)
 
 
-def _block_chance(target: TargetWeights, row: int, carried: Number, window: Sequence[Draft]) -> Number:
+def _block_chance(target: TargetWeights, row: int, carried: Number, window: Sequence[DraftToken]) -> Number:
     """H of the first `row` draft tokens."""
     if row == len(window):
         return carried
@@ -289,7 +289,7 @@ def excess(target: TargetWeights, row: int, scale: Number, weights: Weights) -> 
 
 
 def by_relaxing(
-    acceptance: Acceptance, target: TargetWeights, window: Sequence[Draft], late: Draft | None = None
+    acceptance: Acceptance, target: TargetWeights, window: Sequence[DraftToken], late: DraftToken | None = None
 ) -> Decision:
     """Lossy: accept what the target finds likely enough, or its own token; else decide its own token."""
     tested = _tested(window, late)
@@ -308,11 +308,11 @@ def _likely_tokens(acceptance: Acceptance, target: TargetWeights, row: int, toke
     return p > min(epsilon, delta * exp(-target.entropy(row)))
 
 
-def _tested(window: Sequence[Draft], late: Draft | None) -> Sequence[Draft]:
+def _tested(window: Sequence[DraftToken], late: DraftToken | None) -> Sequence[DraftToken]:
     return window if late is None else (*window, late)
 
 
-def _weights(draft: Draft) -> Weights:
+def _weights(draft: DraftToken) -> Weights:
     """A draft token's weights. Under the rules that need them chains hold no token without."""
     if draft.weights is None:
         raise AssertionError(f"draft token {draft.token} has no weights")
@@ -323,12 +323,12 @@ def _at_most_one(ratio: Number) -> Number:
     return min(ratio, 1)
 
 
-def _replaced(accepted: Sequence[Draft], token: int) -> Decision:
+def _replaced(accepted: Sequence[DraftToken], token: int) -> Decision:
     tokens = (*(draft.token for draft in accepted), token)
     return Decision(tokens, (Outcome.ACCEPTED,) * len(accepted) + (Outcome.RECOVERED,))
 
 
-def _whole(target: TargetWeights, window: Sequence[Draft], late: Draft | None) -> Decision:
+def _whole(target: TargetWeights, window: Sequence[DraftToken], late: DraftToken | None) -> Decision:
     """Accept all that was tested; at a last row without a draft token, take the target's own token."""
     tokens = tuple(draft.token for draft in _tested(window, late))
     outcomes = (Outcome.ACCEPTED,) * len(tokens)

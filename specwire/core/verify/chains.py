@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
-from specwire.core.messages import MOST_SOURCES, MOST_WINDOW, Draft, Proposal
+from specwire.core.messages import MOST_SOURCES, MOST_WINDOW, DraftToken, Proposal
 from specwire.core.policy.estimates import AcceptanceByPosition, AcceptanceByRank
 from specwire.core.text import Node, Text, Tree
 
@@ -253,7 +253,7 @@ class Chains:
     def _promise(self, source: int, reach: int) -> float:
         return self.acceptance(source).expected(min(MOST_WINDOW, reach))
 
-    def behind(self, position: int, window: Sequence[int], chosen: int | None = None) -> tuple[int, Draft | None]:
+    def behind(self, position: int, window: Sequence[int], chosen: int | None = None) -> tuple[int, DraftToken | None]:
         """The draft token that follows `window`, which begins at `position`, in the tree of the lowest source.
 
         Returns that source, too; 0 and None where there is none. Of several it is the one that equals `chosen`.
@@ -264,7 +264,7 @@ class Chains:
             return 0, None
         number = node.children.get(chosen) if chosen is not None else None
         child = self._trees[source].nodes[number if number is not None else next(iter(node.children.values()))]
-        return source, Draft(child.token, child.weights)
+        return source, DraftToken(child.token, child.weights)
 
     def first(self, position: int, window: Sequence[int] = ()) -> int | None:
         """The lowest source whose tree has a token behind `window`."""
@@ -280,11 +280,11 @@ class Chains:
         source = self.best(position)
         return () if source is None else tuple([node.token for node in self._path(source, position)[:most]])
 
-    def drafts(self, position: int, most: int) -> tuple[Draft, ...]:
+    def drafts(self, position: int, most: int) -> tuple[DraftToken, ...]:
         """The same, with what they were drawn from."""
         source = self.best(position)
         path = () if source is None else self._path(source, position)[:most]
-        return tuple(Draft(node.token, node.weights) for node in path)
+        return tuple(DraftToken(node.token, node.weights) for node in path)
 
     def whole(self, position: int, most: int) -> tuple[int, ...]:
         """The lengths, up to `most`, at which a window from `position` on ends where a chunk does."""

@@ -13,7 +13,7 @@ from specwire.core.law.sampling import History, Rule, Sampling, Seen
 from specwire.core.messages import (
     MOST_WINDOW,
     Decision,
-    Draft,
+    DraftToken,
     FinishReason,
     Proposal,
     SourceKind,
@@ -61,7 +61,7 @@ class Tail:
 # text.
 
 # Decides a window under rules that look at it: from the window's width, and the token behind it if there is one.
-Judge = Callable[[int, Draft | None], Decision]
+Judge = Callable[[int, DraftToken | None], Decision]
 
 
 @dataclass(slots=True)
@@ -256,7 +256,7 @@ class VerifySession:
         guess = self.guess
         return guess.tokens[:most] if guess is not None and guess.position == self.position else ()
 
-    def drafts(self, most: int) -> tuple[Draft, ...]:
+    def drafts(self, most: int) -> tuple[DraftToken, ...]:
         """Likewise from the best live chain, with what the tokens were drawn from; under `block` whole chunks only."""
         most = max(0, min(most, self.room - 1)) if self.trusting else 0
         widths = self.whole(most)
@@ -295,7 +295,7 @@ class VerifySession:
         """See Matcher."""
         return self.matcher is None or self.matcher.heard(limit_s)
 
-    def foreseen(self, window: tuple[Draft, ...]) -> tuple[Draft, ...]:
+    def foreseen(self, window: tuple[DraftToken, ...]) -> tuple[DraftToken, ...]:
         """The part of a window whose masks are known already; a late answer is used.
 
         Where draft tokens are weighed it is all or nothing: what is tested may not depend on the tokens.
@@ -398,7 +398,7 @@ class VerifySession:
         self.finish = finish
         return decision if kept == len(decision.tokens) else decision.clipped(kept)
 
-    def _learn(self, decision: Decision, width: int, tested: int | None, late: Draft | None) -> None:
+    def _learn(self, decision: Decision, width: int, tested: int | None, late: DraftToken | None) -> None:
         """Note how often the sources are right. Positions of the window behind the text's end were not tested.
 
         A step without a window tests a chain, too: its token met the last row.
