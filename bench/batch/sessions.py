@@ -16,7 +16,7 @@ from specwire.client import AsyncClient, Started
 class Asked:
     """How sessions are asked for: the address, what may propose, and how tokens are drawn.
 
-    ngram: None goes by `drafting`, as in `specwire.client.requests.generate_request`.
+    ngram: None goes by `drafting`, as in `specwire.client.requests.GenerationOptions`.
     """
 
     client: AsyncClient

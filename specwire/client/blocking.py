@@ -123,7 +123,7 @@ class Client:
         """Started, Chunks (Provisionals between them where asked for), Finished.
 
         Closing it early cancels, except with a request id of the caller: then it may come back. See
-        `generate_request` for the options.
+        `GenerationOptions` for the options.
         """
         request = generate_request(prompt, **options)
         owned = not request.request_id
@@ -227,7 +227,7 @@ class Client:
         """How probable the target finds each continuation of `prefix`; nothing is generated.
 
         A continuation is a sequence of parts, text or token ids, each of which is encoded by itself. The prefix is
-        computed once for all of them: up to 64. model: as of `generate_request`.
+        computed once for all of them: up to 64. model: as of `GenerationOptions`.
         """
         request = score_request(prefix, continuations, model)
         scores = self._ask(lambda stub: stub.ScoreText, request, timeout)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from specwire.client.chat import Chat, chat_to_wire
 from specwire.client.errors import invalid
@@ -38,8 +39,78 @@ LOGPROBS_OF = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions:
+    """How a prompt is completed.
+
+    Attributes:
+        max_tokens: 0 asks for as many as the context holds.
+        fit_context: lower max_tokens to what the context has room for; else one that does not fit is refused.
+        temperature: 0 is greedy.
+        top_k: 0 keeps all.
+        seed: of 64 bits, signed or not; None lets the service draw one. What is used is told in Started.
+        rule: acceptance rule; "" takes the one that fits the temperature.
+        drafting: False leaves out the drafters.
+        ngram: False leaves out the verifier's own proposals from the text; None goes by `drafting`, so that
+            drafting=False alone has the target decode plainly.
+        sources: which may propose, of `SOURCES`, chosen one by one; instead of the two above. None goes by those.
+        request_id: a repeated id joins the running session instead of starting another.
+        provisional: True asks for Provisional events, too: drafts, before the target has decided.
+        parent: a session that has ended, behind whose tokens (prompt and output) the prompt goes on; "" for none.
+        priority: among the tenant's sessions that wait for a place, the greater number goes first; from -100 to 100.
+        choice: index of this completion among those of one prompt and seed; see `complete_many`.
+        min_p: keep ids at least this times as probable as the most probable one; 0 keeps all.
+        repetition_penalty: of ids in prompt or output, as in transformers; 1 is none.
+        presence_penalty, frequency_penalty: of ids in the output, as OpenAI's; 0 is none.
+        logit_bias: added to the logits of these ids.
+        min_tokens: before so many, no id that would end the text is drawn.
+        logprobs: report log-probabilities, with so many of the most probable ids for each token; None for no report.
+        logprobs_of: "model" (the default) or "processed", see LogprobsOf in common.proto.
+        echo: True asks for the prompt, in Started.
+        prediction: what the output may look like, text or token ids; right, it saves time, wrong, it costs none.
+        private: True keeps the text out of what is proposed in the tenant's other sessions, and theirs out of this one.
+        json_schema, regex, choices, grammar: what form the output must have (docs/HTTP.md); at most one of them.
+        model: the target's name, where the service has several; "" takes the only one, or the parent's.
+    """
+
+    max_tokens: int = 0
+    fit_context: bool = False
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    stop: Sequence[str] = ()
+    seed: int | None = None
+    rule: str = ""
+    drafting: bool = True
+    ngram: bool | None = None
+    sources: Sequence[str] | None = None
+    stop_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    request_id: str = ""
+    provisional: bool = False
+    parent: str = ""
+    priority: int = 0
+    choice: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    min_tokens: int = 0
+    logprobs: int | None = None
+    logprobs_of: str = ""
+    echo: bool = False
+    prediction: Text = ()
+    model: str = ""
+    private: bool = False
+    json_schema: str | Mapping[str, object] = ""
+    regex: str = ""
+    choices: Sequence[str] = ()
+    grammar: str = ""
+
+
 class RequestOptions(TypedDict, total=False):
-    """What `generate_request` takes beside the prompt."""
+    """`GenerationOptions` by name; each may be left out."""
 
     max_tokens: int
     fit_context: bool
@@ -77,107 +148,33 @@ class RequestOptions(TypedDict, total=False):
     private: bool
 
 
-def generate_request(
-    prompt: Prompt,
-    *,
-    max_tokens: int = 0,
-    fit_context: bool = False,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    stop: Sequence[str] = (),
-    seed: int | None = None,
-    rule: str = "",
-    drafting: bool = True,
-    ngram: bool | None = None,
-    sources: Sequence[str] | None = None,
-    stop_ids: Sequence[int] = (),
-    ignore_eos: bool = False,
-    request_id: str = "",
-    provisional: bool = False,
-    parent: str = "",
-    priority: int = 0,
-    choice: int = 0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
-    logit_bias: Mapping[int, float] | None = None,
-    min_tokens: int = 0,
-    logprobs: int | None = None,
-    logprobs_of: str = "",
-    echo: bool = False,
-    prediction: Text = (),
-    model: str = "",
-    private: bool = False,
-    json_schema: str | Mapping[str, object] = "",
-    regex: str = "",
-    choices: Sequence[str] = (),
-    grammar: str = "",
-) -> generation_pb2.GenerateRequest:
+def generate_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generation_pb2.GenerateRequest:
     """One completion.
 
     Args:
         prompt: text, encoded by the service with nothing added, token ids, or a chat that the model's template writes.
-        max_tokens: 0 asks for as many as the context holds.
-        fit_context: lower max_tokens to what the context has room for; else one that does not fit is refused.
-        temperature: 0 is greedy.
-        top_k: 0 keeps all.
-        seed: of 64 bits, signed or not; None lets the service draw one. What is used is told in Started.
-        rule: acceptance rule; "" takes the one that fits the temperature.
-        drafting: False leaves out the drafters.
-        ngram: False leaves out the verifier's own proposals from the text; None goes by `drafting`, so that
-            drafting=False alone has the target decode plainly.
-        sources: which may propose, of `SOURCES`, chosen one by one; instead of the two above. None goes by those.
-        request_id: a repeated id joins the running session instead of starting another.
-        provisional: True asks for Provisional events, too: drafts, before the target has decided.
-        parent: a session that has ended, behind whose tokens (prompt and output) the prompt goes on; "" for none.
-        priority: among the tenant's sessions that wait for a place, the greater number goes first; from -100 to 100.
-        choice: index of this completion among those of one prompt and seed; see `complete_many`.
-        min_p: keep ids at least this times as probable as the most probable one; 0 keeps all.
-        repetition_penalty: of ids in prompt or output, as in transformers; 1 is none.
-        presence_penalty, frequency_penalty: of ids in the output, as OpenAI's; 0 is none.
-        logit_bias: added to the logits of these ids.
-        min_tokens: before so many, no id that would end the text is drawn.
-        logprobs: report log-probabilities, with so many of the most probable ids for each token; None for no report.
-        logprobs_of: "model" (the default) or "processed", see LogprobsOf in common.proto.
-        echo: True asks for the prompt, in Started.
-        prediction: what the output may look like, text or token ids; right, it saves time, wrong, it costs none.
-        private: True keeps the text out of what is proposed in the tenant's other sessions, and theirs out of this one.
-        json_schema, regex, choices, grammar: what form the output must have (docs/HTTP.md); at most one of them.
-        model: the target's name, where the service has several; "" takes the only one, or the parent's.
+        options: see `GenerationOptions`.
 
     Raises:
         SpecwireError: INVALID_ARGUMENT, naming field and value.
     """
-    sampling = common_pb2.Sampling(
-        temperature=temperature,
-        top_k=_unsigned("top_k", top_k),
-        top_p=top_p,
-        rule=_text("rule", rule),
-        seed=None if seed is None else _seed(seed),
-        choice=_unsigned("choice", choice),
-        min_p=min_p,
-    )
-    sampling.MergeFrom(_penalties(repetition_penalty, presence_penalty, frequency_penalty, logit_bias or {}))
-    sampling.MergeFrom(_report(logprobs, logprobs_of))
-    sampling.MergeFrom(_constraint(json_schema, regex, choices, grammar))
+    asked = GenerationOptions(**options)
     request = generation_pb2.GenerateRequest(
-        sampling=sampling,
-        stopping=_stopping(max_tokens, fit_context, min_tokens, stop_ids, ignore_eos),
-        stop=[_text("stop", each) for each in ((stop,) if isinstance(stop, str) else stop)],
-        drafting=_drafting(drafting, ngram, sources),
-        sources=_sources(sources),
-        request_id=_text("request_id", request_id),
-        provisional=provisional,
-        parent=_text("parent", parent),
-        priority=_signed("priority", priority),
-        echo=echo,
-        model=_text("model", model),
-        private=private,
+        sampling=_sampling(asked),
+        stopping=_stopping(asked),
+        stop=[_text("stop", each) for each in ((asked.stop,) if isinstance(asked.stop, str) else asked.stop)],
+        drafting=_drafting(asked.drafting, asked.ngram, asked.sources),
+        sources=_sources(asked.sources),
+        request_id=_text("request_id", asked.request_id),
+        provisional=asked.provisional,
+        parent=_text("parent", asked.parent),
+        priority=_signed("priority", asked.priority),
+        echo=asked.echo,
+        model=_text("model", asked.model),
+        private=asked.private,
     )
     _put_prompt(request, prompt)
-    _put_prediction(request, prediction)
+    _put_prediction(request, asked.prediction)
     return request
 
 
@@ -234,29 +231,41 @@ def _sources(named: Sequence[str] | None) -> generation_pb2.Sources | None:
     return generation_pb2.Sources(**{name: name in named for name in SOURCES})
 
 
-def _stopping(
-    max_tokens: int, fit_context: bool, min_tokens: int, stop_ids: Sequence[int], ignore_eos: bool
-) -> common_pb2.Stopping:
+def _stopping(asked: GenerationOptions) -> common_pb2.Stopping:
     return common_pb2.Stopping(
-        max_tokens=_unsigned("max_tokens", max_tokens),
-        fit_context=fit_context,
-        stop_ids=[_unsigned("stop_ids", token) for token in stop_ids],
-        ignore_eos=ignore_eos,
-        min_tokens=_unsigned("min_tokens", min_tokens),
+        max_tokens=_unsigned("max_tokens", asked.max_tokens),
+        fit_context=asked.fit_context,
+        stop_ids=[_unsigned("stop_ids", token) for token in asked.stop_ids],
+        ignore_eos=asked.ignore_eos,
+        min_tokens=_unsigned("min_tokens", asked.min_tokens),
     )
+
+
+def _sampling(asked: GenerationOptions) -> common_pb2.Sampling:
+    sampling = common_pb2.Sampling(
+        temperature=asked.temperature,
+        top_k=_unsigned("top_k", asked.top_k),
+        top_p=asked.top_p,
+        rule=_text("rule", asked.rule),
+        seed=None if asked.seed is None else _seed(asked.seed),
+        choice=_unsigned("choice", asked.choice),
+        min_p=asked.min_p,
+    )
+    sampling.MergeFrom(_penalties(asked))
+    sampling.MergeFrom(_report(asked.logprobs, asked.logprobs_of))
+    sampling.MergeFrom(_constraint(asked.json_schema, asked.regex, asked.choices, asked.grammar))
+    return sampling
 
 
 # What a Sampling may have beside how it draws; each says nothing else.
 
 
-def _penalties(
-    repetition: float, presence: float, frequency: float, logit_bias: Mapping[int, float]
-) -> common_pb2.Sampling:
+def _penalties(asked: GenerationOptions) -> common_pb2.Sampling:
     return common_pb2.Sampling(
-        repetition_penalty=None if repetition == 1.0 else repetition,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
-        logit_bias={_unsigned("logit_bias", token): bias for token, bias in logit_bias.items()},
+        repetition_penalty=None if asked.repetition_penalty == 1.0 else asked.repetition_penalty,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        logit_bias={_unsigned("logit_bias", token): bias for token, bias in (asked.logit_bias or {}).items()},
     )
 
 
