@@ -93,16 +93,12 @@ def load_model(
     Raises:
         ModelError: with one sentence that names what is wrong.
     """
-    _check(slots, runtime, quantization)
-    if engine not in ENGINES:
-        raise ModelError(f"engine: must be one of {', '.join(ENGINES)}, not {engine!r}")
+    _check(slots, runtime, quantization, engine)
     _set_threads(threads)
     if spec.startswith(PREFIX):
         return _scripted(spec, slots, context, ranks, heads)
     if spec.startswith(TABLE_PREFIX):
-        if ranks is not None or heads is not None:
-            raise ModelError(f"model: {spec} is a table, which drafts and is no target")
-        return load_table_model(spec, slots, context)
+        return _table(spec, slots, context, ranks, heads)
     if not is_gguf(spec):
         _check_for_gguf_only(spec, runtime, kv_type, gpu_layers)
         check_directory(spec)
@@ -160,13 +156,15 @@ def native_dtype(device: str = "cpu") -> str:
     return native_precision(device).dtype
 
 
-def _check(slots: int, runtime: str, quantization: str) -> None:
+def _check(slots: int, runtime: str, quantization: str, engine: str) -> None:
     if slots < 1:
         raise ModelError(f"slots: must be at least 1, not {slots}")
     if runtime not in RUNTIMES:
         raise ModelError(f"runtime: must be one of {', '.join(RUNTIMES)}, not {runtime!r}")
     if quantization not in QUANTIZATIONS:
         raise ModelError(f"quantization: must be one of {', '.join(QUANTIZATIONS)}, not {quantization!r}")
+    if engine not in ENGINES:
+        raise ModelError(f"engine: must be one of {', '.join(ENGINES)}, not {engine!r}")
 
 
 def _check_for_gguf_only(spec: str, runtime: str, kv_type: str, gpu_layers: int) -> None:
@@ -191,6 +189,12 @@ def _scripted(spec: str, slots: int, context: int | None, ranks: RankGroup | Non
         lacking = "layers to skip" if is_self(heads) else "features for them"
         raise ModelError(f"heads: a scripted model has no {lacking}")
     return HeadedScript.beside(spec, heads, slots=slots, context=context)
+
+
+def _table(spec: str, slots: int, context: int | None, ranks: RankGroup | None, heads: str | None) -> LanguageModel:
+    if ranks is not None or heads is not None:
+        raise ModelError(f"model: {spec} is a table, which drafts and is no target")
+    return load_table_model(spec, slots, context)
 
 
 @contextmanager
