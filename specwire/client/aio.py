@@ -26,8 +26,15 @@ from specwire.client.requests import (
     single_options,
     watch_request,
 )
-from specwire.client.resumption import PATIENCE_S, Attempts, Request, Resumption
-from specwire.client.wire import event_from_wire, scores_from_wire, session_from_wire
+from specwire.client.stream import (
+    PATIENCE_S,
+    Attempts,
+    Request,
+    Resumption,
+    event_from_wire,
+    scores_from_wire,
+    session_from_wire,
+)
 from specwire.rpc.channel import READ_AHEAD_BYTES, open_channel
 from specwire.rpc.tls import ClientTls
 from specwire.telemetry.tracing import Side, begin, metadata_of
@@ -82,7 +89,7 @@ class AsyncClient:
     """Calls GenerationService at one HOST:PORT, or at any of several that share a log. Calls end within `timeout` s.
 
     A generation survives the loss of its service: it goes on at another address, or at the same one once it is back,
-    with the same text. See `specwire.client.resumption`.
+    with the same text. See `specwire.client.stream`.
 
     Args:
         address: one, several with commas between them, or a sequence.

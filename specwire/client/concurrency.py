@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Thread, current_thread
 from typing import Any, Protocol, TypeVar
 
-from specwire.client.wire import Response
+from specwire.client.stream import Response
 
 T = TypeVar("T")
 Q = TypeVar("Q", contravariant=True)

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from specwire.client import Chunk, Finished, SamplingInForce, SpecwireError, Started, Stats
-from specwire.client.resumption import MOST_WAIT_S, Attempts, Resumption
+from specwire.client.stream import MOST_WAIT_S, Attempts, Resumption
 from specwire.core.messages import FinishReason, Outcome
 from specwire.core.text import hash_of
 from specwire.v1 import generation_pb2

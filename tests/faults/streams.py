@@ -21,7 +21,7 @@ from specwire.lm import Feed, load_model
 LIMIT_S = 60.0
 PROMPT = (5, 6, 7)
 # Where the client library says that a stream broke.
-RESUMING = logging.getLogger("specwire.client.resumption")
+RESUMING = logging.getLogger("specwire.client.stream")
 
 
 @cache

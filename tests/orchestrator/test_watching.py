@@ -22,7 +22,7 @@ from orchestrator.store.scripts import session_keys
 from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, Started
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
-from specwire.client.wire import event_from_wire
+from specwire.client.stream import event_from_wire
 from specwire.core import session as core_session
 from specwire.core.messages import FinishReason
 from specwire.core.session import State

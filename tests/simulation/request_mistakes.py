@@ -15,7 +15,7 @@ from orchestrator.sessions import Orchestrator
 from orchestrator.store.memory import MemoryStore
 from orchestrator.tenants import Access
 from specwire.client import Chunk
-from specwire.client.resumption import Resumption
+from specwire.client.stream import Resumption
 from specwire.core.messages import EmitEnd, FinishReason
 from specwire.core.text import Ending
 from specwire.lm.sampler import Key, RowSampling
