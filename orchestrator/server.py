@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-from orchestrator.api.grpc import GenerationApi
+from orchestrator.api.calls import GenerationApi
 from orchestrator.api.status import StatusApi, is_offered
 from orchestrator.chat.models import ChatModels
 from orchestrator.hub import MOST_SAID_BYTES, DraftHub

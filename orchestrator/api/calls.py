@@ -1,143 +1,46 @@
-"""Sessions as callers begin, read and end them, whatever the protocol."""
+"""What clients call: GenerationService, and what it and HTTP's doors do for a call."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, TypeVar
 
 import grpc
 
-from orchestrator.api.requests import Repeats, Seeds, record_of
+from orchestrator.api.existing_sessions import cancel, cursor_of, delete, tokens_of
+from orchestrator.api.requests import Repeats, Seeds, check_size, record_of, single_requests
+from orchestrator.api.scores import PromptScorer
 from orchestrator.chat.answer import AnswerForm, AnswerReader, ChatPrompt
+from orchestrator.chat.models import ChatModels
+from orchestrator.chat.wire import talk_of
 from orchestrator.peers.models import Target
-from orchestrator.session.appender import status_of_store, store_statuses
+from orchestrator.session.appender import store_statuses
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import Cursor, OutputTimings, ProvisionalGuess, SessionFailure, SessionView
-from orchestrator.session.stats import DrafterCounts, SessionStats, Trace
-from orchestrator.sessions import END_LIMIT_S, Orchestrator
-from orchestrator.store import MissingSession, SessionRecord, SessionStore, StoredSession, StoreError, StoreUnavailable
-from orchestrator.store.base import deleted
+from orchestrator.session.stats import Trace, stats_of
+from orchestrator.sessions import Orchestrator
+from orchestrator.store import SessionRecord, StoredSession
 from orchestrator.tenants import ANONYMOUS, check_owner, no_session
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import ClientTook, Emit, End, FinishReason, Outcome, SourceKind
+from specwire.core.messages import ClientTook, Emit, End, FinishReason, Outcome
 from specwire.core.provisional import ProvisionalDraft
-from specwire.core.text import Ending, extend_hash
+from specwire.core.text import Ending
 from specwire.rpc import convert
-from specwire.rpc.errors import RETRY_AFTER, StatusError
+from specwire.rpc.errors import RETRY_AFTER, Context, StatusError
 from specwire.rpc.keys import Metadata
-from specwire.telemetry.tracing import Side, Span, begin
+from specwire.telemetry.logs import SHOWN_CHARACTERS
+from specwire.telemetry.tracing import Side, Span, begin, parent_in, spanned
+from specwire.text.sandbox import Busy
+from specwire.v1 import common_pb2, generation_pb2_grpc
 from specwire.v1 import generation_pb2 as pb
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A conversation's next turn: the text before its prompt.
-
-
-async def tokens_of(parent: str, tenant: str, vocabulary_fingerprint: str, store: SessionStore) -> tuple[int, ...]:
-    """All tokens of the session `parent`, prompt and output, those of its end included.
-
-    Empty where no parent is named.
-
-    Raises:
-        StatusError: NOT_FOUND; FAILED_PRECONDITION, it has not ended, or its ids mean something else here.
-    """
-    if not parent:
-        return ()
-    check_owner(parent, tenant, "parent")
-    with store_statuses():
-        log = await store.read(parent)
-    if log is None:
-        raise no_session(parent, "parent")
-    if log.reason is None:
-        raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"parent: session {parent!r} has not ended")
-    if log.record.vocabulary_fingerprint != vocabulary_fingerprint:
-        message = f"parent: session {parent!r} has another vocabulary than the model that is served here"
-        raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, message)
-    return (*log.record.prompt, *log.tokens)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Where a reader that comes back goes on, and whether it may: PROTOCOL.md, section 12.
-
-
-async def cursor_of(request: pb.WatchRequest, view: SessionView, store: SessionStore, timeout: float) -> Cursor:
-    """The reader's place in the session's output.
-
-    A reader that comes from another orchestrator may know more than has been shown here by now; this waits for it, at
-    most `timeout` seconds.
-
-    Raises:
-        InvalidParameter: no position of the output.
-        StatusError: DATA_LOSS, the reader's text is not the log's; UNAVAILABLE, the output did not get there in time.
-    """
-    first = len(view.record.prompt)
-    position = request.from_position or first
-    shown = first + len(view.output.tokens)
-    if position > shown and request.HasField("prefix_hash"):
-        await _catch_up(view, store, position, timeout)
-    elif not first <= position <= shown:
-        raise InvalidParameter("from_position", f"must be from {first} to {shown}, not {position}")
-    if request.HasField("prefix_hash") and hash_before(view, position) != request.prefix_hash:
-        raise StatusError(grpc.StatusCode.DATA_LOSS, f"prefix_hash: the text before {position} is another one")
-    return view.output.cursor_at(position)
-
-
-async def _catch_up(view: SessionView, store: SessionStore, position: int, timeout: float) -> None:
-    """Wait until the output reaches `position`, if the log does."""
-    with store_statuses():
-        log = await store.read(view.record.session_id)
-    length = 0 if log is None else log.length
-    if position > length:
-        message = f"from_position: the log ends at {length}, before {position}, which was shown"
-        raise StatusError(grpc.StatusCode.DATA_LOSS, message)
-    try:
-        async with asyncio.timeout(timeout):
-            await view.output.reached(position)
-    except TimeoutError:
-        message = f"from_position: the text did not reach {position} within {timeout:g} s"
-        raise StatusError(grpc.StatusCode.UNAVAILABLE, message) from None
-
-
-def hash_before(view: SessionView, position: int) -> int:
-    """The hash of the text before `position`, which is not before the prompt's end."""
-    value = view.prompt_hash
-    for token in view.output.tokens[: position - len(view.record.prompt)]:
-        value = extend_hash(value, token)
-    return value
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Several completions of one prompt: each a session of its own, their events in one stream.
-
-MOST_COMPLETIONS = 64
+# Several completions of one prompt: their events in one stream.
 
 T = TypeVar("T")
-
-
-def single_requests(request: pb.GenerateRequest) -> list[pb.GenerateRequest]:
-    """One request for each of the request's completions; the caller gives all the same seed.
-
-    Raises: InvalidParameter: too many, or an option that makes sense for one only.
-    """
-    if request.n <= 1:
-        return [request]
-    if request.n > MOST_COMPLETIONS:
-        raise InvalidParameter("n", f"must be from 0 to {MOST_COMPLETIONS}, not {request.n}")
-    if request.sampling.choice:
-        raise InvalidParameter("choice", f"must be 0 where n is {request.n}, not {request.sampling.choice}")
-    if request.request_id:
-        raise InvalidParameter("request_id", f"stands for one session, so n must be 1, not {request.n}")
-    return [_single(request, choice) for choice in range(request.n)]
-
-
-def _single(request: pb.GenerateRequest, choice: int) -> pb.GenerateRequest:
-    single = pb.GenerateRequest()
-    single.CopyFrom(request)
-    single.ClearField("n")
-    single.sampling.choice = choice
-    return single
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
@@ -172,71 +75,6 @@ async def _next(stream: AsyncGenerator[T, None]) -> tuple[T, ...]:
     async for part in stream:
         return (part,)
     return ()
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Cancelling and deleting sessions, whoever drives them.
-
-
-async def cancel(orchestrator: Orchestrator, session_id: str) -> None:
-    """Ask the session's owner to end it; a session that nobody drives is ended here.
-
-    Returns once the log has the request: then it holds even if this process, or another owner, ends first. Ending the
-    session here at once is an attempt; what it does not reach is left to the sweep.
-
-    Raises:
-        StatusError: NOT_FOUND; UNAVAILABLE, the log does not answer, or has lost a session that is driven here: it may
-            go on, and may be cancelled again.
-    """
-    driven = await _driven(orchestrator, session_id)
-    if driven is not None:
-        driven.end(FinishReason.CANCELLED)  # nothing more is decided, even if the log fails
-    with _to_be_repeated(session_id, "cancel"):
-        await orchestrator.cancellations.ask(session_id, None if driven is None else driven.view)
-    if driven is not None:
-        return
-    with suppress(StatusError, StoreError):
-        log = await orchestrator.store.read(session_id)
-        if log is not None and log.reason is None and (log.abandoned or log.owner == orchestrator.owner):
-            await orchestrator.join(session_id)
-
-
-async def delete(orchestrator: Orchestrator, session_id: str) -> None:
-    """Remove the session from the log; where it runs, its readers learn that it has ended.
-
-    Raises:
-        StatusError: NOT_FOUND; UNAVAILABLE, the log does not answer: it may keep the text, and may be asked again.
-    """
-    driven = await _driven(orchestrator, session_id)
-    if driven is not None:
-        driven.end(FinishReason.CANCELLED)
-        await driven.view.ended(END_LIMIT_S)
-    with _to_be_repeated(session_id, "delete"):
-        await orchestrator.cancellations.delete(session_id, None if driven is None else driven.view)
-    orchestrator.pool.forget(session_id)
-    left = orchestrator.sessions.pop(session_id, None)
-    if left is not None:
-        gone = deleted(session_id)
-        left.abandon(status_of_store(gone), str(gone))  # its readers, if another one has driven it until now
-        await left.close()
-
-
-async def _driven(orchestrator: Orchestrator, session_id: str) -> SessionDriver | None:
-    """Its driver, if it is driven here."""
-    driver = await orchestrator.roster.find(session_id)
-    return None if driver is None or driver.following else driver
-
-
-@contextmanager
-def _to_be_repeated(session_id: str, what: str) -> Iterator[None]:
-    """Raise StatusError for what the log has not acknowledged: it is not done."""
-    try:
-        yield
-    except MissingSession:
-        raise no_session(session_id) from None
-    except StoreUnavailable as error:
-        message = f"session_id: {error}, so the session may go on; {what} it again"
-        raise StatusError(grpc.StatusCode.UNAVAILABLE, message, RETRY_AFTER) from error
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -301,56 +139,6 @@ def _finished(view: SessionView, end: End, text: str, delta: pb.ChatDelta | None
     )
 
 
-def stats_of(known: SessionStats, prompt_tokens: int) -> pb.Stats:
-    outcomes, shown = known.outcomes, known.shown
-    ngram, prediction, head = (
-        known.drafts[kind] for kind in (SourceKind.NGRAM, SourceKind.PREDICTION, SourceKind.HEAD)
-    )
-    ended = known.started if known.ended is None else known.ended
-    first = known.first_token if known.first_token is not None and known.is_first else known.started
-    positions = max((i + 1 for i, n in enumerate(known.tested_at) if n), default=0)
-    return pb.Stats(
-        prompt_tokens=prompt_tokens,
-        output_tokens=outcomes.total(),
-        target_forwards=known.target_forwards + known.forwards_elsewhere,
-        forwards_saved=known.forwards_saved,
-        proposed=shown.proposed,
-        tested=shown.tested,
-        accepted=shown.accepted,
-        recovered=outcomes[Outcome.RECOVERED],
-        bonus=outcomes[Outcome.BONUS],
-        direct=outcomes[Outcome.DIRECT],
-        time_to_first_token_us=int((first - known.started) * 1e6),
-        duration_us=int((ended - known.started) * 1e6),
-        tested_at=known.tested_at[:positions],
-        accepted_at=known.accepted_at[:positions],
-        proposed_ngram=ngram.proposed,
-        tested_ngram=ngram.tested,
-        accepted_ngram=ngram.accepted,
-        proposed_prediction=prediction.proposed,
-        tested_prediction=prediction.tested,
-        accepted_prediction=prediction.accepted,
-        proposed_head=head.proposed,
-        tested_head=head.tested,
-        accepted_head=head.accepted,
-        plan=known.plan,
-        drafters=[_drafter(each) for each in known.drafters],
-        cached_tokens=known.cached_tokens,
-    )
-
-
-def _drafter(known: DrafterCounts) -> pb.DrafterStats:
-    drafts = known.drafts
-    return pb.DrafterStats(
-        source=known.source,
-        model=known.model,
-        proposed=drafts.proposed,
-        tested=drafts.tested,
-        accepted=drafts.accepted,
-        plan=known.plan,
-    )
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Sessions as callers begin and read them, whatever the protocol: gRPC's api and HTTP's.
 #
@@ -360,8 +148,6 @@ def _drafter(known: DrafterCounts) -> pb.DrafterStats:
 DEADLINE_SLACK_S = 0.1
 # Seconds after which a reader may watch elsewhere a session that this orchestrator leaves in the log.
 RESUME_AFTER_S = 0.1
-# Characters of a session's id in logs and traces: the whole id is the right to read the session.
-SHOWN_CHARACTERS = 8
 
 
 class GenerationHandler:
@@ -536,3 +322,167 @@ def _guess(driver: SessionDriver, target: Target) -> ProvisionalGuess:
     eos_ids = target.eos_ids if record.eos_ids is None else frozenset(record.eos_ids)
     ending = Ending.of(record.stopping, len(record.prompt), eos_ids, record.end)
     return driver.show_provisional(target.info.vocabulary, ending)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# GenerationService, over gRPC.
+
+
+class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
+    """Errors are raised as InvalidParameter, StatusError or StoreError; the interceptor turns them into statuses."""
+
+    def __init__(self, orchestrator: Orchestrator, chats: ChatModels) -> None:
+        self._orchestrator = orchestrator
+        self._chats = chats
+        self._handler = GenerationHandler(orchestrator)
+        self._scorer = PromptScorer(orchestrator)
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        tenant, left = self._tenant(context), context.time_remaining()
+        parent = parent_in(context.invocation_metadata())
+        target = chat = None
+        if request.n > 1 or request.HasField("chat"):  # before the prompt is copied for each of them
+            target = await self._handler.target_for(request, tenant)
+            chat = await self._chat(request.chat, target) if request.HasField("chat") else None
+            check_size(
+                chat.text if chat else request.text or request.tokens.ids, target, "messages" if chat else "prompt"
+            )
+        singles = single_requests(request)
+        (seed,) = await self._handler.seeds.of(request, tenant)
+        more: dict[str, Any] = {"traceparent": parent, "target": target, "chat": chat}
+        streams = [self._handler.generate(each, tenant, left, seed, **more) for each in singles]
+        with _naming_tools(chat):
+            async with aclosing(merged(streams)) as parts:
+                async for choice, part in parts:
+                    yield generate_response(part, choice)
+
+    async def _chat(self, chat: pb.Chat, target: Target) -> ChatPrompt:
+        """What a session is asked for. Raises InvalidParameter; StatusError: too many wait for their template."""
+        talk, model = talk_of(chat), self._chats.of(target)
+        try:
+            prompt = await model.prompt(talk)
+        except Busy as busy:
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy), RETRY_AFTER) from None
+        constraint = talk.tools.constraint(model.family, talk.opens_thought(prompt))
+        return ChatPrompt(prompt, constraint, AnswerForm.of(model.family, talk, prompt))
+
+    def _tenant(self, context: Context) -> str:
+        """The calling tenant. Callers that may not call never come here: see specwire.rpc.server."""
+        return self._handler.tenant(context.invocation_metadata() or ())
+
+    async def _stored(self, session_id: str) -> StoredSession:
+        log = await self._handler.read(session_id)
+        if log is None:
+            raise no_session(session_id)
+        return log
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
+        check_owner(request.session_id, self._tenant(context))
+        shown, parent = request.session_id[:SHOWN_CHARACTERS], parent_in(context.invocation_metadata())
+        with spanned("specwire.watch", Side.SERVER, parent, session=shown, take_over=request.take_over) as span:
+            driver = await self._orchestrator.join(request.session_id, request.take_over, span.traceparent)
+            view = driver.view
+            with view.readers.reading():
+                timeout = self._orchestrator.options.store_timeout
+                cursor = await cursor_of(request, view, self._orchestrator.store, timeout)
+                # What the reader has counts as taken: at the end of the credit it would wait for ever.
+                view.tell(ClientTook(view.output.prompt_length + cursor.tokens))
+                async for part in self._handler.follow(view, cursor):
+                    yield watch_response(part)
+
+    async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
+        check_owner(request.session_id, self._tenant(context))
+        log = await self._stored(request.session_id)
+        return pb.GetSessionResponse(
+            prompt_tokens=len(log.record.prompt),
+            tokens=[*log.record.prompt, *log.tokens],
+            finish_reason=convert.reason_to_wire(log.reason),
+            fence=log.fence,
+            durability=self._orchestrator.store.durability,
+            created_ms=round(log.record.created * 1000),
+            ended_ms=round((log.ended or 0.0) * 1000),
+            weights_fingerprint=log.record.weights_fingerprint,
+            lossy=log.record.sampling.lossy,
+        )
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        check_owner(request.session_id, self._tenant(context))
+        await cancel(self._orchestrator, request.session_id)
+        return pb.CancelResponse()
+
+    async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
+        check_owner(request.session_id, self._tenant(context))
+        await delete(self._orchestrator, request.session_id)
+        return pb.DeleteSessionResponse()
+
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
+        self._orchestrator.pool.require_target()
+        targets = [_of_all(target) for target in self._orchestrator.pool.targets()]
+        drafters = [described(d.info) for d in self._orchestrator.pool.drafters if d.up and d.info is not None]
+        return pb.GetServerInfoResponse(
+            target=targets[0],
+            drafters=drafters,
+            durability=self._orchestrator.store.durability,
+            targets=targets,
+        )
+
+    async def ScoreText(self, request: pb.ScoreTextRequest, context: Context) -> pb.ScoreTextResponse:
+        tenant, target = self._tenant(context), self._orchestrator.pool.target_named(request.model)
+        return await self._scorer.continuations(request, target, tenant, context.time_remaining())
+
+
+@contextmanager
+def _naming_tools(chat: ChatPrompt | None) -> Iterator[None]:
+    """A refusal of the form that tools demand is one of the tools."""
+    try:
+        yield
+    except (InvalidParameter, StatusError) as error:
+        demanded = f"{chat.constraint.kind}: " if chat is not None and chat.constraint is not None else ""
+        said = error.message if isinstance(error, StatusError) else str(error)
+        if not demanded or not said.startswith(demanded):
+            raise
+        message = said.removeprefix(demanded)
+        if isinstance(error, StatusError):
+            raise StatusError(error.code, f"tools: {message}", error.retry_after) from None
+        raise InvalidParameter("tools", message) from None
+
+
+def _of_all(target: Target) -> common_pb2.GetModelInfoResponse:
+    """The description of a model that several verifiers may serve."""
+    info = described(target.info)
+    info.context = target.context
+    return info
+
+
+def described(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:
+    """The description without the tokenizer, which clients do not need, and the host, which they must not see."""
+    copy = common_pb2.GetModelInfoResponse()
+    copy.CopyFrom(info)
+    copy.ClearField("tokenizer_json")
+    copy.ClearField("host_id")
+    return copy
+
+
+def generate_response(part: Part, choice: int = 0) -> pb.GenerateResponse:
+    match part:
+        case pb.Started():
+            return pb.GenerateResponse(started=part, choice=choice)
+        case pb.Chunk():
+            return pb.GenerateResponse(chunk=part, choice=choice)
+        case pb.Provisional():
+            return pb.GenerateResponse(provisional=part, choice=choice)
+        case pb.Finished():
+            return pb.GenerateResponse(finished=part, choice=choice)
+
+
+def watch_response(part: Part) -> pb.WatchResponse:
+    """Refuse provisional events for `Watch`: asking for them is a programming error."""
+    match part:
+        case pb.Started():
+            return pb.WatchResponse(started=part)
+        case pb.Chunk():
+            return pb.WatchResponse(chunk=part)
+        case pb.Finished():
+            return pb.WatchResponse(finished=part)
+        case pb.Provisional():
+            raise TypeError("Watch has no provisional text")

@@ -374,3 +374,33 @@ def check_same(bound: Bound, record: SessionRecord) -> None:
     if bound.digest and bound.digest != record.request_digest:
         message = f"request_id: {record.request_id!r} stands for another request than this one; choose a new id"
         raise StatusError(grpc.StatusCode.ALREADY_EXISTS, message)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Several completions of one prompt: each a session of its own.
+
+MOST_COMPLETIONS = 64
+
+
+def single_requests(request: pb.GenerateRequest) -> list[pb.GenerateRequest]:
+    """One request for each of the request's completions; the caller gives all the same seed.
+
+    Raises: InvalidParameter: too many, or an option that makes sense for one only.
+    """
+    if request.n <= 1:
+        return [request]
+    if request.n > MOST_COMPLETIONS:
+        raise InvalidParameter("n", f"must be from 0 to {MOST_COMPLETIONS}, not {request.n}")
+    if request.sampling.choice:
+        raise InvalidParameter("choice", f"must be 0 where n is {request.n}, not {request.sampling.choice}")
+    if request.request_id:
+        raise InvalidParameter("request_id", f"stands for one session, so n must be 1, not {request.n}")
+    return [_single(request, choice) for choice in range(request.n)]
+
+
+def _single(request: pb.GenerateRequest, choice: int) -> pb.GenerateRequest:
+    single = pb.GenerateRequest()
+    single.CopyFrom(request)
+    single.ClearField("n")
+    single.sampling.choice = choice
+    return single

@@ -11,8 +11,8 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from orchestrator.api.calls import merged, single_requests
-from orchestrator.api.requests import check_size
+from orchestrator.api.calls import merged
+from orchestrator.api.requests import check_size, single_requests
 from orchestrator.api.scores import PromptScorer, PromptScores
 from orchestrator.chat.fields import is_ids, shown
 from orchestrator.chat.talk import Talk, take_talk

@@ -16,7 +16,7 @@ from specwire.core.messages import (
     Verdict,
 )
 from specwire.telemetry.metrics import GAPS, LATENCIES, Histogram
-from specwire.v1 import common_pb2, verify_pb2
+from specwire.v1 import common_pb2, generation_pb2, verify_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A session's figures, counted from verdicts (forwards, tested) and from what was emitted (outcomes).
@@ -152,6 +152,60 @@ class SessionStats:
         """The session has ended with this output; other orchestrators may have emitted a part of it."""
         own, self.outcomes = self.outcomes, Counter(outcomes)
         self.elsewhere = self.outcomes - own
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A session's figures on the wire.
+
+
+def stats_of(known: SessionStats, prompt_tokens: int) -> generation_pb2.Stats:
+    outcomes, shown = known.outcomes, known.shown
+    ngram, prediction, head = (
+        known.drafts[kind] for kind in (SourceKind.NGRAM, SourceKind.PREDICTION, SourceKind.HEAD)
+    )
+    ended = known.started if known.ended is None else known.ended
+    first = known.first_token if known.first_token is not None and known.is_first else known.started
+    positions = max((i + 1 for i, n in enumerate(known.tested_at) if n), default=0)
+    return generation_pb2.Stats(
+        prompt_tokens=prompt_tokens,
+        output_tokens=outcomes.total(),
+        target_forwards=known.target_forwards + known.forwards_elsewhere,
+        forwards_saved=known.forwards_saved,
+        proposed=shown.proposed,
+        tested=shown.tested,
+        accepted=shown.accepted,
+        recovered=outcomes[Outcome.RECOVERED],
+        bonus=outcomes[Outcome.BONUS],
+        direct=outcomes[Outcome.DIRECT],
+        time_to_first_token_us=int((first - known.started) * 1e6),
+        duration_us=int((ended - known.started) * 1e6),
+        tested_at=known.tested_at[:positions],
+        accepted_at=known.accepted_at[:positions],
+        proposed_ngram=ngram.proposed,
+        tested_ngram=ngram.tested,
+        accepted_ngram=ngram.accepted,
+        proposed_prediction=prediction.proposed,
+        tested_prediction=prediction.tested,
+        accepted_prediction=prediction.accepted,
+        proposed_head=head.proposed,
+        tested_head=head.tested,
+        accepted_head=head.accepted,
+        plan=known.plan,
+        drafters=[_drafter(each) for each in known.drafters],
+        cached_tokens=known.cached_tokens,
+    )
+
+
+def _drafter(known: DrafterCounts) -> generation_pb2.DrafterStats:
+    drafts = known.drafts
+    return generation_pb2.DrafterStats(
+        source=known.source,
+        model=known.model,
+        proposed=drafts.proposed,
+        tested=drafts.tested,
+        accepted=drafts.accepted,
+        plan=known.plan,
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ from itertools import product
 
 import pytest
 
-from orchestrator.api.calls import stats_of
-from orchestrator.session.stats import SessionStats, Totals
+from orchestrator.session.stats import SessionStats, Totals, stats_of
 from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
 from specwire.core.messages import FinishReason, Outcome, SourceKind, Verdict
 

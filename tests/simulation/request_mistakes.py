@@ -61,12 +61,12 @@ def parent_s_last_token_left_out(patch: Patch) -> None:
 
 
 def completions_without_a_number(patch: Patch) -> None:
-    original = calls._single
+    original = requests._single
 
     def careless(request: pb.GenerateRequest, choice: int) -> pb.GenerateRequest:
         return original(request, 0)
 
-    patch.setattr(calls, "_single", careless)
+    patch.setattr(requests, "_single", careless)
 
 
 def completions_share_their_noise(patch: Patch) -> None:
