@@ -21,10 +21,11 @@ from bench.progress import tracked
 from bench.report import table
 from bench.settings import HERE
 from demo_pair import DRAFT, TARGET, held_out_prompts
+from specwire.core.draft import DraftRow
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask, open_ids
 from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
-from specwire.lm.sampler import DraftRow, draw
+from specwire.lm.sampler import draw
 from specwire.text.constraint_process import Grammars
 
 OUT = HERE / "results" / "constrained.json"

@@ -19,9 +19,9 @@ from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.text import Stopping, hash_of
 from specwire.core.verify.session import Allowance
 from specwire.lm import LanguageModel
+from specwire.lm.sampler import LogitsSampler
 from verify_service.engine.engine import Engine
 from verify_service.engine.messages import Opening, Proposed, Reports, Tick
-from verify_service.engine.sampler import LogitsSampler
 
 Text = list[int]
 

@@ -265,10 +265,10 @@ def _loader(
     ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
         # these import torch, which a process that only parses its arguments does not need
         from draft_service.metrics import families, load_of
-        from draft_service.sampler import guesses
         from draft_service.sessions import Sessions
         from draft_service.translation import TranslatingModel
         from specwire.lm import load_model
+        from specwire.lm.sampler import guesses
 
         say(f"specwire draft: loading {options.model}")
         model = load_model(**options.loading())

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from math import exp
 from typing import Any, NamedTuple
 
@@ -31,13 +32,14 @@ from draft_service.commands import (
     Reply,
     ReplyLink,
 )
-from specwire.core.draft import Desynchronised, DraftNode, DraftSession, Drawn, check_pace, check_tokens
+from specwire.core.draft import Desynchronised, DraftNode, DraftRow, DraftSession, Drawn, check_pace, check_tokens
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.sampling import Sampling, Seen, seen_in
 from specwire.core.model import Feed, SlotModel, TreeFeed
 from specwire.core.policy.estimates import CandidateRates, RowTimes
 from specwire.core.policy.tunables import FURTHER_WORTH
+from specwire.core.text import extend_hash
 from specwire.rpc.service_thread import Inbox, Stop
 from specwire.telemetry.metrics import SIZES, STEPS, Histogram
 
@@ -218,9 +220,18 @@ class Expansion(NamedTuple):
         """The draft tokens that lead there from the decided text."""
         return self.drafting.session.path(self.node)
 
+    def row(self) -> DraftRow:
+        """What its row of logits is for."""
+        drafting, session = self.drafting, self.drafting.session
+        prefix = reduce(extend_hash, self.path, session.text.hash_at(session.decided)) if session.weighed else None
+        rate, own = session.pace.confidence_floor > 0.0, (self.most, prefix, session.epoch, drafting.vocabularies)
+        return DraftRow(
+            self.position, drafting.sampling, rate, drafting.seen(self.node), drafting.allowed(self.node), *own
+        )
+
 
 # What may follow each of the places, from its row of what a forward returned: `rows` says from which. Of tensors:
-# `draft_service.sampler.guesses`.
+# `specwire.lm.sampler.guesses`.
 Draw = Callable[[Any, Sequence[int], Sequence[Expansion]], list[Drawn]]
 
 

@@ -2,7 +2,7 @@
 
 Two ways, chosen for a pair of vocabularies (`specwire.text.vocabulary_map`):
 
-    by token  The model's logits are those of the tokens that both have (`draft_service.sampler`). A draft token is fed
+    by token  The model's logits are those of the tokens that both have (`specwire.lm.sampler`). A draft token is fed
               as the drafter's own id for the same bytes.
     by text   The model drafts own tokens, greedily. Their text is read in the target's tokens.
 
@@ -20,15 +20,16 @@ from typing import Any
 
 from draft_service.commands import LearnVocabulary
 from draft_service.sessions import Computed, DraftModel
-from specwire.core.draft import Drawn
+from specwire.core.draft import DraftRow, Drawn
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, SlotModel
 from specwire.core.policy.tunables import LEAST_SHARED
-from specwire.lm.sampler import DraftRow, draw
+from specwire.lm.sampler import draw
 from specwire.rpc.process import say
 from specwire.text.tokenizer import TokenizerError
 from specwire.text.vocabulary_map import (
     CONTEXT,
+    MOST_VOCABULARIES,
     Convention,
     OwnText,
     TokenTable,
@@ -276,10 +277,6 @@ class TranslatingModel(DraftModel):
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The vocabularies that a drafter was told.
-
-# How many are kept: the oldest is forgotten, and told again by a new link.
-MOST_VOCABULARIES = 8
-
 
 # Bytes of a tokenizer's JSON, at most: twice those of the largest.
 MOST_JSON_BYTES = 64 << 20

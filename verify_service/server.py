@@ -257,10 +257,10 @@ def _loader(
         # these import torch, which a process that only parses its arguments does not need
         from specwire.lm import load_model
         from specwire.lm.heads.slots import DraftingModel, HeadFailed
+        from specwire.lm.sampler import LogitsSampler
         from verify_service.engine.calibration import calibrate_head, step_costs
         from verify_service.engine.engine import Engine
         from verify_service.engine.heads import HeadDrafting
-        from verify_service.engine.sampler import LogitsSampler
         from verify_service.known_texts import known_texts
         from verify_service.metrics import families, load_of
 

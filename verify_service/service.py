@@ -15,7 +15,7 @@ import grpc.aio
 
 from specwire.core.invalid import MOST_SCORED, Code, InvalidParameter, check_prediction
 from specwire.core.law.constraint import Matcher, check_constraint
-from specwire.core.law.sampling import MOST_LOGPROBS
+from specwire.core.law.sampling import MOST_LOGPROBS, TokenScore
 from specwire.core.placement import check_priority
 from specwire.core.text import Stopping
 from specwire.core.verify.session import Allowance
@@ -48,7 +48,6 @@ from verify_service.engine.messages import (
     Scoring,
     StepTimings,
     Tick,
-    TokenScore,
     TurnAway,
 )
 from verify_service.usage import UsageLog

@@ -15,10 +15,10 @@ from specwire.core.messages import Outcome, Proposal
 from specwire.core.text import Stopping, Text
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed, LanguageModel
+from specwire.lm.sampler import LogitsSampler
 from verify_service.engine.calibration import step_costs
 from verify_service.engine.engine import Engine
 from verify_service.engine.messages import Opening, Proposed, Reports, Tick
-from verify_service.engine.sampler import LogitsSampler
 from verify_service.engine.slots import common
 
 LINK, SOURCE = 0, 1

@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from draft_service import sampler
-from draft_service.sampler import WeighedPlace
-from specwire.core.draft import DraftSession
+from specwire.core.draft import DraftRow, DraftSession
 from specwire.core.law.acceptance import draw_quantised
 from specwire.core.messages import Proposal, SourceKind, Verdict, Weights
 from specwire.core.policy import scheduler
 from specwire.core.verify.session import VerifySession
+from specwire.lm import sampler
 
 TRIES = 16
 PATIENCE_US = 60e3
@@ -30,23 +29,23 @@ def _sure(token: int, weights: Weights) -> bool:
     return weights.of(token) * len(weights.ids) > weights.total
 
 
-def _again(weights: Weights, place: WeighedPlace, attempt: int = 0) -> int:
+def _again(weights: Weights, place: DraftRow, attempt: int = 0) -> int:
     """Draws with its own random numbers."""
     return draw_quantised(weights, place.seed ^ (attempt + 1), place.sampling.choice, place.position)
 
 
-def _apart(weights: Weights, place: WeighedPlace) -> Drawn:
+def _apart(weights: Weights, place: DraftRow) -> Drawn:
     """Nothing wrong with it."""
     return _again(weights, place), weights
 
 
-def _restarting(weights: Weights, place: WeighedPlace) -> Drawn:
+def _restarting(weights: Weights, place: DraftRow) -> Drawn:
     """A token that is not sure is drawn again."""
     drawn = (_again(weights, place, attempt) for attempt in range(TRIES))
     return next((token for token in drawn if _sure(token, weights)), weights.ids[0]), weights
 
 
-def _longest_of_two(weights: Weights, place: WeighedPlace) -> Drawn:
+def _longest_of_two(weights: Weights, place: DraftRow) -> Drawn:
     """Of two chains, the one that the drafter expects to get further."""
     return max((_again(weights, place, attempt) for attempt in range(2)), key=weights.of), weights
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count, islice, takewhile
 from math import exp, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.law.sampling import Sampling
+from specwire.core.law.constraint import Mask
+from specwire.core.law.noise import seed_behind
+from specwire.core.law.sampling import Sampling, Seen
 from specwire.core.messages import MOST_WINDOW, Pace, Proposal, Weights
 from specwire.core.policy.estimates import CandidateRates
 from specwire.core.policy.tunables import LEAST_PATH, LEAST_PROBABILITY
@@ -76,6 +79,50 @@ class Drawn(NamedTuple):
     confidence: float = 1.0
     weights: Weights | None = None
     scores: tuple[float, ...] = (0.0,)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """What one row of a drafter's logits is for: the token at `position`.
+
+    rate: its confidence is asked for. seen: the text before it, where penalties look at it. allowed: see
+    `specwire.core.law.sampling.adjusted`. most: candidates to tell. prefix_hash: of the text before it, where the rule
+    weighs what the token was drawn from, in this `epoch`; else None. vocabularies: the target's and the drafter's where
+    these differ (`specwire.text.vocabulary_map.VocabularyMap`).
+    """
+
+    position: int
+    sampling: Sampling
+    rate: bool
+    seen: Seen | None = None
+    allowed: Mask | None = None
+    most: int = 1
+    prefix_hash: int | None = None
+    epoch: int = 0
+    vocabularies: Any = None
+
+    @property
+    def weighed(self) -> bool:
+        return self.prefix_hash is not None
+
+    @property
+    def seed(self) -> int:
+        """Of what is weighed."""
+        assert self.prefix_hash is not None
+        return seed_behind(self.sampling.seed, self.epoch, self.prefix_hash)
+
+    @property
+    def plain(self) -> bool:
+        return self.sampling.temperature == 0.0 and not self.rate
+
+    @property
+    def adjusted(self) -> bool:
+        return self.seen is not None or self.allowed is not None or bool(self.sampling.logit_bias)
+
+    @property
+    def banned(self) -> tuple[int, ...]:
+        """None: only the verifier knows which ids may not end the text yet."""
+        return ()
 
 
 class DraftNode:

@@ -1,232 +1,38 @@
-"""From logits to tokens: the target's choice at every row of a forward, and below it a drafter's guess at that.
-
-The first is the vectorised twin of `specwire.core.law`.
-"""
+"""From logits to tokens: the target's choice at every row of a forward, and below it a drafter's guess at that."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from itertools import accumulate, islice
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from specwire.core.draft import DraftRow, Drawn
 from specwire.core.law import noise as reference
-from specwire.core.law.constraint import Mask
-from specwire.core.law.noise import (
-    MULTIPLIERS,
-    NOISE_BITS,
-    ROUNDS,
-    WEYL,
-    WORD,
-    NoiseStream,
+from specwire.core.law.acceptance import (
+    Floats,
+    Judge,
+    RowChoice,
+    RowSampling,
+    TargetRows,
+    draw_quantised,
+    judge,
+    quantise,
 )
-from specwire.core.law.sampling import Ids, LogprobsOf, Sampling, Seen, rounded
-from specwire.core.messages import TokenLogprobs
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Philox4x32-10 and Gumbel noise in torch: the integers of `specwire.core.law.noise`, for many rows at once.
-#
-# Torch has no unsigned 64-bit arithmetic, so 32-bit words live in int64: a product of two of them wraps, but its low
-# and high words come out right once masked.
-
-# Rows of full-vocabulary noise that are kept, and the largest vocabulary they are kept for: at most 16 MiB.
-KEPT_ROWS = 128
-KEPT_VOCABULARY = 16_384
-
-# Up to so many rows a CPU draws the noise of some ids row by row.
-ROWS_APART = 12
-
-
-class Key(NamedTuple):
-    """Where one row's noise comes from."""
-
-    seed: int
-    choice: int
-    position: int
-
-
-def uniform_integers(keys: Sequence[Key], ids: torch.Tensor) -> torch.Tensor:
-    """52-bit integers, int64 (rows, n), for token ids (rows, n) or (1, n)."""
-    first, second = MULTIPLIERS
-    low = _noise_column([key.seed & WORD for key in keys], ids.device)
-    high = _noise_column([key.seed >> 32 for key in keys], ids.device)
-    c0 = torch.full_like(low, int(NoiseStream.GUMBEL))
-    c1 = _noise_column([key.choice for key in keys], ids.device)
-    c2 = _noise_column([key.position for key in keys], ids.device)
-    c3 = ids
-    for index in range(ROUNDS):
-        k0, k1 = (low + index * WEYL[0]) & WORD, (high + index * WEYL[1]) & WORD
-        product0, product1 = c0 * first, c2 * second
-        c0, c2 = ((product1 >> 32) ^ (c1 ^ k0)) & WORD, ((product0 >> 32) ^ (c3 ^ k1)) & WORD
-        c1, c3 = product1 & WORD, product0 & WORD
-    return (c0 << 20) | (c1 >> 12)
-
-
-def _noise_column(words: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(words, dtype=torch.long, device=device).unsqueeze(1)
-
-
-def gumbel(keys: Sequence[Key], ids: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise, float64 (rows, n): -log(-log(u)), u = (integer + 1/2) / 2**52."""
-    uniform = uniform_integers(keys, ids).double().add_(0.5).mul_(2.0**-NOISE_BITS)
-    return uniform.log_().neg_().log_().neg_()
-
-
-# On a CPU the noise of a row is made by NumPy, several times as fast. A position is usually asked for more than once (a
-# window behind a refused token is computed again), so the latest rows are kept.
-
-
-def gumbel_row(key: Key, vocabulary: int) -> reference.Floats:
-    """Standard Gumbel noise of all ids on a CPU (vocabulary,), not to be changed."""
-    if vocabulary <= KEPT_VOCABULARY:
-        return _kept_row(key, vocabulary)
-    return reference.gumbel(*key, np.arange(vocabulary))
-
-
-def _gumbel_at(keys: Sequence[Key], ids: torch.Tensor) -> torch.Tensor:
-    """`gumbel` by whichever is faster: for few ids a row takes 25 us in NumPy, any number of rows 300 us in torch."""
-    if ids.device.type == "cpu" and len(keys) <= ROWS_APART:
-        pairs = zip(keys, ids.numpy(), strict=True)
-        return torch.from_numpy(np.stack([reference.gumbel(*key, row) for key, row in pairs]))
-    return gumbel(keys, ids)
-
-
-def gumbel_of(key: Key, ids: reference.Ids, vocabulary: int) -> reference.Floats:
-    """Noise of some ids on a CPU: of a row that is kept for the target, which draws at the same positions."""
-    if vocabulary <= KEPT_VOCABULARY:
-        return _kept_row(key, vocabulary)[ids]
-    return reference.gumbel(*key, ids)
-
-
-def keep_noise(keys: Iterable[Key], vocabulary: int) -> None:
-    """Compute rows that the target will draw by, in case somebody draws by them before."""
-    if vocabulary <= KEPT_VOCABULARY:
-        for key in keys:
-            _kept_row(key, vocabulary)
-
-
-@lru_cache(maxsize=KEPT_ROWS)
-def _kept_row(key: Key, vocabulary: int) -> reference.Floats:
-    return reference.gumbel(*key, np.arange(vocabulary))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Bias, penalties, bans and constraints on many rows at once: the twin of `specwire.core.law.sampling.adjusted`.
-
-
-class LogitsRow(Protocol):
-    """What one row's logits are changed by; see `RowSampling`."""
-
-    @property
-    def sampling(self) -> Sampling: ...
-    @property
-    def seen(self) -> Seen | None: ...
-    @property
-    def banned(self) -> tuple[int, ...]: ...
-    @property
-    def allowed(self) -> Mask | None: ...
-    @property
-    def adjusted(self) -> bool: ...
-
-
-def adjusted(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> torch.Tensor:
-    """The logits (rows, vocabulary) as they are where no row changes them, else a float64 copy."""
-    if not any(row.adjusted for row in rows):
-        return logits
-    scores = logits.to(torch.float64, copy=True)
-    _add_bias(scores, rows)
-    _penalise(scores, rows)
-    _ban(scores, rows)
-    _confine(scores, rows)
-    return scores
-
-
-def _add_bias(scores: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
-    pairs = [(index, *pair) for index, row in enumerate(rows) for pair in row.sampling.logit_bias]
-    if pairs:
-        lines, ids, biases = zip(*pairs, strict=True)
-        place = _placed(np.array(lines), np.array(ids), scores)
-        scores[place] += torch.tensor(biases, dtype=torch.float64, device=scores.device)
-
-
-def _penalise(scores: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
-    """Only the ids that stand in the texts are touched."""
-    marked = [(index, row.sampling, row.seen) for index, row in enumerate(rows) if row.seen is not None]
-    if not marked:
-        return
-    sizes = [len(seen.ids) for _, _, seen in marked]
-
-    def spread(values: Sequence[float]) -> torch.Tensor:
-        """Each row's value, once for each of its ids."""
-        return torch.from_numpy(np.repeat(np.array(values), sizes)).to(scores.device)
-
-    lines = np.repeat(np.array([index for index, _, _ in marked]), sizes)
-    place = _placed(lines, np.concatenate([seen.ids for _, _, seen in marked]), scores)
-    counts = torch.from_numpy(np.concatenate([seen.counts for _, _, seen in marked])).to(scores.device)
-    repetition = spread([sampling.repetition_penalty for _, sampling, _ in marked])
-    presence = spread([sampling.presence_penalty for _, sampling, _ in marked])
-    frequency = spread([sampling.frequency_penalty for _, sampling, _ in marked])
-    values = scores[place]
-    values = torch.where(values < 0.0, values * repetition, values / repetition)
-    scores[place] = values - counts * frequency - torch.where(counts > 0, presence, 0.0)
-
-
-def _ban(scores: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
-    pairs = [(index, token) for index, row in enumerate(rows) for token in row.banned]
-    if pairs:
-        lines, ids = zip(*pairs, strict=True)
-        scores[_placed(np.array(lines), np.array(ids), scores)] = -torch.inf
-
-
-def _confine(scores: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
-    """Constraints leave few ids of many, so whole rows are masked."""
-    masks = [(index, row.allowed) for index, row in enumerate(rows) if row.allowed is not None]
-    if masks:
-        lines, allowed = zip(*masks, strict=True)
-        forbidden = torch.from_numpy(~np.stack(allowed)).to(scores.device)
-        place = torch.tensor(lines, device=scores.device)
-        scores[place] = scores[place].masked_fill(forbidden, -torch.inf)
-
-
-def _placed(lines: Ids, ids: Ids, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Index of (row, id) pairs, no two of them equal."""
-    return torch.from_numpy(lines).to(scores.device), torch.from_numpy(ids).to(scores.device)
-
+from specwire.core.law.noise import Key
+from specwire.core.law.sampling import Acceptance, Ids, Sampling, TokenScore
+from specwire.core.messages import MOST_KEPT, Decision, DraftToken, TokenLogprobs, Weights
+from specwire.lm.logits import LogitsRow, adjusted, filtered, log_probabilities, logprobs, scaled
+from specwire.lm.noise import gumbel, gumbel_at, gumbel_of, gumbel_row
+from specwire.text.vocabulary_map import MOST_VOCABULARIES, VocabularyMap
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The target's choice at every row of a forward: the vectorised twin of `specwire.core.law.acceptance.choose`.
-
-
-class RowSampling(NamedTuple):
-    """How to choose the token at `position`, whose logits are one row.
-
-    seen, banned, allowed: see `specwire.core.law.sampling.adjusted`.
-    """
-
-    position: int
-    sampling: Sampling
-    seen: Seen | None = None
-    banned: tuple[int, ...] = ()
-    allowed: Mask | None = None
-
-    @property
-    def key(self) -> Key:
-        return Key(self.sampling.seed, self.sampling.choice, self.position)
-
-    @property
-    def adjusted(self) -> bool:
-        """The logits are changed before anything is drawn from them."""
-        changed = self.seen is not None or self.allowed is not None
-        return changed or bool(self.banned) or bool(self.sampling.logit_bias)
-
-    @property
-    def filtered(self) -> bool:
-        return self.sampling.top_k > 0 or self.sampling.top_p < 1.0 or self.sampling.min_p > 0.0
 
 
 @torch.inference_mode()
@@ -247,13 +53,17 @@ def choose(logits: torch.Tensor, rows: Sequence[RowSampling], apart: bool = Fals
     kinds = tuple(zip(_by_kind(rows), (_greedy, _coupled, _coupled_filtered), strict=True))
     for members, pick in kinds:
         if len(members) == len(rows):
-            return _ids(pick(adjusted(logits, rows), rows))
+            return _ids(pick(_changed(logits, rows), rows))
     chosen = torch.zeros(len(rows), dtype=torch.long, device=logits.device)
     for members, pick in kinds:
         if members:
             part = [rows[member] for member in members]
-            chosen[members] = pick(adjusted(logits[members], part), part)
+            chosen[members] = pick(_changed(logits[members], part), part)
     return _ids(chosen)
+
+
+def _changed(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> torch.Tensor:
+    return adjusted(logits, rows) if any(row.adjusted for row in rows) else logits
 
 
 def _ids(chosen: torch.Tensor) -> list[int]:
@@ -290,114 +100,106 @@ def _coupled(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
         chosen = [(line / row.sampling.temperature + gumbel_row(row.key, vocabulary)).argmax() for line, row in pairs]
         return torch.from_numpy(np.array(chosen))
     noise = gumbel([row.key for row in rows], torch.arange(vocabulary, device=logits.device).unsqueeze(0))
-    return best_of(_scaled(logits, rows) + noise)
+    return best_of(scaled(logits, rows) + noise)
 
 
 def _coupled_filtered(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
     """Noise is made only for ids that survive: the best `count` of each row, where `count` is the most of any row."""
-    scores = _filtered(logits, rows)
+    scores = filtered(logits, rows)
     count = int((scores > -torch.inf).sum(dim=1).max())
     best, ids = scores.topk(max(count, 1), dim=1)
-    winners = (best + _gumbel_at([row.key for row in rows], ids)).argmax(dim=1, keepdim=True)
+    winners = (best + gumbel_at([row.key for row in rows], ids)).argmax(dim=1, keepdim=True)
     return ids.gather(1, winners).squeeze(1)
 
 
-@torch.inference_mode()
-def log_probabilities(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
-    """Processed log-probabilities, float64 (rows, vocabulary): twin of `core.law.sampling.log_probabilities`."""
-    scores = adjusted(logits, rows).to(torch.float64, copy=True)
-    drawn = [index for index, row in enumerate(rows) if row.sampling.temperature > 0.0]
-    if drawn:
-        scores[drawn] = _filtered(scores[drawn], [rows[index] for index in drawn])
-    return scores.log_softmax(dim=1)
-
-
-def _filtered(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
-    """Scaled scores; -inf where a filter removes the id."""
-    scores = _scaled(logits, rows)
-    scores = _keep_top_k(scores, [row.sampling.top_k for row in rows])
-    scores = _keep_top_p(scores, [row.sampling.top_p for row in rows])
-    return _keep_min_p(scores, [row.sampling.min_p for row in rows])
-
-
-def _scaled(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
-    """float64 logits / temperature, as the reference computes them."""
-    return logits.double() / _column([row.sampling.temperature for row in rows], logits)
-
-
-def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device).unsqueeze(1)
-
-
-def _keep_top_k(scores: torch.Tensor, top_k: list[int]) -> torch.Tensor:
-    """-inf below each row's k-th largest score; ties with it stay; k = 0 keeps all."""
-    vocabulary = scores.shape[1]
-    ranks = [k if 0 < k < vocabulary else 0 for k in top_k]
-    if not any(ranks):
-        return scores
-    best = scores.topk(max(ranks), dim=1).values
-    last = torch.tensor([max(rank - 1, 0) for rank in ranks], device=scores.device).unsqueeze(1)
-    off = torch.tensor([rank == 0 for rank in ranks], device=scores.device).unsqueeze(1)
-    threshold = best.gather(1, last).masked_fill(off, -torch.inf)
-    return scores.masked_fill(scores < threshold, -torch.inf)
-
-
-def _keep_top_p(scores: torch.Tensor, top_p: list[float]) -> torch.Tensor:
-    """-inf outside each row's smallest most-probable set of mass >= p (ties: lower id first); p = 1 keeps all."""
-    if all(p == 1.0 for p in top_p):
-        return scores
-    probabilities = scores.softmax(dim=1)
-    ordered, order = probabilities.sort(dim=1, descending=True, stable=True)
-    before = ordered.cumsum(dim=1) - ordered
-    # Above 1, for rounding may carry the mass before the last ids of an unfiltered row past 1.
-    limits = _column([p if p < 1.0 else 2.0 for p in top_p], scores)
-    removed = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, order, before >= limits)
-    return scores.masked_fill(removed, -torch.inf)
-
-
-def _keep_min_p(scores: torch.Tensor, min_p: list[float]) -> torch.Tensor:
-    """-inf below the best score + log min_p of each row; 0 keeps all."""
-    if not any(min_p):
-        return scores
-    least = [math.log(p) if p > 0.0 else -math.inf for p in min_p]
-    return scores.masked_fill(scores < scores.amax(dim=1, keepdim=True) + _column(least, scores), -torch.inf)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
-# Log-probabilities of decided tokens: the vectorised twin of `specwire.core.law.sampling.report`.
+# The target's choices for each text of a forward, as a verifier asks for them.
+
+# Rows that are scored together.
+SCORED_ROWS = 32
 
 
-@torch.inference_mode()
-def logprobs(logits: torch.Tensor, rows: Sequence[RowSampling], tokens: Sequence[int]) -> tuple[TokenLogprobs, ...]:
-    """One per token: tokens[i] was decided from logits[i]; the rows are of one session, which asked for a report.
+class SampledPart(Protocol):
+    """A text's part of a forward: `wanted` rows, behind its end and behind each token of `window`."""
 
-    Args:
-        logits: (len(tokens), vocabulary).
-    """
-    sampling = rows[0].sampling
-    if sampling.logprobs_of is LogprobsOf.PROCESSED:
-        log_p = log_probabilities(logits, rows)
-    else:
-        log_p = logits.double().log_softmax(dim=1)
-    own = log_p.gather(1, torch.tensor(tokens, device=log_p.device).unsqueeze(1)).squeeze(1).tolist()
-    top = _top(log_p, sampling.logprobs or 0)
-    return tuple(TokenLogprobs(rounded(value), best) for value, best in zip(own, top, strict=True))
+    @property
+    def window(self) -> tuple[DraftToken, ...]: ...
+    @property
+    def wanted(self) -> int: ...
+    def rows(self) -> list[RowSampling]:
+        """How the token of each row is chosen."""
+        ...
 
 
-def _top(log_p: torch.Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
-    """The best ids of each row. Which of equal ones `topk` returns is undefined, so all that equal the last compete."""
-    if count == 0:
-        return [()] * len(log_p)
-    last = log_p.topk(min(count, log_p.shape[1]), dim=1).values[:, -1:]
-    rivals = (log_p >= last) & (log_p > -torch.inf)
-    return [_best_ids(row, rival, count) for row, rival in zip(log_p, rivals, strict=True)]
+P = TypeVar("P", bound=SampledPart)
 
 
-def _best_ids(log_p: torch.Tensor, rival: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
-    ids = rival.nonzero().squeeze(1)
-    ordered, order = log_p[ids].sort(descending=True, stable=True)
-    chosen = zip(ids[order[:count]].tolist(), ordered[:count].tolist(), strict=True)
-    return tuple((token, rounded(value)) for token, value in chosen)
+class LogitsSampler:
+    """Chooses from logits (rows, vocabulary). apart: see `choose`."""
+
+    def __init__(self, apart: bool) -> None:
+        self._apart = apart
+
+    def choose(self, logits: torch.Tensor, parts: Sequence[P], heard: Callable[[P], bool]) -> list[RowChoice]:
+        """The target's choices for each part; the parts' rows stand one behind the other.
+
+        heard: whether a part's constraint has answered; a part whose constraint has not gets no choices.
+        """
+        rows = [part.rows() if heard(part) else [] for part in parts]
+        starts = [0, *accumulate(part.wanted for part in parts)][: len(parts)]
+        answered = logits
+        if any(len(each) != part.wanted for each, part in zip(rows, parts, strict=True)):
+            answered = torch.cat([logits[start : start + len(each)] for start, each in zip(starts, rows, strict=True)])
+        chosen = iter(choose(answered, [row for each in rows for row in each], self._apart))
+        return [
+            _choice(logits, start, each, list(islice(chosen, len(each))), part.window)
+            for start, each, part in zip(starts, rows, parts, strict=True)
+        ]
+
+    def score(self, logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenScore]:
+        """A part of the rows at a time: in float64 a large vocabulary's take twice their memory."""
+        sampling = RowSampling(0, Sampling(logprobs=top))
+        scores: list[TokenScore] = []
+        for start in range(0, len(tokens), SCORED_ROWS):
+            part, given = logits[start : start + SCORED_ROWS], tokens[start : start + SCORED_ROWS]
+            reported = logprobs(part, [sampling] * len(given), given)
+            own = part.gather(1, torch.tensor(given, device=part.device).unsqueeze(1))
+            ranks = (part >= own).sum(dim=1).tolist()
+            scores += map(TokenScore, reported, ranks)
+        return scores
+
+
+def _choice(
+    logits: torch.Tensor, start: int, rows: Sequence[RowSampling], tokens: list[int], window: Sequence[DraftToken]
+) -> RowChoice:
+    """The choices for a text whose rows of logits begin at `start`."""
+    if not rows or (rows[0].sampling.logprobs is None and rows[0].sampling.acceptance is None):
+        return RowChoice(tokens, None, None)
+    sampling, own = rows[0].sampling, logits[start : start + len(rows)]
+    report = None if sampling.logprobs is None else _reporter(own, rows)
+    told = None if sampling.acceptance is None else _judge(sampling.acceptance, _target(own, rows, tokens), window)
+    return RowChoice(tokens, report, told)
+
+
+def _reporter(
+    logits: torch.Tensor, rows: Sequence[RowSampling]
+) -> Callable[[Sequence[int]], tuple[TokenLogprobs, ...]]:
+    return lambda tokens: logprobs(logits[: len(tokens)], rows[: len(tokens)], tokens)
+
+
+def _judge(acceptance: Acceptance, target: TargetRows, window: Sequence[DraftToken]) -> Judge:
+    def decide(width: int, late: DraftToken | None) -> Decision:
+        return judge(acceptance, target, window[:width], late)
+
+    return decide
+
+
+def _target(logits: torch.Tensor, rows: Sequence[RowSampling], own: Sequence[int]) -> TargetRows:
+    def log_p() -> Floats:
+        known: Floats = log_probabilities(logits, rows).cpu().numpy()
+        return known
+
+    return TargetRows(log_p, [row.sampling for row in rows], rows[0].position, own)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -414,33 +216,6 @@ LEAST_RELATIVE_PROBABILITY = 1e-4
 LEAST_LOG = -math.log(LEAST_RELATIVE_PROBABILITY)
 
 Scores = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftRow:
-    """What one row of logits is for; `rate` asks for a confidence. seen: the text, where penalties look at it.
-
-    allowed: see `specwire.core.law.sampling.adjusted`.
-    """
-
-    position: int
-    sampling: Sampling
-    rate: bool
-    seen: Seen | None = None
-    allowed: Mask | None = None
-
-    @property
-    def plain(self) -> bool:
-        return self.sampling.temperature == 0.0 and not self.rate
-
-    @property
-    def adjusted(self) -> bool:
-        return self.seen is not None or self.allowed is not None or bool(self.sampling.logit_bias)
-
-    @property
-    def banned(self) -> tuple[int, ...]:
-        """None: only the verifier knows which ids may not end the text yet."""
-        return ()
 
 
 def draw(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[tuple[int, float]]:
@@ -558,3 +333,87 @@ def _candidates(scores: Scores, best: int, sampling: Sampling) -> Ids:
 def _relative_mass(scores: Scores, best: int, temperature: float) -> float:
     """The sum of all probabilities over the largest one."""
     return float(np.exp((scores - scores[best]) / np.float32(temperature)).sum())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What may follow the places that a drafter extends, drawn as each text's rule has it.
+#
+# Under rules that weigh draft tokens by the probability that they were drawn with, the drafter's distribution is first
+# cut and rounded to integers, and the token is drawn from those: so the weights sent with it are exactly what it was
+# drawn from. The noise is that of the target's own draw behind the same text, so that a chain often survives a token
+# that the target drew itself.
+
+
+class DraftPlace(Protocol):
+    """A place to draft behind."""
+
+    def row(self) -> DraftRow: ...
+
+
+def guesses(logits: torch.Tensor, rows: Sequence[int], places: Sequence[DraftPlace]) -> list[Drawn]:
+    """What may follow each place, from its row of the logits."""
+    if len(rows) < len(logits):
+        logits = logits[list(rows)]
+    wanted = [place.row() for place in places]
+    drawn: dict[int, Drawn] = {}
+    for vocabularies in {row.vocabularies for row in wanted}:
+        chosen = [at for at, row in enumerate(wanted) if row.vocabularies is vocabularies]
+        own = logits if len(chosen) == len(wanted) else logits[chosen]
+        named = own if vocabularies is None else shared(own, vocabularies)
+        drawn |= zip(chosen, _guesses(named, [wanted[at] for at in chosen]), strict=True)
+    return [drawn[at] for at in range(len(wanted))]
+
+
+def shared(logits: torch.Tensor, vocabularies: VocabularyMap) -> torch.Tensor:
+    """A drafter's logits (rows, its vocabulary) by the target's ids (rows, its vocabulary): -inf where it has no token.
+
+    So what is drawn from them is one of the target's tokens, with the noise of that one's id.
+    """
+    none = logits.new_full((len(logits), 1), -torch.inf)
+    return torch.cat((logits, none), dim=1).index_select(1, _columns(vocabularies, logits.shape[1], logits.device))
+
+
+@lru_cache(maxsize=MOST_VOCABULARIES)
+def _columns(vocabularies: VocabularyMap, width: int, device: torch.device) -> torch.Tensor:
+    """Where each of the target's tokens stands; `width` for nowhere."""
+    own = torch.tensor(vocabularies.own_of, device=device)
+    return torch.where(own < 0, width, own)
+
+
+def _guesses(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[Drawn]:
+    """As `guesses`, for logits by the ids of the rows' target."""
+    drawn: dict[int, Drawn] = {}
+    for chosen, draw_all in (
+        ([at for at, row in enumerate(rows) if row.weighed], _weighed),
+        ([at for at, row in enumerate(rows) if row.most == 1 and not row.weighed], _chains),
+        ([at for at, row in enumerate(rows) if row.most > 1], _candidates_of),
+    ):
+        if chosen:
+            own = logits if len(chosen) == len(rows) else logits[chosen]
+            drawn |= zip(chosen, draw_all(own, [rows[at] for at in chosen]), strict=True)
+    return [drawn[at] for at in range(len(rows))]
+
+
+def _weighed(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[Drawn]:
+    return [Drawn((token,), weights=weights) for token, weights in draw_weighed(logits, rows)]
+
+
+def _chains(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[Drawn]:
+    return [Drawn((token,), confidence) for token, confidence in draw(logits, rows)]
+
+
+def _candidates_of(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[Drawn]:
+    ranked = draw_candidates(logits, rows, max(row.most for row in rows))
+    return [Drawn(tokens, scores=scores) for tokens, scores in ranked]
+
+
+def draw_weighed(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[tuple[int, Weights]]:
+    """The token of each row of `logits` (rows, vocabulary), and what it was drawn from."""
+    log_p = log_probabilities(logits, rows)
+    best, ids = log_p.topk(min(MOST_KEPT, log_p.shape[1]), dim=1)
+    shares, kept = best.exp().cpu().numpy(), ids.cpu().tolist()
+    return [_drawn(quantise(shares[index], kept[index]), row) for index, row in enumerate(rows)]
+
+
+def _drawn(weights: Weights, row: DraftRow) -> tuple[int, Weights]:
+    return draw_quantised(weights, row.seed, row.sampling.choice, row.position), weights

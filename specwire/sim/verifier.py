@@ -13,7 +13,8 @@ from itertools import count
 from typing import Any
 
 from specwire.core.draft import HeadRequest
-from specwire.core.law.acceptance import DraftCounts
+from specwire.core.law.acceptance import DraftCounts, RowChoice
+from specwire.core.law.sampling import TokenScore
 from specwire.core.messages import MOST_WINDOW, SourceKind, TokenLogprobs
 from specwire.core.model import Feed, ModelInfo
 from specwire.core.policy.costs import StepCosts
@@ -22,10 +23,10 @@ from specwire.core.policy.heads import HeadDepth
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.guesses import VOCABULARY
-from verify_service.engine.batch import Part, RowChoice
+from verify_service.engine.batch import Part
 from verify_service.engine.engine import Engine, Rest, UnderWay
 from verify_service.engine.heads import HeadDrafting
-from verify_service.engine.messages import Opening, Report, Reports, Tick, TokenScore
+from verify_service.engine.messages import Opening, Report, Reports, Tick
 
 # Widths at which V(m) is known at start; a linear V is known everywhere.
 WIDTHS = (1, 2, 4, 8, 16, 32)

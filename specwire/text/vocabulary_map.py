@@ -31,6 +31,9 @@ class Convention(IntEnum):
     NEIGHBOURS = 2  # on the tokens around it, as with WordPiece
 
 
+# How many vocabularies of targets a drafter keeps: the oldest is forgotten, and told again by a new link.
+MOST_VOCABULARIES = 8
+
 BYTE_DECODERS = frozenset({"ByteLevel", "Metaspace", "ByteFallback", "Replace", "Fuse"})
 
 

@@ -17,7 +17,6 @@ import demo_pair
 from bench import vocabularies
 from draft_service import translation
 from draft_service.commands import AdvanceSession, DraftedProposal, Dropped, LearnVocabulary, OpenSession
-from draft_service.sampler import guesses
 from draft_service.service import deliver
 from draft_service.sessions import Sessions
 from draft_service.translation import TranslatingModel
@@ -25,8 +24,9 @@ from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Pace
 from specwire.lm import LanguageModel, load_model
-from specwire.lm.sampler import CANDIDATES, LEAST_LOG
+from specwire.lm.sampler import CANDIDATES, LEAST_LOG, guesses
 from specwire.text.tokenizer import BYTE_OF
+from specwire.text.vocabulary_map import MOST_VOCABULARIES
 from tests.draft_service.test_sessions import Recorder
 from tests.text.tokenizers_for_tests import byte_level, id_of, word_piece
 
@@ -352,7 +352,7 @@ def test_a_broken_vocabulary_is_told_to_its_sessions(pieces: LanguageModel, pack
 def test_only_the_latest_vocabularies_are_kept(pieces: LanguageModel) -> None:
     drafting = Drafting(load_like(pieces), told())
     packed = told().tokenizer_zlib
-    for number in range(translation.MOST_VOCABULARIES):
+    for number in range(MOST_VOCABULARIES):
         drafting.sessions.apply(LearnVocabulary(str(number), packed, 300, frozenset()))
     drafting.open([1, 2, 3], Sampling(), Pace(1, 4))
     drafting.run()

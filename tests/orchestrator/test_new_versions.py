@@ -13,14 +13,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import draft_service.sampler
 import draft_service.server
+import specwire.lm.sampler
 from draft_service import versions
-from draft_service.sampler import WeighedPlace
 from draft_service.server import RunningDrafter
 from specwire.client import Chunk, Completion
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
+from specwire.core.draft import DraftRow
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Weights
 from specwire.rpc.server_options import ModelServiceOptions
@@ -72,16 +72,16 @@ async def test_texts_stay_the_target_s(sampling: Sampling) -> None:
 async def test_two_versions_never_draw_one_place_with_the_same_noise(rule: str) -> None:
     """A place's noise is its epoch's: in each epoch one version draws, and all of them do draw."""
     drawers: dict[int, set[threading.Thread]] = defaultdict(set)
-    draw = draft_service.sampler.draw_weighed
+    draw = specwire.lm.sampler.draw_weighed
 
-    def noted(logits: torch.Tensor, places: Sequence[WeighedPlace]) -> list[tuple[int, Weights]]:
+    def noted(logits: torch.Tensor, places: Sequence[DraftRow]) -> list[tuple[int, Weights]]:
         for place in places:
             drawers[place.epoch].add(threading.current_thread())
         return draw(logits, places)
 
     wish = RequestOptions(max_tokens=LENGTH, ignore_eos=True, temperature=1.0, rule=rule)
     async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1", patient=True) as running:
-        with patch.object(draft_service.sampler, "draw_weighed", noted):
+        with patch.object(specwire.lm.sampler, "draw_weighed", noted):
             done = await asked(lambda: told(running, wish), all_drafted)
     assert len(done.tokens) == LENGTH
     assert all(len(threads) == 1 for threads in drawers.values())
@@ -90,9 +90,9 @@ async def test_two_versions_never_draw_one_place_with_the_same_noise(rule: str) 
 
 async def test_a_drafter_that_comes_back_as_it_was_needs_no_epoch_of_its_own() -> None:
     epochs: set[int] = set()
-    draw = draft_service.sampler.draw_weighed
+    draw = specwire.lm.sampler.draw_weighed
 
-    def noted(logits: torch.Tensor, places: Sequence[WeighedPlace]) -> list[tuple[int, Weights]]:
+    def noted(logits: torch.Tensor, places: Sequence[DraftRow]) -> list[tuple[int, Weights]]:
         epochs.update(place.epoch for place in places)
         return draw(logits, places)
 
@@ -108,7 +108,7 @@ async def test_a_drafter_that_comes_back_as_it_was_needs_no_epoch_of_its_own() -
         return gathered.completion()
 
     async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1", patient=True) as running:
-        with patch.object(draft_service.sampler, "draw_weighed", noted):
+        with patch.object(specwire.lm.sampler, "draw_weighed", noted):
             await asked(lambda: same(running), lambda done: sum(each.accepted > 0 for each in done.stats.drafters) > 1)
     assert len(epochs) == 1
 

@@ -11,9 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
-import draft_service.sampler
+import specwire.lm.sampler
 import verify_service.server
-from draft_service.sampler import WeighedPlace
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.store import SessionRecord
@@ -22,7 +21,7 @@ from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError, Started
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions, generate_request
-from specwire.core.draft import DraftSession
+from specwire.core.draft import DraftRow, DraftSession
 from specwire.core.law.noise import epoch_of
 from specwire.core.law.sampling import GUESSING_RULES, Acceptance, Sampling, with_rule
 from specwire.core.messages import Pace
@@ -145,11 +144,11 @@ async def test_what_does_not_go_together_is_refused_by_name(temperature: float, 
 async def test_a_drafter_that_does_not_say_what_it_drew_from_changes_nothing() -> None:
     """Its proposals are dropped, and the text is the plain one of the session's own noise."""
 
-    def mute(logits: object, places: list[WeighedPlace]) -> list[tuple[int, None]]:
+    def mute(logits: object, places: list[DraftRow]) -> list[tuple[int, None]]:
         return [(1, None)] * len(places)
 
     async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1") as running:
-        with patch.object(draft_service.sampler, "draw_weighed", mute):
+        with patch.object(specwire.lm.sampler, "draw_weighed", mute):
             done = await running.client.complete(
                 PROMPT, max_tokens=20, temperature=1.0, rule="rejection", ignore_eos=True
             )

@@ -16,9 +16,10 @@ from orchestrator.store.memory import MemoryStore
 from orchestrator.tenants import Access
 from specwire.client import Chunk
 from specwire.client.stream import Resumption
+from specwire.core.law.acceptance import RowSampling
+from specwire.core.law.noise import Key
 from specwire.core.messages import EmitEnd, FinishReason
 from specwire.core.text import Ending
-from specwire.lm.sampler import Key, RowSampling
 from specwire.text import OutputText
 from specwire.v1 import generation_pb2 as pb
 from tests.patches import Patch, always_returning, with_awaited, with_result

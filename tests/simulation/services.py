@@ -19,7 +19,6 @@ from tokenizers.decoders import Fuse
 
 from draft_service.commands import Command as DraftCommand
 from draft_service.commands import Replies
-from draft_service.sampler import guesses
 from draft_service.sessions import Sessions
 from orchestrator.store import SessionRecord
 from specwire.core.draft import HeadRequest
@@ -28,6 +27,7 @@ from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.heads import HeadDepth
 from specwire.lm import Feed
 from specwire.lm.heads.scripted import HeadedScript
+from specwire.lm.sampler import LogitsSampler, guesses
 from specwire.lm.scripted import EOS_ID, SPREAD, Row, Script, ScriptedLM
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.service_thread import Stop
@@ -37,7 +37,6 @@ from specwire.v1 import common_pb2
 from tests.simulation.loop import SimLoop
 from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import Command, QueuePatience, Reports
-from verify_service.engine.sampler import LogitsSampler
 
 CONTEXT = 160
 VOCABULARY = 12

@@ -21,6 +21,7 @@ from specwire.core.verify.session import Allowance
 from specwire.core.verify.table import KnownTexts
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.heads.slots import DraftingModel
+from specwire.lm.sampler import LogitsSampler
 from verify_service.engine.engine import DETACH_GRACE_US, Engine, Rest
 from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import (
@@ -33,7 +34,6 @@ from verify_service.engine.messages import (
     Reports,
     Tick,
 )
-from verify_service.engine.sampler import LogitsSampler
 
 FLAT = {1: 1000.0, 32: 1000.0}
 ROWS = (1, 2, 4, 8, 16, 32)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from specwire.core.messages import DraftToken, SourceKind, TokenLogprobs
+from specwire.core.law.acceptance import RowChoice, RowSampling
+from specwire.core.law.sampling import TokenScore
+from specwire.core.messages import DraftToken, SourceKind
 from specwire.core.model import SlotModel, out_of_memory
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.scheduler import Share, StepCandidate
 from specwire.core.policy.shares import TenantShares, fair_rows
 from specwire.core.policy.tunables import PREFILL_ROWS
-from specwire.core.verify.session import Judge
-from verify_service.engine.messages import TokenScore
 from verify_service.engine.sessions import Held, Roster
 
 W = TypeVar("W")
@@ -52,25 +52,34 @@ class Part(NamedTuple):
         wanted = len(window) + 1 if share.decides else 0
         return cls(share, held, window, tokens, session.source if window else None, wanted)
 
+    def rows(self) -> list[RowSampling]:
+        """How the token of each row is chosen, as if the window's tokens before it had been decided."""
+        session, window = self.held.session, self.tokens
+        start = session.position
+        if session.plain:
+            return [RowSampling(start + index, session.sampling) for index in range(self.wanted)]
+        if not self.wanted:
+            return []
+        allowed = session.allowed(window)
+        return [
+            RowSampling(
+                start + index,
+                session.sampling_behind(window[:index]),
+                session.seen(window[:index]),
+                session.ending.banned(start + index),
+                allowed[index],
+            )
+            for index in range(self.wanted)
+        ]
+
     def ask(self) -> None:
         """Ask, before the forward, for the masks that its rows need."""
         if self.wanted:
             self.held.session.ask(self.tokens)
 
 
-class RowChoice(NamedTuple):
-    """The target's token for each row of a part.
-
-    report: gives the log-probabilities of decided tokens. judge: decides the window under rules that look at it.
-    """
-
-    tokens: Sequence[int]
-    report: Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None
-    judge: Judge | None
-
-
 class RowSampler(Protocol):
-    """Reads the rows of one runtime's forwards; of tensors: `verify_service.engine.sampler.LogitsSampler`."""
+    """Reads the rows of one runtime's forwards; of tensors: `specwire.lm.sampler.LogitsSampler`."""
 
     def choose(self, rows: Any, parts: Sequence[Part], heard: Callable[[Part], bool]) -> list[RowChoice]:
         """The target's choices for each part; the parts' rows stand one behind the other.

@@ -17,7 +17,7 @@ from queue import Empty
 from typing import Any, NamedTuple
 
 from specwire.core.invalid import Code
-from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
+from specwire.core.law.acceptance import DraftCounts, RowChoice, late_counts, window_counts
 from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
@@ -33,7 +33,6 @@ from verify_service.engine.batch import (
     OUT_OF_MEMORY_MESSAGE,
     Part,
     PromptTurns,
-    RowChoice,
     RowSampler,
     ShortOfMemory,
     StepLimits,

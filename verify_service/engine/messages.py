@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from specwire.core.invalid import Code
 from specwire.core.law.constraint import Matcher
-from specwire.core.law.sampling import Sampling
-from specwire.core.messages import Proposal, TokenLogprobs, Verdict
+from specwire.core.law.sampling import Sampling, TokenScore
+from specwire.core.messages import Proposal, Verdict
 from specwire.core.text import Stopping
 from specwire.core.verify.session import Allowance
 
@@ -107,13 +107,6 @@ class LinkLost:
     """The stream is over: nobody hears of its sessions any more."""
 
     link: int
-
-
-class TokenScore(NamedTuple):
-    """A given token at its position. rank: how many ids are at least as probable, itself included."""
-
-    logprobs: TokenLogprobs
-    rank: int
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from specwire.core.invalid import Code
+from specwire.core.law.sampling import TokenScore
 from specwire.core.model import Feed, ModelLost, SlotModel
 from verify_service.engine.batch import (
     OUT_OF_MEMORY_MESSAGE,
@@ -19,7 +20,7 @@ from verify_service.engine.batch import (
     StepSharing,
     detect_out_of_memory,
 )
-from verify_service.engine.messages import Refusal, Scoring, TokenScore
+from verify_service.engine.messages import Refusal, Scoring
 from verify_service.engine.session_manager import RETRY_MS, SessionManager
 
 logger = logging.getLogger(__name__)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from specwire.core.law.constraint import Mask
-from specwire.core.law.noise import NOISE_BITS, NoiseStream, gumbel, uniform_integers
+from specwire.core.law.noise import NOISE_BITS, Key, NoiseStream, gumbel, uniform_integers
 from specwire.core.law.sampling import (
     Acceptance,
     Rule,
@@ -29,6 +29,7 @@ from specwire.core.messages import (
     DraftToken,
     Number,
     Outcome,
+    TokenLogprobs,
     Weights,
 )
 
@@ -109,6 +110,33 @@ def choose(
     return int(survivors[np.argmax(log_p[survivors] + noise)])
 
 
+class RowSampling(NamedTuple):
+    """How to choose the token at `position`, whose logits are one row.
+
+    seen, banned, allowed: see `specwire.core.law.sampling.adjusted`.
+    """
+
+    position: int
+    sampling: Sampling
+    seen: Seen | None = None
+    banned: tuple[int, ...] = ()
+    allowed: Mask | None = None
+
+    @property
+    def key(self) -> Key:
+        return Key(self.sampling.seed, self.sampling.choice, self.position)
+
+    @property
+    def adjusted(self) -> bool:
+        """The logits are changed before anything is drawn from them."""
+        changed = self.seen is not None or self.allowed is not None
+        return changed or bool(self.banned) or bool(self.sampling.logit_bias)
+
+    @property
+    def filtered(self) -> bool:
+        return self.sampling.top_k > 0 or self.sampling.top_p < 1.0 or self.sampling.min_p > 0.0
+
+
 def decide(chosen: Sequence[int], window: Sequence[int], late: int | None = None) -> Decision:
     """Decide a window of draft tokens against the target's choices.
 
@@ -133,6 +161,21 @@ def decide(chosen: Sequence[int], window: Sequence[int], late: int | None = None
     else:
         last = Outcome.BONUS if window else Outcome.DIRECT
     return Decision(tuple(chosen), (Outcome.ACCEPTED,) * len(window) + (last,))
+
+
+# Decides a window under rules that look at it: from the window's width, and the token behind it if there is one.
+Judge = Callable[[int, DraftToken | None], Decision]
+
+
+class RowChoice(NamedTuple):
+    """The target's token for each row of a text's part of a forward.
+
+    report: gives the log-probabilities of decided tokens. judge: decides the window under rules that look at it.
+    """
+
+    tokens: Sequence[int]
+    report: Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None
+    judge: Judge | None
 
 
 # ----------------------------------------------------------------------------------------------------------------------

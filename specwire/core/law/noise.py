@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,14 @@ class NoiseStream(IntEnum):
     GUMBEL = 0
     ACCEPT = 1
     RESIDUAL = 2
+
+
+class Key(NamedTuple):
+    """Where one row's noise comes from."""
+
+    seed: int
+    choice: int
+    position: int
 
 
 def philox4x32(counter: Counter, key: tuple[int, int]) -> Counter:

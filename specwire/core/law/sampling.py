@@ -150,7 +150,7 @@ def seen_in(tokens: Sequence[int], prompt_length: int) -> Seen:
 # Its order is that of transformers: bias, penalties, banned ids and what a constraint forbids, temperature, top_k,
 # top_p, min_p.
 #
-# `specwire.lm.sampler` holds the vectorised version that the verifier runs; tests hold the two equal.
+# `specwire.lm.logits` holds the vectorised version that the verifier runs; tests hold the two equal.
 
 # Below it, logits divided by the temperature exceed what single precision can tell apart.
 LEAST_TEMPERATURE = 1e-4
@@ -408,7 +408,14 @@ def _softmax(scores: Floats) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Log-probabilities that are reported with a decided token (numpy reference of `specwire.lm.sampler`).
+# Log-probabilities that are reported with a decided token (numpy reference of `specwire.lm.logits`).
+
+
+class TokenScore(NamedTuple):
+    """A given token at its position. rank: how many ids are at least as probable, itself included."""
+
+    logprobs: TokenLogprobs
+    rank: int
 
 
 def report(log_p: Floats, token: int, count: int) -> TokenLogprobs:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from specwire.core.law.acceptance import decide
+from specwire.core.law.acceptance import Judge, decide
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.noise import seed_behind
 from specwire.core.law.sampling import History, Rule, Sampling, Seen
@@ -59,9 +59,6 @@ class Tail:
 #
 # The engine asks for a window, runs a forward, and hands the target's choices to `resolve`, which alone extends the
 # text.
-
-# Decides a window under rules that look at it: from the window's width, and the token behind it if there is one.
-Judge = Callable[[int, DraftToken | None], Decision]
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from itertools import count
 
 import torch
 
-from specwire.core.draft import HeadRequest
+from specwire.core.draft import DraftRow, HeadRequest
 from specwire.core.model import Feed, ModelError
-from specwire.lm.sampler import DraftRow, draw
+from specwire.lm.sampler import draw
 from specwire.lm.scripted import CONTEXT, Metronome, Place, Script, ScriptedLM
 
 

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specwire.core.draft import HeadRequest
+from specwire.core.draft import DraftRow, HeadRequest
 from specwire.core.model import Feed, ModelError, ModelInfo
 from specwire.lm.kv_cache import CachedLM, SkimmingRunner
-from specwire.lm.sampler import DraftRow, draw
+from specwire.lm.sampler import draw
 
 PREFIX = "self:"
 SKIP, EXIT = "skip", "exit"

@@ -9,11 +9,13 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from specwire.core.draft import HeadRequest
+from specwire.core.draft import DraftRow, HeadRequest
+from specwire.core.law.noise import Key
 from specwire.core.model import Feed, ModelInfo, SlotModel
 from specwire.core.policy.tunables import PREFILL_ROWS
 from specwire.lm.kv_cache import CachedLM, TappedRunner
-from specwire.lm.sampler import DraftRow, Key, draw_among, keep_noise, whole
+from specwire.lm.noise import keep_noise
+from specwire.lm.sampler import draw_among, whole
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
-from specwire.lm import RowSampling, choose, load_model, sampler
+from specwire.lm import RowSampling, choose, load_model, noise
 from specwire.lm.heads import slots
 from specwire.lm.heads.eagle3 import Eagle3, save
 from specwire.lm.heads.eagle3_openvino import Eagle3Openvino
@@ -180,14 +180,14 @@ def test_what_it_draws_by_is_what_the_target_will_draw_by_and_can_be_there_befor
     lm.forward([Feed(0, 0, text[:3], 1)])
     asked = [HeadRequest(0, text, drawn, 3)]
     lm.foresee(asked)
-    known = sampler._kept_row.cache_info().misses
+    known = noise._kept_row.cache_info().misses
     lm.draft(asked)
     logits = lm.forward([Feed(0, 3, text[3:], 1)])
     choose(logits, [RowSampling(4, drawn)])
-    assert sampler._kept_row.cache_info().misses == known
+    assert noise._kept_row.cache_info().misses == known
     filtered = replace(drawn, top_p=0.9, seed=78)
     lm.foresee([HeadRequest(0, text, filtered, 3)])
-    assert sampler._kept_row.cache_info().misses == known, "the target draws among few ids there"
+    assert noise._kept_row.cache_info().misses == known, "the target draws among few ids there"
 
 
 def test_nothing_is_drafted_beyond_the_context_or_behind_one_token(tmp_path: Path) -> None:
