@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -41,7 +40,7 @@ from specwire.core.policy.estimates import CandidateRates, RowTimes
 from specwire.core.policy.tunables import FURTHER_WORTH
 from specwire.core.text import extend_hash
 from specwire.rpc.service_thread import Inbox, Stop
-from specwire.telemetry.metrics import SIZES, STEPS, Histogram
+from specwire.telemetry.tally import DrafterTally
 
 log = logging.getLogger(__name__)
 
@@ -53,43 +52,6 @@ LONGEST_OWN_FEED = 2
 PREFILL_ROWS = 256
 
 Key = tuple[ReplyLink, int]
-
-# About how many positions the share of late ones covers: older ones weigh less and less.
-REMEMBERED_PASSES = 256
-
-
-class DrafterTally:
-    """Since the drafter began. drafted: tokens drawn; proposed: those that went out in proposals.
-
-    due: decided positions within the run-ahead; late: those of them for which nothing had been proposed.
-    misses: the recent share of late ones.
-    """
-
-    def __init__(self) -> None:
-        self.forward_s = Histogram(STEPS)
-        self.rows = Histogram(SIZES)
-        self.drafted = 0
-        self.proposed = 0
-        self.rollbacks = 0
-        self.opened = 0
-        self.due = 0
-        self.late = 0
-        self.misses = 0.0
-        self.refused: Counter[str] = Counter()
-
-    def step(self, spent_ns: int, rows: int, drawn: int) -> None:
-        """A forward has ended."""
-        self.forward_s.observe(spent_ns / 1e9)
-        self.rows.observe(rows)
-        self.drafted += drawn
-
-    def advance(self, due: int, late: int) -> None:
-        """A session was told what is decided."""
-        self.due += due
-        self.late += late
-        if due:
-            kept = (1 - 1 / REMEMBERED_PASSES) ** due
-            self.misses = self.misses * kept + late / due * (1 - kept)
 
 
 class Computed(NamedTuple):

@@ -12,7 +12,7 @@ from collections import Counter
 from orchestrator.peers.peer import DrafterPeer, VerifierPeer
 from orchestrator.pool import Pool
 from orchestrator.session.driver import SessionDriver
-from orchestrator.session.stats import OrchestratorTally, SessionStats, Totals
+from orchestrator.session.stats import Totals
 from orchestrator.sessions import Orchestrator
 from specwire.core.messages import Outcome
 from specwire.core.placement import Reason
@@ -20,6 +20,7 @@ from specwire.core.session import State
 from specwire.registry.entry import Role
 from specwire.rpc.link import Link
 from specwire.telemetry.metrics import VLLM, Families, by_label, by_labels, counter, draft_families, gauge, histogram
+from specwire.telemetry.tally import OrchestratorTally, SessionStats
 
 # Where a plan's reason turns to numbers; the part before has few values.
 NUMBERS = re.compile(r"[\s,:]*[-+]?\d.*")

@@ -19,7 +19,7 @@ from orchestrator.pool import Pool
 from orchestrator.session.appender import SessionLog, keep_leases, status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.session.output import SessionView
-from orchestrator.session.stats import OrchestratorTally, Totals
+from orchestrator.session.stats import Totals
 from orchestrator.store import (
     DeletedSession,
     SessionExists,
@@ -35,6 +35,7 @@ from specwire.rpc.errors import StatusError
 from specwire.rpc.link import ALL_ELSEWHERE, LocalPeer
 from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
 from specwire.telemetry.metrics import Registry
+from specwire.telemetry.tally import OrchestratorTally
 from specwire.telemetry.tracing import NO_SPAN, Side, Span, begin
 from specwire.text import OutputText
 

@@ -14,7 +14,6 @@ import grpc
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.session.output import ELSEWHERE, OutputTimings, SessionView
-from orchestrator.session.stats import OrchestratorTally
 from orchestrator.store import (
     LEASE_S,
     AppendReply,
@@ -36,6 +35,7 @@ from specwire.core.messages import Append, FinishReason
 from specwire.core.session import Session, State
 from specwire.rpc.errors import RETRY_AFTER, StatusError
 from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
+from specwire.telemetry.tally import OrchestratorTally
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What a client is told when the session log fails.

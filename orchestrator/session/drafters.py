@@ -12,7 +12,6 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Info
 from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, Experience, Quota, VerifierPeer, share_host
 from orchestrator.session.output import OutputTimings, SessionView, Timers, with_drafts
-from orchestrator.session.stats import DrafterCounts
 from orchestrator.session.verifier import Broken, Tell, Unplaced
 from orchestrator.store import SessionRecord
 from specwire.core import messages
@@ -23,6 +22,7 @@ from specwire.core.policy.estimates import Forward, ForwardTimes
 from specwire.core.session import Session, State
 from specwire.rpc import convert
 from specwire.telemetry.logs import of_session
+from specwire.telemetry.tally import DrafterCounts
 from specwire.telemetry.tracing import Span
 from specwire.v1 import common_pb2, draft_pb2
 

@@ -16,7 +16,7 @@ from orchestrator.peers.peer import VerifierPeer
 from orchestrator.session.appender import LogRefused, SessionLog, Tasks, message_of_append, status_of_append
 from orchestrator.session.drafters import Drafters
 from orchestrator.session.output import ProvisionalText, SessionFailure, SessionView, Timers
-from orchestrator.session.stats import OrchestratorTally, TracedProposal, TracedVerdict
+from orchestrator.session.stats import TracedProposal, TracedVerdict
 from orchestrator.session.verifier import (
     Broken,
     FenceSeen,
@@ -39,6 +39,7 @@ from specwire.core.session import PeekingScanner, Session, State
 from specwire.core.text import Ending, Text
 from specwire.rpc.convert import proposal_from_wire
 from specwire.telemetry.logs import of_session
+from specwire.telemetry.tally import OrchestratorTally
 from specwire.telemetry.tracing import NO_SPAN, Span
 from specwire.v1 import common_pb2
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import grpc
 
-from orchestrator.session.stats import OrchestratorTally, SessionStats, Trace
+from orchestrator.session.stats import Trace
 from orchestrator.store.base import LEASE_S, LoggedTokens, SessionRecord
 from specwire.core.messages import (
     Emit,
@@ -29,6 +29,7 @@ from specwire.core.provisional import Ahead, ProvisionalChains, ProvisionalDraft
 from specwire.core.session import PeekingScanner, Session
 from specwire.core.text import Ending
 from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
+from specwire.telemetry.tally import OrchestratorTally, SessionStats
 from specwire.telemetry.tracing import Span
 from specwire.v1 import verify_pb2
 

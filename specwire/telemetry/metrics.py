@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
 from operator import attrgetter
 
 from prometheus_client import PROCESS_COLLECTOR, Metric, generate_latest
@@ -14,6 +12,7 @@ from prometheus_client.registry import Collector
 from specwire import __version__
 from specwire.core.law.acceptance import DraftCounts
 from specwire.core.messages import SourceKind
+from specwire.telemetry.tally import Histogram
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures in Prometheus' text form, version 0.0.4.
@@ -26,36 +25,9 @@ PREFIX = "specwire:"
 # Names that have it already are another server's, for tools that know only those.
 VLLM = "vllm:"
 
-# Seconds. Buckets of what clients wait for, of a step and its parts, and of a write into the log.
-LATENCIES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
-GAPS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-STEPS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-
 Families = Iterable[Metric]
 counter = CounterMetricFamily
 gauge = GaugeMetricFamily
-
-
-class Histogram:
-    """Counts by bucket. Written by one thread; others may read it at any time, and then miss at most the last addition.
-
-    bounds: ascending; a value counts in the first bucket that is not below it.
-    """
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them."""
-        bounds = (*(f"{bound:g}" for bound in self.bounds), "+Inf")
-        return list(zip(bounds, accumulate(list(self.counts)), strict=True))
 
 
 def histogram(name: str, text: str, values: Histogram) -> Metric:

@@ -19,7 +19,6 @@ from orchestrator.peers.models import Info, Tokenizers, vocabulary_mismatch
 from orchestrator.peers.peer import AnyPeer, Dialled, DrafterPeer, Experience
 from orchestrator.pool import chosen_drafter
 from orchestrator.session.drafters import RETRY, SessionDrafter
-from orchestrator.session.stats import DrafterCounts
 from orchestrator.session.verifier import Broken
 from orchestrator.store import SessionRecord
 from specwire.core import messages
@@ -38,6 +37,7 @@ from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.tls import ClientTls
+from specwire.telemetry.tally import DrafterCounts
 from specwire.telemetry.tracing import NO_SPAN
 from specwire.v1 import common_pb2
 from specwire.vllm.engine import VllmTarget

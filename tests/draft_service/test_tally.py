@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draft_service.sessions import REMEMBERED_PASSES, DrafterTally
+from specwire.telemetry.tally import REMEMBERED_PASSES, DrafterTally
 
 
 def after(*advances: tuple[int, int]) -> DrafterTally:

@@ -16,7 +16,6 @@ from orchestrator.pool import chosen_drafter
 from orchestrator.session import drafters as module
 from orchestrator.session.drafters import Drafters
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
-from orchestrator.session.stats import SessionStats
 from orchestrator.store import SessionRecord
 from orchestrator.store.memory import MemoryStore
 from specwire.client import Chunk
@@ -29,6 +28,7 @@ from specwire.core.policy.controller import Controller
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.text import Stopping, hash_of
 from specwire.rpc.errors import code_number
+from specwire.telemetry.tally import SessionStats
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack

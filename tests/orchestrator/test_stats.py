@@ -6,9 +6,10 @@ from itertools import product
 
 import pytest
 
-from orchestrator.session.stats import SessionStats, Totals, stats_of
+from orchestrator.session.stats import Totals, stats_of
 from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
 from specwire.core.messages import FinishReason, Outcome, SourceKind, Verdict
+from specwire.telemetry.tally import SessionStats
 
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
 

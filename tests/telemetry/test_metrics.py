@@ -16,7 +16,6 @@ from specwire.rpc.server_options import check_metrics
 from specwire.telemetry.listener import MOST_HEAD_BYTES, listen
 from specwire.telemetry.metrics import (
     Families,
-    Histogram,
     Registry,
     by_label,
     counter,
@@ -24,6 +23,7 @@ from specwire.telemetry.metrics import (
     histogram,
     process_families,
 )
+from specwire.telemetry.tally import Histogram
 from tests.wait import until
 
 

@@ -28,7 +28,7 @@ from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
-from specwire.telemetry.metrics import SIZES, STEPS, Histogram
+from specwire.telemetry.tally import SIZES, STEPS, Histogram
 from verify_service.engine.batch import (
     OUT_OF_MEMORY_MESSAGE,
     Part,
