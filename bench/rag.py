@@ -44,7 +44,7 @@ from bench.rows import up
 from bench.runs import BenchError
 from bench.settings import HERE
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from deploy.cli.rag import served_name
+from deploy.cli.clients.rag import served_name
 from specwire.client import AsyncClient, SpecwireError
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import AUTO

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import bench
 from deploy.cli import main as cli
+from deploy.cli.diagnosis import bench
 
 ROOT = Path(__file__).resolve().parents[2]
 

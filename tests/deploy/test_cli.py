@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import demo, generate
 from deploy.cli import main as cli
+from deploy.cli.clients import demo, generate
 from deploy.commands import COMMANDS
 from specwire import __version__
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from demo_pair import TARGET as REAL
-from deploy.cli.demo import (
+from deploy.cli.clients.demo import (
     Comparison,
     Demo,
     Divergence,

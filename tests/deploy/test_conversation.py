@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from deploy.cli.chat import Conversation, Plain, Style, Templated
+from deploy.cli.clients.chat import Conversation, Plain, Style, Templated
 from deploy.stack.options import StackError
 from specwire.client import Completion
 from specwire.client.events import SamplingInForce, Stats

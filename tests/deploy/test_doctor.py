@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 
 import demo_pair
 from bench import vocabularies
-from deploy.cli import doctor as doctor_machine
 from deploy.cli import main as cli
-from deploy.cli.doctor import Finding, Grade, bad, check_log, judge, lines, ok
-from deploy.cli.doctor_models import check_models
+from deploy.cli.diagnosis import doctor as doctor_machine
+from deploy.cli.diagnosis.doctor import Finding, Grade, bad, check_log, judge, lines, ok
+from deploy.cli.diagnosis.doctor_models import check_models
 from deploy.stack.redis_server import RedisServer
 from orchestrator.store import open_store
 from tests.faults.parts import parts

@@ -8,7 +8,7 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 
-from deploy.cli.generate import as_object, by_source, summary
+from deploy.cli.clients.generate import as_object, by_source, summary
 from specwire.client import Completion, SamplingInForce, Stats
 from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from deploy.cli.learn import FiledTexts, LoggedTexts, SessionText
 from deploy.cli.main import main
+from deploy.cli.training.learn import FiledTexts, LoggedTexts, SessionText
 from orchestrator.store import KnownSession, SessionRecord, SessionStore, StoreUnavailable, open_store
 from orchestrator.store.redis import RedisStore
 from specwire.core.invalid import InvalidParameter

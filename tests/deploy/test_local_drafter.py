@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 import draft_service.server
-from deploy.cli.edge import LocalDrafter
+from deploy.cli.services.edge import LocalDrafter
 from orchestrator.pool import StartError
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import draft_pb2

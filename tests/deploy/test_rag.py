@@ -11,7 +11,7 @@ import pytest
 
 import demo_pair
 from deploy.cli import main as cli
-from deploy.cli import rag
+from deploy.cli.clients import rag
 from specwire.rag import SELECTED, Document, Draft, RagAnswer, Retrieved, Scores
 
 ELSEWHERE = ("--address", "127.0.0.1:1")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cli.generate import add_sampling_arguments, sampling_options
+from deploy.cli.clients.generate import add_sampling_arguments, sampling_options
 from specwire.client.requests import generate_request
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.convert import constraint_from_wire, sampling_from_wire, stopping_from_wire

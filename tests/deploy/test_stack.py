@@ -12,8 +12,8 @@ from tokenizers.models import WordLevel
 
 import demo_pair
 import verify_service.server
-from deploy.cli import edge
-from deploy.cli.edge import EdgeOptions
+from deploy.cli.services import edge
+from deploy.cli.services.edge import EdgeOptions
 from deploy.stack import stack
 from deploy.stack.options import StackError, StackOptions
 from orchestrator.options import OrchestratorOptions

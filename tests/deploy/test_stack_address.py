@@ -16,6 +16,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from deploy.cli.diagnosis.top import add_arguments as add_top_arguments
+from deploy.cli.diagnosis.top import request_of
 from deploy.cli.stack_address import (
     ListedStack,
     add_address_arguments,
@@ -24,8 +26,6 @@ from deploy.cli.stack_address import (
     listed_stacks,
     stack_address_of,
 )
-from deploy.cli.top import add_arguments as add_top_arguments
-from deploy.cli.top import request_of
 from deploy.stack.options import DEFAULT_LISTEN
 from specwire.client import SpecwireError
 from specwire.core.invalid import InvalidParameter

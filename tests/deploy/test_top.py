@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from deploy.cli import main as cli
-from deploy.cli.top import StatusSample, page, rate
+from deploy.cli.diagnosis.top import StatusSample, page, rate
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.tenants import Access

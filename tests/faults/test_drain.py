@@ -15,7 +15,7 @@ import draft_service.server
 import orchestrator.server
 import verify_service.server
 from bench.soak.service import ANY_PORT
-from deploy.cli import edge
+from deploy.cli.services import edge
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient, Client, SpecwireError
 from specwire.redis.urls import MEMORY

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-import deploy.cli.edge
 import deploy.cli.main
-import deploy.cli.registry
+import deploy.cli.services.edge
+import deploy.cli.services.registry
 import orchestrator.cli
 from deploy.commands import CONFIGURABLE
 from deploy.settings import CommandOptions, SettingInvalid
@@ -35,9 +35,9 @@ BUILDERS: dict[str, tuple[Build, type[ValueError]]] = {
     "up": (stack_options, InvalidParameter),
     "draft": (model_options, InvalidParameter),
     "verify": (model_options, InvalidParameter),
-    "edge": (deploy.cli.edge.options_of, ValueError),
+    "edge": (deploy.cli.services.edge.options_of, ValueError),
     "orchestrate": (orchestrator.cli.options_of, ValueError),
-    "registry": (deploy.cli.registry.options_of, InvalidParameter),
+    "registry": (deploy.cli.services.registry.options_of, InvalidParameter),
 }
 SCALARS = [
     *("127.0.0.1:0", "0.0.0.0:1", "[::1]:65535", "localhost:99999", "::", "1", "0", "-1", "1e9", "nan", "inf", "0x10"),

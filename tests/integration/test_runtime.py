@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from deploy.cli.demo import examine, first_difference
+from deploy.cli.clients.demo import examine, first_difference
 from specwire.client import Client
 from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, load_model, native_dtype

@@ -9,8 +9,8 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from demo_pair import DRAFT, TARGET
-from deploy.cli.doctor import Grade
-from deploy.cli.doctor_models import check_models, facts_of
+from deploy.cli.diagnosis.doctor import Grade
+from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.lm import ModelError
 from specwire.lm.gguf_file import read_gguf
 from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from deploy.cli.doctor_models import check_models, facts_of
+from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.core.messages import MOST_WINDOW
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import BloomConfig, PreTrainedConfig, Starcoder2Config, T5Config, ZambaConfig
 
-from deploy.cli.doctor import Grade
-from deploy.cli.doctor_models import check_models, facts_of
+from deploy.cli.diagnosis.doctor import Grade
+from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.runners import vllm

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.backends import mkldnn
 
-from deploy.cli.demo import examine
-from deploy.cli.doctor_models import check_choices, facts_of
+from deploy.cli.clients.demo import examine
+from deploy.cli.diagnosis.doctor_models import check_choices, facts_of
 from specwire.core.law.sampling import Sampling
 from specwire.lm import load_model, native_dtype
 from specwire.lm.load import native_precision

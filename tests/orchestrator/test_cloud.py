@@ -12,8 +12,8 @@ import pytest
 import draft_service.server
 import orchestrator.server
 import verify_service.server
-from deploy.cli import registry
-from deploy.cli.registry import RegistryServiceOptions, RunningRegistry
+from deploy.cli.services import registry
+from deploy.cli.services.registry import RegistryServiceOptions, RunningRegistry
 from draft_service.dialler import DiallingDrafter
 from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from redis import Redis
 
-from deploy.cli.generate import summary
+from deploy.cli.clients.generate import summary
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership import follower as following

@@ -15,8 +15,8 @@ import grpc.aio
 import pytest
 
 import specwire.registry.service
-from deploy.cli import registry
-from deploy.cli.registry import RegistryServiceOptions, RunningRegistry
+from deploy.cli.services import registry
+from deploy.cli.services.registry import RegistryServiceOptions, RunningRegistry
 from specwire.core.invalid import InvalidParameter
 from specwire.registry.directory import Directory, RegistryUnavailable
 from specwire.registry.entry import Load, Role, ServedModel, ServiceEntry, ServiceState

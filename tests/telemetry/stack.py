@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import draft_service.server
 import verify_service.server
-from deploy.cli import registry
-from deploy.cli.registry import RegistryServiceOptions
+from deploy.cli.services import registry
+from deploy.cli.services.registry import RegistryServiceOptions
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from deploy.cli.generate import add_sampling_arguments, check_timeout, sampling_options, shown, summary
+from deploy.cli.clients.generate import add_sampling_arguments, check_timeout, sampling_options, shown, summary
 from deploy.cli.stack_address import StackAddress, add_address_arguments, explained, say_what_starts, stack_address_of
 from deploy.cli.terminal import ProvisionalTail, dim, is_terminal, painter, wants_colour
 from deploy.stack.child_stack import own_stack, stack_words

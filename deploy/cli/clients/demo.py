@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 
 import demo_pair
-from deploy.cli.generate import tokens_per_second
+from deploy.cli.clients.generate import tokens_per_second
 from deploy.cli.main import run_owned
 from deploy.cli.terminal import dim, legend, number, painter, shortened, table, wants_colour
 from deploy.stack.options import StackError, StackOptions, add_stack_arguments, included_head, stack_options

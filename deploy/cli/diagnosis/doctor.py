@@ -115,7 +115,7 @@ def _models(args: argparse.Namespace) -> Iterator[Finding]:
     """Only where torch is installed; `check_packages` says if it is not."""
     if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
         return
-    models = importlib.import_module("deploy.cli.doctor_models")
+    models = importlib.import_module("deploy.cli.diagnosis.doctor_models")
     yield from models.check_devices()
     yield from models.check_choices()
     yield from models.check_models(args.target, args.draft, args.dtype, args.slots, available_memory())

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from deploy.cli.generate import check_timeout, stack_at
+from deploy.cli.clients.generate import check_timeout, stack_at
 from deploy.cli.main import run_owned
 from deploy.cli.stack_address import StackAddress, add_address_arguments, explained, stack_address_of
 from deploy.cli.terminal import painter, table

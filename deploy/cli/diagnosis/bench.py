@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from specwire.rpc.process import say
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
 TARGET = re.compile(r"^bench(?:-([\w-]+))?:.*?## (.*)\n\t.*python -m (bench[\w.]*.*)", re.MULTILINE)
 WITHOUT_NAME = "main"
 

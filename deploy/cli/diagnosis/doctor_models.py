@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from deploy.cli.doctor import Finding, bad, ok, warn
+from deploy.cli.diagnosis.doctor import Finding, bad, ok, warn
 from specwire.core.model import AUTO, AUTO_KV, is_gguf
 from specwire.core.policy.tunables import LEAST_SHARED
 from specwire.lm.gguf_file import read_gguf

@@ -1,0 +1,1 @@
+"""Commands that ask a stack: completions, conversations, answers from documents, a demonstration."""

@@ -1,0 +1,1 @@
+"""Commands that serve until a signal comes: a whole stack, an edge, the registry for those without a way to Redis."""
