@@ -118,7 +118,8 @@ class DraftHandler:
             self._take_open(opening, link)
         for advance in message.advances:
             self._take_advance(advance, link)
-        self._beginnings.over(link, (close.handle for close in message.closes))
+        if message.closes:
+            self._beginnings.over(link, (close.handle for close in message.closes))
         for close in message.closes:
             self._drafter.send(CloseSession(link, close.handle))
             self._spans.end(link, close.handle)

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from specwire.core.invalid import Code
-from specwire.core.law.sampling import Sampling
+from specwire.core.law.sampling import Sampling, TokenScore
 from specwire.core.messages import FinishReason, Outcome
 from specwire.core.verify.session import Allowance, VerifySession
 from specwire.lm import Feed
 from specwire.rpc.service_thread import Stop
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
 from verify_service.engine.engine import LOOK_AGAIN_US
-from verify_service.engine.messages import LinkLost, Proposed, Refusal, Scoring, TokenScore
+from verify_service.engine.messages import LinkLost, Proposed, Refusal, Scoring
 from verify_service.engine.scoring import ScoringJob
 
 PROMPT = (7, 3, 9)

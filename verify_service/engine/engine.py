@@ -283,7 +283,7 @@ class Engine:
         plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, self._limits.most_rows)
         if plan.wait_until_us is not None or not self._may_gather(plan.shares, V):
             self.tell()
-        if plan.wait_until_us is not None and self._scorer.turn(idle=False) is None:
+        if plan.wait_until_us is not None and not (self._scorer.jobs and self._scorer.turn(idle=False)):
             awaited = tuple([runnable[slot].running for slot in plan.awaited])
             return Rest(min(plan.wait_until_us, self.sessions.next_deadline_us), awaited, decoding)
         if plan.shares:
@@ -291,7 +291,7 @@ class Engine:
             for share, held in shares:
                 held.lookout.planned(share, held.looked)
             self._compute(shares)
-        scoring = self._scorer.turn(idle=not plan.shares)
+        scoring = self._scorer.turn(idle=not plan.shares) if self._scorer.jobs else None
         if scoring is not None:
             self.tell()
             self._score(scoring)

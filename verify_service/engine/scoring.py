@@ -48,7 +48,10 @@ class ScoringJob:
 
 
 class Scorer:
-    """Borrows a free slot for each request, whose texts follow each other there behind what they have in common."""
+    """Borrows a free slot for each request, whose texts follow each other there behind what they have in common.
+
+    `jobs`: what is left to do.
+    """
 
     def __init__(
         self, lm: SlotModel, sampler: RowSampler, sessions: SessionManager, sharing: StepSharing | None = None
@@ -57,17 +60,17 @@ class Scorer:
         self._sampler = sampler
         self._sessions = sessions
         self._sharing = sharing
-        self._jobs: deque[ScoringJob] = deque()
+        self.jobs: deque[ScoringJob] = deque()
 
     @property
     def tenants(self) -> set[str]:
         """Whose texts are here."""
-        return {job.request.tenant for job in self._jobs}
+        return {job.request.tenant for job in self.jobs}
 
     @property
     def lent(self) -> list[tuple[str, int]]:
         """Tenant and slot of each text that is here."""
-        return [(job.request.tenant, job.slot) for job in self._jobs]
+        return [(job.request.tenant, job.slot) for job in self.jobs]
 
     def turn(self, idle: bool) -> ScoringJob | None:
         """The text whose turn it is, if one may go on now: the first one, of the tenant that owes the others least.
@@ -76,9 +79,9 @@ class Scorer:
         """
         sharing = self._sharing
         if sharing is None:
-            return self._jobs[0] if self._jobs else None
+            return self.jobs[0] if self.jobs else None
         able = {tenant for tenant in self.tenants if sharing.paced(tenant) and (idle or not sharing.waits(tenant))}
-        jobs = (job for job in self._jobs if job.request.tenant in able)
+        jobs = (job for job in self.jobs if job.request.tenant in able)
         return min(jobs, key=lambda job: sharing.shares.owed_us(job.request.tenant), default=None)
 
     # Taking in
@@ -87,7 +90,7 @@ class Scorer:
         message = self._beyond_limits(request.tenant)
         slot = self._slot_for(request.tenant) if message is None else None
         if slot is not None:
-            self._jobs.append(ScoringJob(request, slot))
+            self.jobs.append(ScoringJob(request, slot))
         else:
             self._refuse(request, message or f"all {self._lm.slots} slots of this verifier are taken")
 
@@ -101,7 +104,7 @@ class Scorer:
         if self._sharing is None:
             return None
         limits, own = self._sharing.shares.of(tenant), [each for each in self._sessions.roster if each.tenant == tenant]
-        scoring = sum(job.request.tenant == tenant for job in self._jobs)
+        scoring = sum(job.request.tenant == tenant for job in self.jobs)
         for what, count, most in (
             ("sessions", len(own) + scoring, limits.sessions),
             ("slots", sum(not each.waiting for each in own) + scoring, limits.slots),
@@ -115,9 +118,9 @@ class Scorer:
         lend = self._sessions.scheduler.lend
         slot = lend()
         if slot is None and self._sharing is not None:
-            counts = Counter(job.request.tenant for job in self._jobs)
+            counts = Counter(job.request.tenant for job in self.jobs)
             other = self._sharing.shares.gives_way(tenant, counts)
-            late = (job for job in reversed(self._jobs) if job.request.tenant == other and not job.fed)
+            late = (job for job in reversed(self.jobs) if job.request.tenant == other and not job.fed)
             if other is not None and (job := next(late, None)) is not None:
                 self._end(job)
                 self._refuse(job.request, "its slot was taken for another tenant, which has fewer")
@@ -146,7 +149,7 @@ class Scorer:
 
     def abandon(self) -> None:
         """Refuse the texts that are left: the verifier stops."""
-        for job in list(self._jobs):
+        for job in list(self.jobs):
             self._end(job)
             job.request.reply(Refusal(0, Code.UNAVAILABLE, "the verifier is stopping"))
 
@@ -172,5 +175,5 @@ class Scorer:
         return None
 
     def _end(self, job: ScoringJob) -> None:
-        self._jobs.remove(job)
+        self.jobs.remove(job)
         self._sessions.scheduler.slots.give_back(job.slot)
