@@ -76,13 +76,15 @@ class AllOf(Generic[T]):
 class Strand:
     """number: in the order in which they came. paused: as by SIGSTOP, or for good: what would run waits for `bury`.
 
-    cost: seconds that each callback takes; the next one runs at `free_at` or later.
+    cost: seconds that each callback takes; the next one runs at `free_at` or later. listed: the loop has it among those
+    with something ready, or is about to: the garbage collector may have a generator closed at any moment.
     """
 
     name: str
     number: int
     ready: deque[asyncio.Handle] = field(default_factory=deque)
     paused: bool = False
+    listed: bool = False
     cost: float = 0.0
     free_at: float = 0.0
 
@@ -129,16 +131,22 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Nothing of it runs any more before `let_go` or `bury`."""
         for strand in self.strands_of(process):
             strand.paused = True
-        self._ready = [each for each in self._ready if not each[1].paused]
+            self._unlist(strand)
 
     def let_go(self, process: str) -> None:
         for strand in self.strands_of(process):
-            self._release(strand)
+            strand.paused = False
+            self._list(strand)
 
-    def _release(self, strand: Strand) -> None:
-        if strand.paused and strand.ready:
-            self._insert(strand)
-        strand.paused = False
+    def _list(self, strand: Strand) -> None:
+        if strand.ready and not (strand.paused or strand.listed):
+            strand.listed = True
+            insort(self._ready, (strand.number, strand), key=itemgetter(0))
+
+    def _unlist(self, strand: Strand) -> None:
+        if strand.listed:
+            strand.listed = False
+            del self._ready[bisect_left(self._ready, strand.number, key=itemgetter(0))]
 
     def left_of(self, process: str) -> list[str]:
         """Tasks of the process that have not ended."""
@@ -167,7 +175,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         strand = runnable[0] if len(runnable) == 1 else runnable[int(self.random.random() * len(runnable))]
         handle = strand.ready.popleft()
         if not strand.ready:
-            del self._ready[bisect_left(self._ready, strand.number, key=itemgetter(0))]
+            self._unlist(strand)
+            self._list(strand)
         if not handle.cancelled():
             self.steps += 1
             self.running = strand.name
@@ -184,12 +193,8 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._add(strand, timer)
 
     def _add(self, strand: Strand, handle: asyncio.Handle) -> None:
-        if not (strand.ready or strand.paused):
-            self._insert(strand)
         strand.ready.append(handle)
-
-    def _insert(self, strand: Strand) -> None:
-        insort(self._ready, (strand.number, strand), key=itemgetter(0))
+        self._list(strand)
 
     def _advance(self, deadline: float) -> bool:
         busy = [s.free_at for _, s in self._ready]
@@ -208,8 +213,9 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def bury(self, seconds: float) -> list[str]:
         """End what still runs in strands that are alive or dead; returns what was left, by name."""
-        for strand in self._strands.values():
-            self._release(strand)
+        for strand in list(self._strands.values()):
+            strand.paused = False
+            self._list(strand)
         left = [task for task in self.tasks if not task.done()]
         for _ in range(20):
             pending = [task for task in self.tasks if not task.done()]
@@ -264,8 +270,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         strand = STRAND.get() if context is None else context.get(STRAND, WORLD)
         task = SimTask(coro, self, strand, name=name, context=context)
         self.tasks.append(task)
-        if len(self.tasks) > self._most_tasks:
-            self.tasks = [each for each in self.tasks if not each.done() or _failed_unheard(each)]
+        known = len(self.tasks)
+        if known > self._most_tasks:
+            self._most_tasks = 2 * known
+            self.tasks[:known] = [each for each in self.tasks[:known] if not each.done() or _failed_unheard(each)]
             self._most_tasks = max(LEAST_TASKS, 2 * len(self.tasks))
         return task
 

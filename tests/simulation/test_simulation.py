@@ -149,6 +149,22 @@ def test_time_stands_still_while_something_runs_and_passes_at_once_where_nothing
     assert times == [0.0] * 5 + [3600.0]
 
 
+def test_what_is_held_runs_once_it_is_let_go() -> None:
+    said: list[int] = []
+    loop = new_loop(0)
+    held = loop.context_of("a#1")
+    loop.call_soon(said.append, 1, context=held)
+    loop.hold("a#1")
+    loop.call_soon(said.append, 2, context=held)
+    loop.call_soon(said.append, 3, context=loop.context_of("b"))
+    with pytest.raises(Stuck):
+        loop.run_until(lambda: len(said) > 1, 1.0)
+    assert said == [3]
+    loop.let_go("a#1")
+    loop.run_until(lambda: len(said) > 2, 1.0)
+    assert said == [3, 1, 2]
+
+
 def test_what_nobody_will_wake_is_found_stuck() -> None:
     loop = new_loop(0)
 
