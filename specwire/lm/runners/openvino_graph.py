@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from abc import abstractmethod
@@ -257,12 +258,35 @@ def _options(dtype: torch.dtype, threads: int) -> dict[str, object]:
     }
 
 
+class CompiledGraph:
+    """One compilation of a graph. What it was given last stays, so that a like forward is given less."""
+
+    def __init__(self, graph: openvino.Model, options: Mapping[str, object]) -> None:
+        compiled = _openvino().compile_model(graph, DEVICE, options)
+        self.caches = [port for port in compiled.inputs if port.any_name.startswith(CACHES)]
+        self.request = compiled.create_infer_request()
+        self.layout: tuple[list[tuple[int, int, int]], int] = ([], 0)
+        self.counts: list[int] = []
+        self._given: dict[str, Numbers] = {}
+
+    def give(self, name: str, numbers: Numbers) -> None:
+        """Into the memory of the last forward where the shape is the same: it takes time to name new memory."""
+        held = self._given.get(name)
+        if held is not None and held.shape == numbers.shape:
+            np.copyto(held, numbers)
+            return
+        self._given[name] = fresh = numbers.copy()
+        self.request.set_tensor(name, openvino.Tensor(fresh, shared_memory=True))
+
+
 class PagedGraph:
     """A graph that `paged` made, over slots.
 
     Its attention over pages takes for each session how much is cached and which pages hold it. So a slot is a fixed run
     of pages, a rollback is an integer, and a forward of many sessions copies no cache: keys and values are written in
     place. Rows of padding are a session of their own, behind all rows that are wanted.
+
+    A small graph is compiled twice, over the same caches: plain steps and steps with windows then keep a shape each.
     """
 
     def __init__(
@@ -275,29 +299,36 @@ class PagedGraph:
         given: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """given: what each token is given, and how many numbers that is."""
-        compiled = _openvino().compile_model(graph, DEVICE, _options(computed_in(dtype), threads))
-        self._request = compiled.create_infer_request()
-        self._given: dict[str, Numbers] = {}
+        options = _options(computed_in(dtype), threads)
+        self._compiled = CompiledGraph(graph, options)
         self._widths = dict(given)
-        ports = [port for port in compiled.inputs if port.any_name.startswith(CACHES)]
+        ports = self._compiled.caches
         # Positions of a page, as this processor's kernels want it.
         self._page = int(ports[0].partial_shape[2].get_length())
         self._pages = -(-context // self._page)
         self._padding = slots
-        self._caches = [self._allocate(port, slots + 1) for port in ports]
+        allocated = [self._allocate(port, slots + 1) for port in ports]
+        self._caches = [memory for memory, _ in allocated]
+        self._name_caches([tensor for _, tensor in allocated])
         self._indices = np.arange((slots + 1) * self._pages, dtype=np.int32).reshape(slots + 1, self._pages)
-        self._layout: tuple[list[tuple[int, int, int]], int] = ([], 0)
-        self._counts: list[int] = []
-        self._steady = SteadyRows(0)
+        self._graphs, self._steady = [self._compiled], SteadyRows(0)
         if context >= FEW:
-            self._steady = SteadyRows(min(price_of_change(self._time), context))
+            price = min(price_of_change(self._time), context)
+            if price and constant_bytes(graph) <= MOST_COPIED_BYTES:
+                self._compiled = CompiledGraph(graph, options)
+                self._name_caches([tensor for _, tensor in allocated])
+                self._graphs.append(self._compiled)
+            self._steady = SteadyRows(price, len(self._graphs))
 
-    def _allocate(self, port: Any, slots: int) -> torch.Tensor:
-        """The bytes of one layer's keys or values, zero, (slots x pages, heads, page, head_dim x size)."""
+    def _allocate(self, port: Any, slots: int) -> tuple[torch.Tensor, Any]:
+        """One layer's keys or values, zero: (slots x pages, heads, page, head_dim x size) bytes, and as a tensor."""
         shape = [slots * self._pages, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))]
         memory = torch.zeros(*shape[:3], shape[3] * port.element_type.size, dtype=torch.uint8)
-        self._request.set_tensor(port, openvino.Tensor(memory.numpy(), openvino.Shape(shape), port.element_type))
-        return memory
+        return memory, openvino.Tensor(memory.numpy(), openvino.Shape(shape), port.element_type)
+
+    def _name_caches(self, tensors: Sequence[Any]) -> None:
+        for port, tensor in zip(self._compiled.caches, tensors, strict=True):
+            self._compiled.request.set_tensor(port, tensor)
 
     def zero(self, slot: int, stop: int) -> None:
         """Zero at least [0, stop): whole pages."""
@@ -327,47 +358,40 @@ class PagedGraph:
     def run(self, feeds: Sequence[Feed], given: Mapping[str, npt.NDArray[np.float32]] = MappingProxyType({})) -> int:
         """Returns how many tokens were fed. given: (tokens, any)."""
         needed = sum(len(feed.tokens) for feed in feeds)
-        spare = self._steady.rows(needed) - needed
+        index, rows = self._steady.shape(needed)
+        self._compiled, spare = self._graphs[index], rows - needed
         padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
         self._place([*feeds, *padding], len(feeds))
-        for name, rows in given.items():
-            whole = np.concatenate((rows, np.zeros((spare, rows.shape[1]), np.float32))) if spare else rows
-            self._give(name, whole[:, None])
-        self._request.infer(share_outputs=True)  # what is told is read by name, so no copy of all of it is made here
+        for name, numbers in given.items():
+            whole = np.concatenate((numbers, np.zeros((spare, numbers.shape[1]), np.float32))) if spare else numbers
+            self._compiled.give(name, whole[:, None])
+        # What is told is read by name, so no copy of all of it is made here.
+        self._compiled.request.infer(share_outputs=True)
         return needed
 
     def told(self, name: str) -> torch.Tensor:
         """(rows, any) of the last forward; the next one overwrites what it is copied from."""
-        values: npt.NDArray[np.float32] = self._request.get_tensor(name).data
+        values: npt.NDArray[np.float32] = self._compiled.request.get_tensor(name).data
         return torch.from_numpy(values.reshape(-1, values.shape[-1])).clone()
-
-    def _give(self, name: str, numbers: Numbers) -> None:
-        """Into the memory of the last forward where the shape is the same: it takes time to name new memory."""
-        held = self._given.get(name)
-        if held is not None and held.shape == numbers.shape:
-            np.copyto(held, numbers)
-            return
-        self._given[name] = fresh = numbers.copy()
-        self._request.set_tensor(name, openvino.Tensor(fresh, shared_memory=True))
 
     def _place(self, feeds: Sequence[Feed], wanted: int) -> None:
         """Give what the graph that `paged` makes takes of feeds; of the first `wanted` rows are wanted.
 
         A session is fed as before as often as not: then of its place only the positions change.
         """
-        give, stops = self._give, [feed.stop for feed in feeds]
+        compiled, give, stops = self._compiled, self._compiled.give, [feed.stop for feed in feeds]
         layout = [(feed.slot, len(feed.tokens), feed.wanted) for feed in feeds], wanted
         counts = [-(-stop // self._page) for stop in stops]
-        if layout != self._layout:
+        if layout != compiled.layout:
             ends = list(accumulate(len(feed.tokens) for feed in feeds))
             rows = [range(end - max(feed.wanted, 1), end) for end, feed in zip(ends, feeds[:wanted], strict=False)]
             give("subsequence_begins", np.array([0, *ends], np.int32))
             give(ROWS, np.array([*chain.from_iterable(rows)], np.int32))
-        if layout != self._layout or counts != self._counts:
+        if layout != compiled.layout or counts != compiled.counts:
             pages = [self._indices[feed.slot, :count] for feed, count in zip(feeds, counts, strict=True)]
             give("block_indices", np.concatenate(pages))
             give("block_indices_begins", np.array([0, *accumulate(counts)], np.int32))
-        self._layout, self._counts = layout, counts
+        compiled.layout, compiled.counts = layout, counts
         tokens = chain.from_iterable(feed.tokens for feed in feeds)
         positions = chain.from_iterable(range(feed.start, feed.stop) for feed in feeds)
         give("input_ids", np.array([*tokens], np.int64))
@@ -406,28 +430,55 @@ MOST_PRICE = 16
 # Beyond so many rows a growth is to a multiple of it, where a change costs as much: with windows that come and go, a
 # batch has another number of rows in every step.
 GRAIN = 4
+# Share of a graph's uses that the next forward keeps.
+USES_KEPT = 0.95
+# Constants of a graph that is compiled twice. A larger one has forwards beside which a change costs little.
+MOST_COPIED_BYTES = 256 << 20
+
+
+def constant_bytes(graph: openvino.Model) -> int:
+    """Bytes of the numbers that a graph holds."""
+    held = (node.output(0) for node in graph.get_ops() if node.get_type_name() == "Constant")
+    return sum(math.prod(output.get_shape()) * int(output.get_element_type().size) for output in held)
+
+
+class Shape:
+    """Rows that a graph computed last, rows of padding since it was full, and how often it is taken (fading)."""
+
+    __slots__ = ("padded", "rows", "uses")
+
+    def __init__(self) -> None:
+        self.rows = self.padded = 0
+        self.uses = 0.0
 
 
 class SteadyRows:
-    """Keeps to the last number of rows until padding has cost as much as a change would have.
+    """Keeps graphs to the numbers of rows that they have, until padding has cost as much as a change would have.
 
-    It then costs at most twice what the best choice in hindsight would have (renting until the price is paid), beside
-    the grain of each growth. `price` is what a change costs, in rows.
+    With one graph it then costs at most twice what the best choice in hindsight would have (renting until the price is
+    paid), beside the grain of each growth. `price` is what a change costs, in rows. Of several graphs the smallest that
+    has room is taken; where none has, the one that is used least grows.
     """
 
-    def __init__(self, price: int) -> None:
+    def __init__(self, price: int, graphs: int = 1) -> None:
         self.price = price
-        self._rows = 0
-        self._padded = 0
+        self._shapes = [Shape() for _ in range(graphs)]
 
-    def rows(self, needed: int) -> int:
-        """Rows to compute, at least `needed`."""
-        if needed > self._rows:
-            self._rows, self._padded = self._grown(needed), 0
-        self._padded = self._padded + self._rows - needed if needed < self._rows else 0
-        if self._padded > self.price:
-            self._rows, self._padded = needed, 0
-        return self._rows
+    def shape(self, needed: int) -> tuple[int, int]:
+        """Which graph to take, and the rows to compute, at least `needed`."""
+        roomy = [each for each in self._shapes if each.rows >= needed]
+        if roomy:
+            taken = min(roomy, key=lambda each: each.rows)
+        else:
+            taken = min(self._shapes, key=lambda each: each.uses)
+            taken.rows, taken.padded = self._grown(needed), 0
+        taken.padded = taken.padded + taken.rows - needed if needed < taken.rows else 0
+        if taken.padded > self.price:
+            taken.rows, taken.padded = needed, 0
+        for each in self._shapes:
+            each.uses *= USES_KEPT
+        taken.uses += 1.0
+        return self._shapes.index(taken), taken.rows
 
     def _grown(self, needed: int) -> int:
         return -(-needed // GRAIN) * GRAIN if needed > GRAIN <= self.price else needed
