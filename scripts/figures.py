@@ -267,7 +267,8 @@ def edges_table(results: dict[str, Any]) -> str:
         rows.append([str(lost["edges"]), str(lost["sessions"]), *(f"{pause:.2f}" for pause in pauses)])
     cost, machine = results["cost"], results["machine"]
     edge = f"{cost['idle_kib']:.0f} KiB at its verifier and {cost['idle_bytes']:.0f} bytes/s while it is idle"
-    said = f"An edge takes {edge}, {cost['busy_kib']:.0f} KiB while it is busy."
+    sent = f" and {cost['busy_bytes']:.0f} bytes/s" if "busy_bytes" in cost else ""  # not in older records
+    said = f"An edge takes {edge}, {cost['busy_kib']:.0f} KiB{sent} while it is busy."
     where = f"Measured on {machine['cpu']}, {machine['cores']} cores, with emulated forwards."
     return f"{grid(rows)}\n\n{bars_table(results)}\n\n{said} {where}"
 

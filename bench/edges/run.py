@@ -297,6 +297,7 @@ class Cost:
     idle_kib: float
     busy_kib: float
     idle_bytes: float
+    busy_bytes: float
 
 
 def cost(folder: Path, edges: int, seconds: float, model: str, per_edge: int) -> Cost:
@@ -305,14 +306,13 @@ def cost(folder: Path, edges: int, seconds: float, model: str, per_edge: int) ->
         alone = resident_mib(service)
         hosts = Hosts(owned, [service.address], [""] * edges)
         time.sleep(SETTLED_S)
-        sent = loopback_bytes()
-        time.sleep(seconds)
-        idle_bytes = (loopback_bytes() - sent) / seconds / edges
+        idle_bytes = bytes_a_second(seconds) / edges
         idle = resident_mib(service)
         hosts.load([per_edge] * edges)
         _all_have(hosts, time.monotonic_ns())
-        busy = resident_mib(service)
-        return Cost(edges, (idle - alone) * 1024 / edges, (busy - alone) * 1024 / edges, idle_bytes)
+        busy_bytes = bytes_a_second(seconds) / edges
+        kib = [(resident - alone) * 1024 / edges for resident in (idle, resident_mib(service))]
+        return Cost(edges, *kib, idle_bytes, busy_bytes)
 
 
 def resident_mib(service: Service) -> float:
@@ -321,6 +321,13 @@ def resident_mib(service: Service) -> float:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     pages = max(int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in (str(pid), *children))
     return pages / 256
+
+
+def bytes_a_second(seconds: float) -> float:
+    """Over loopback, while that time passes."""
+    before = loopback_bytes()
+    time.sleep(seconds)
+    return (loopback_bytes() - before) / seconds
 
 
 def loopback_bytes() -> int:
@@ -385,7 +392,7 @@ def report(found: Found, held: Sequence[Bar]) -> str:
     windows = [_windows("before", found.exchanged.before), _windows("while it is exchanged", found.exchanged.during)]
     costs = [
         ["KiB at its verifier", f"{found.cost.idle_kib:.0f}", f"{found.cost.busy_kib:.0f}"],
-        ["bytes/s on the wire", f"{found.cost.idle_bytes:.0f}", "-"],
+        ["bytes/s on the wire", f"{found.cost.idle_bytes:.0f}", f"{found.cost.busy_bytes:.0f}"],
     ]
     sections = (
         table(("tokens/s", *TENANTS), fair_rows),
