@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.api import calls, requests
+from orchestrator.api import calls, existing_sessions, requests
 from orchestrator.ownership.ownership import Ownership
 from orchestrator.peers.models import Models
 from orchestrator.session.driver import SessionDriver
@@ -32,7 +32,8 @@ def begins_sessions_while_it_stops(patch: Patch) -> None:
 
 
 def parent_of_another_tenant_taken(patch: Patch) -> None:
-    always_returning(patch, calls, "check_owner", None)
+    for module in (calls, existing_sessions):
+        always_returning(patch, module, "check_owner", None)
 
 
 def request_id_joined_across_tenants(patch: Patch) -> None:
