@@ -311,8 +311,8 @@ def cost(folder: Path, edges: int, seconds: float, model: str, per_edge: int) ->
         hosts.load([per_edge] * edges)
         _all_have(hosts, time.monotonic_ns())
         busy_bytes = bytes_a_second(seconds) / edges
-        kib = [(resident - alone) * 1024 / edges for resident in (idle, resident_mib(service))]
-        return Cost(edges, *kib, idle_bytes, busy_bytes)
+        busy = resident_mib(service)
+        return Cost(edges, (idle - alone) * 1024 / edges, (busy - alone) * 1024 / edges, idle_bytes, busy_bytes)
 
 
 def resident_mib(service: Service) -> float:
