@@ -21,7 +21,7 @@ from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM, Sizes
 from specwire.lm.kv_memory import position_bytes
 from specwire.lm.runners.openvino import OpenvinoRunner
-from specwire.lm.runners.openvino_graph import PagedGraph, computed_in
+from specwire.lm.runners.openvino_graph import CompiledGraph, PagedGraph, computed_in
 from specwire.lm.runners.select import How, runner_for
 from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Texts
@@ -162,6 +162,36 @@ def test_padding_is_computed_beside_what_was_asked_for(tmp_path: Path, monkeypat
         text.append(6)
         torch.testing.assert_close(logits, plain(model, text)[-1:], atol=TOLERANCE, rtol=TOLERANCE)
     assert seen == [4, 4, 4, 1, 1]
+
+
+@pytest.mark.parametrize(("most_bytes", "graphs"), [(1 << 30, 2), (0, 1)])
+def test_a_small_graph_is_compiled_twice_over_the_same_caches(
+    most_bytes: int, graphs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain steps and windows by turns: each graph reads what the other has written, and keeps its shape."""
+    monkeypatch.setattr("specwire.lm.runners.openvino_graph.price_of_change", lambda _: 8)
+    monkeypatch.setattr("specwire.lm.runners.openvino_graph.MOST_COPIED_BYTES", most_bytes)
+    used: list[CompiledGraph] = []
+    place = PagedGraph._place
+
+    def watched(self: PagedGraph, feeds: Sequence[Feed], wanted: int) -> None:
+        used.append(self._compiled)
+        place(self, feeds, wanted)
+
+    model = build(config("llama"))
+    lm = _load(model, tmp_path)
+    monkeypatch.setattr(PagedGraph, "_place", watched)
+    text = [1, 3, 9, 4]
+    lm.forward([Feed(0, 0, text, 1)])
+    for window in [1] * 12 + [4, 1, 4, 1]:
+        fresh = [6, 2, 8, 5][:window]
+        logits = lm.forward([Feed(0, len(text), fresh, window)])
+        text += fresh
+        torch.testing.assert_close(logits, plain(model, text)[-window:], atol=TOLERANCE, rtol=TOLERANCE)
+    assert len({id(each) for each in used}) == graphs
+    if graphs == 2:
+        assert used[-4] is used[-2] is not used[-3]
+        assert used[-3] is used[-1]
 
 
 def test_the_shortest_context_has_no_room_for_padding(tmp_path: Path) -> None:
