@@ -227,7 +227,7 @@ class Sessions:
     """Invariant: the slots in use and the free ones are together 0 .. model.slots - 1, each once.
 
     Commands go into `inbox`, from any thread; `deliver` gets the replies for each link, and must not block.
-    texts: what takes the model's place once a vocabulary was told.
+    texts: makes of the model one that takes texts in the target's ids, once a session told another vocabulary.
     """
 
     def __init__(

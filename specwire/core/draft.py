@@ -68,7 +68,7 @@ def check_tokens(tokens: Sequence[int], vocabulary: int) -> tuple[int, ...]:
 class Drawn(NamedTuple):
     """What a drafter thinks may follow a place: different tokens, the likeliest first; a chain has one.
 
-    None where the drafter cannot say: the tree ends there.
+    Empty where the drafter cannot say: the tree ends there.
 
     confidence: the drafter's own probability of the first; 1.0 where nobody asked. weights: what that was drawn from,
     where the rule weighs it. scores: of each token, in nats relative to the first: of log q, under coupled with the
@@ -172,10 +172,10 @@ class DraftSession:
     are sent. A decided token moves the root to the child that equals it, and prunes the rest. Where it is no child and
     no candidate, or was never sent, a new tree begins there.
 
-    A pace with one branch makes a chain: nothing is drawn but the likeliest.
+    A pace with one branch makes a chain: one token is drawn behind each place.
 
     Invariant: a node's parent is the root or live; a sent node's parent was sent before it, or is the root;
-    in_flight <= `allowed` of every pace since the last node.
+    when a node was added, in_flight was at most what the pace of that moment allowed.
 
     unsent: nodes that no proposal has carried yet, in the order in which they will be numbered.
 

@@ -44,7 +44,8 @@ DIRECT = (Outcome.DIRECT,)
 class Decision(NamedTuple):
     """What one forward decides for one session: `tokens` in order, and the outcome of each.
 
-    Invariant: 1 <= len(tokens) == len(outcomes) <= len(window) + 1.
+    Invariant: 1 <= len(tokens) == len(outcomes) <= len(window) + 1. What of it a session may keep can be empty, where a
+    constraint refuses the first token.
     """
 
     tokens: tuple[int, ...]
@@ -129,10 +130,12 @@ class SourceKind(IntEnum):
 class Proposal:
     """A chunk of one source's chain: `tokens` stand at absolute positions base + offset, base + offset + 1, ...
 
+    Of a tree, `offset` counts its nodes, and `parents` say where each stands.
+
     prefix_hash is the hash of the text before `base`; required in a chain's first chunk (offset 0). expected: how many
     of the tokens the drafter expects to be accepted, by its own probabilities; 0 where it made no estimate.
     parents: of a tree, one per token: the number of the node that it stands behind, or -1 for the text before `base`.
-    Nodes are numbered in the order drafted, from `offset` on here. None: each stands behind the one before it.
+    Nodes are numbered in the order drafted, from `offset` on here. Empty: each stands behind the one before it.
     weights: one per token, what it was drawn from, by randomness of `epoch`; under rules that weigh draft tokens only.
     """
 
@@ -261,7 +264,7 @@ MOST_WINDOW = 16
 
 # Draft tokens ahead of the decided text.
 MOST_RUN_AHEAD = 128
-# Nodes of a tree. The verifier drops what lies, or is, more than 256 beyond the decided text.
+# Nodes of a tree. The verifier drops a tree of more than 256 nodes, and tokens more than 256 beyond the decided text.
 MOST_NODES_AHEAD = 240
 
 
@@ -310,7 +313,7 @@ class VerifierOpened:
 
 @dataclass(frozen=True, slots=True)
 class VerdictArrived:
-    """attach: the opening that it answers. more: the next event brings the verdict behind it."""
+    """attach: the opening that it answers. more: a verdict behind it is on its way already."""
 
     attach: int
     verdict: Verdict

@@ -181,7 +181,7 @@ class Tree:
     from it, by number.
 
     Invariants: a node's parent is the root or there, and its number is lower; siblings differ; the decided text holds
-    the root's path; `_path`, where it is known, is what `_best_path` would find by the rates of when it was sought.
+    the root's path; `_path`, where it is known, is what `_best_path` found by the rates of that time.
     """
 
     __slots__ = ("_path", "_root", "base", "branched", "nodes", "number", "size")

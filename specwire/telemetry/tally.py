@@ -45,6 +45,7 @@ class Histogram:
 # ----------------------------------------------------------------------------------------------------------------------
 # A session's figures, counted from verdicts (forwards, tested) and from what was emitted (outcomes).
 
+# Positions of a window at which acceptance is counted.
 MOST_POSITIONS = 32
 # A drafter that comes back counts as a new one.
 MOST_DRAFTERS = 16

@@ -1,4 +1,4 @@
-"""Tokens to text: incremental detokenisation and stop strings. Depends on `tokenizers` only."""
+"""Tokens to text: incremental detokenisation, stop strings, and constraints on the form of a text. No torch."""
 
 from specwire.text.output import (
     MOST_STOP_CHARACTERS,

@@ -28,7 +28,7 @@ from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
-from specwire.telemetry.tally import SIZES, STEPS, Histogram
+from specwire.telemetry.tally import MOST_POSITIONS, SIZES, STEPS, Histogram
 from verify_service.engine.batch import (
     OUT_OF_MEMORY_MESSAGE,
     Part,
@@ -66,8 +66,6 @@ MOST_LATE_US = 20e3
 LOOK_AGAIN_US = 2e3
 # Weight of the commands that are taken in at once: some milliseconds' worth.
 MOST_TAKEN = 1 << 14
-# Positions of a window at which acceptance is counted.
-MOST_POSITIONS = 32
 
 
 @dataclass(frozen=True, slots=True)

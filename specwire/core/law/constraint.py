@@ -128,7 +128,7 @@ class Matcher(Protocol):
 
 
 def open_ids(mask: Mask | None, banned: Sequence[int]) -> Mask | None:
-    """`mask`, or None where it leaves only `banned` ids.
+    """`mask`, or None where it leaves no id at all, or only `banned` ones.
 
     Then a token is drawn from all ids, and the matcher refuses it: so a text that cannot go on is noticed.
     """

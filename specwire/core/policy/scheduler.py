@@ -48,7 +48,8 @@ class StepCandidate(NamedTuple):
         uncached: decided tokens that the slot does not hold; at least 1.
         drafted: draft tokens of the longest live chain behind the decided text, and `acceptance` of such.
         spare_us: what its ledger lets it lose in this step by waiting and by a window that is entirely wrong, including
-        the cost to others. missing: draft tokens that are due and not here yet.
+        the cost to others.
+        missing: draft tokens that are due and not here yet.
         guess: what the verifier itself proposes.
         guess_untested_us: time spent since such a guess was last tested.
         chain_untested_us: the same of a token of a chain.
@@ -161,7 +162,7 @@ class WindowPiece(NamedTuple):
 
 
 def filled(candidates: Sequence[StepCandidate]) -> Windows:
-    """Windows of all available draft tokens of each session's chain, whatever they cost or gain."""
+    """The widest window that each session's chain allows, whatever it costs or gains."""
     windows = Windows.without(len(candidates))
     for candidate in candidates:
         width = max(_ends(candidate), default=0)
@@ -189,15 +190,15 @@ def _chosen(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V
     """The best pieces, as many as pay. Guesses must clear a hurdle, so chains alone may be better."""
     if not pieces:
         return []
-    choices = [_longest(pieces, sessions, most_rows, V)]
+    choices = [_fastest(pieces, sessions, most_rows, V)]
     chained = [piece for piece in pieces if piece.kind is SourceKind.DRAFTER]
     if 0 < len(chained) < len(pieces):
-        choices.append(_longest(chained, sessions, most_rows, V))
+        choices.append(_fastest(chained, sessions, most_rows, V))
     _, best = max(choices, key=itemgetter(0))
     return _borne(best, sessions, V)
 
 
-def _longest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> tuple[float, list[WindowPiece]]:
+def _fastest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> tuple[float, list[WindowPiece]]:
     """The best expected rate, less the hurdle, and the leading pieces that give it.
 
     After a piece that its session's ledger could not bear, no further piece of that session is taken. All lengths are
@@ -230,7 +231,8 @@ def _longest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: 
 def _borne(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[WindowPiece]:
     """Drop the windows of sessions that could not bear their charge.
 
-    The charge is a session's part of what all windows cost together, whose last rows may be the expensive ones.
+    The charge is a session's part of what all windows cost together: the last rows of a step may be its expensive ones,
+    whichever session they belong to.
     """
     widths: Counter[int] = Counter()
     for piece in pieces:
@@ -250,7 +252,7 @@ def _bears(candidate: StepCandidate, sessions: int, rows: int, width: int, V: V)
 
 
 def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
-    """Candidates for testing, best first. A session has one: the better of its chain and its guess."""
+    """What may be tested, best first. All pieces of a session are of one source: its chain or its guess."""
     if not any(candidate.drafted or candidate.guess is not None for candidate in candidates):
         return []
     least = _least_density(len(candidates), V)

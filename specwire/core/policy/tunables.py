@@ -13,8 +13,8 @@ from specwire.core.messages import Pace
 # ----------------------------------------------------------------------------------------------------------------------
 # What is learnt, and how fast it is forgotten.
 
-# Share of its weight that a count keeps with each new one: acceptance, calibration, what windows cost. A memory of 50
-# windows; shorter ones chase chance (sweep).
+# Share of its weight that a count keeps with each new one: acceptance, calibration, what windows cost. This
+# remembers some 50 windows; a shorter memory chases chance (sweep).
 DECAY = 0.98
 # Likewise for what windows cost, after a step without any: what was thought too dear is tried again in the end.
 FADE = 0.97

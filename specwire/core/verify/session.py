@@ -76,7 +76,7 @@ class VerifySession:
 
     ngram, head: the verifier's own sources; None where they take no part. tail: what was decided since the log last
     acknowledged. history: the text's ids, where penalties look at them, else None.
-    tested_us: its time spent when a token of a chain was last tested.
+    tested_us: the time it had spent when a token of a chain was last tested.
     matcher: the constraint of `sampling` behind the output; nothing is decided before it is there. stuck: no token is
     allowed at the next position, so the text can neither go on nor end.
     """
@@ -306,10 +306,9 @@ class VerifySession:
         return window[:common] if common == len(known) or not self.sampling.weighed else window
 
     def allowed(self, window: Sequence[int]) -> list[Mask | None]:
-        """The ids that the constraint allows behind 0, 1, ...
+        """The ids that the constraint allows behind the first 0, 1, ..., len(window) tokens of `window`; None for any.
 
-        len(window) tokens of `window`; None for any. None also where no id is allowed: `resolve` refuses the token
-        drawn there.
+        None also where no id is allowed: `resolve` refuses the token drawn there.
         """
         if self.matcher is None:
             return [None] * (len(window) + 1)
@@ -476,7 +475,7 @@ class RunningSession:
         source, drafted, at_hand, room = session.source, 0, 0, session.room
         if source is not None:
             drafted = len(session.window(most))
-            # A part of a chunk that no window can take is here, and so not missing.
+            # Tokens of a chunk too long for any window have arrived, so they are not missing.
             at_hand = max(drafted, len(session.chains.window(session.position, MOST_WINDOW)))
         missing = max(0, min(session.allowance.due, most, room - 1) - at_hand)
         due = self.expectations.due(plain_us) if missing > 0 else None
