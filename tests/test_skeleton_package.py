@@ -1,5 +1,6 @@
 """The package and the make targets: pins, types, what a user is told."""
 
+import ast
 import importlib.metadata
 import os
 import re
@@ -95,6 +96,44 @@ def test_clients_and_orchestrators_install_what_they_need_only(project: dict[str
     # Which extra has a module is looked up by the distribution that installs it.
     owners = importlib.metadata.packages_distributions()
     assert {normalised(owner) for module in OF_SERVICES for owner in owners[module]} == services
+
+
+# Prints our files that a verifier on vLLM, and what vLLM's own server loads, import where there is no OpenTelemetry.
+BESIDE_VLLM = """
+import sys
+sys.modules["opentelemetry"] = None
+import specwire.lm.pretrained, specwire.lm.runners.vllm, specwire.vllm, verify_service.server
+ours = [module for name, module in sys.modules.items() if name.split(".")[0] in sys.argv[1:]]
+print(*(module.__file__ for module in ours if module.__file__), sep="\\n")
+"""
+OURS = ("orchestrator", "specwire", "verify_service")
+
+
+def test_the_extra_for_vllm_brings_what_runs_beside_it(project: dict[str, Any]) -> None:
+    """Whatever one of our files imports when it is imported itself."""
+    command = [sys.executable, "-c", BESIDE_VLLM, *OURS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120.0, check=True)
+    imported = {root for file in done.stdout.split() for root in imports_of(Path(file))}
+    assert {"grpc_health", "redis", "torch"} <= imported
+    brought, owners = brought_by("vllm", project), importlib.metadata.packages_distributions()
+    missing = {root for root in imported if brought.isdisjoint(map(normalised, owners.get(root, ())))}
+    assert missing <= {*OURS, *sys.stdlib_module_names}
+
+
+def imports_of(file: Path) -> set[str]:
+    """First words of what its module imports, outside of functions."""
+    nodes = ast.parse(file.read_text()).body
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in names}
+
+
+def brought_by(extra: str, project: dict[str, Any]) -> set[str]:
+    """Normalised names of the distributions that it asks for itself, the package's own among them."""
+    lines = list(project["optional-dependencies"][extra])
+    others = [other for line in lines for other in re.findall(r"^specwire\[(\w+)\]$", line)]
+    own = {normalised(re.split(r"[<>=!~\[; ]", line)[0]) for line in [*lines, *project["dependencies"]]}
+    return own.union(*(brought_by(other, project) for other in others))
 
 
 def test_the_version_is_one(project: dict[str, Any]) -> None:
