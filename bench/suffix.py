@@ -3,8 +3,10 @@
 Tenants have code written, edit it, run it, read a part of it, and repeat the first request as it was, seed included:
 five sessions for each piece of held-out code, each prompt made of the code and of what the target wrote. The first one
 is cold, the next ones (warm) have much of what the tenant said before, and the last one is told by itself. The rows
-differ in what the verifier may propose: nothing, from the session's own text only, from the tenant's texts too. They
-take turns on one stack; each row has tenants of its own, so that none begins from another's keys and values.
+differ in what the verifier may propose: nothing, from the session's own text only, from the tenant's texts too, and in
+cold sessions only from a table of n-grams, made before from what the demo pair learnt from. They take turns, the table
+on a stack of its own which has nothing else to propose from; each row has tenants of its own, so that none begins from
+another's keys and values.
 
 What was said is then told again to each source by itself, and to arctic-inference's if it is there
 (`bench.suffix_sources`).
@@ -13,7 +15,6 @@ What was said is then told again to each source by itself, and to arctic-inferen
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import secrets
 import signal
@@ -27,7 +28,7 @@ from tempfile import TemporaryDirectory
 
 from tokenizers import Tokenizer
 
-from bench import machine
+from bench import record
 from bench.bars import Bar, at_least, at_most
 from bench.entry import terminable
 from bench.interleave import schedule
@@ -38,19 +39,26 @@ from bench.rows import RUN_LIMIT, exactly, up
 from bench.runs import BenchError, Run, Sample, of_row
 from bench.settings import HERE
 from bench.speed import speed_ratio, tokens_per_forward, tokens_per_second
-from bench.suffix_sources import MILLION, OWN_TOKENS, LookUp, Replayed, Said, look_up, replays
+from bench.suffix_sources import MILLION, OWN_TOKENS, LookUp, Replayed, Said, build_table, look_up, replays
 from demo_pair import TARGET, held_out_prompts
 from specwire.client import Client, SpecwireError
 from specwire.core.model import AUTO
 from specwire.progress import Bar as ProgressBar
 from specwire.rpc.process import say
 from specwire.rpc.server_options import SERVED_DTYPES
+from specwire.text.table_file import load_table
 
 OUT = HERE / "results" / "suffix.json"
-OFF, OWN, SHARED = "off", "own", "shared"
-LABELS = {OFF: "nothing proposed", OWN: "the session's own text", SHARED: "the tenant's texts"}
+OFF, OWN, SHARED, TABLE = "off", "own", "shared", "table"
+LABELS = {
+    OFF: "nothing proposed",
+    OWN: "the session's own text",
+    SHARED: "the tenant's texts",
+    TABLE: "a table of n-grams alone",
+}
 TEMPERATURES = (0.0, 0.8)
 SEED = 7
+NUMBERS = ("prompts", "tokens", "tenants", "repeats", "others")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -86,22 +94,32 @@ def _end(code: str) -> str:
     return "".join(lines[len(lines) // 2 :])
 
 
-STEPS: tuple[Callable[[str, Sequence[str]], str], ...] = (write, edit, run, reread, repeat)
+Step = Callable[[str, Sequence[str]], str]
+STEPS: tuple[Step, ...] = (write, edit, run, reread, repeat)
+
+
+def steps_of(row: str) -> tuple[Step, ...]:
+    """A table knows nothing of what was said before, so it has cold sessions only."""
+    return STEPS[:1] if row == TABLE else STEPS
 
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """A client for each row, temperature, repeat and tenant: nobody finds what another one left."""
+    """A client for each row, temperature, repeat and tenant: nobody finds what another one left.
 
-    address: str
+    addresses: of the stacks, by row. tokens: by tenant.
+    """
+
+    addresses: dict[str, str]
     tokens: dict[str, str]
     cleanup: ExitStack
     clients: dict[str, Client]
 
-    def client(self, name: str) -> Client:
-        if name not in self.clients:
-            self.clients[name] = self.cleanup.enter_context(Client(self.address, token=self.tokens[name]))
-        return self.clients[name]
+    def client(self, row: str, tenant: str) -> Client:
+        if tenant not in self.clients:
+            client = Client(self.addresses[row], token=self.tokens[tenant])
+            self.clients[tenant] = self.cleanup.enter_context(client)
+        return self.clients[tenant]
 
 
 def tenant_names(args: argparse.Namespace) -> Iterator[str]:
@@ -138,7 +156,7 @@ class Conversation:
 
     def steps(self, tokenizer: Tokenizer) -> Iterator[Run]:
         written: list[str] = []
-        for step in STEPS:
+        for step in steps_of(self.row):
             prompt = tokenizer.encode(step(self.code, written), add_special_tokens=False).ids
             done, text = self._ask(prompt)
             written.append(text)
@@ -181,9 +199,8 @@ def trace(args: argparse.Namespace, tenants: Tenants, tokenizer: Tokenizer) -> t
         row, temperature = rows[index]
         tenant = tenant_of(row_key(row, temperature), repeat_number, place % args.tenants)
         kept = said if row == SHARED and repeat_number == 0 else []
-        return Conversation(tenants.client(tenant), codes[place], row, temperature, args.tokens, tenant, kept).steps(
-            tokenizer
-        )
+        client = tenants.client(row, tenant)
+        return Conversation(client, codes[place], row, temperature, args.tokens, tenant, kept).steps(tokenizer)
 
     say("bench: warming up")
     for index in range(len(rows)):
@@ -222,14 +239,18 @@ def measure(args: argparse.Namespace) -> tuple[list[Sample], LookUp, list[Replay
     found = look_up(args.others)
     with ExitStack() as cleanup:
         folder = Path(cleanup.enter_context(TemporaryDirectory(prefix="specwire-suffix-")))
+        table_file = build_table(args.target, args.corpus, folder / "table")
         tokens = {name: secrets.token_urlsafe(24) for name in tenant_names(args)}
         key_file = folder / "keys"
         key_file.touch(0o600)
         key_file.write_text("".join(f"{name} {token}\n" for name, token in tokens.items()))
-        stack, ready = up(args.target, None, args.dtype, not args.no_ray, "--api-keys", str(key_file))
-        cleanup.enter_context(stack)
-        samples, said = trace(args, Tenants(str(ready["address"]), tokens, cleanup, {}), tokenizer)
-    return samples, found, replays(said)
+        addresses: dict[str, str] = {}
+        for rows, own in (((OFF, OWN, SHARED), ()), ((TABLE,), ("--no-ngram", "--table", str(table_file)))):
+            stack, ready = up(args.target, None, args.dtype, not args.no_ray, "--api-keys", str(key_file), *own)
+            cleanup.enter_context(stack)
+            addresses |= dict.fromkeys(rows, str(ready["address"]))
+        samples, said = trace(args, Tenants(addresses, tokens, cleanup, {}), tokenizer)
+        return samples, found, replays(said, load_table(table_file))
 
 
 def bars(samples: Sequence[Sample], found: LookUp) -> list[Bar]:
@@ -239,6 +260,9 @@ def bars(samples: Sequence[Sample], found: LookUp) -> list[Bar]:
         for name, part, needed in (("warm", warm(samples), 1.2), ("cold", cold(samples), 1.0)):
             title = f"speed, {LABELS[SHARED]} / {LABELS[OWN]}, {name}, T = {temperature:g}"
             judged.append(at_least(title, speed_ratio(part, shared, own), needed))
+        title = f"speed, {LABELS[TABLE]} / {LABELS[OFF]}, cold, T = {temperature:g}"
+        ratio = speed_ratio(cold(samples), row_key(TABLE, temperature), row_key(OFF, temperature))
+        judged.append(at_least(title, ratio, 1.1))
     title = f"us per proposal at {OWN_TOKENS} tokens and {found.others / MILLION:g} M of others"
     return [*judged, at_most(title, found.shared_us, 50.0)]
 
@@ -264,6 +288,8 @@ def row_figures(samples: Sequence[Sample]) -> list[RowFigures]:
             key, off = row_key(row, temperature), row_key(OFF, temperature)
             for name, part in (("cold", cold(samples)), ("warm", warm(samples)), ("again", again(samples))):
                 runs = [sample.run for sample in of_row(part, key)]
+                if not runs:
+                    continue
                 tested = sum(done.tested or 0 for done in runs)
                 accepted = sum(done.accepted or 0 for done in runs) / tested if tested else None
                 speed, ratio = tokens_per_second(part, key), speed_ratio(part, key, off)
@@ -314,22 +340,17 @@ def report(samples: Sequence[Sample], found: LookUp, replayed: Sequence[Replayed
 
 
 def save(args: argparse.Namespace, samples: Sequence[Sample], found: LookUp, replayed: Sequence[Replayed]) -> None:
-    names = ("prompts", "tokens", "tenants", "repeats", "dtype", "others")
     written = {
-        "name": args.out.stem,
         "bars": [asdict(bar) for bar in bars(samples, found)],
         "rows": [asdict(each) for each in row_figures(samples)],
         "look_up": asdict(found),
         "replayed": [asdict(each) for each in replayed],
-        "machine": machine.describe(),
-        "commit": machine.commit(),
-        "arguments": {name: getattr(args, name) for name in names},
         "raw": [
             {**asdict(each.run), "tokens": None, "repeat": each.repeat, "prompt": each.prompt, "row": each.row}
             for each in samples
         ],
     }
-    args.out.write_text(json.dumps(written, indent=1) + "\n")
+    record.write(args.out, written, args, (*NUMBERS, "dtype"))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -337,13 +358,15 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--target", default=str(TARGET), metavar="DIR", help="with its tokenizer.json (default: the pair's)"
     )
-    line.add_argument("--prompts", type=int, default=9, metavar="N", help="pieces of code (default: %(default)s)")
+    line.add_argument("--prompts", type=int, default=8, metavar="N", help="pieces of code (default: %(default)s)")
     line.add_argument("--tokens", type=int, default=128, metavar="N", help="new ones a session (default: %(default)s)")
     line.add_argument("--tenants", type=int, default=3, metavar="N", help="(default: %(default)s)")
     line.add_argument("--repeats", type=int, default=7, metavar="N", help="(default: %(default)s)")
     line.add_argument(
         "--others", type=int, default=10 * MILLION, metavar="N", help="tokens beside a look-up (default: %(default)s)"
     )
+    own = "texts to make the table from (default: the demo pair's, without what is held out)"
+    line.add_argument("--corpus", nargs="+", default=[], type=Path, metavar="PATH", help=own)
     line.add_argument("--dtype", default=AUTO, choices=SERVED_DTYPES, help="(default: %(default)s)")
     line.add_argument("--no-ray", action="store_true", help="services as plain processes")
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
@@ -352,10 +375,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    for name in ("prompts", "tokens", "tenants", "repeats", "others"):
-        if getattr(args, name) < 1:
-            say(f"bench: error: {name}: must be at least 1, not {getattr(args, name)}")
-            return 2
+    if record.refused(args, NUMBERS):
+        return 2
     args.dtype = dtype_of(args.dtype)
     try:
         args.out.parent.mkdir(parents=True, exist_ok=True)

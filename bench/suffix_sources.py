@@ -11,8 +11,11 @@ tree for the session's prompt and output, and one for the outputs of all.
 from __future__ import annotations
 
 import importlib
+import json
 import random
+import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.interval import Estimate, estimate
+from bench.runs import BenchError
+from demo_pair.train.corpus import MANIFEST, is_test
+from deploy.stack.processes import environment
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.verify.shared_texts import ScopeTexts, SharedIndex
+from specwire.core.verify.table import KnownTexts, NgramTable
 from specwire.core.verify.text_sources import NgramSource, TextSource
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +42,29 @@ TREE_DEPTH, MOST_CACHED, SPEC_FACTOR, LEAST_PROBABILITY = 24, 10_000, 1.0, 0.1
 OWN_TOKENS, PROPOSALS, LOOKUP_REPEATS = 8000, 1000, 9
 SESSION_TOKENS, POOL_TOKENS = 8000, 50_000
 MILLION = 1_000_000
+# Seconds that a table may take to build.
+BUILD_LIMIT = 600.0
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A table of n-grams, of what the demo pair learnt from.
+
+
+def training_files() -> list[Path]:
+    """The demo pair's corpus, tests apart; its held-out prompts are of other files."""
+    root, rows = Path(sysconfig.get_path("stdlib")), json.loads(MANIFEST.read_text())["rows"]
+    named = [path for path, _, split in rows if split == "train" and not is_test(Path(path))]
+    return [root / path for path in named if (root / path).is_file()]
+
+
+def build_table(target: str, corpus: Sequence[Path], out: Path) -> Path:
+    """Have `specwire table build` count a corpus; () for what the demo pair learnt from. Raises BenchError."""
+    words = ["table", "build", *map(str, corpus or training_files()), "--tokenizer", target, "--out", str(out)]
+    try:
+        subprocess.run([sys.executable, "-m", "deploy", *words], env=environment(), check=True, timeout=BUILD_LIMIT)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BenchError(f"specwire table build: {type(error).__name__}; its last words are above") from error
+    return out
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sessions told again.
@@ -96,6 +126,18 @@ class OwnGuesses:
 
     def end(self) -> None:
         """What was said stays."""
+
+
+class TableGuesses(OwnGuesses):
+    """What a table says behind the session's text, which has no say."""
+
+    def __init__(self, table: NgramTable) -> None:
+        super().__init__()
+        self._known = KnownTexts(sys.maxsize, table=table)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._text = list(prompt)
+        self._source = TextSource(self._text, others=self._known.sources(self._text), own=False)
 
 
 def shared_texts() -> OwnGuesses:
@@ -165,13 +207,15 @@ def replay(label: str, sessions: Sequence[Said], sources: dict[str, GuessSource]
     return Replayed(label, tokens / max(1, guesses), share, spent_ns / 1000 / max(1, guesses))
 
 
-def replays(sessions: Sequence[Said]) -> list[Replayed]:
-    """Of every source that there is."""
+def replays(sessions: Sequence[Said], known: NgramTable) -> list[Replayed]:
+    """Of every source that there is. known: a table."""
     tenants = sorted({said.tenant for said in sessions})
     found = [
         replay("the session's own text", sessions, {tenant: OwnGuesses() for tenant in tenants}),
         replay("the tenant's texts", sessions, {tenant: shared_texts() for tenant in tenants}),
     ]
+    label = f"a table of {known.contexts} contexts, order {known.order}"
+    found.append(replay(label, sessions, {tenant: TableGuesses(known) for tenant in tenants}))
     module = arctic()
     if module is not None:
         found.append(replay("arctic-inference", sessions, {tenant: Arctic(module) for tenant in tenants}))

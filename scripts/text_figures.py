@@ -8,7 +8,7 @@ from scripts.pages import bars_table, grid, interval
 
 
 def suffix_table(results: dict[str, Any]) -> str:
-    """Render `make bench-suffix`: rows by kind of step, the texts told again, bars, what a look-up takes."""
+    """Render `make bench-suffix`: rows by kind of step, a table's too, texts told again, bars, what a look-up takes."""
     rows = [["temperature", "steps", "proposed from", "tokens/s", "x nothing", "tokens per forward", "accepted"]]
     for row in results["rows"]:
         accepted = "" if row["acceptance"] is None else f"{row['acceptance']:.2f}"

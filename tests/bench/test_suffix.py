@@ -1,11 +1,30 @@
-"""The trace of `make bench-suffix`: which steps are cold, what their prompts repeat, and whose tenants they are."""
+"""The trace of `make bench-suffix`: which steps are cold, what their prompts repeat, whose tenants they are; bars."""
 
 from __future__ import annotations
 
 import pytest
 
+from bench.interval import Estimate
 from bench.runs import Run, Sample
-from bench.suffix import STEPS, again, cold, keys, main, parser, tenant_names, warm
+from bench.suffix import (
+    LABELS,
+    STEPS,
+    TABLE,
+    TEMPERATURES,
+    again,
+    bars,
+    cold,
+    keys,
+    main,
+    parser,
+    report,
+    row_figures,
+    row_key,
+    steps_of,
+    tenant_names,
+    warm,
+)
+from bench.suffix_sources import LookUp, Replayed
 from demo_pair import held_out_prompts
 
 
@@ -24,6 +43,34 @@ def test_the_first_step_of_each_piece_is_cold_and_the_last_one_by_itself() -> No
     assert [sample.prompt for sample in cold(samples)] == [0, len(STEPS)]
     assert [sample.prompt for sample in again(samples)] == [len(STEPS) - 1, 2 * len(STEPS) - 1]
     assert len(warm(samples)) == 2 * len(STEPS) - 4
+
+
+# Seconds of a session, by row.
+SECONDS = {"off": 1.2, "own": 1.0, "shared": 0.8, "table": 1.0}
+
+
+def made() -> list[Sample]:
+    return [
+        Sample(repeat, step, row_key(row, temperature), Run((1, 2), seconds, 0.1, 2, 4, 2))
+        for repeat in range(6)
+        for temperature in TEMPERATURES
+        for row, seconds in SECONDS.items()
+        for step in range(len(steps_of(row)))
+    ]
+
+
+def test_a_table_is_held_against_nothing_in_cold_sessions() -> None:
+    took, samples = Estimate(10.0, 9.0, 11.0, 1.0), made()
+    found = LookUp(1000, took, took, 60.0, 1.0)
+    judged = {bar.name: (round(bar.value, 3), bar.needed, bar.holds) for bar in bars(samples, found)}
+    assert len(judged) == 7
+    for temperature in ("0", "0.8"):
+        name = f"speed, {LABELS[TABLE]} / nothing proposed, cold, T = {temperature}"
+        assert judged[name] == (1.2, 1.1, True)
+    assert [row.steps for row in row_figures(samples) if row.label == LABELS[TABLE]] == ["cold", "cold"]
+    printed = report(samples, found, [Replayed("a source", 1.5, None, 2.0)])
+    assert printed.count(LABELS[TABLE]) == 4
+    assert "MISSED" not in printed
 
 
 def test_no_two_rows_or_repeats_share_a_tenant() -> None:

@@ -6,15 +6,30 @@ import importlib
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
-from bench.suffix_sources import PACKAGE, OwnGuesses, Said, arctic, replay, replays, shared_texts
+from bench.runs import BenchError
+from bench.suffix_sources import (
+    PACKAGE,
+    OwnGuesses,
+    Said,
+    TableGuesses,
+    arctic,
+    build_table,
+    replay,
+    replays,
+    shared_texts,
+    training_files,
+)
 from demo_pair import TARGET, held_out_prompts
 from specwire.core.policy.tunables import SHARED_ORDERS
 from specwire.core.verify import shared_texts as module
 from specwire.core.verify.shared_texts import Occurrence, ScopeTexts, SharedIndex, voted
+from specwire.core.verify.table import NgramTable
+from specwire.text.table_file import load_table
 
 MOST = 16
 ROOMY = 1 << 20
@@ -38,9 +53,36 @@ def test_what_a_tenant_said_before_is_right_in_its_own_sessions_only() -> None:
 
 
 def test_every_source_that_there_is() -> None:
-    labels = [each.label for each in replays([said("ada", 1), said("ada", 1)])]
-    assert labels[:2] == ["the session's own text", "the tenant's texts"]
-    assert labels[2:] == (["arctic-inference"] if PACKAGE.is_dir() else [])
+    known = NgramTable.built([[1, 2, 3]], 2, "")
+    labels = [each.label for each in replays([said("ada", 1), said("ada", 1)], known)]
+    assert labels[:3] == ["the session's own text", "the tenant's texts", "a table of 2 contexts, order 2"]
+    assert labels[3:] == (["arctic-inference"] if PACKAGE.is_dir() else [])
+
+
+def test_a_table_says_what_it_learnt_and_nothing_of_the_text() -> None:
+    text = said("ada", 1)
+    whole = [*text.prompt, *text.output]
+    learnt = replay("", [text], {"ada": TableGuesses(NgramTable.built([whole, whole], 3, ""))})
+    assert learnt.accepted == 1.0
+    assert learnt.tokens_a_guess > 5
+    repeating = Said("ada", text.prompt, (*text.output, *text.output))
+    other = replay("", [repeating], {"ada": TableGuesses(NgramTable.built([[7001, 7002]], 2, ""))})
+    assert (other.tokens_a_guess, other.accepted) == (1.0, None)
+
+
+def test_the_pair_s_table_has_nothing_of_what_is_asked_for() -> None:
+    texts = [file.read_text(encoding="utf-8") for file in training_files()]
+    assert len(texts) > 100
+    assert not [prompt.name for prompt in held_out_prompts() if any(prompt.text in text for text in texts)]
+
+
+def test_a_table_is_built_by_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    corpus = tmp_path / "corpus.py"
+    corpus.write_text("x = 1\ny = 1\n")
+    assert load_table(build_table(str(TARGET), [corpus], tmp_path / "table")).contexts > 0
+    with pytest.raises(BenchError, match="specwire table build: CalledProcessError; its last words are above"):
+        build_table(str(TARGET), [tmp_path / "nowhere"], tmp_path / "table")
+    assert "there is no" in capfd.readouterr().err
 
 
 # Against arctic-inference

@@ -16,10 +16,12 @@ from tests.bench.tiny import save_pair
 @pytest.mark.timeout(600)
 def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, _ = save_pair(tmp_path)
-    out = tmp_path / "suffix.json"
+    out, corpus = tmp_path / "suffix.json", tmp_path / "corpus.py"
+    corpus.write_text("def add(left, right):\n    return left + right\n" * 20)
     words = ["--no-ray", "--prompts", "1", "--tokens", "16", "--repeats", "1", "--tenants", "1", "--others", "20000"]
 
-    code = suffix.main([*words, "--dtype", "float32", "--target", str(target), "--out", str(out)])
+    words += ["--dtype", "float32", "--target", str(target), "--corpus", str(corpus), "--out", str(out)]
+    code = suffix.main(words)
 
     printed = capsys.readouterr().out
     assert code == 0, printed
@@ -27,21 +29,24 @@ def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys
         "nothing proposed",
         "the session's own text",
         "the tenant's texts",
+        "a table of n-grams alone",
         "us per proposal at 8000 tokens",
         "told again",
     ):
         assert label in printed
     found = json.loads(out.read_text())
     rows = {(row["key"], row["steps"]): row for row in found["rows"]}
-    assert len(rows) == 2 * 3 * 3
+    assert len(rows) == 2 * (3 * 3 + 1)
     for (key, _), row in rows.items():
         assert row["acceptance"] is None or not key.startswith("off")
         assert row["tokens_per_forward"] >= 1.0
     assert any(row["acceptance"] for row in rows.values())
-    assert len(found["raw"]) == len(suffix.STEPS) * 6
-    assert len(found["bars"]) == 5
+    assert len(found["raw"]) == 2 * (3 * len(suffix.STEPS) + 1)
+    assert len(found["bars"]) == 7
     assert found["look_up"]["bytes_a_token"] > 0
-    assert [each["label"] for each in found["replayed"]][:2] == ["the session's own text", "the tenant's texts"]
+    labels = [each["label"] for each in found["replayed"]]
+    assert labels[:2] == ["the session's own text", "the tenant's texts"]
+    assert labels[2].startswith("a table of ")
     assert all(each["tokens_a_guess"] >= 1.0 for each in found["replayed"])
     assert "told again" in suffix_table(found)
     assert str(tmp_path) not in out.read_text()

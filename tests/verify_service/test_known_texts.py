@@ -37,11 +37,18 @@ def table(order: int, *documents: Sequence[int]) -> KnownTexts:
     return KnownTexts(VOCABULARY, table=NgramTable.built(documents, order, ""))
 
 
-def steps(known: KnownTexts | None, sampling: Sampling) -> int:
-    on = Rig(SPEC, context=1024, growth=0.01, known=known)
-    on.open(1, PROMPT, max_tokens=LENGTH, sampling=sampling)
+def steps(
+    known: KnownTexts | None,
+    sampling: Sampling,
+    prompt: Sequence[int] = PROMPT,
+    own_text: bool = True,
+    asked: bool = True,
+) -> int:
+    """own_text: as --no-ngram leaves it. asked: whether the request may be proposed texts."""
+    on = Rig(SPEC, context=1024, growth=0.01, ngram=own_text, known=known)
+    on.open(1, prompt, max_tokens=LENGTH, sampling=sampling, ngram=asked)
     on.run()
-    assert on.tokens[1] == oracle(on.lm, PROMPT, LENGTH, sampling)
+    assert on.tokens[1] == oracle(on.lm, prompt, LENGTH, sampling)
     return on.engine.steps
 
 
@@ -54,6 +61,19 @@ def test_right_ones_save_steps_and_wrong_ones_change_nothing(sampling: Sampling)
     mixed = [each for pair in zip(right, wrong, strict=True) for each in pair]
     assert steps(references(mixed), sampling) <= without
     assert steps(table(2, mixed), sampling) <= without
+
+
+def test_they_are_proposed_where_the_text_itself_is_not() -> None:
+    """--no-ngram leaves out the text itself; a request that wants no texts is proposed none of these either."""
+    right = truth(GREEDY)
+    without = steps(None, GREEDY, own_text=False)
+    for known in (references(right), table(4, right, right)):
+        assert steps(known, GREEDY, own_text=False) < without / 2
+        assert steps(known, GREEDY, own_text=False, asked=False) == without
+    repeating = [*right, *PROMPT]
+    without = steps(None, GREEDY, repeating, own_text=False)
+    assert steps(None, GREEDY, repeating) < without / 2, "all of it stands in the prompt"
+    assert steps(references([7, 8, 9] * 50), GREEDY, repeating, own_text=False) == without
 
 
 def test_what_one_session_learns_of_them_no_other_is_told() -> None:

@@ -45,10 +45,11 @@ class SessionManager:
     `texts`: of sessions, to propose from. `earlier`: those of ended sessions that are to be among them.
 
     Args:
-        ngram: sessions may guess from their own text. detach_grace_us: how long a session is kept after it lost its
-        link, or after an end that nobody acknowledged. patience: with sessions that find no slot. offers: where
-        outcomes of proposals are counted. head: sessions take what a head proposes. shares: what tenants may have; None
-        where there are none. text_memory: bytes for texts of sessions, which others of their scope may be proposed.
+        ngram: sessions may guess from their own text; without, from `known` only. detach_grace_us: how long a session
+        is kept after it lost its link, or after an end that nobody acknowledged. patience: with sessions that find no
+        slot. offers: where outcomes of proposals are counted. head: sessions take what a head proposes. shares: what
+        tenants may have; None where there are none. text_memory: bytes for texts of sessions, which others of their
+        scope may be proposed.
         known: what else sessions may be proposed.
     """
 
@@ -289,11 +290,12 @@ class SessionManager:
             self._ending(opening),
             opening.allowance,
             self._lm.info.vocabulary,
-            ngram=self._ngram and opening.ngram,
+            ngram=opening.ngram,
             epoch=opening.epoch,
             prediction=opening.prediction,
             head=self._head.of(opening.sampling.temperature) if self._head is not None and opening.head else None,
             others=lambda text: self._others(opening, text),
+            own_text=self._ngram,
         )
         session.ledger.balance_us = float(opening.ledger_us)
         return session

@@ -112,22 +112,25 @@ class VerifySession:
         prediction: Sequence[int] = (),
         head: AcceptanceByPosition | None = None,
         others: Callable[[Sequence[int]], Sequence[NgramSource]] | None = None,
+        own_text: bool = True,
     ) -> VerifySession:
         """Take over the text `tokens`; it may already hold its end (the owner died between append and finish).
 
-        ngram: also guess from the text itself, under rules that look at no proposal. Other rules need the distribution
-            that a draft token was drawn from, and a guess from the text has none.
+        ngram: also guess from texts, under rules that look at no proposal. Other rules need the distribution that a
+            draft token was drawn from, and a guess from a text has none.
         head: likewise take what a head proposes, of which this is known; None: take nothing.
         epoch: see `specwire.core.law.noise`.
         prediction: what the client expects of the output; a source of guesses, like the text.
         others: further sources of guesses for the text, which grows; asked for where `ngram` takes effect.
+        own_text: False leaves out the text itself and its prediction; `others` still guess.
         """
         chains = Chains(vocabulary, weighed=sampling.weighed, epoch=epoch, branching=sampling.guessed)
         session = cls(Text(tokens), sampling, ending, allowance, chains)
         if ngram and sampling.guessed:
             text = session.text.tokens
             further = others(text) if others is not None else ()
-            session.ngram = TextSource(text, prompt_length, prediction, others=further)
+            if own_text or further:
+                session.ngram = TextSource(text, prompt_length, prediction, others=further, own=own_text)
         if head is not None and sampling.guessed:
             session.head = HeadSource(session.text.tokens, head)
         if sampling.penalised:

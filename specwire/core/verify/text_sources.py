@@ -334,6 +334,7 @@ class TextSource:
     Of equals the first counts, in this order.
 
     Args: see NgramSource; prompt_length: of `tokens`, those that are the prompt. others: further sources of guesses.
+        own: False leaves the session's text and its prediction out, and needs others.
     """
 
     def __init__(
@@ -343,9 +344,10 @@ class TextSource:
         prediction: Sequence[int] = (),
         most: int = MOST_WINDOW,
         others: Sequence[NgramSource] = (),
+        own: bool = True,
     ) -> None:
-        self._sources = [NgramSource(tokens, most), *others]
-        if prediction:
+        self._sources = [NgramSource(tokens, most), *others] if own else list(others)
+        if own and prediction:
             index = PredictionIndex(tokens, tokens[:prompt_length], prediction)
             self._sources.insert(0, NgramSource(tokens, most, index, PREDICTION_PRIORS, SourceKind.PREDICTION))
         self.guess: Guess | None = None
