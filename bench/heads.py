@@ -1,8 +1,9 @@
 """Measure heads beside the demo target: python -m bench.heads --help.
 
-Each head has a stack of its own; whatever works without one shares a stack that was started without heads, so that
-nothing is read from hidden states there. All rows take turns on the same prompts, n-grams off where a row does not
-name them: with one session, where the peers take part too, then with several at once.
+Each head has a stack of its own, and so has a table of n-grams; whatever works without them shares a stack that was
+started without heads, so that nothing is read from hidden states there. All rows take turns on the same prompts, texts
+off where a row does not name them: with one session, where the peers take part too, then with several at once. All
+sessions are one tenant's, and may be proposed what the others at once say.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +42,7 @@ from bench.rows import TransformersRow, start_peer, up
 from bench.runs import BenchError, Row, Sample
 from bench.settings import HERE, located, shown_model
 from bench.speed import speed_ratio, tokens_per_forward, tokens_per_second
+from bench.suffix_sources import build_table
 from bench.texts import Judged, judge, mismatches, tolerance
 from deploy.stack.options import cores
 from specwire.client.events import Stats
@@ -49,24 +52,25 @@ from specwire.rpc.process import say
 from specwire.rpc.server_options import SERVED_DTYPES
 
 OUT = HERE / "results" / "heads.json"
-OFF, FAR, NGRAM, EAGLE3, AUTOMATIC = "off", "far", "ngram", "eagle3", "automatic"
+OFF, FAR, NGRAM, TABLE, EAGLE3, AUTOMATIC = "off", "far", "ngram", "table", "eagle3", "automatic"
 TRAINED = ("medusa", "hydra", "mtp")
 SELF, TRANSFORMERS, OPENVINO = "self", "transformers", "openvino"
 LABELS = {
     OFF: "nothing drafts",
     FAR: "drafter in a process of its own",
-    NGRAM: "n-grams of the text",
+    NGRAM: "n-grams of the tenant's texts",
+    TABLE: "a table of n-grams",
     EAGLE3: "EAGLE-3 head",
     "medusa": "Medusa heads",
     "hydra": "Hydra heads",
     "mtp": "MTP layer",
     SELF: "the target without some layers",
-    AUTOMATIC: "drafter, n-grams and EAGLE-3 head",
+    AUTOMATIC: "drafter, texts, table and EAGLE-3 head",
     TRANSFORMERS: "transformers",
     OPENVINO: "OpenVINO GenAI",
 }
 PEERS = (TRANSFORMERS, OPENVINO)
-SINGLE = (FAR, NGRAM, EAGLE3)
+SINGLE = (FAR, NGRAM, TABLE, EAGLE3)
 # The rows with more than one session.
 AT_ONCE = (OFF, *SINGLE, AUTOMATIC)
 TEMPERATURES, SEED = (0.0, 0.8), 1
@@ -92,6 +96,7 @@ class HeadsSettings:
         sessions: at once.
         rounds: passes over all prompts; None for as many as make LEAST_TURNS turns of a level.
         only: rows; () for all. Nothing is measured without OFF.
+        corpus: what the table is made from; () for what the demo pair learnt from.
     """
 
     target: str
@@ -107,6 +112,7 @@ class HeadsSettings:
     runtime: str = AUTO
     dtype: str = "bfloat16"
     target_threads: int | None = None
+    corpus: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         available = len(demo_pair.held_out_prompts())
@@ -134,7 +140,8 @@ class HeadsSettings:
     def shown(self) -> dict[str, object]:
         """For the record: models without their folders on this machine."""
         models = {"target": shown_model(self.target), "draft": shown_model(self.draft)}
-        return {**asdict(self), **models, "head": _shown(self.head), "trained": _shown(self.trained)}
+        folders = {"head": _shown(self.head), "trained": _shown(self.trained), "corpus": [*map(_shown, self.corpus)]}
+        return {**asdict(self), **models, **folders}
 
 
 def _shown(folder: Path) -> str:
@@ -172,6 +179,8 @@ def parser() -> argparse.ArgumentParser:
     add("--only", default="", metavar="ROW,ROW", help=f"besides {OFF}: {', '.join(list(LABELS)[1:])} (default: all)")
     add("--runtime", default=AUTO, choices=RUNTIMES, help="of specwire up (default: %(default)s)")
     add("--dtype", default=AUTO, choices=SERVED_DTYPES, help="of all rows (default: %(default)s)")
+    own = "texts to make the table from (default: the demo pair's, without what is held out)"
+    add("--corpus", nargs="+", default=[], type=Path, metavar="PATH", help=own)
     add("--target-threads", type=int, metavar="N", help="of specwire up (default: half of the cores)")
     add("--out", type=Path, default=OUT, metavar="FILE", help="JSON (default: bench/results/heads.json)")
     return line
@@ -193,6 +202,7 @@ def settings_of(args: argparse.Namespace) -> HeadsSettings:
         args.runtime,
         args.dtype,
         args.target_threads,
+        tuple(path.expanduser().resolve() for path in args.corpus),
     )
     return replace(asked, dtype=dtype_of(asked.dtype))
 
@@ -220,6 +230,11 @@ class Field:
 
     def __init__(self, settings: HeadsSettings, cleanup: ExitStack) -> None:
         self._settings, self._cleanup = settings, cleanup
+        self._folder = Path(cleanup.enter_context(TemporaryDirectory(prefix="specwire-heads-")))
+        # A tenant with a key: without, sessions are proposed nothing of each other.
+        self._token, self._keys = secrets.token_urlsafe(24), self._folder / "keys"
+        self._keys.touch(0o600)
+        self._keys.write_text(f"bench {self._token}\n")
         self._runner = cleanup.enter_context(asyncio.Runner())
         self.rows: list[BatchRow] = []
         self.runtimes: dict[str, str] = {}
@@ -239,14 +254,23 @@ class Field:
         return self._cleanup.enter_context(child)
 
     def _start_stacks(self) -> None:
-        asked = self._settings
+        asked, table = self._settings, self._table()
         self._add({OFF: (False, False), FAR: (True, False), NGRAM: (False, True)}, asked.draft, "--no-heads")
+        if asked.wants(TABLE):
+            self._add({TABLE: (False, True)}, None, "--no-heads", "--no-ngram", *table)
         for row, spec in self._specs().items():
-            own = ("--heads", spec) if row == AUTOMATIC else ("--no-ngram", "--heads", spec)
+            own = (*table, "--heads", spec) if row == AUTOMATIC else ("--no-ngram", "--heads", spec)
             try:
                 self._add({row: (True, True)}, asked.draft if row == AUTOMATIC else None, *own)
             except BenchError as error:
                 self.notes.append(f"{row} was not measured: {error}.")
+
+    def _table(self) -> tuple[str, ...]:
+        """Words that name a table, which is built; none where no row asks for it."""
+        asked = self._settings
+        if not asked.wants(TABLE) and not asked.wants(AUTOMATIC):
+            return ()
+        return "--table", str(build_table(asked.target, asked.corpus, self._folder / "table"))
 
     def _specs(self) -> dict[str, str]:
         """What --heads is given, by row; a head that is not there is noted."""
@@ -266,13 +290,14 @@ class Field:
         """A stack, and its rows at each temperature; by row whether drafters, or heads, and n-grams may propose."""
         asked = self._settings
         words = ["--slots", str(max(LEAST_SLOTS, *asked.sessions)), "--runtime", asked.runtime, *own]
+        words += ["--api-keys", str(self._keys)]
         if asked.target_threads is not None:
             words += ["--target-threads", str(asked.target_threads)]
         name = next(iter(sources))
         say(f"bench: starting {name}")
         stack, ready = up(asked.target, draft, asked.dtype, False, *words)
         self._own(name, stack)
-        client = client_of(self._runner, self._cleanup, ready["address"])
+        client = client_of(self._runner, self._cleanup, ready["address"], self._token)
         runtime = runtime_of(self._runner, client)
         for row, (drafting, ngram) in sources.items():
             if asked.wants(row):

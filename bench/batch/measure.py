@@ -172,9 +172,9 @@ def _start_fixed(plan: str, services: Mapping[str, str], redis_url: str) -> tupl
         raise
 
 
-def client_of(runner: asyncio.Runner, cleanup: ExitStack, address: str) -> AsyncClient:
+def client_of(runner: asyncio.Runner, cleanup: ExitStack, address: str, token: str = "") -> AsyncClient:
     async def made() -> AsyncClient:
-        return AsyncClient(address)
+        return AsyncClient(address, token=token)
 
     client = runner.run(made())
     cleanup.callback(lambda: runner.run(client.close()))

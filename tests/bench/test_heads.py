@@ -19,6 +19,7 @@ from bench.heads import (
     LABELS,
     NGRAM,
     OFF,
+    TABLE,
     TRANSFORMERS,
     HeadsResults,
     HeadsSettings,
@@ -43,7 +44,7 @@ from specwire.client.events import Stats
 from tests.bench.batch_samples import step, timed_run
 
 # Seconds of a session's 10 tokens, by row; ten times as long in the last turn of every row.
-SECONDS = {OFF: 0.12, FAR: 0.11, NGRAM: 0.14, EAGLE3: 0.08, AUTOMATIC: 0.1}
+SECONDS = {OFF: 0.12, FAR: 0.11, NGRAM: 0.14, TABLE: 0.13, EAGLE3: 0.08, AUTOMATIC: 0.1}
 PLACES = [(level, temperature) for level in (1, 16) for temperature in (0.0, 0.8)]
 STATS = Stats(tested_at=(4, 2), accepted_at=(2, 1), tested=6, accepted=3, tested_head=4, accepted_head=2)
 
@@ -159,10 +160,12 @@ def test_a_level_has_turns_enough() -> None:
 
 def test_no_path_of_this_machine_is_recorded(tmp_path: Path) -> None:
     words = ["--dtype", "float32", "--head", str(tmp_path / "head"), "--sessions", "2,1", "--only", "far,self"]
+    words += ["--corpus", str(tmp_path / "texts")]
     asked = settings_of(parser().parse_args(words))
     assert (asked.sessions, asked.only) == ((1, 2), (FAR, "self"))
     shown = asked.shown()
     assert (shown["target"], shown["head"], shown["trained"]) == ("demo_pair/target", "head", "build/heads")
+    assert shown["corpus"] == ["texts"]
 
 
 @pytest.mark.parametrize(
