@@ -273,7 +273,7 @@ bench-box: $(STAMP) ## measure specwire in one process and in several beside Ope
 bench-copy: $(STAMP) ## measure proposals from the text itself on prompts that ask for a copy
 	$(BIN)/python -m bench.copy
 
-bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said before, on a trace like an agent's (eleven minutes)
+bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said before, on a trace like an agent's, and from a table (eleven minutes)
 	$(BIN)/python -m bench.suffix
 
 bench-rag: $(STAMP) ## measure Speculative RAG on questions about code: the draft that the target chose, one draft, the target (ten minutes)
