@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from bench.interval import Estimate, estimate
 from bench.runs import BenchError
+from demo_pair import held_out_prompts
 from demo_pair.train.corpus import MANIFEST, is_test
 from deploy.stack.processes import environment
 from specwire.core.messages import MOST_WINDOW
@@ -50,10 +51,15 @@ BUILD_LIMIT = 600.0
 
 
 def training_files() -> list[Path]:
-    """The demo pair's corpus, tests apart; its held-out prompts are of other files."""
+    """The demo pair's corpus, but for tests, and for files in which a held-out prompt stands, too: some are copies."""
     root, rows = Path(sysconfig.get_path("stdlib")), json.loads(MANIFEST.read_text())["rows"]
     named = [path for path, _, split in rows if split == "train" and not is_test(Path(path))]
-    return [root / path for path in named if (root / path).is_file()]
+    files, asked = [root / path for path in named], [prompt.text for prompt in held_out_prompts()]
+    return [file for file in files if file.is_file() and not _says(file.read_text(encoding="utf-8"), asked)]
+
+
+def _says(text: str, asked: Sequence[str]) -> bool:
+    return any(prompt in text for prompt in asked)
 
 
 def build_table(target: str, corpus: Sequence[Path], out: Path) -> Path:
