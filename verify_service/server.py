@@ -15,8 +15,10 @@ from typing import Any
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import ModelError, SlotModel
+from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.shares import TenantShares
 from specwire.core.verify.shared_texts import TOKEN_BYTES
+from specwire.core.verify.table import KnownTexts
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
 from specwire.registry.registrar import LoadReader, Registrar
@@ -39,13 +41,17 @@ from specwire.rpc.server_options import (
     run_model_service,
     text_memory_of,
 )
-from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
+from specwire.rpc.service_thread import GoOn, Runnable, ServiceThread
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Families, Registry, by_label, counter, gauge, process_families
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
 from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+from verify_service.engine.engine import Engine
+from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import Command, QueuePatience, Reports
+from verify_service.known_texts import known_texts
+from verify_service.metrics import families, load_of
 from verify_service.ranks import Ranks
 from verify_service.service import EngineThread, VerifyServicer
 from verify_service.tenants import TenantTable, add_tenants_argument, tenant_of, tenants_of
@@ -163,8 +169,7 @@ async def start(
     thread, info = await load(options, registry, meter, patient, detach_grace, patience, shares)
     info.region = registration.region
     whose = None if shares is None else partial(tenant_of, keys=options.keys, shares=shares)
-    position_bytes = info.kv_bytes // (info.slots * info.context)
-    usage = UsageLog(usage_log, info.model, position_bytes) if usage_log is not None else None
+    usage = None if usage_log is None else _usage_of(usage_log, info)
     servicer = VerifyServicer(thread, info, whose, usage)
     registry.add(VERIFIER, lambda: _of_links(servicer, usage))
     registry.add(VERIFIER, process_families)
@@ -183,14 +188,28 @@ async def start(
         started.pop_all()
     if usage is not None:
         usage.start()
+    renewal = _renewal(options, server, shares, tenants)
+    return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter, usage)
+
+
+def _usage_of(path: Path, info: common_pb2.GetModelInfoResponse) -> UsageLog:
+    return UsageLog(path, info.model, position_bytes=info.kv_bytes // (info.slots * info.context))
+
+
+def _renewal(
+    options: ModelServiceOptions,
+    server: RunningServer,
+    shares: TenantShares | None,
+    tenants: Origin[TenantTable] | None,
+) -> Renewal:
+    """Of who may call, and of what tenants may have."""
 
     def renewed() -> None:
         server.recheck()
         if shares is not None and tenants is not None:
             shares.renew(*tenants.latest)
 
-    renewal = Renewal((*options.origins, tenants), renewed)
-    return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter, usage)
+    return Renewal((*options.origins, tenants), renewed)
 
 
 async def load(
@@ -212,9 +231,94 @@ async def load(
     share_interpreter()
     size = options.tensor_parallel_size
     ranks = Ranks(size, options.loading()) if size > 1 else None
-    load = _loader(options, patient, detach_grace, patience, registry, meter or LoadReader(), ranks, shares, gather_us)
-    thread = ServiceThread(VERIFIER, load, helpers=ranks, cores=cores)
+    # Who waits for all that is due tests no guesses of its own.
+    text_memory = options.text_memory if options.ngram and not patient else 0
+    reader = meter or LoadReader()
+
+    def loaded(
+        deliver: Callable[[Reports], None], go_on: GoOn
+    ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
+        from specwire.lm.sampler import LogitsSampler  # imports torch, as below
+
+        lm, costs = _measured(options, ranks, go_on)
+        engine = Engine(
+            lm,
+            LogitsSampler(lm.info.deterministic),
+            costs,
+            deliver,
+            patient=patient,
+            ngram=options.ngram,
+            detach_grace_us=detach_grace * 1e6,
+            patience=patience,
+            drafting=None if patient else _head_of(lm, options.heads),
+            shares=shares,
+            text_memory=text_memory,
+            known=_known(lm, options),
+            gather_us=gather_us,
+        )
+        registry.add(VERIFIER, lambda: families(engine))
+        reader.read = lambda: load_of(engine)
+        return engine, _described(lm, costs, text_memory)
+
+    thread = ServiceThread(VERIFIER, loaded, helpers=ranks, cores=cores)
     return thread, await thread.start()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What `load` does in the engine's thread. torch is imported here, which who only parses arguments does not need.
+
+
+def _measured(options: ModelServiceOptions, ranks: Ranks | None, go_on: GoOn) -> tuple[SlotModel, StepCosts]:
+    """The target, and what its steps cost."""
+    from specwire.lm import load_model
+    from verify_service.engine.calibration import step_costs
+
+    over = "" if ranks is None else f" over {ranks.size} processes"
+    say(f"specwire verify: loading {options.model}{over}")
+    lm = load_model(**options.loading(), ranks=ranks)
+    go_on()
+    say(f"specwire verify: {lm.slots} slots of {lm.info.context} positions{_kept(lm)}")
+    say("specwire verify: measuring forward times")
+    return lm, step_costs(lm, go_on)
+
+
+def _head_of(lm: SlotModel, heads: str) -> HeadDrafting | None:
+    """What drafts beside the target, if anything does. ModelError if it cannot."""
+    from specwire.lm.heads.slots import DraftingModel, HeadFailed
+    from verify_service.engine.calibration import calibrate_head
+
+    try:
+        return HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, DraftingModel) else None
+    except HeadFailed as error:
+        raise ModelError(f"heads: {heads}: {error}") from error
+
+
+def _known(lm: SlotModel, options: ModelServiceOptions) -> KnownTexts:
+    known = known_texts(lm.info, options.references, options.table)
+    for line in known.told():
+        say(f"specwire verify: {line}")
+    return known
+
+
+def _described(lm: SlotModel, costs: StepCosts, text_memory: int) -> common_pb2.GetModelInfoResponse:
+    """What is told of the target."""
+    info = model_info_to_wire(lm.info, lm.slots, lm.kv_bytes, convention_of(lm.info.tokenizer_json))
+    info.text_room = text_memory // TOKEN_BYTES
+    info.instance = secrets.randbits(INSTANCE_BITS) if info.text_room else 0
+    for rows, microseconds in costs.forward.points.items():
+        info.forward_times.add(rows=rows, microseconds=round(microseconds))
+    return info
+
+
+def _kept(lm: SlotModel) -> str:
+    """What the slots keep, for people."""
+    keys, states = (size / MIB for size in (lm.kv_bytes - lm.state_bytes, lm.state_bytes))
+    told = f", {keys:.1f} MiB of keys and values" if keys else ""
+    if states:
+        told += f", {states:.1f} MiB of recurrent layers' states ({states / lm.slots:.2g} MiB a slot)"
+    if lm.most_window < MOST_WINDOW:
+        told += f"; they have room for windows of {lm.most_window} draft tokens, not {MOST_WINDOW}"
+    return told
 
 
 def _of_links(servicer: VerifyServicer, usage: UsageLog | None) -> Families:
@@ -238,85 +342,6 @@ def check_patience(patience: QueuePatience) -> None:
     if not 0 < patience.wait_us <= MOST_QUEUE_WAIT_S * 1e6:  # nor NaN
         seconds = patience.wait_us / 1e6
         raise InvalidParameter("queue-wait", f"must be above 0 and at most {MOST_QUEUE_WAIT_S:g} s, not {seconds:g}")
-
-
-def _loader(
-    options: ModelServiceOptions,
-    patient: bool,
-    detach_grace: float,
-    patience: QueuePatience,
-    registry: Registry,
-    meter: LoadReader,
-    ranks: Ranks | None,
-    shares: TenantShares | None,
-    gather_us: float,
-) -> Load[Reports, Command, common_pb2.GetModelInfoResponse]:
-    def load(
-        deliver: Callable[[Reports], None], go_on: GoOn
-    ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
-        # these import torch, which a process that only parses its arguments does not need
-        from specwire.lm import load_model
-        from specwire.lm.heads.slots import DraftingModel, HeadFailed
-        from specwire.lm.sampler import LogitsSampler
-        from verify_service.engine.calibration import calibrate_head, step_costs
-        from verify_service.engine.engine import Engine
-        from verify_service.engine.heads import HeadDrafting
-        from verify_service.known_texts import known_texts
-        from verify_service.metrics import families, load_of
-
-        over = "" if ranks is None else f" over {ranks.size} processes"
-        say(f"specwire verify: loading {options.model}{over}")
-        lm = load_model(**options.loading(), ranks=ranks)
-        go_on()
-        say(f"specwire verify: {lm.slots} slots of {lm.info.context} positions{_kept(lm)}")
-        say("specwire verify: measuring forward times")
-        costs = step_costs(lm, go_on)
-        info = model_info_to_wire(lm.info, lm.slots, lm.kv_bytes, convention_of(lm.info.tokenizer_json))
-        text_memory = options.text_memory if options.ngram and not patient else 0
-        info.text_room = text_memory // TOKEN_BYTES
-        info.instance = secrets.randbits(INSTANCE_BITS) if info.text_room else 0
-        for rows, microseconds in costs.forward.points.items():
-            info.forward_times.add(rows=rows, microseconds=round(microseconds))
-        try:
-            # Who waits for all that is due tests no guesses of its own.
-            drafting = HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, DraftingModel) and not patient else None
-        except HeadFailed as error:
-            raise ModelError(f"heads: {options.heads}: {error}") from error
-        known = known_texts(lm.info, options.references, options.table)
-        for line in known.told():
-            say(f"specwire verify: {line}")
-        grace_us = detach_grace * 1e6
-        engine = Engine(
-            lm,
-            LogitsSampler(lm.info.deterministic),
-            costs,
-            deliver,
-            patient=patient,
-            ngram=options.ngram,
-            detach_grace_us=grace_us,
-            patience=patience,
-            drafting=drafting,
-            shares=shares,
-            text_memory=text_memory,
-            known=known,
-            gather_us=gather_us,
-        )
-        registry.add(VERIFIER, lambda: families(engine))
-        meter.read = lambda: load_of(engine)
-        return engine, info
-
-    return load
-
-
-def _kept(lm: SlotModel) -> str:
-    """What the slots keep, for people."""
-    keys, states = (size / MIB for size in (lm.kv_bytes - lm.state_bytes, lm.state_bytes))
-    told = f", {keys:.1f} MiB of keys and values" if keys else ""
-    if states:
-        told += f", {states:.1f} MiB of recurrent layers' states ({states / lm.slots:.2g} MiB a slot)"
-    if lm.most_window < MOST_WINDOW:
-        told += f"; they have room for windows of {lm.most_window} draft tokens, not {MOST_WINDOW}"
-    return told
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
