@@ -23,7 +23,7 @@ from bench.batch.rows import AUTOMATIC, OFF, ON, OURS, PADDED, OurRow, Together
 from bench.batch.sessions import Asked
 from bench.runs import BenchError
 from bench.texts import Judged, Mismatch, Scores
-from scripts.figures import batch_table
+from scripts.figures.speed import batch_table
 from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, Started
 from specwire.client.events import SamplingInForce, Stats
 from specwire.core.invalid import InvalidParameter

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.soak import record
-from scripts.reliability import pauses_table, played_line
+from scripts.figures.reliability import pauses_table, played_line
 from tests.faults import matrix_record
 from tests.faults.cells import HELD_S, SILENT, STOPPED_S, Cell, held_s
 from tests.faults.failover_results import NOISE_S, Measured, Play, results, shown

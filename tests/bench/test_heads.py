@@ -38,7 +38,7 @@ from bench.heads import (
 from bench.runs import Arrival
 from bench.texts import Judged, Mismatch, Scores
 from demo_pair import held_out_prompts
-from scripts.figures import heads_table
+from scripts.figures.speed import heads_table
 from specwire.client import Timings
 from specwire.client.events import Stats
 from tests.bench.batch_samples import step, timed_run

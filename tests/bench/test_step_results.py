@@ -11,7 +11,7 @@ import pytest
 
 from bench import step_results
 from bench.step_results import PEER, Cell, StepResults, StepSample
-from scripts.figures import step_table
+from scripts.figures.speed import step_table
 
 ONE, EIGHT, MANY = Cell("torch", 1, (1,)), Cell("torch", 1, (8,)), Cell("torch", 16, (1,))
 MIXED = Cell("torch", 1, (1, 5))

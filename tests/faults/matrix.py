@@ -1,6 +1,6 @@
 """The failover matrix as data: what goes wrong, what a client then sees, who notices it, who goes on.
 
-docs/RELIABILITY.md has its bounds (`scripts/figures.py`), `test_matrix.py` and `test_demo_pair.py` do it to real
+docs/RELIABILITY.md has its bounds (`scripts/figures`), `test_matrix.py` and `test_demo_pair.py` do it to real
 processes, and `python -m tests.faults.measure` measures how soon it is noticed and how long text pauses.
 """
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from scripts.fuzz_figures import fuzz_table
+from scripts.figures.fuzz import fuzz_table
 from tests.fuzz.record import MIB, MINUTES, MOST_GROWTH_MIB, Record, lines
 
 MACHINE: dict[str, object] = {"cpu": "a CPU", "cores": 2}

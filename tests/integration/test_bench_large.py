@@ -11,7 +11,7 @@ import pytest
 from bench import large
 from bench.wan.rig import can_be_apart
 from deploy.stack.processes import descendants
-from scripts.figures import large_table
+from scripts.figures.speed import large_table
 
 
 @pytest.mark.bench

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import learn
-from scripts.text_figures import learn_table
+from scripts.figures.text import learn_table
 from tests.bench.tiny import save_pair
 
 

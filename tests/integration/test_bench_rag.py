@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import rag
-from scripts.text_figures import rag_table
+from scripts.figures.text import rag_table
 from tests.bench.tiny import save_pair
 
 

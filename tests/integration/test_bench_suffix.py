@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import suffix
-from scripts.text_figures import suffix_table
+from scripts.figures.text import suffix_table
 from tests.bench.tiny import save_pair
 
 

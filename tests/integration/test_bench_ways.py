@@ -9,7 +9,7 @@ import pytest
 
 from bench import deterministic, dtypes
 from demo_pair import DRAFT
-from scripts.exact_figures import MIXED, deterministic_table, dtypes_table
+from scripts.figures.exact import MIXED, deterministic_table, dtypes_table
 
 
 @pytest.mark.bench

@@ -11,7 +11,7 @@ from typing import Any
 from bench import machine
 from bench.bars import Bar, at_least, at_most
 from bench.interval import Estimate
-from scripts.fuzz_figures import simulation_summary
+from scripts.figures.fuzz import simulation_summary
 from tests.simulation.run import Outcome
 
 # Where a whole run is kept, and of how many seeds that is, from 0 on.

@@ -14,7 +14,7 @@ from bench.laws.exact import chi_square, joint
 from bench.laws.run import Verdict
 from bench.laws.same_seed import WAYS, Way, same_seed
 from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, Sample, all_of
-from scripts.exact_figures import laws_table
+from scripts.figures.exact import laws_table
 from specwire.core.draft import DraftSession
 from specwire.core.messages import Proposal
 from tests.wait import asked

@@ -12,7 +12,7 @@ from bench.laws import engines, peer
 from bench.laws.engines import Way, server_way, transformers_ways
 from bench.laws.pair import LETTERS, PROMPT, SEEDS, joint, model, write
 from bench.runs import BenchError
-from scripts.exact_figures import peers_table
+from scripts.figures.exact import peers_table
 from tests.orchestrator.http.front import front
 
 TEXTS = 150

@@ -1,8 +1,8 @@
-"""The tables of `make bench-cluster`, `make bench-ingress` and `make test-cluster`, for scripts/figures.py."""
+"""The tables of `make bench-cluster`, `make bench-ingress` and `make test-cluster`."""
 
 from typing import Any
 
-from scripts.pages import grid, interval
+from scripts.figures.markdown import grid, interval
 
 
 def cluster_table(results: dict[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""The tables of `make bench-suffix`, `make bench-learn` and `make bench-rag`, for scripts/figures.py."""
+"""The tables of `make bench-suffix`, `make bench-learn` and `make bench-rag`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from scripts.pages import bars_table, grid, interval
+from scripts.figures.markdown import bars_table, grid, interval
 
 
 def suffix_table(results: dict[str, Any]) -> str:

@@ -1,9 +1,9 @@
-"""The tables of `make fuzz` and `make soak-sim`, for scripts/figures.py."""
+"""The tables of `make fuzz` and `make soak-sim`."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from scripts.pages import grid
+from scripts.figures.markdown import grid
 
 NOTHING = "nothing of what is not allowed"
 

@@ -1,9 +1,9 @@
-"""The failover matrix, its bounds, and the tables of what was measured of it and by soaks, for scripts/figures.py."""
+"""The failover matrix, its bounds, and the tables of what was measured of it and by soaks."""
 
 from collections.abc import Callable
 from typing import Any
 
-from scripts.pages import grid
+from scripts.figures.markdown import grid
 from tests.faults.cells import Cell
 from tests.faults.matrix import CELLS, LINK_FAULTS, LINKS, PARTIES, PARTY_FAULTS, shown_by
 

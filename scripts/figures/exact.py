@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scripts.pages import grid, interval
+from scripts.figures.markdown import grid, interval
 
 # What the mixes of `make bench-deterministic` count, and what it is called.
 MIXED = {"moves": "takeovers", "accepted": "draft tokens accepted"}

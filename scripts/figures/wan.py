@@ -1,15 +1,15 @@
-"""Tables of drafting here and deciding there: what was measured over a line, what trees gain, placements, capacity."""
+"""Tables of drafting here and deciding there: over a line, by trees and placements, capacity, edges."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scripts.pages import grid, interval
+from scripts.figures.markdown import bars_table, grid, interval
+from scripts.pages import ROOT
 
-RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results"
+RESULTS = ROOT / "bench" / "results"
 COMPARED = ("plain", "textbook", "chain")
 LIGHT, HEAVY = "-b0.02", "-b0.1"
 
@@ -161,3 +161,17 @@ def capacity_table(results: dict[str, Any]) -> str:
 
 def _costs(one: dict[str, Any]) -> str:
     return f"{one['target']['session']:.0%} a session, {one['target']['row']:.0%} a draft token"
+
+
+def edges_table(results: dict[str, Any]) -> str:
+    """Render what a lost verifier costs the edges that share it, what an edge costs, and the bars."""
+    rows = [["edges", "sessions", "all back, s", "longest pause, s", "longest pause of a rolling update, s"]]
+    for lost in (results["loss"], results["storm"]):
+        pauses = (lost["back_s"], lost["pause_s"], lost["rolling_pause_s"])
+        rows.append([str(lost["edges"]), str(lost["sessions"]), *(f"{pause:.2f}" for pause in pauses)])
+    cost, machine = results["cost"], results["machine"]
+    edge = f"{cost['idle_kib']:.0f} KiB at its verifier and {cost['idle_bytes']:.0f} bytes/s while it is idle"
+    sent = f" and {cost['busy_bytes']:.0f} bytes/s" if "busy_bytes" in cost else ""  # not in older records
+    said = f"An edge takes {edge}, {cost['busy_kib']:.0f} KiB{sent} while it is busy."
+    where = f"Measured on {machine['cpu']}, {machine['cores']} cores, with emulated forwards."
+    return f"{grid(rows)}\n\n{bars_table(results)}\n\n{said} {where}"

@@ -1,0 +1,185 @@
+"""Tables of what a stack on one machine gains: beside its peers, in batches, with heads, in vLLM, on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.figures.markdown import bars_table, grid, interval
+
+# Rows that others are a multiple of.
+PEERS = {"a": "transformers", "b": "assisted", "e": "OpenVINO GenAI"}
+
+
+def speed_table(results: dict[str, Any]) -> str:
+    """Render the rows of `make bench` or `make bench-box`: median and 95 % interval over the repeats."""
+    peers = [f"x {PEERS[peer]}" for peer in results["rows"][0]["to"]]
+    rows = [["row", "tokens/s", *peers, "tokens per forward", "acceptance"]]
+    for row in results["rows"]:
+        accepted = "" if row["acceptance"] is None else f"{row['acceptance']:.2f}"
+        rows.append(
+            [
+                f"({row['key']}) {row['label']}",
+                f"{row['tokens_per_second']['value']:.0f}",
+                *map(interval, row["to"].values()),
+                f"{row['tokens_per_forward']:.2f}",
+                accepted,
+            ]
+        )
+    machine, arguments = results["machine"], results["arguments"]
+    how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
+    where = f"{machine['cpu']}, {machine['cores']} cores, {arguments['dtype']}"
+    measured = f"Measured on {where}: {how}, interleaved; median and its 95 % interval."
+    return f"{grid(rows)}\n\n{measured}"
+
+
+def batch_table(results: dict[str, Any]) -> str:
+    """Render `make bench-batch`: rows, the verifier's work beside its forwards, requests that arrive, bars."""
+    rows = [["at once", "row", "tokens/s", "x off", "while full", "ms between tokens, p50", "p95", "first token, ms"]]
+    outside = [["at once", "row", "us between forwards, p50", "of each session", "forward, us", "share of the forward"]]
+    for row in results["rows"]:
+        speed = f"{row['tokens_per_second']['value']:.0f}"
+        pauses = [f"{row['pause_p50_ms']:.1f}", f"{row['pause_p95_ms']:.1f}", f"{row['first_token_ms']:.0f}"]
+        full = interval(row["full_to_off"]) if row.get("full_to_off") else ""
+        rows.append([str(row["level"]), row["label"], speed, interval(row["to_off"]), full, *pauses])
+        found = row["outside"]
+        if found is not None:
+            times = [f"{found['step_us']['value']:.0f}", f"{found['session_us']:.1f}", f"{found['forward_us']:.0f}"]
+            outside.append([str(row["level"]), row["label"], *times, interval(found["share"])])
+    loads = [["requests arriving", "row", "tokens/s", "in time, tokens/s", "in time", "first token p95, ms"]]
+    for load in results["loads"]:
+        name = f"{load['requests_per_second']:.1f}/s ({load['share']:.0%} of off)"
+        speeds = [interval(load["tokens_per_second"]), interval(load["goodput"])]
+        loads.append([name, load["label"], *speeds, f"{load['in_time']:.0%}", f"{load['first_p95_ms']:.0f}"])
+    machine, arguments = results["machine"], results["arguments"]
+    how = f"{arguments['tokens']} tokens each, {arguments['repeats']} repeats, interleaved; {arguments['dtype']}"
+    parts = [grid(rows), grid(outside), *([grid(loads)] if results["loads"] else []), bars_table(results)]
+    parts += [f"Measured on {machine['cpu']}, {machine['cores']} cores: {how}. {' '.join(results['notes'])}"]
+    return "\n\n".join(parts)
+
+
+def heads_table(results: dict[str, Any]) -> str:
+    """Render `make bench-heads`: rows by sessions and temperature, bars."""
+    rows = [["at once", "temperature", "row", "tokens/s", "x off", "tokens per forward", "accepted by position"]]
+    rows[0] += ["accepted of tested", "the head's share of the step"]
+    for row in results["rows"]:
+        accepted = " ".join(f"{share:.2f}" for share in row["accepted_at"])
+        of_tested = ", ".join(f"{name} {hits}/{tests}" for name, (tests, hits) in row["sources"].items())
+        share = "" if row["head_share"] is None else f"{row['head_share']:.0%}"
+        place = [str(row["level"]), f"{row['temperature']:g}", row["label"]]
+        speed = [f"{row['tokens_per_second']['value']:.0f}", interval(row["to_off"])]
+        rows.append([*place, *speed, f"{row['tokens_per_forward']:.2f}", accepted, of_tested, share])
+    machine, arguments = results["machine"], results["arguments"]
+    how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, interleaved; {arguments['dtype']}"
+    said = f"Measured on {machine['cpu']}, {machine['cores']} cores: {how}. {' '.join(results['notes'])}"
+    return "\n\n".join([grid(rows), bars_table(results), said])
+
+
+def step_table(results: dict[str, Any]) -> str:
+    """Render `make bench-step`: each step, as a multiple of its runtime's V(1) and of the peer's time per token."""
+    rows = [["runtime", "sessions", "positions of each", "ms", "x its V(1)", "x OpenVINO GenAI's token"]]
+    for row in results["rows"]:
+        sizes = [str(row["sessions"]), ", ".join(map(str, row["windows"]))]
+        to_peer = "" if row["to_peer"] is None else interval(row["to_peer"])
+        rows.append([row["runtime"], *sizes, interval(row["ms"]), interval(row["to_one"]), to_peer])
+    machine, arguments = results["machine"], results["arguments"]
+    how = f"{arguments['prompts']} held-out texts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
+    where = f"{machine['cpu']}, {arguments['threads']} threads of {machine['cores']} cores, {arguments['dtype']}"
+    said = " ".join([f"Measured on {where}: {how}, interleaved.", *results["notes"]])
+    return "\n\n".join([grid(rows), *([bars_table(results)] if results["bars"] else []), said])
+
+
+def copy_table(results: dict[str, Any]) -> str:
+    """Render the rows of `make bench-copy`, each source's acceptance beside the speed, and what a look-up takes."""
+    rows = [["who may propose", "tokens/s", "x plain", "tokens per forward", "accepted: drafter", "n-gram"]]
+    for row in results["rows"]:
+        accepted = ["" if share is None else f"{share:.2f}" for share in row["acceptance"].values()]
+        speed = f"{row['tokens_per_second']['value']:.0f}"
+        rows.append([row["label"], speed, interval(row["to_plain"]), f"{row['tokens_per_forward']:.2f}", *accepted])
+    arguments, proposal = results["arguments"], results["bars"][-1]
+    how = f"{arguments['prompts']} prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats, interleaved"
+    return f"{grid(rows)}\n\n{how}; {arguments['dtype']}. Microseconds per proposal: {interval(proposal)}."
+
+
+def constrained_table(results: dict[str, Any]) -> str:
+    """Render the counts of `make bench-constrained`."""
+    rows = [["constraint, rule", "positions", "only one id allowed", "right with the mask", "right without"]]
+    for row in results["rows"]:
+        shares = [f"{row[name] / row['positions']:.2f}" for name in ("forced", "with_mask", "without")]
+        rows.append([f"{row['form']}, {row['rule']}", str(row["positions"]), *shares])
+    return grid(rows)
+
+
+def tools_table(results: dict[str, Any]) -> str:
+    """Render the counts of `make bench-tools`."""
+    counts = {"differing": "differ", "unparsable": "do not parse", "violating": "violate", "cut": "others in pieces"}
+    rows = [["format", "calls", *counts.values(), "tokens/forward, drafting off", "on"]]
+    for row in results["rows"]:
+        forwards = (f"{row['tokens'] / (row[name] or 1):.2f}" for name in ("forwards_off", "forwards_on"))
+        name = f"{row['form']}, {'sampled' if row['sampled'] else 'greedy'}"
+        rows.append([name, str(row["calls"]), *(str(row[each]) for each in counts), *forwards])
+    return "\n\n".join([grid(rows), bars_table(results)])
+
+
+def gpu_table(results: dict[str, Any]) -> str:
+    """Render what `make bench-gpu` measured, with the device's name."""
+    steps = [["sessions", "positions of each", "ms per step", "floor, ms", "x floor"]]
+    for step in results["steps"]:
+        sizes = [str(step["rows"]), str(step["window"])]
+        steps.append([*sizes, interval(step["ms"]), f"{step['floor_ms']:.2f}", interval(step["to_floor"])])
+    speeds = [["row", "sessions", "tokens/s", "of each", "accepted"]]
+    for line in results["speeds"]:
+        accepted = "" if line["acceptance"] is None else f"{line['acceptance']:.2f}"
+        of_each = f"{line['tokens_per_session']:.1f}"
+        speeds.append([line["row"], str(line["sessions"]), interval(line["tokens_per_second"]), of_each, accepted])
+    arguments, floor = results["arguments"], results["floor"]
+    how = f"{arguments['target']}, drafter {arguments['draft']}, {arguments['dtype']}, prompt {arguments['prompt']}"
+    compiled = "compiled" if results["compiled"] else "not compiled"
+    where = f"{results['device']}, {compiled}: {how}; copies at {floor['bandwidth'] / 1e9:.0f} GB/s."
+    parts = [grid(steps), grid(speeds), *([bars_table(results)] if results["bars"] else [])]
+    return "\n\n".join([*parts, f"{where} {' '.join(results['notes'])}"])
+
+
+def large_table(results: dict[str, Any]) -> str:
+    """Render what a drafter gains for a target of a size that people run, by place and weights."""
+    rows = [["weights", "place", "row", "tokens/s", "times off", "tokens per forward", "acceptance"]]
+    for line in results["lines"]:
+        accepted = "" if line["acceptance"] is None else f"{line['acceptance']:.2f}"
+        told = [f"{line['tokens_per_second']['value']:.1f}", interval(line["to_off"])]
+        rows.append([line["weights"], line["place"], line["row"], *told, f"{line['tokens_per_forward']:.2f}", accepted])
+    machine, arguments = results["machine"], results["arguments"]
+    how = f"{arguments['target']}, drafter {arguments['draft']}, planted acceptance {arguments['acceptance']:g}"
+    size = f"{arguments['prompts']} prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
+    measured = f"Measured on {machine['cpu']}, {machine['cores']} cores: {how}; {size}."
+    return "\n\n".join([grid(rows), bars_table(results), measured])
+
+
+def vllm_table(results: dict[str, Any]) -> str:
+    """Render what vLLM's own speculation and specwire's gain on vLLM, by how many sessions are at once."""
+    levels = sorted({line["level"] for line in results["lines"]})
+    rows = [["row", "temperature", *(f"{level} at once: tokens/s, times off" for level in levels)]]
+    found = {(line["row"], line["temperature"], line["level"]): line for line in results["lines"]}
+    for row, temperature in dict.fromkeys((line["row"], line["temperature"]) for line in results["lines"]):
+        lines = [found.get((row, temperature, level)) for level in levels]
+        told = [
+            f"{each['tokens_per_second']['value']:.0f}, {interval(each['to_off'])}" if each else "" for each in lines
+        ]
+        rows.append([row, f"{temperature:g}", *told])
+    machine, arguments = results["machine"], results["arguments"]
+    bars = results["bars"]
+    held = f"{sum(bar['holds'] for bar in bars)} of {len(bars)} bars hold."
+    how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
+    return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores, float32, eager: {how}. {held}"
+
+
+def hybrid_table(results: dict[str, Any]) -> str:
+    """Render what drafting gains a target with recurrent layers, and what its kept states cost."""
+    rows = [["row", "tokens/s", "times off", "tokens a forward"]]
+    for line in results["lines"]:
+        speed, ratio = line["tokens_per_second"]["value"], line["to_off"]
+        label = {"a": "transformers"}.get(line["row"], line["row"])
+        rows.append([label, f"{speed:.0f}", interval(ratio), f"{line['tokens_per_forward']:.2f}"])
+    slot_bytes, machine = results["slot_bytes"], results["machine"]
+    keys, states = (slot_bytes[part] / (1 << 20) for part in ("keys_and_values", "states"))
+    slot = f"A slot has {keys:.1f} MiB of keys and values, {states:.1f} MiB of states."
+    where = f"Measured on {machine['cpu']}, {machine['cores']} cores."
+    return "\n\n".join([grid(rows), bars_table(results), " ".join([slot, *results["notes"], where])])
