@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from specwire.core.invalid import InvalidParameter
+from specwire.core.model import ModelError
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 
@@ -24,6 +25,19 @@ def named_texts(paths: Iterable[Path], field: str) -> Iterator[tuple[str, str]]:
                 yield from _lines(file, whole) if file.suffix == ".jsonl" else [(str(file), whole)]
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise InvalidParameter(field, f"{file}: cannot be read: {type(error).__name__}: {error}") from error
+
+
+def texts_of(paths: Sequence[Path]) -> Iterator[str]:
+    """The texts of files, and of the files in folders, in order of their names.
+
+    Raises:
+        ModelError: names the file that cannot be read.
+    """
+    try:
+        for _, text in named_texts(paths, "data"):
+            yield text
+    except InvalidParameter as error:
+        raise ModelError(str(error)) from error
 
 
 def _lines(file: Path, whole: str) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ PACKAGES = [
     *("draft_service", "verify_service", "orchestrator", "deploy", "demo_pair"),
     *("specwire/core/law", "specwire/core/policy", "specwire/core/verify", "verify_service/engine"),
     *("orchestrator/api", "orchestrator/ownership", "orchestrator/peers", "orchestrator/session"),
-    *("deploy/cli", "deploy/stack", "specwire/lm/runners"),
+    *("deploy/cli", "deploy/stack", "specwire/lm/runners", "specwire/lm/training"),
 ]
 
 
@@ -73,6 +73,7 @@ def test_what_the_architecture_allows_is_kept(tree: Path) -> None:
         ("specwire/lm/a.py", "specwire.rpc"),
         ("draft_service/a.py", "verify_service"),
         ("verify_service/a.py", "ray"),
+        ("verify_service/a.py", "specwire.lm.training"),
         ("orchestrator/a.py", "torch"),
         ("orchestrator/a.py", "specwire.lm"),
         ("orchestrator/a.py", "draft_service"),

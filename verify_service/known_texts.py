@@ -16,6 +16,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError, ModelInfo
 from specwire.core.verify.shared_texts import ScopeTexts, SharedIndex
 from specwire.core.verify.table import KnownTexts, NgramTable
+from specwire.corpus import texts_of
 from specwire.text.table_file import load_table
 
 SHOWN_HEX = 12
@@ -36,9 +37,6 @@ def known_texts(info: ModelInfo, references: Sequence[str], table: str) -> Known
 
 
 def _indexed(info: ModelInfo, references: Sequence[str]) -> ScopeTexts:
-    # imports torch, which a process that only parses its arguments does not need
-    from specwire.lm.heads.teaching import texts_of
-
     missing = next((path for path in references if not Path(path).exists()), None)
     if missing is not None:
         raise ModelError(f"reference: there is no {missing}")

@@ -24,7 +24,7 @@ from demo_pair.train.corpus import read_corpus
 from demo_pair.train.data import WINDOW, Stream, batches, encode, held_out_windows, training_stream
 from demo_pair.train.losses import held_out_loss, logits_of, pair_config, tell
 from demo_pair.train.target import EVALUATION_WINDOWS
-from specwire.lm.heads.training import Optimiser, Schedule
+from specwire.lm.training.distillation import Optimiser, Schedule
 from specwire.progress import Bar
 
 ROWS = 12

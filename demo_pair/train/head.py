@@ -18,7 +18,7 @@ from demo_pair.train.data import batches, encode, held_out_windows, training_str
 from demo_pair.train.draft import load_own_windows, mixed, own_batches
 from demo_pair.train.losses import tell
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config, save
-from specwire.lm.heads.training import Schedule, draft_ids, train
+from specwire.lm.training.distillation import Schedule, draft_ids, train
 
 ROWS, SEED, DEPTH = 8, 20261123, 4
 DRAFT_VOCABULARY = 2048

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from demo_pair.train.corpus import MANIFEST, SourceFile, differences, is_test, read_corpus
 from demo_pair.train.data import WINDOW, batches, encode, held_out_windows, train_tokenizer, training_stream
 from demo_pair.train.losses import held_out_loss, next_token_loss, pair_config, tell
-from specwire.lm.heads.training import Optimiser, Schedule
+from specwire.lm.training.distillation import Optimiser, Schedule
 from specwire.progress import Bar
 
 ROWS = 12

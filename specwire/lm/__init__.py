@@ -2,7 +2,7 @@
 
 The only room that imports torch and transformers. `load` makes a model, by `pretrained` where it has files of weights;
 `runners` compute its forwards, `kv_cache` keeps count of the slots, `sampler` chooses tokens by `logits` and `noise`.
-It knows no session, no wire and no log.
+`heads` draft beside a target, `training` teaches them, and drafters. It knows no session, no wire and no log.
 """
 
 from specwire.core.law.acceptance import RowSampling

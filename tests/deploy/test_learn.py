@@ -24,7 +24,7 @@ from specwire.core.messages import Append, End, FinishReason, Outcome
 from specwire.core.text import Stopping
 from specwire.versions import VersionFolder
 from tests.lm import models
-from tests.lm.test_learning import ANOTHER, ONE_KIND, texts
+from tests.lm.training.test_online import ANOTHER, ONE_KIND, texts
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import cluster, cluster_url
 from tests.ports import free_address

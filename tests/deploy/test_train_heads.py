@@ -11,10 +11,10 @@ from deploy.cli.main import main
 from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
+from specwire.corpus import texts_of
 from specwire.lm import load_model
-from specwire.lm.heads import training
 from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.heads.teaching import texts_of
+from specwire.lm.training import distillation
 from tests.lm import models
 
 WORDS = {word: index for index, word in enumerate(["?", "a", "<end>", *"bcdefgh"])}
@@ -57,20 +57,20 @@ def test_what_it_writes_is_served(
 def test_one_that_was_ended_goes_on_and_comes_to_the_same(
     target: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "EVALUATE_EVERY", 2)
-    monkeypatch.setattr(training, "SAVE_EVERY", 2)
+    monkeypatch.setattr(distillation, "EVALUATE_EVERY", 2)
+    monkeypatch.setattr(distillation, "SAVE_EVERY", 2)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main(command(target, data, whole, "--steps", "6")) == 0
-    step, done = training.Optimiser.step, 0
+    step, done = distillation.Optimiser.step, 0
 
-    def interrupted(self: training.Optimiser, index: int) -> None:
+    def interrupted(self: distillation.Optimiser, index: int) -> None:
         nonlocal done
         done += 1
         if done == 5:
             raise KeyboardInterrupt
         step(self, index)
 
-    monkeypatch.setattr(training.Optimiser, "step", interrupted)
+    monkeypatch.setattr(distillation.Optimiser, "step", interrupted)
     assert main(command(target, data, parts, "--steps", "6")) == 130
     assert main(command(target, data, parts, "--steps", "6")) == 0
     assert done == 7, "steps that were kept are not taken again"
@@ -99,7 +99,7 @@ def test_one_that_was_ended_does_not_go_on_as_another(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(training, "SAVE_EVERY", 2)
+    monkeypatch.setattr(distillation, "SAVE_EVERY", 2)
     out = tmp_path / "head"
     assert main(command(target, data, out, "--steps", "2")) == 0
     other = {"--data": str(tmp_path / "other.txt"), "--target": str(tmp_path / "other")}
@@ -108,7 +108,7 @@ def test_one_that_was_ended_does_not_go_on_as_another(
     assert (
         main(command(target, data, out, "--steps", "2", more[0], *(other.get(more[0], one) for one in more[1:]))) == 1
     )
-    assert f"{out / training.CHECKPOINT}: {key}: is of " in capsys.readouterr().err
+    assert f"{out / distillation.CHECKPOINT}: {key}: is of " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from transformers import LlamaConfig
 
 from specwire.client import Client
 from specwire.core.law.sampling import Sampling
-from specwire.lm.learning import Learner, LearnerOptions
+from specwire.lm.training.online import Learner, LearnerOptions
 from specwire.versions import VersionFolder
 from tests.faults.parts import Parts, parts
 from tests.faults.streams import Stream, plain
 from tests.integration.stack_process import running
 from tests.lm import models
-from tests.lm.test_learning import FIRST, ONE_KIND, SYMBOLS, texts
+from tests.lm.training.test_online import FIRST, ONE_KIND, SYMBOLS, texts
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.wait import LIMIT_S, asked_blocking
 

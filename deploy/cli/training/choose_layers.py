@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from specwire.core.model import QUANTIZATIONS, ModelError
+from specwire.corpus import texts_of
 from specwire.rpc.process import say
 from specwire.rpc.server_options import add_dtype_argument
 
@@ -39,9 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Choose, and write the choice; returns the exit code."""
     # These import torch, which a process that only parses arguments does not need.
-    from specwire.lm.heads.layer_search import choose_layers, listed, windows_of
-    from specwire.lm.heads.teaching import texts_of
     from specwire.lm.load import load_model
+    from specwire.lm.training.layer_search import choose_layers, listed, windows_of
 
     def tell(line: str) -> None:
         say(f"specwire choose-layers: {line}")

@@ -309,7 +309,7 @@ async def _learn(args: argparse.Namespace) -> int:
 
 async def _rounds(args: argparse.Namespace, cleanup: AsyncExitStack) -> None:
     # imports torch, which a process that only parses arguments does not need
-    from specwire.lm.learning import DecidedText, Learner, LearnerOptions, session_hash
+    from specwire.lm.training.online import DecidedText, Learner, LearnerOptions, session_hash
 
     options = LearnerOptions(
         draft=args.draft,

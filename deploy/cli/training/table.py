@@ -9,6 +9,7 @@ from pathlib import Path
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError
 from specwire.core.verify.table import LEAST_ORDER, MOST_ORDER, NgramTable
+from specwire.corpus import texts_of
 from specwire.rpc.process import say
 from specwire.text.table_file import save_table
 
@@ -42,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
 
     from tokenizers import Tokenizer
 
-    from specwire.lm.heads.teaching import texts_of
     from specwire.lm.model_files import read_text
 
     wrong = _refused(args)

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, or go on with a training that was ended; returns the exit code."""
     # Imports torch, which a process that only parses arguments does not need.
-    from specwire.lm.heads.teaching import Course, teach
+    from specwire.lm.training.course import Course, teach
 
     wrong = _refused(args)
     if wrong:

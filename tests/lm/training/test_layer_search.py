@@ -13,8 +13,8 @@ import torch
 
 from specwire.core.model import ModelError
 from specwire.lm import load_model
-from specwire.lm.heads.layer_search import TextWindows, choose_layers, gain_of, search, windows_of
 from specwire.lm.kv_cache import CachedLM
+from specwire.lm.training.layer_search import TextWindows, choose_layers, gain_of, search, windows_of
 from tests.lm import models
 from tests.lm.heads.test_self_speculation import LAYERS, ByHand, built
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,16 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
-from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError
-from specwire.corpus import named_texts
+from specwire.corpus import texts_of
 from specwire.lm.heads import eagle3, medusa, mtp
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.heads.medusa import HYDRA, Medusa, MedusaConfig
 from specwire.lm.heads.mtp import MtpConfig, MtpHead
-from specwire.lm.heads.training import Schedule, Taught, draft_ids, train
 from specwire.lm.model_config import first_line
 from specwire.lm.model_files import weights_fingerprint
 from specwire.lm.runners.llama import MODEL_TYPES
+from specwire.lm.training.distillation import Schedule, Taught, draft_ids, train
 
 # Every so many-th window is held out, so many at most.
 HELD_OUT_EVERY, MOST_HELD_OUT = 50, 64
@@ -202,19 +201,6 @@ def _config(course: Course, config: PreTrainedConfig, vocabulary: int) -> Eagle3
         taps=(early, middle, late),
         norm_before_residual=True,
     )
-
-
-def texts_of(paths: Sequence[Path]) -> Iterator[str]:
-    """The texts of files, and of the files in folders, in order of their names.
-
-    Raises:
-        ModelError: names the file that cannot be read.
-    """
-    try:
-        for _, text in named_texts(paths, "data"):
-            yield text
-    except InvalidParameter as error:
-        raise ModelError(str(error)) from error
 
 
 def _stream(texts: Iterator[str], tokenizer: Any) -> torch.Tensor:

@@ -14,11 +14,22 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
-from specwire.lm.heads import eagle3, medusa, mtp, training
+from specwire.lm.heads import eagle3, medusa, mtp
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.heads.medusa import HYDRA, MEDUSA, Medusa, MedusaConfig
 from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.heads.training import Lesson, Schedule, Taught, acceptance, draft_ids, lesson, loss_of, train, unrolled
+from specwire.lm.training import distillation
+from specwire.lm.training.distillation import (
+    Lesson,
+    Schedule,
+    Taught,
+    acceptance,
+    draft_ids,
+    lesson,
+    loss_of,
+    train,
+    unrolled,
+)
 from tests.lm import models
 
 VOCABULARY, HIDDEN, LAYERS = 48, 32, 4
@@ -121,8 +132,8 @@ def test_it_learns_and_goes_on_where_it_was_killed(
     kind: str, target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same curve of held-out acceptance, whole and in two parts."""
-    monkeypatch.setattr(training, "EVALUATE_EVERY", 10)
-    monkeypatch.setattr(training, "SAVE_EVERY", 10)
+    monkeypatch.setattr(distillation, "EVALUATE_EVERY", 10)
+    monkeypatch.setattr(distillation, "SAVE_EVERY", 10)
     held_out, said = next(windows(9)), list[str]()
 
     def run(work: Path, stop: int | None = None, head: Taught | None = None) -> list[tuple[int, list[float]]]:
@@ -143,7 +154,7 @@ def test_it_learns_and_goes_on_where_it_was_killed(
 def test_a_checkpoint_of_another_head_is_refused_in_a_sentence(
     target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "SAVE_EVERY", 2)
+    monkeypatch.setattr(distillation, "SAVE_EVERY", 2)
     short, held_out = Schedule(5e-3, 1, 2, 1), next(windows(9))
     train(medusa_of(target, MEDUSA), target, windows(), held_out, short, tmp_path, depth=2)
     with pytest.raises(ModelError, match="training.checkpoint: is of another head"):
@@ -194,7 +205,7 @@ COURSE: dict[str, int | str] = {"rows": 4, "data": "abc"}
 @pytest.fixture
 def kept(target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a training of 10 steps of 20 has left its checkpoint; the rate falls from step 16 on."""
-    monkeypatch.setattr(training, "SAVE_EVERY", 2)
+    monkeypatch.setattr(distillation, "SAVE_EVERY", 2)
     gone_on(target, tmp_path, 10)
     return tmp_path
 
@@ -212,7 +223,8 @@ def gone_on(target: LlamaForCausalLM, work: Path, until: int, steps: int = 20, *
 def test_a_checkpoint_of_another_course_is_refused(
     course: dict[str, Any], message: str, target: LlamaForCausalLM, kept: Path
 ) -> None:
-    with pytest.raises(ModelError, match=f"{training.CHECKPOINT}: {message}; train in another folder, or remove it"):
+    refusal = f"{distillation.CHECKPOINT}: {message}; train in another folder, or remove it"
+    with pytest.raises(ModelError, match=refusal):
         gone_on(target, kept, 20, **course)
 
 
@@ -225,7 +237,7 @@ def test_more_steps_may_follow_while_the_rate_is_constant(target: LlamaForCausal
 
 @pytest.mark.parametrize("size", [0, 5, 1000, -20])
 def test_a_checkpoint_that_was_cut_short_is_refused(size: int, target: LlamaForCausalLM, kept: Path) -> None:
-    path = kept / training.CHECKPOINT
+    path = kept / distillation.CHECKPOINT
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ModelError, match="training.checkpoint: is no checkpoint that can be read"):
         gone_on(target, kept, 20)
@@ -233,6 +245,6 @@ def test_a_checkpoint_that_was_cut_short_is_refused(size: int, target: LlamaForC
 
 @pytest.mark.parametrize("held", [[1], {"step": 3}, {"step": "x", "curve": [], "course": COURSE}])
 def test_a_checkpoint_of_something_else_is_refused(held: Any, target: LlamaForCausalLM, kept: Path) -> None:
-    torch.save(held, kept / training.CHECKPOINT)
+    torch.save(held, kept / distillation.CHECKPOINT)
     with pytest.raises(ModelError, match="training.checkpoint: is no checkpoint that can be read"):
         gone_on(target, kept, 20)

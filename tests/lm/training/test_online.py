@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from specwire.core.model import Feed, ModelError
-from specwire.lm import learning, load_model
-from specwire.lm.learning import (
+from specwire.lm import load_model
+from specwire.lm.training import online
+from specwire.lm.training.online import (
     CHAIN,
     DecidedText,
     Learner,
@@ -143,8 +144,8 @@ def test_where_the_version_in_use_is_worse_by_now_the_one_before_it_is_used(
     draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = Learner(options(draft, tmp_path / "out", memory=60 * (LENGTH + 2), margin=0.1), lambda _: None)
-    monkeypatch.setattr(learning, "HELD_OUT_TOKENS", 300)
-    monkeypatch.setattr(learning, "RECENT_ROUNDS", 1)
+    monkeypatch.setattr(online, "HELD_OUT_TOKENS", 300)
+    monkeypatch.setattr(online, "RECENT_ROUNDS", 1)
     learnt(learner, ONE_KIND, 1, 1)
     settled = learner.version
     learnt(learner, ANOTHER, 1, 20)
@@ -169,7 +170,7 @@ def test_a_candidate_that_begins_takes_small_steps_first(learner: Learner) -> No
 
     first = rate()
     learnt(learner, ONE_KIND, 2, 1)
-    assert first == pytest.approx(1e-2 / learning.WARM_UP)
+    assert first == pytest.approx(1e-2 / online.WARM_UP)
     assert rate() == pytest.approx(1e-2)
     learner._begin_again(0, learner._read(0))
     assert rate() == first
@@ -186,8 +187,8 @@ def test_a_short_round_sees_each_text_as_often(learner: Learner, monkeypatch: py
     few = [text for text in texts(ONE_KIND, 75, 1) if not text.held_out][:3]
     learner.round(few)
     windows = sum(len(list(windows_of(text, learner._window))) for text in few)
-    assert windows < learning.ROWS
-    assert batches == [windows] * learning.PASSES
+    assert windows < online.ROWS
+    assert batches == [windows] * online.PASSES
 
 
 def test_too_few_held_out_texts_judge_nothing(learner: Learner) -> None:
