@@ -1,1 +1,5 @@
-"""OpenAI's API and the console, on the orchestrator's own loop."""
+"""What HTTP callers meet, on the orchestrator's own loop: OpenAI's API in `openai`, the console and its `page`.
+
+`server` listens with connections of its own (`connection`), `app` has the routes, `endpoint` what each of them shares,
+`bodies` and `errors` what is read and refused.
+"""

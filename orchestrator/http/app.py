@@ -20,14 +20,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.http.bodies import Bodies
-from orchestrator.http.completions import Completions
 from orchestrator.http.console import ConsoleEndpoints
 from orchestrator.http.endpoint import Endpoint, HttpService, Responder
 from orchestrator.http.errors import INVALID, Failure, failure_of, request_name
 from orchestrator.http.info import Info, Metrics
+from orchestrator.http.openai.completions import Completions
+from orchestrator.http.openai.responses import Responses
+from orchestrator.http.openai.usage import SPECULATION
 from orchestrator.http.page import routes as page_routes
-from orchestrator.http.responses import Responses
-from orchestrator.http.usage import SPECULATION
 from orchestrator.options import ANY, HttpAccess
 from specwire.rpc.channel import host_of, is_loopback
 
@@ -55,8 +55,8 @@ def shared(app: ASGIApp, access: HttpAccess) -> ASGIApp:
 class RequestIds:
     """ASGI middleware: each answer has an x-request-id, its request's own where that is a name, else one that is drawn.
 
-    A failure of ours is logged with it. A request is repeated by another header (`orchestrator.http.completions`),
-    because proxies add this one by themselves.
+    A failure of ours is logged with it. A request is repeated by another header, because proxies add this one by
+    themselves (`orchestrator.http.openai.completions`).
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -15,11 +15,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from orchestrator.api.calls import Part
-from orchestrator.http.answers import DONE, OUTCOMES, EventStream, event, figures
-from orchestrator.http.completions import prompts_of, sessions_of
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import failure_of
-from orchestrator.http.requests import take_completion
+from orchestrator.http.openai.answers import DONE, OUTCOMES, EventStream, event, figures
+from orchestrator.http.openai.completions import prompts_of, sessions_of
+from orchestrator.http.openai.requests import take_completion
 from orchestrator.peers.peer import DrafterPeer, VerifierPeer
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.stats import Traced, TracedProposal, TracedVerdict, now_us

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from orchestrator.chat.fields import Fields
-from orchestrator.http.requests import take_form
+from orchestrator.http.openai.requests import take_form
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, Front, front

@@ -15,7 +15,7 @@ import httpx2 as httpx
 import pytest
 
 from orchestrator.http import bodies, connection
-from orchestrator.http.answers import EventStream
+from orchestrator.http.openai.answers import EventStream
 from specwire.core.messages import FinishReason
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another, front, parsed, text_of
 from tests.orchestrator.http.test_leaving import not_reading

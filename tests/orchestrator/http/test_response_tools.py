@@ -11,7 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from orchestrator.http.response_items import OutputItems
+from orchestrator.http.openai.response_items import OutputItems
 from specwire.text.call_readers import ToolFunction
 from specwire.text.tool_calls import OutputParser
 from specwire.text.tool_formats import FORMATS

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.http.answers import Stage, StreamPlace, parse
+from orchestrator.http.openai.answers import Stage, StreamPlace, parse
 from specwire.core.invalid import InvalidParameter
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, Front
 from tests.orchestrator.stack import PROMPT, TARGET, held, plain

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.http.usage import by_source, headers_of, metrics_of, total, usage_of
+from orchestrator.http.openai.usage import by_source, headers_of, metrics_of, total, usage_of
 from specwire.v1 import generation_pb2 as pb
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front
 from tests.orchestrator.stack import PROMPT, TARGET, plain

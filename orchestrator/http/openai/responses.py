@@ -21,13 +21,13 @@ from orchestrator.api.calls import merged
 from orchestrator.api.existing_sessions import cancel, delete
 from orchestrator.chat.fields import Fields, shown
 from orchestrator.chat.talk import Talk, take_talk
-from orchestrator.http.answers import FAILURES, Events, EventStream
-from orchestrator.http.completions import begun, demand
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import INVALID, Failure, failure_of
-from orchestrator.http.requests import CompletionRequest, take_chat
-from orchestrator.http.response_items import OutputItems, chat_choice, chat_tools, items_of, messages_of
-from orchestrator.http.usage import headers_of, usage_of
+from orchestrator.http.openai.answers import FAILURES, Events, EventStream
+from orchestrator.http.openai.completions import begun, demand
+from orchestrator.http.openai.requests import CompletionRequest, take_chat
+from orchestrator.http.openai.response_items import OutputItems, chat_choice, chat_tools, items_of, messages_of
+from orchestrator.http.openai.usage import headers_of, usage_of
 from orchestrator.session.stats import stats_of
 from orchestrator.sessions import END_LIMIT_S
 from orchestrator.store import StoredSession

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.api.calls import Part
 from orchestrator.api.scores import PromptScorer, PromptScores
 from orchestrator.http.endpoint import Served
-from orchestrator.http.requests import CompletionRequest
+from orchestrator.http.openai.requests import CompletionRequest
 from specwire.core.law.sampling import finite
 from specwire.text import OutputText
 from specwire.text.tokenizer import TokenBytes

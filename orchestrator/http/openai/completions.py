@@ -16,7 +16,9 @@ from orchestrator.api.requests import check_size, single_requests
 from orchestrator.api.scores import PromptScorer, PromptScores
 from orchestrator.chat.fields import is_ids, shown
 from orchestrator.chat.talk import Talk, take_talk
-from orchestrator.http.answers import (
+from orchestrator.http.endpoint import Call, HttpService, Served
+from orchestrator.http.errors import failure_of
+from orchestrator.http.openai.answers import (
     FIELD,
     Answer,
     AnswerShape,
@@ -29,12 +31,10 @@ from orchestrator.http.answers import (
     StreamPlace,
     Told,
 )
-from orchestrator.http.answers import parse as parse_places
-from orchestrator.http.endpoint import Call, HttpService, Served
-from orchestrator.http.errors import failure_of
-from orchestrator.http.prompts import scored
-from orchestrator.http.requests import MOST_CHOICES, CompletionRequest, take_chat, take_completion
-from orchestrator.http.usage import headers_of
+from orchestrator.http.openai.answers import parse as parse_places
+from orchestrator.http.openai.prompts import scored
+from orchestrator.http.openai.requests import MOST_CHOICES, CompletionRequest, take_chat, take_completion
+from orchestrator.http.openai.usage import headers_of
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
 from specwire.rpc.convert import constraint_to_wire

@@ -23,9 +23,9 @@ from orchestrator.chat.answer import call_id
 from orchestrator.chat.talk import ToolUse
 from orchestrator.http.endpoint import Served
 from orchestrator.http.errors import failure_of
-from orchestrator.http.prompts import by_id, by_text, echoed, joined
-from orchestrator.http.requests import CompletionRequest
-from orchestrator.http.usage import metrics_of, usage_of
+from orchestrator.http.openai.prompts import by_id, by_text, echoed, joined
+from orchestrator.http.openai.requests import CompletionRequest
+from orchestrator.http.openai.usage import metrics_of, usage_of
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import finite
 from specwire.core.text import extend_hash
