@@ -14,8 +14,8 @@ from specwire.core.law.constraint import Mask
 from specwire.core.law.noise import seed_behind
 from specwire.core.law.sampling import Sampling, Seen
 from specwire.core.messages import MOST_WINDOW, Pace, Proposal, Weights
-from specwire.core.policy.estimates import CandidateRates
-from specwire.core.policy.tunables import LEAST_PATH, LEAST_PROBABILITY
+from specwire.core.policy.estimates import LEAST_PROBABILITY, CandidateRates
+from specwire.core.policy.tunables import LEAST_PATH
 from specwire.core.text import BEFORE, Text
 
 # Nodes of a tree in one proposal, at most. A chain's chunk is as long as its pace says.

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.policy.tunables import SHARED_ORDERS, VECTOR_TOKENS, VOTES
+from specwire.core.policy.tunables import SHARED_ORDERS, VOTES
 from specwire.core.verify import shared_texts
 from specwire.core.verify.shared_texts import (
     FIRST_TOKENS,
     TOKEN_BYTES,
+    VECTOR_TOKENS,
     Occurrence,
     ScopeTexts,
     SharedIndex,

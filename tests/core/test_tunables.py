@@ -24,7 +24,9 @@ SLOTS = {"TEXT", "END", "TAGS", "LINKS", "WORD_MASK", "TAG_BITS"}
 TABLES = {"LEAST_ORDER", "MOST_ORDER", "SHARE_UNITS", "LEVEL_KINDS"}
 HASHING = {"HASH_BASE", "HASH_SPREAD", "HASH_SHIFT", "POWERS", "TAG_SHIFT", "TAG_MASK"}
 OTHERS = {"MOST_AWAITED", "MOST_ROWS", "PATIENCE_US", "MOST_NODES", "MOST_STALE", "MOST_WEIGHT"}
-BOUNDS = {*REMEMBERED, *KEPT, *SLOTS, *TABLES, *HASHING, *OTHERS}
+# What is drafted is the same whatever these are: a logarithm's least argument, and loops or vectors.
+ARITHMETIC = {"LEAST_PROBABILITY", "VECTOR_TOKENS"}
+BOUNDS = {*REMEMBERED, *KEPT, *SLOTS, *TABLES, *HASHING, *OTHERS, *ARITHMETIC}
 
 
 def numbers(path: Path) -> set[str]:

@@ -20,7 +20,6 @@ from specwire.core.policy.tunables import (
     DECAY,
     ENOUGH,
     LATER_WEIGHT,
-    LEAST_PROBABILITY,
     LEAST_SPREAD,
     OUTLIER,
     PRIOR_RANKS,
@@ -35,6 +34,9 @@ from specwire.core.policy.tunables import (
     TOGETHER_SHARE,
 )
 from specwire.core.text import Tree
+
+# A probability counts for at least this, so that it has a logarithm.
+LEAST_PROBABILITY = 1e-9
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Expected-speed formulas: what a window is worth, and when waiting for a proposal pays.

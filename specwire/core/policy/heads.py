@@ -13,7 +13,6 @@ from specwire.core.policy.tunables import (
     MOST_HEAD_DEPTH,
     PROBE_WINDOW,
     READ_FOR,
-    READING_ODDS,
     RISKED_SHARE,
     STEP_WEIGHT,
 )
@@ -113,10 +112,9 @@ class HeadDepth:
     def worth_reading(self, rows: int, sessions: int, step_us: float) -> bool:
         """Whether the head should read so many positions of a text, of `sessions` that it drafts for in a step.
 
-        What is gained on its next READ_FOR tokens must be READING_ODDS times what that takes: texts end early, and
-        nobody is charged for it.
+        That must take no longer than is gained on READ_FOR further tokens.
         """
-        return READING_ODDS * self.reading_us(rows) * sessions <= READ_FOR * step_us * self._saved
+        return self.reading_us(rows) * sessions <= READ_FOR * step_us * self._saved
 
     def read(self, rows: int, took_us: float) -> None:
         """It has read so many positions of texts."""

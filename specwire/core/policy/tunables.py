@@ -44,8 +44,6 @@ PRIOR_RANKS = (0.71, 0.08, 0.04, 0.03, 0.01, 0.01, 0.005, 0.005)
 # class the drafter's own probabilities count for so many observations.
 SURE_CLASSES = 10
 CANDIDATES_WEIGHT = 16.0
-# A probability counts for at least this, so that it has a logarithm.
-LEAST_PROBABILITY = 1e-9
 # Variance of the rows of a drafter's forwards from which on a row's share in their time is told.
 LEAST_SPREAD = 0.25
 # Share that is kept of what a row costs with each forward that added none for it: a slope ten times too steep is tried
@@ -112,9 +110,9 @@ TESTED_TOKENS = 1.5
 IN_A_ROW = 16
 # Tokens that a head drafts for a session's next step, at most: its later ones are hardly ever decided.
 MOST_HEAD_DEPTH = 8
-# A head reads a text where its gain on so many further tokens is so many times what reading takes.
-READ_FOR = 128
-READING_ODDS = 3.0
+# A head reads a text where that takes no longer than is gained on so many further tokens: a third of those that are
+# expected to come, because texts end early and nobody is charged for it.
+READ_FOR = 128 / 3
 # Steps in which a head that does not pay is not thought of again, unless a try is due.
 LET_BE = 16
 # Share of what a session's ledger may still lose that one draft of a head and its window may risk.
@@ -202,8 +200,8 @@ BURST_S = 1.0
 # ----------------------------------------------------------------------------------------------------------------------
 # What a text says of its own continuation.
 
-# Lengths of the n-grams that are looked up; the longest first.
-LEAST_NGRAM, MOST_NGRAM = 2, 4
+# Tokens of the n-grams that are looked up first; then come shorter ones, down to the least of MATCH_LENGTHS.
+MOST_NGRAM = 4
 # Earlier occurrences of the longest that are looked at, the latest first, and tokens to the left that are compared.
 OCCURRENCES = 8
 REACH = 32
@@ -219,8 +217,6 @@ SHARED_ORDERS = (16, 8, 4, 2)
 # Their latest occurrences that are counted to find the likeliest continuation, and links of a chain that are followed
 # for that: a proposal may take 50 us, and 8 votes were right no more often (the trace of `make bench-suffix`).
 VOTES, CHAIN_LINKS = 5, 16
-# From so many tokens on they are taken in together, by vectors.
-VECTOR_TOKENS = 24
 # Continuations are told apart by the share of the occurrences that has their first token: below these, above, one
 # occurrence only, several that all agree. P(accept) of each before anything was seen, by order.
 AGREEING_SHARES = (0.5, 0.8)

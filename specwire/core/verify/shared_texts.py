@@ -27,7 +27,6 @@ from specwire.core.policy.tunables import (
     READ_AT_ONCE,
     SHARED_ORDERS,
     SHARED_PRIORS,
-    VECTOR_TOKENS,
     VOTES,
 )
 from specwire.core.text import MASK
@@ -57,6 +56,8 @@ HASH_BASE = 0x5851F42D4C957F2D
 HASH_SPREAD = 0x9E3779B97F4A7C15
 HASH_SHIFT, TAG_SHIFT = 20, 36
 POWERS = [pow(HASH_BASE, exponent, 1 << 64) for exponent in range(SHARED_ORDERS[0])]
+# From so many tokens on they are taken in together, by vectors: what is then found is the same.
+VECTOR_TOKENS = 24
 # One hash, or those of many n-grams.
 Hashes = TypeVar("Hashes", int, NDArray[np.int64])
 

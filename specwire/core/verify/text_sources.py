@@ -11,7 +11,6 @@ from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.scheduler import Guess
 from specwire.core.policy.tunables import (
     INHERITED_TESTS,
-    LEAST_NGRAM,
     MATCH_LENGTHS,
     MOST_NGRAM,
     OCCURRENCES,
@@ -27,6 +26,9 @@ from specwire.core.policy.tunables import (
 # No model and no network. It pays where a text repeats: an edited file, a quotation, a loop. Prompt lookup (Saxena
 # 2023) with the match extended to the left, so that a long match is known from a short one, and with copies that may
 # overlap their own beginning, as in LZ77 (Ziv, Lempel 1977).
+
+# What matches with less has no statistics, and is not looked up.
+LEAST_NGRAM = min(MATCH_LENGTHS)
 
 
 class Occurrences:
