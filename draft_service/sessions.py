@@ -49,7 +49,7 @@ MOST_LATE_S = 0.02
 # A longer feed is part of a long text. After an advance a feed is the corrected token, and one more.
 LONGEST_OWN_FEED = 2
 # Rows of long texts fed at once, all sessions together: others' next tokens wait no longer than for these.
-PREFILL_ROWS = 256
+LONG_TEXT_ROWS = 256
 
 Key = tuple[ReplyLink, int]
 
@@ -428,7 +428,7 @@ class Sessions:
             return None
         began_ns = self._now_ns()
         long = sum(self._lacks(drafting) > LONGEST_OWN_FEED for drafting in batch)
-        portion = max(LONGEST_OWN_FEED, PREFILL_ROWS // max(1, long))
+        portion = max(LONGEST_OWN_FEED, LONG_TEXT_ROWS // max(1, long))
         chosen = [[] if self._lacks(drafting) > portion else [drafting.session.take()] for drafting in batch]
         if not long:
             self._branch(batch, chosen)

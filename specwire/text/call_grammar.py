@@ -227,7 +227,8 @@ def _open_value(tags: XmlTags, place: str) -> list[str]:
 # What the schema of a text may say, so that a rule for its characters is all.
 OF_TEXTS = frozenset(("type", "minLength", "maxLength", *OF_NOTES))
 NULLS = ("null", "none")
-MOST_BRANCHES = 8
+# A text may be wrapped in so many choices of one.
+MOST_WRAPPED = 8
 
 
 def _xml_member(tags: XmlTags, place: str, member: _Member, root: Json) -> list[str] | None:
@@ -266,7 +267,7 @@ def _are_texts(tags: XmlTags, choices: Sequence[object], nullable: bool) -> bool
     return tags.marked or not nullable or not any(each.lower() in NULLS for each in texts)
 
 
-def _text_branch(schema: object, root: Json, left: int = MOST_BRANCHES) -> Json:
+def _text_branch(schema: object, root: Json, left: int = MOST_WRAPPED) -> Json:
     """The schema of the text that a value is; of null and a text, that of the text."""
     found = resolved(schema, root)
     texts = [each for each in branches_of(found) if types_of(each, root) != {"null"}]

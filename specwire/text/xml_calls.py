@@ -102,9 +102,9 @@ class XmlTags:
 
 QWEN = XmlTags("<function=", ">\n", "<parameter=", ">\n", ">\n", "\n</parameter>\n", "</function>")
 ARGUMENT, ARGUMENT_END = "<arg_value>", "</arg_value>"
-IN_LINES, IN_A_ROW = f"</arg_key>\n{ARGUMENT}", f"</arg_key>{ARGUMENT}"
+IN_LINES, IN_ONE_LINE = f"</arg_key>\n{ARGUMENT}", f"</arg_key>{ARGUMENT}"
 GLM45 = XmlTags("", "\n", "<arg_key>", IN_LINES, IN_LINES, f"{ARGUMENT_END}\n", CALL_END)
-GLM47 = XmlTags("", "", "<arg_key>", IN_A_ROW, IN_A_ROW, ARGUMENT_END, CALL_END)
+GLM47 = XmlTags("", "", "<arg_key>", IN_ONE_LINE, IN_ONE_LINE, ARGUMENT_END, CALL_END)
 DSML = XmlTags(
     '<｜DSML｜invoke name="',
     '">\n',

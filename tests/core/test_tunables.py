@@ -43,6 +43,12 @@ def test_no_other_module_has_a_number_of_its_own() -> None:
     assert elsewhere - BOUNDS == {"OFF_PACE", "NONE", "NO_ANSWER", "OTHER"}
 
 
+def test_no_other_number_has_one_of_their_names() -> None:
+    rooms = ("specwire", "draft_service", "verify_service", "orchestrator", "deploy")
+    paths = [path for room in rooms for path in (ROOT / room).rglob("*.py") if path != TABLE]
+    assert {name: path for path in paths for name in numbers(path) & numbers(TABLE)} == {}
+
+
 def test_each_has_a_reason_and_is_used() -> None:
     services = TABLE.parents[3]
     others = (

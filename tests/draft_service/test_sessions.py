@@ -25,7 +25,7 @@ from draft_service.commands import (
     Reply,
 )
 from draft_service.service import deliver
-from draft_service.sessions import PREFILL_ROWS, Sessions
+from draft_service.sessions import LONG_TEXT_ROWS, Sessions
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Pace
@@ -121,11 +121,11 @@ def test_long_texts_share_the_rows_of_a_forward() -> None:
 
     model.model.forward = watched  # type: ignore[method-assign]
     sessions, link = Sessions(model, guesses, deliver), Recorder()
-    texts = [[(7 * index + handle) % 8 for index in range(PREFILL_ROWS + 50)] for handle in range(3)]
+    texts = [[(7 * index + handle) % 8 for index in range(LONG_TEXT_ROWS + 50)] for handle in range(3)]
     for handle, text in enumerate(texts):
         sessions.apply(open_session(link, handle, text))
     run(sessions)
-    assert max(map(sum, fed)) <= PREFILL_ROWS
+    assert max(map(sum, fed)) <= LONG_TEXT_ROWS
     assert [link.proposed(handle) for handle in range(3)] == [continuation(MODEL, text, 3) for text in texts]
 
 

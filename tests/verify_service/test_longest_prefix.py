@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify_service.engine.slots import LEAST_SHARED, Prefix, common, longest
+from verify_service.engine.slots import LEAST_PREFIX, Prefix, common, longest
 
 BITS = st.lists(st.integers(0, 1), max_size=200)
 
@@ -38,7 +38,7 @@ def test_longest_saves_as_much_as_any_and_leaves_the_last_token(
     held = [Prefix(slot, other, min(cut, len(other))) for slot, other in enumerate(texts)]
     best = max((min(p.length, by_hand(text, p.tokens), len(text) - 1) for p in held), default=0)
     found = longest(text, held)
-    if best < LEAST_SHARED:
+    if best < LEAST_PREFIX:
         assert found is None
     else:
         assert found is not None

@@ -15,7 +15,7 @@ from specwire.core.policy.scheduler import Lookout
 from specwire.core.policy.shares import TenantShares
 from specwire.core.verify.session import RunningSession, VerifySession
 from verify_service.engine.messages import Opening, QueuePatience
-from verify_service.engine.slots import LEAST_SHARED, Prefix, Slots, by_next_tokens, longest
+from verify_service.engine.slots import LEAST_PREFIX, Prefix, Slots, by_next_tokens, longest
 
 REMEMBERED_GENERATIONS = 4096
 # The slot of a session that waits for one.
@@ -388,14 +388,14 @@ class SlotScheduler:
             text, cached = held.session.text.tokens, self._lm.cached(held.slot)
             if (held.scope, cached) not in alike:
                 alike[held.scope, cached] = by_next_tokens(shared[held.scope], cached)
-            least = cached + LEAST_SHARED
+            least = cached + LEAST_PREFIX
             # Its own slot holds less than it asks for, and so is not found.
             found = longest(text, alike[held.scope, cached].get(tuple(text[cached:least]), ()), least)
             if found is not None and (found[1] < found[0].length or found[0].whole):
                 self.slots.copy(found[0].slot, held.slot, found[1])
 
     def _is_behind(self, held: Held) -> bool:
-        return held.session.position - self._lm.cached(held.slot) > LEAST_SHARED
+        return held.session.position - self._lm.cached(held.slot) > LEAST_PREFIX
 
     def succeed(self, former: Held, held: Held) -> None:
         """Take over the slot of the session that it replaces, rolled back to what their texts share.
@@ -457,7 +457,7 @@ class SlotScheduler:
         return self._lend_for(held.scope, tokens) if slot is None and self._dismiss_idle() else slot
 
     def _lend_for(self, scope: bytes, tokens: list[int]) -> int | None:
-        return self.slots.lend_for(tokens, scope, self._shared(scope, tokens[:LEAST_SHARED]))
+        return self.slots.lend_for(tokens, scope, self._shared(scope, tokens[:LEAST_PREFIX]))
 
     def _shared(self, scope: bytes, beginning: Sequence[int] = ()) -> list[Prefix]:
         """What running sessions of this scope have in their slots, without draft tokens of a step under way.

@@ -16,7 +16,7 @@ from specwire.core.model import SlotModel
 # evictions, a prefix may end anywhere, and no collision can be forged.
 
 # A shorter prefix is not worth a copy: so many rows hardly change what a forward costs.
-LEAST_SHARED = 8
+LEAST_PREFIX = 8
 STRETCH = 16
 
 
@@ -48,7 +48,7 @@ def common(text: list[int], other: list[int]) -> int:
     return min(position, len(text), len(other))
 
 
-def longest(text: list[int], prefixes: Iterable[Prefix], least: int = LEAST_SHARED) -> tuple[Prefix, int] | None:
+def longest(text: list[int], prefixes: Iterable[Prefix], least: int = LEAST_PREFIX) -> tuple[Prefix, int] | None:
     """The slot that saves most positions of `text`, and how many; None below `least`.
 
     The text's last token never counts: it is fed to get the next one.
@@ -65,11 +65,11 @@ def longest(text: list[int], prefixes: Iterable[Prefix], least: int = LEAST_SHAR
 
 
 def by_next_tokens(prefixes: Iterable[Prefix], start: int) -> dict[tuple[int, ...], list[Prefix]]:
-    """By the tokens that follow the first `start` ones: those that hold enough of them to save `LEAST_SHARED` more."""
+    """By the tokens that follow the first `start` ones: those that hold enough of them to save `LEAST_PREFIX` more."""
     found: defaultdict[tuple[int, ...], list[Prefix]] = defaultdict(list)
     for prefix in prefixes:
-        if prefix.length >= start + LEAST_SHARED:
-            found[tuple(prefix.tokens[start : start + LEAST_SHARED])].append(prefix)
+        if prefix.length >= start + LEAST_PREFIX:
+            found[tuple(prefix.tokens[start : start + LEAST_PREFIX])].append(prefix)
     return found
 
 
@@ -145,7 +145,7 @@ class Slots:
     def keep(self, slot: int, tokens: list[int], scope: bytes, session_id: str) -> None:
         """Keep an ended session's slot. Behind its text may lie draft tokens that were never decided."""
         length = min(self._lm.cached(slot), len(tokens))
-        if not scope or length < LEAST_SHARED:
+        if not scope or length < LEAST_PREFIX:
             self.give_back(slot)
             return
         self._lm.rollback(slot, length)
