@@ -174,7 +174,7 @@ class LogprobsOf(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the target's next token is drawn. With equal logits, under `greedy` and `coupled`, nothing else has a say in it.
+    """How the target's next token is drawn. With equal logits, under `greedy` and `coupled`, nothing else has a say.
 
     temperature 0 is greedy. top_k 0 and top_p 1 switch the filters off. top_k keeps ties with the k-th largest;
     top_p keeps the smallest set of most probable tokens (ties: lower id first) whose mass reaches top_p, as computed
