@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen3_5TextConfig
 
-from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.heads import HeadDepth
@@ -17,56 +17,29 @@ from specwire.lm import ModelError, load_model
 from specwire.lm.heads.slots import HeadedModel
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.lm import models
+from tests.lm.heads import test_mtp as mtp
 from tests.lm.heads.medusa_by_hand import FORMATS, written
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
+from tests.verify_service.scripted_heads import (
+    LENGTH,
+    MODEL,
+    PROMPT,
+    ScriptedHeads,
+    first_right,
+    kinds,
+    none,
+    rig_with,
+    right,
+    wrong,
+)
 from verify_service.engine.calibration import calibrate_head
 from verify_service.engine.heads import HeadDrafting
 from verify_service.metrics import families
 from verify_service.server import start
 from verify_service.service import report_to_wire
 
-MODEL, LOOPING = "scripted:5", "scripted:5:memory=2"
-PROMPT = (3, 1, 4, 1, 5)
+LOOPING = "scripted:5:memory=2"
 PROMPT_OF_FEW = (2, 0, 1)
-LENGTH = 40
-
-
-class ScriptedHeads:
-    """Says what `tokens` makes of the right continuation."""
-
-    def __init__(self, tokens: Callable[[list[int]], list[int]]) -> None:
-        self.asked: list[HeadRequest] = []
-        self.lengths: list[int] = []
-        self.caught_up: list[int] = []
-        self.together: list[int] = []
-        self.stopped = self.forgets = False
-        self.reading: Callable[[], None] = lambda: None
-        self.slowed: Callable[[], None] = lambda: None
-        self.tokens_at: Callable[[int], Callable[[list[int]], list[int]]] = lambda _length: tokens
-        self._lm = load_model(MODEL, slots=1)
-
-    def unread(self, slot: int) -> int | None:
-        return 1 if slot in self.caught_up and not self.forgets else 40
-
-    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
-        self.caught_up += [request.slot for request in requests]
-        self.reading()
-
-    def foresee(self, requests: Sequence[HeadRequest]) -> None:
-        assert requests
-
-    def stop(self) -> None:
-        self.stopped = True
-
-    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
-        self.asked += requests
-        self.together.append(len(requests))
-        self.slowed()
-        self.lengths += [len(request.tokens) for request in requests]
-        return [
-            self.tokens_at(len(request.tokens))(oracle(self._lm, request.tokens, request.depth, request.sampling))
-            for request in requests
-        ]
 
 
 class CountedDepth(HeadDepth):
@@ -77,31 +50,6 @@ class CountedDepth(HeadDepth):
     def choose(self, rates: Sequence[Sequence[float]], decoding: int, V: Callable[[int], float]) -> int:
         self.chosen += 1
         return super().choose(rates, decoding, V)
-
-
-def right(tokens: list[int]) -> list[int]:
-    return tokens
-
-
-def wrong(tokens: list[int]) -> list[int]:
-    return [(token + 1) % 60 for token in tokens]
-
-
-def first_right(tokens: list[int]) -> list[int]:
-    return [*tokens[:1], *wrong(tokens[1:])]
-
-
-def none(_tokens: list[int]) -> list[int]:
-    return []
-
-
-def rig_with(heads: ScriptedHeads, **more: object) -> Rig:
-    return Rig(MODEL, ngram=False, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})), **more)  # type: ignore[arg-type]
-
-
-def kinds(rig: Rig) -> set[SourceKind]:
-    verdicts = [decided.verdict for report in rig.reports for decided in report.decided]
-    return {verdict.kind for verdict in verdicts if verdict.width}
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
@@ -159,6 +107,24 @@ def test_texts_are_the_same_beside_heads_of_files(form: str, sampling: Sampling,
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("name", ["qwen3", "deepseek", "mimo", "recurrent"])
+def test_texts_are_the_same_beside_mtp_layers(name: str, tmp_path: Path) -> None:
+    """Two greedy sessions and two that are drawn, at once."""
+    if name == "recurrent":
+        _, _, where = mtp.beside_recurrent(Qwen3_5TextConfig, tmp_path)
+    else:
+        _, _, where = mtp.built(mtp.FORMATS[name], tmp_path, count=2)
+    texts: list[dict[int, list[int]]] = []
+    for heads in (None, where):
+        rig = Rig(where, context=models.CONTEXT, ngram=False, heads=heads)
+        for handle in range(4):
+            rig.open(handle, (*PROMPT, handle), sampling=COUPLED if handle % 2 else GREEDY, max_tokens=30)
+        rig.run()
+        assert kinds(rig) == ({SourceKind.HEAD} if heads else set())
+        texts.append(rig.tokens)
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("form", ["medusa", "hydra"])
 def test_what_is_measured_of_a_head_is_no_deeper_than_it_drafts(form: str, tmp_path: Path) -> None:
     where = models.save(models.build(models.config("llama")), tmp_path / "target")
@@ -190,6 +156,26 @@ def test_what_is_right_is_decided_in_fewer_steps() -> None:
         steps[tokens] = rig.engine.steps
     assert steps[right] < steps[none] / 2
     assert steps[wrong] == steps[none]
+
+
+@pytest.mark.parametrize("mistaken", [False, True])
+def test_verdicts_leave_before_a_head_reads_or_drafts(mistaken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mistaken: nothing is told before, and this test must see it."""
+    if mistaken:
+        draft = HeadDrafting.draft
+        monkeypatch.setattr(
+            HeadDrafting, "draft", lambda self, step, now_us, _tell: draft(self, step, now_us, lambda: None)
+        )
+    heads, waiting = ScriptedHeads(right), list[bool]()
+    rig = rig_with(heads)
+    heads.reading = heads.slowed = lambda: waiting.append(len(rig.engine.sessions.reports) > 0)
+    rig.open(1, PROMPT)
+    while rig.engine.step() is None:
+        assert rig.engine.steps <= LENGTH
+    assert len(rig.tokens[1]) == LENGTH
+    assert len(waiting) == len(heads.caught_up) + len(heads.together)
+    assert len(waiting) > 4
+    assert any(waiting) is mistaken
 
 
 def test_a_head_drafts_for_the_next_step_and_never_past_the_room() -> None:
@@ -296,6 +282,31 @@ def test_a_head_that_fails_is_switched_off_with_a_sentence_and_ends_nothing(capl
     assert heads.stopped
     assert [record.message for record in caplog.records if "head" in record.message] == [
         "the head failed, and is switched off: RuntimeError: a kernel is missing"
+    ]
+
+
+def test_a_head_that_is_short_of_memory_is_asked_again_later(caplog: pytest.LogCaptureFixture) -> None:
+    """First it cannot read, then it cannot draft. Each try takes little of the time, and both are told of once."""
+    heads, decided = ScriptedHeads(right), list[int]()
+    rig = Rig(MODEL, ngram=False, growth=0.0, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
+
+    def short() -> None:
+        decided.append(len(rig.tokens[1]))
+        rig.now += 10.0
+        if len(decided) <= 2:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes")
+
+    heads.reading = heads.slowed = short
+    rig.open(1, PROMPT)
+    rig.run()
+    assert rig.tokens[1] == oracle(rig.lm, PROMPT, LENGTH)
+    assert Outcome.ACCEPTED in rig.outcomes[1]
+    assert not heads.stopped
+    # Ten microseconds are EXPLORED_SHARE of two steps.
+    assert all(later >= sooner + 2 for sooner, later in pairwise(decided[:3]))
+    assert [record.message for record in caplog.records if "head" in record.message] == [
+        "the head is short of memory, and drafts nothing until there is some: "
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes"
     ]
 
 

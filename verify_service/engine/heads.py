@@ -10,9 +10,10 @@ from typing import Protocol
 from specwire.core.draft import HeadRequest
 from specwire.core.policy.estimates import likely
 from specwire.core.policy.heads import HeadDepth
-from specwire.core.policy.tunables import LET_BE, PREFILL_ROWS, PROBE_WINDOW
+from specwire.core.policy.tunables import EXPLORED_SHARE, LET_BE, PREFILL_ROWS, PROBE_WINDOW
 from specwire.core.verify.session import VerifySession
 from specwire.core.verify.text_sources import HeadSource, promise
+from verify_service.engine.batch import ShortOfMemory, detect_out_of_memory
 from verify_service.engine.sessions import Held
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class _Asked:
 class HeadDrafting:
     """Lets a head draft where that is expected to pay. A head that fails is switched off, and ends nothing.
 
+    One that only lacked memory is asked again later: sessions end, and what they held is free then.
+
     All of a step's sessions wait for it, and those that it drafts for are charged, whatever comes of it. Before it
     first drafts for a text it reads that text. This is like the prefill of a prompt: only the time of others is
     charged, and it is done only where it is expected to pay several times over. What the head leaves unread later is
@@ -91,6 +94,8 @@ class HeadDrafting:
         self._let_be = 0
         # When drafting was last thought of, it would have paid for the batch, but no session could bear the charge.
         self._in_vain = False
+        # Memory was short when it last drafted, and until when it is left alone for that.
+        self._short, self._short_until_us = False, 0.0
 
     @property
     def works(self) -> bool:
@@ -98,11 +103,14 @@ class HeadDrafting:
 
     def draft(self, step: DraftedStep, now_us: Callable[[], float], tell: Callable[[], None]) -> None:
         """Draft for those of the sessions that want it. tell: what is to be said, before anything is computed."""
-        if self._heads is None:
-            return
         began_us = now_us()
+        if self._heads is None or began_us < self._short_until_us:
+            return
         try:
-            self._draft(self._heads, step, now_us, tell)
+            with detect_out_of_memory():
+                self._draft(self._heads, step, now_us, tell)
+        except ShortOfMemory as short:
+            self._wait(short, began_us, now_us())
         except Exception as error:
             logger.warning("the head failed, and is switched off: %s: %s", type(error).__name__, error)
             logger.debug("where it failed", exc_info=True)
@@ -111,6 +119,12 @@ class HeadDrafting:
         took_us = now_us() - began_us
         for held in (*step.decoding.values(), *step.prompts.values()):
             held.running.since_us += took_us
+
+    def _wait(self, short: ShortOfMemory, began_us: float, ended_us: float) -> None:
+        """Leave it alone, for so long that what ends like this takes EXPLORED_SHARE of the time; said once in a row."""
+        if not self._short:
+            logger.warning("the head is short of memory, and drafts nothing until there is some: %s", short)
+        self._short, self._short_until_us = True, ended_us + (ended_us - began_us) / EXPLORED_SHARE
 
     def _draft(self, heads: Heads, step: DraftedStep, now_us: Callable[[], float], tell: Callable[[], None]) -> None:
         budget, began_us = PREFILL_ROWS, now_us()
@@ -235,6 +249,7 @@ class HeadDrafting:
         # The next step finds this noise ready, while a plain step computes it itself: so it is charged here.
         thought_us += began_us - foreseen_us
         drafted = heads.draft(requests)
+        self._short = False
         for each, tokens in zip(asked, drafted, strict=True):
             each.source.propose(tokens)
         ended_us, forwards = now_us(), max(map(len, drafted))

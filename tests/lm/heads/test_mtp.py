@@ -299,17 +299,24 @@ def test_they_do_so_after_any_windows_rollbacks_copies_and_other_texts(name: str
     )
 
 
-@pytest.mark.parametrize("made", [Qwen3NextConfig, Qwen3_5TextConfig])
-def test_they_do_so_beside_recurrent_layers(made: Callable[..., PreTrainedConfig], tmp_path: Path) -> None:
-    """In the target's own folder, as published."""
+def beside_recurrent(
+    made: Callable[..., PreTrainedConfig], folder: Path
+) -> tuple[PreTrainedModel, list[MtpLayer], str]:
+    """As `built`, of a target with recurrent layers; in its own folder, as published."""
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": PARTIAL}
     dense = {"num_experts": 0} if made is Qwen3NextConfig else {}
-    target, of = models.build(made(**PADDED, **DELTA, **dense, rope_parameters=rope)), FORMATS["qwen3-next"]
-    layers, where = modules(of, target, 1), models.save(target, tmp_path / "target")
-    change(where, stored(of, layers))
+    target = models.build(made(**PADDED, **DELTA, **dense, rope_parameters=rope))
+    layers, where = modules(FORMATS["qwen3-next"], target, 1), models.save(target, folder / "target")
+    change(where, stored(FORMATS["qwen3-next"], layers))
+    return target, layers, where
+
+
+@pytest.mark.parametrize("made", [Qwen3NextConfig, Qwen3_5TextConfig])
+def test_they_do_so_beside_recurrent_layers(made: Callable[..., PreTrainedConfig], tmp_path: Path) -> None:
+    target, layers, where = beside_recurrent(made, tmp_path)
     run, lm = by_transformers(target, gated=True), headed(where, where)
     assert lm.most_window == MOST_WINDOW
-    walk(lm, lambda text, depth: expected(of, target, layers, text, depth, run), steps=60)
+    walk(lm, lambda text, depth: expected(FORMATS["qwen3-next"], target, layers, text, depth, run), steps=60)
 
 
 def test_they_need_the_states_of_a_window(tmp_path: Path) -> None:

@@ -399,6 +399,27 @@ def test_a_text_whose_values_are_not_finite_is_lost_alone(tmp_path: Path, monkey
     assert lm.draft(asked) == [[], own]
 
 
+@pytest.mark.parametrize("name", ["read", "follow"])
+def test_behind_a_draft_that_lacked_memory_it_drafts_what_a_plain_loop_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, head, where, beside = built(tmp_path, seed=4)
+    lm, text = headed(where, beside), [3, 17, 8, 29, 11]
+    lm.forward([Feed(0, 0, text[:4], 1)])
+
+    def short(*_: object) -> HeadStep:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lm._head, name, short)
+        with pytest.raises(MemoryError):
+            lm.draft([HeadRequest(0, text, GREEDY, 3)])
+    assert lm.draft([HeadRequest(0, text, GREEDY, 3)]) == [expected(target, head, text, 3)]
+    lm.forward([Feed(0, 4, [*text[4:], 23], 1)])
+    longer = [*text, 23, 7]
+    assert lm.draft([HeadRequest(0, longer, GREEDY, 3)]) == [expected(target, head, longer, 3)]
+
+
 def test_logits_that_are_not_finite_are_a_failure(tmp_path: Path) -> None:
     _, head, where, _ = built(tmp_path)
     with torch.no_grad():

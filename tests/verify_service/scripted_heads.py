@@ -1,0 +1,79 @@
+"""Heads for an engine in a test, which say what the test wants, and a rig beside which they draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from specwire.core.draft import HeadRequest
+from specwire.core.messages import SourceKind
+from specwire.core.policy.heads import HeadDepth
+from specwire.lm import load_model
+from tests.verify_service.rig import Rig, oracle
+from verify_service.engine.heads import HeadDrafting
+
+MODEL = "scripted:5"
+PROMPT = (3, 1, 4, 1, 5)
+LENGTH = 40
+
+
+class ScriptedHeads:
+    """Says what `tokens` makes of the right continuation."""
+
+    def __init__(self, tokens: Callable[[list[int]], list[int]]) -> None:
+        self.asked: list[HeadRequest] = []
+        self.lengths: list[int] = []
+        self.caught_up: list[int] = []
+        self.together: list[int] = []
+        self.stopped = self.forgets = False
+        self.reading: Callable[[], None] = lambda: None
+        self.slowed: Callable[[], None] = lambda: None
+        self.tokens_at: Callable[[int], Callable[[list[int]], list[int]]] = lambda _length: tokens
+        self._lm = load_model(MODEL, slots=1)
+
+    def unread(self, slot: int) -> int | None:
+        return 1 if slot in self.caught_up and not self.forgets else 40
+
+    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
+        self.caught_up += [request.slot for request in requests]
+        self.reading()
+
+    def foresee(self, requests: Sequence[HeadRequest]) -> None:
+        assert requests
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
+        self.asked += requests
+        self.together.append(len(requests))
+        self.slowed()
+        self.lengths += [len(request.tokens) for request in requests]
+        return [
+            self.tokens_at(len(request.tokens))(oracle(self._lm, request.tokens, request.depth, request.sampling))
+            for request in requests
+        ]
+
+
+def right(tokens: list[int]) -> list[int]:
+    return tokens
+
+
+def wrong(tokens: list[int]) -> list[int]:
+    return [(token + 1) % 60 for token in tokens]
+
+
+def first_right(tokens: list[int]) -> list[int]:
+    return [*tokens[:1], *wrong(tokens[1:])]
+
+
+def none(_tokens: list[int]) -> list[int]:
+    return []
+
+
+def rig_with(heads: ScriptedHeads, **more: object) -> Rig:
+    return Rig(MODEL, ngram=False, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})), **more)  # type: ignore[arg-type]
+
+
+def kinds(rig: Rig) -> set[SourceKind]:
+    verdicts = [decided.verdict for report in rig.reports for decided in report.decided]
+    return {verdict.kind for verdict in verdicts if verdict.width}
