@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ from specwire.lm.model_config import (
 )
 from specwire.lm.model_files import CONFIG, ModelText, check_files, read_text, weights_fingerprint
 from specwire.lm.runners.hybrid import fitting_states, rows_of, state_bytes
+from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.runners.select import (
     TOLERANCES,
     How,
@@ -58,6 +61,8 @@ from specwire.lm.runners.select import (
 from specwire.lm.runners.tensor_parallel import LeadingRunner, join, rank_device, split, turn
 from specwire.progress import LAST_LINE
 from specwire.text.tokenizer import vocabulary_fingerprint
+
+logger = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -111,8 +116,10 @@ def load_pretrained(
     config, positions = known.config, known.context
     if is_recurrent(config):
         check_recurrent(config, how, None if ranks is None else ranks.size)
-    if (how.skims or is_recurrent(config)) and how.runtime == AUTO:
+    if is_recurrent(config) and how.runtime == AUTO:
         how = how._replace(runtime=TORCH)
+    if how.skims:
+        how = _beside_torch(how, config, target)
     cache = _cache_dtype(_dtype(dtype), how, target)
     count, beside = slots_of(slots, config, positions, cache), 0
     rank = None
@@ -126,8 +133,8 @@ def load_pretrained(
         head = None if heads is None or kept else load_head(heads, model, info)
         if head is not None:
             how = how._replace(taps=head.taps, fuse=head.fuse)
-            if how.runtime == AUTO and head.fuse is None:
-                how = how._replace(runtime=TORCH)  # two runtimes side by side take what such a head gains (docs/LOG.md)
+            if head.fuse is None:
+                how = _beside_torch(how, config, target)
                 cache = _cache_dtype(_dtype(dtype), how, target)
             beside = head.slot_bytes(positions, cache)
         if is_recurrent(config):
@@ -152,6 +159,19 @@ def load_pretrained(
         runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
     return _over_slots(runner, info, count, unassigned, kept, drafting)
+
+
+def _beside_torch(how: How, config: PreTrainedConfig, device: torch.device) -> How:
+    """`auto` is torch beside what OpenVINO does not draft by: two runtimes take what it gains (docs/LOG.md)."""
+    if how.runtime != AUTO:
+        return how
+    served = config.model_type in MODEL_TYPES and device.type == "cpu" and not (how.compiled or how.deterministic)
+    if served and find_spec("openvino") is not None:
+        logger.warning(
+            "heads: beside heads of this kind the runtime auto is torch, without them openvino, which is often the "
+            "faster of the two: compare them"
+        )
+    return how._replace(runtime=TORCH)
 
 
 def _with_states(how: How, slots: int | KvMemory, keys: int, state: int) -> How:

@@ -14,7 +14,7 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
-from specwire.lm import load_model
+from specwire.lm import load_model, pretrained
 from specwire.lm.heads.slots import HeadedModel
 from tests.lm import models
 from tests.lm.heads.medusa_by_hand import FORMATS, HEADS, Tensors, expected, logits_of, state_of, written
@@ -258,7 +258,20 @@ def test_targets_without_features_are_refused(tmp_path: Path) -> None:
         headed(str(tmp_path / "gpt2"), tmp_path / "head")
 
 
-def test_auto_means_torch_beside_them(tmp_path: Path) -> None:
-    """By which they are always computed: two runtimes side by side take more than they gain."""
+@pytest.mark.parametrize("warned", [True, False])
+def test_auto_means_torch_beside_them(
+    warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By which they are always computed: two runtimes side by side take more than they gain.
+
+    Where OpenVINO would serve the target alone, it is said.
+    """
     _, _, _, where = built(tmp_path, "llama", "medusa")
-    assert headed(where, tmp_path / "head", "auto").info.runtime == "torch"
+    if not warned:
+        monkeypatch.setattr(pretrained, "find_spec", lambda _name: None)
+    for runtime, said in (("torch", False), ("auto", warned)):
+        assert headed(where, tmp_path / "head", runtime).info.runtime == "torch"
+        told = [record.message for record in caplog.records if record.name == pretrained.__name__]
+        assert [message.partition(",")[0] for message in told] == [
+            "heads: beside heads of this kind the runtime auto is torch"
+        ] * said

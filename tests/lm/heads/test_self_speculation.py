@@ -329,7 +329,7 @@ def test_a_file_that_holds_something_else_is_refused(content: bytes, tmp_path: P
         skimming(where, f"self:{tmp_path / 'layers.json'}")
 
 
-def test_where_it_is_not_served_it_is_said(tmp_path: Path) -> None:
+def test_where_it_is_not_served_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _, where = built(tmp_path)
     for option, message in (
         ({"deterministic": True}, "heads: are not served with deterministic"),
@@ -342,3 +342,4 @@ def test_where_it_is_not_served_it_is_said(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="heads: a scripted model has no layers to skip"):
         load_model("scripted:1", slots=1, heads="self:skip=1")
     assert load_model(where, slots=1, heads="self:skip=1", runtime="auto").info.runtime == "torch"
+    assert any(record.message.startswith("heads: beside heads of this kind") for record in caplog.records)
