@@ -16,6 +16,19 @@ def test_one_session(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["first token ms"] == 50.0
 
 
+def test_a_head_beside_the_target(capsys: pytest.CaptureFixture[str]) -> None:
+    """Always right and three deep: four tokens for a forward and three of the head's."""
+    words = ["--forward", "30", "--slope", "0", "--head", "2", "--head-acceptance", "1,1,1"]
+    policies = ["--policy", "heads", "--policy", "auto", "--policy", "plain"]
+    assert cli.main(["simulate", *words, *policies, "--rtt", "80", "--json"]) == 0
+    heads, both, plain = json.loads(capsys.readouterr().out)["simulated"]
+    assert [row["policy"] for row in (heads, both, plain)] == ["heads", "auto", "plain"]
+    assert heads["accepted"] > 0
+    assert heads["tokens/s"] > 2.5 * plain["tokens/s"]
+    assert both["tokens/s"] > 2.5 * plain["tokens/s"]
+    assert plain["tested"] == 0
+
+
 def test_a_pool_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["simulate", "--tokens", "8", "--sessions", "3", "--rtt", "5,20", "--policy", "auto"]) == 0
     head, row = capsys.readouterr().out.splitlines()
@@ -34,6 +47,13 @@ def test_a_pool_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         (("--append", "-3"), "append: must not be negative, not -3"),
         (("--acceptance", "2"), "acceptance: must be from 0 to 1, not 2.0"),
         (("--policy", "fly"), "policy: must be auto"),
+        (("--policy", "heads"), "policy: heads needs a head: --head and --head-acceptance"),
+        (("--head", "2"), "head: needs --head-acceptance"),
+        (("--head", "0", "--head-acceptance", "1"), "head: must be positive, not 0"),
+        (("--head-acceptance", "0.5"), "head-acceptance: is of a head, and needs --head, not only '0.5'"),
+        (("--head", "2", "--head-acceptance", "a"), "head-acceptance: must be numbers joined by commas, not 'a'"),
+        (("--head", "2", "--head-acceptance", "0.5,2"), "head-acceptance: must be up to "),
+        (("--head", "2", "--head-acceptance", "1", "--sessions", "4"), "head: is simulated for one session"),
         (("--sessions", "0"), "sessions: must be at least 1, not 0"),
     ],
 )

@@ -8,7 +8,9 @@ import math
 import sys
 
 from specwire.core.policy.controller import InvalidPlan
+from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.sim import (
+    HEADS,
     Cell,
     InvalidCell,
     best_textbook,
@@ -24,7 +26,8 @@ Row = dict[str, str | float]
 EPILOG = """\
 One session: tokens per second of each policy, its time to the first token, and what the verifier did for it.
 With --sessions: a pool of verifiers and drafters that serves so many sessions, arriving at random.
-Policies: auto, plain, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K, stream-wait:CHUNK,RUN_AHEAD.
+Policies: auto, plain, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K, stream-wait:CHUNK,RUN_AHEAD; with a
+head beside the target also heads (no drafter), and auto has both.
 Devices do what the flags say and software takes no time, so results are an upper reference, not a measurement."""
 
 
@@ -48,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object instead of a table")
     one = parser.add_argument_group("one session")
     one.add_argument("--shared-host", action="store_true", help="drafter and verifier compute on one machine, in turns")
+    one.add_argument("--head", type=float, metavar="MS", help="forward of a head beside the target (default: no head)")
+    one.add_argument(
+        "--head-acceptance",
+        metavar="SHARE[,SHARE...]",
+        help="of its tokens, by how many it drafted before; it drafts as many in a row as are named",
+    )
     one.add_argument("--best", action="store_true", help="also search the best fixed setting and textbook's best K")
     pool = parser.add_argument_group("a pool")
     pool.add_argument("--sessions", type=int, metavar="N", help="sessions in all")
@@ -71,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         _check(args)
         policies = [parse_policy(spec) for spec in args.policy or ("auto", "plain")]
+        _check_head(args, policies)
         rows = _one(args, policies) if args.sessions is None else _pool(args, policies)
     except (InvalidCell, InvalidPlan) as error:
         print(f"specwire simulate: error: {error}", file=sys.stderr)
@@ -87,6 +97,33 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("append", "prefill"):
         if not 0 <= getattr(args, name) < math.inf:
             raise InvalidCell(f"{name}: must not be negative, not {getattr(args, name):g}")
+
+
+def _check_head(args: argparse.Namespace, policies: list[Policy]) -> None:
+    if args.head is None:
+        if args.head_acceptance is not None:
+            raise InvalidCell(f"head-acceptance: is of a head, and needs --head, not only {args.head_acceptance!r}")
+        if HEADS in policies:
+            raise InvalidCell("policy: heads needs a head: --head and --head-acceptance")
+        return
+    if args.sessions is not None:
+        raise InvalidCell(f"head: is simulated for one session, without --sessions, not for {args.sessions}")
+    if not 0 < args.head < math.inf:
+        raise InvalidCell(f"head: must be positive, not {args.head:g}")
+    if args.head_acceptance is None:
+        raise InvalidCell("head: needs --head-acceptance")
+
+
+def _head_rates(spec: str | None) -> tuple[float, ...]:
+    if spec is None:
+        return ()
+    try:
+        rates = tuple(map(float, spec.split(",")))
+    except ValueError as error:
+        raise InvalidCell(f"head-acceptance: must be numbers joined by commas, not {spec!r}") from error
+    if not all(0 <= rate <= 1 for rate in rates) or len(rates) > MOST_HEAD_DEPTH:
+        raise InvalidCell(f"head-acceptance: must be up to {MOST_HEAD_DEPTH} numbers from 0 to 1, not {spec!r}")
+    return rates
 
 
 def _rtts_us(spec: str) -> tuple[float, ...]:
@@ -113,6 +150,8 @@ def _one(args: argparse.Namespace, policies: list[Policy]) -> list[Row]:
         tokens=args.tokens,
         shared_host=args.shared_host,
         append_us=1000.0 * args.append,
+        head=_head_rates(args.head_acceptance),
+        head_us=1000.0 * (args.head or 0.0),
     )
     found = [(policy.name, simulate(cell, policy)) for policy in policies]
     if args.best:
