@@ -72,20 +72,25 @@ def teach(course: Course, tell: Callable[[str], None]) -> list[float]:
     stream = _stream(texts_of(course.data), tokenizer)
     training, held_out = _windows(stream, course)
     torch.manual_seed(SEED)
-    head = _begun(course, target, stream)
+    head = begun(course, target, stream)
     course.out.mkdir(parents=True, exist_ok=True)
     schedule = Schedule(course.rate, min(WARM_UP, course.steps), course.steps, max(1, round(DECAYING * course.steps)))
     windows, told = _batches(training, course), _told(course, target, stream)
     curve = train(head, target, windows, held_out, schedule, course.out, depth=course.depth, course=told, tell=tell)
-    if isinstance(head, Eagle3):
-        eagle3.save(head.bfloat16(), course.out, course.target)
-    elif isinstance(head, MtpHead):
-        mtp.save(head.bfloat16(), course.out, course.target)
-    else:
-        medusa.save(head.bfloat16(), course.out, course.target)
+    write(head, course.out, course.target)
     record = {"held_out_acceptance": [{"step": step, "by_position": shares} for step, shares in curve]}
     (course.out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
     return curve[-1][1] if curve else []
+
+
+def write(head: Taught, folder: Path, target: str) -> None:
+    """In bfloat16, into a folder that is there or can be made. target: its name."""
+    if isinstance(head, Eagle3):
+        eagle3.save(head.bfloat16(), folder, target)
+    elif isinstance(head, MtpHead):
+        mtp.save(head.bfloat16(), folder, target)
+    else:
+        medusa.save(head.bfloat16(), folder, target)
 
 
 def _told(course: Course, target: Any, stream: torch.Tensor) -> dict[str, str | int | float]:
@@ -118,7 +123,8 @@ def _target(course: Course) -> tuple[Any, Any]:
         raise ModelError(f"target {course.target!r}: {first_line(error)}") from error
 
 
-def _begun(course: Course, target: Any, stream: torch.Tensor) -> Taught:
+def begun(course: Course, target: Any, stream: torch.Tensor) -> Taught:
+    """The head that is to be taught. target: the model. stream: ids of all texts, whose commonest ones EAGLE-3 says."""
     if course.kind == eagle3.KIND:
         return _eagle3(course, target, stream)
     return _mtp(course, target) if course.kind == mtp.KIND else _medusa(course, target)
