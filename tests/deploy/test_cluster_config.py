@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
 import pytest
 
+import verify_service.server
 from deploy.cli import main as cli
 from deploy.cluster import fleet
 from deploy.cluster.commands import carried_out, counts_of, drain_timeout_of, ray_token, table
 from deploy.cluster.rollout import ReplicaName
 from deploy.cluster.scaling import ScalingRule
 from deploy.cluster.schema import InvalidConfig, parse
+from specwire.core.model import ModelError
+from specwire.rpc.server_options import model_options
+from tests.lm import models
 
 SMALLEST = """
 redis: redis://127.0.0.1:6379/0
@@ -124,6 +129,41 @@ def test_what_is_wrong_is_named(now: str, then: str, named: str) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "1", "pools: 3\nredis: redis://a:1"])
 def test_what_is_no_configuration(text: str) -> None:
     with pytest.raises(InvalidConfig):
+        parse(text)
+
+
+async def test_replicas_of_a_pool_have_its_head_and_one_that_is_broken_is_named(tmp_path: Path) -> None:
+    """By the replica, on whose node the head must be: the machine that deploys may not have it."""
+    target = models.save(models.build(models.config("llama")), tmp_path / "target")
+    head = tmp_path / "head"
+    pool = f'kind: verify, model: "{target}", options: {{heads: "{head}"}}'
+    words = parse(SMALLEST.replace('kind: verify, model: "scripted:7"', pool)).groups[0].words
+    assert words == ("verify", target, "--grace=120", f"--heads={head}")
+    line = ArgumentParser()
+    verify_service.server.add_arguments(line)
+    args = line.parse_args(words[1:])
+    options = replace(model_options(args), heads=args.heads)
+    with pytest.raises(ModelError, match=f"{head / 'config.json'}: cannot be read: .*No such file"):
+        await verify_service.server.start(options)
+    head.mkdir()
+    (head / "config.json").write_text('{"speculators_model_type": "eagle3", "num_hidden_layers": "one"}')
+    with pytest.raises(
+        ModelError, match=f"{head / 'config.json'}: num_hidden_layers: must be a whole number, not 'one'"
+    ):
+        await verify_service.server.start(options)
+
+
+@pytest.mark.parametrize(
+    ("pool", "named"),
+    [
+        ("verify, options: {heads: true}", "--heads: expected one argument"),
+        ("verify, options: {heads: {dir: h}}", "--heads: must be a value or a list of values"),
+        ("draft, options: {heads: h}", "unrecognized arguments: --heads=h"),
+    ],
+)
+def test_a_head_that_is_none_is_refused_with_the_file(pool: str, named: str) -> None:
+    text = f'{SMALLEST}  other: {{kind: {pool}, model: "scripted:7"}}\n'
+    with pytest.raises(InvalidConfig, match=f"^pools.other.options: {named}"):
         parse(text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from demo_pair import TARGET as REAL
+from demo_pair import Prompt
 from deploy.cli.clients.demo import (
     Comparison,
     Demo,
@@ -99,6 +101,28 @@ def test_the_same_for_scripts() -> None:
     assert (told["all"]["tokens"], told["all"]["identical"]) == (8, False)
     assert told["all"]["acceptance"] == 2 / 3
     assert told["all"]["guessed"] == {"text": 0.0, "head": 0.25, "drafter": 0.25}
+
+
+async def test_the_demo_prints_what_was_copied_and_what_the_head_guessed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of each text, and of all texts of a temperature as parts of their tokens."""
+
+    class Served:
+        async def complete(self, _text: str, drafting: bool = True, **_: object) -> Completion:
+            both = pair((1, 2, 3, 4))
+            on = replace(both.on, stats=replace(both.on.stats, proposed=6, tested=4, accepted=3, accepted_ngram=1))
+            return on if drafting else both.off
+
+    monkeypatch.setattr("deploy.cli.clients.demo.SHOWN_TEXTS", 0)
+    client: Any = Served()
+    shown = Demo(client, StackOptions(TARGET, None, heads="head"), 4, as_json=False)
+    assert await shown.run([Prompt("one", "1 2"), Prompt("two", "3 4")]) == 0
+    printed = capsys.readouterr().out
+    assert "head   head\n" in printed
+    assert printed.count("[4 tokens, 2 forwards; guessed: text 1, head 1, drafter 1; tokens/s 1 off, 2 on]") == 4
+    rows = [line.split() for line in printed.splitlines() if line.endswith("%")]
+    assert [(row[0], row[-3:]) for row in rows] == [("0", ["25%"] * 3), ("0.8", ["25%"] * 3)]
 
 
 def test_counts_tell_who_guessed() -> None:

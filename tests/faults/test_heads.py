@@ -1,9 +1,15 @@
-"""A verifier with a head dies mid-sentence, and one without goes on: the text is the target's own, up to near-ties."""
+"""A verifier dies mid-sentence, and one with or without a head goes on; the training of a head is killed, and goes on.
+
+Texts are the target's own, up to near-ties.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,13 +18,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo_pair import HEAD, TARGET
+from deploy.cli.main import main
 from specwire.client import Client
 from specwire.client.requests import RequestOptions
 from specwire.core.messages import FinishReason
+from specwire.lm.training import distillation
 from specwire.rpc.process import say
+from tests.deploy.test_train_heads import WORDS as WORDS_OF_TARGET
+from tests.deploy.test_train_heads import command
 from tests.faults.parts import Service, parts
 from tests.faults.streams import Stream
 from tests.faults.test_demo_pair import WORDS, asked, check_choices
+from tests.integration.stack_process import ROOT, START_LIMIT
+from tests.lm import models
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.wait import asked_blocking
 
@@ -85,3 +97,43 @@ def _until_it_drafts(client: Client) -> None:
     """Its tokens are tested, in this text or the next one: a machine that is busy bears a try later."""
     prompt = asked()[0].prompt
     asked_blocking(lambda: client.complete(prompt, max_tokens=LENGTH // 2), lambda told: told.stats.tested_head)
+
+
+KILLED = """
+import os, signal, sys
+from deploy.cli.main import main
+distillation.EVALUATE_EVERY = distillation.SAVE_EVERY = 2
+step = distillation.Optimiser.step
+def killed(self, index):
+    if index == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(self, index)
+distillation.Optimiser.step = killed
+main(sys.argv[1:])
+"""
+
+
+def test_a_training_that_is_killed_comes_to_the_same_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in its fifth step of six; four were kept."""
+    target = models.save(models.build(models.config("llama")), tmp_path / "target", WORDS_OF_TARGET)
+    data = tmp_path / "texts.txt"
+    data.write_text(" ".join("abcdefgh"[index * index % 8] for index in range(400)))
+    whole, halves = (command(target, data, tmp_path / name, "--steps", "6") for name in ("whole", "halves"))
+    died = subprocess.run([sys.executable, "-c", KILLED, *halves], cwd=ROOT, timeout=START_LIMIT, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert not (tmp_path / "halves" / "training.json").exists()
+    monkeypatch.setattr(distillation, "EVALUATE_EVERY", 2)
+    monkeypatch.setattr(distillation, "SAVE_EVERY", 2)
+    steps, step = list[int](), distillation.Optimiser.step
+
+    def counted(self: distillation.Optimiser, index: int) -> None:
+        steps.append(index)
+        step(self, index)
+
+    monkeypatch.setattr(distillation.Optimiser, "step", counted)
+    assert main(halves) == 0
+    assert steps == [4, 5]
+    assert main(whole) == 0
+    curves = [json.loads((tmp_path / name / "training.json").read_text()) for name in ("halves", "whole")]
+    assert curves[0] == curves[1]
+    assert [each["step"] for each in curves[0]["held_out_acceptance"]] == [2, 4, 6]

@@ -11,8 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specwire.core.model import ModelError
-from specwire.lm.heads.eagle3 import KeysValues, load, save
+from specwire.core.model import Feed, ModelError
+from specwire.lm import load_model
+from specwire.lm.heads.eagle3 import TAP_IDS, KeysValues, load, save
+from specwire.lm.heads.slots import HeadedModel
+from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, LAYERS, ByHand, head_of
 from tests.lm.heads.golden import DEPTH, GOLDEN, HEADS, LENGTH, OURS, SAID
 
@@ -109,6 +112,50 @@ def in_the_original_format(folder: Path, out: Path) -> None:
     save_file(
         {name.replace("layers.0.", "midlayer."): part for name, part in stored.items()}, out / "model.safetensors"
     )
+
+
+@pytest.mark.parametrize("runtime", ["torch", "openvino"])
+@pytest.mark.parametrize(("reader", "entered"), [("speculators", (0, 1, 2)), ("eagle_config", (1, 2, 3))])
+@torch.no_grad()
+def test_it_reads_the_hidden_states_of_the_layers_that_each_reader_means(
+    reader: str, entered: tuple[int, ...], runtime: str, tmp_path: Path
+) -> None:
+    """Of one list of ids VLLM and speculators take what enters those layers, SGLang what leaves them."""
+    shape = models.config("llama")
+    shape.num_hidden_layers = 4
+    target = models.build(shape)
+    where = models.save(target, tmp_path / "target")
+    head = head_of(replace(CONFIG, hidden=32, vocabulary=models.VOCABULARY, taps=(0, 1, 2)))
+    save(head, tmp_path / "head", where, with_embedding=True)
+    path = tmp_path / "head" / "config.json"
+    whole = json.loads(path.read_text())
+    if reader == "eagle_config":
+        whole["eagle_config"] = {TAP_IDS: whole.pop(TAP_IDS)}
+    path.write_text(json.dumps(whole))
+    lm = load_model(where, slots=1, heads=str(path.parent), runtime=runtime, threads=1)
+    assert isinstance(lm, HeadedModel)
+    text = [3, 17, 8, 29, 11]
+    lm.forward([Feed(0, 0, text, 1)])
+    told = target(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
+    states = torch.cat([told[layer][0] for layer in entered], dim=-1)
+    # OpenVINO's graph multiplies them by the head's first matrix.
+    expected = states if runtime == "torch" else head.fuse(states)
+    assert torch.allclose(lm._target.tapped, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [OURS, *HEADS])
+def test_a_head_in_the_original_format_is_written_as_speculators_has_it(name: str, tmp_path: Path) -> None:
+    """By loading and saving it: the same tensors and the same settings as before it was in the original one."""
+    before = load(GOLDEN / name, LAYERS, torch.zeros(40, 16))
+    (tmp_path / "original").mkdir()
+    in_the_original_format(GOLDEN / name, tmp_path / "original")
+    save(load(tmp_path / "original", LAYERS, torch.zeros(40, 16)), tmp_path / "again", "a target", with_embedding=True)
+    again = load(tmp_path / "again", LAYERS, torch.zeros(40, 16))
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["speculators_model_type"] == "eagle3"
+    assert again.config == before.config
+    assert again.state_dict().keys() == before.state_dict().keys()
+    for part, tensor in before.state_dict().items():
+        assert torch.equal(again.state_dict()[part], tensor), part
 
 
 def test_what_speculators_has_read_is_what_is_written(tmp_path: Path) -> None:

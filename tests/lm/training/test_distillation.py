@@ -10,14 +10,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import demo_pair
 from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
-from specwire.lm import load_model
+from specwire.lm import LanguageModel, load_model
 from specwire.lm.heads import eagle3, medusa, mtp
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.heads.medusa import HYDRA, MEDUSA, Medusa, MedusaConfig
 from specwire.lm.heads.slots import HeadedModel
+from specwire.lm.runners import linear
 from specwire.lm.training import distillation
 from specwire.lm.training.distillation import (
     Lesson,
@@ -166,7 +168,7 @@ def test_a_checkpoint_of_another_head_is_refused_in_a_sentence(
 def test_what_was_taught_is_accepted_as_often_when_it_is_served(
     kind: str, target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    """Over the target's own greedy text, where a guess that is right is what follows."""
+    """Over the target's own greedy texts, where a guess that is right is what follows."""
     head, depth = student(target, kind), 2
     with torch.enable_grad():
         train(head, target, windows(), next(windows(9)), SCHEDULE, tmp_path, depth=depth)
@@ -177,26 +179,54 @@ def test_what_was_taught_is_accepted_as_often_when_it_is_served(
         mtp.save(head, tmp_path / "head", where)
     else:
         medusa.save(head, tmp_path / "head", where)
-    text = next(windows(4))[0, :2].tolist()
-    while len(text) < 60:
-        text.append(int(target(torch.tensor([text])).logits[0, -1].argmax()))
-    tokens = torch.tensor([text])
+    given = own_texts(target, next(windows(4))[:, :2], 50, head.config.taps)
+    lm = load_model(where, slots=len(given.tokens), heads=str(tmp_path / "head"), threads=1)
+    found = served_acceptance(lm, given, depth)
+    assert found == acceptance(head, iter([given]), depth)
+    assert found[0] > 0
+
+
+@torch.no_grad()
+def test_the_demo_pair_s_head_is_accepted_as_often_when_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its weights as they are: a verifier rounds large ones to 8 bits."""
+    monkeypatch.setattr(linear, "LEAST_ROUNDED", 1 << 30)
+    target = LlamaForCausalLM.from_pretrained(demo_pair.TARGET, dtype=torch.float32).eval()
+    embedding = target.get_parameter("model.embed_tokens.weight").detach()
+    head = eagle3.load(demo_pair.HEAD, target.config.num_hidden_layers, embedding).float()
+    given = own_texts(target, torch.tensor([[300, 400], [500, 600], [700, 800]]), 32, head.config.taps)
+    lm = load_model(str(demo_pair.TARGET), slots=3, context=64, heads=str(demo_pair.HEAD), threads=1)
+    found = served_acceptance(lm, given, 3)
+    assert found == acceptance(head, iter([given]), 3)
+    assert found[0] > 0.3
+
+
+def own_texts(target: LlamaForCausalLM, begun: torch.Tensor, length: int, taps: tuple[int, ...]) -> Lesson:
+    """What the target says of its greedy texts behind their first tokens."""
+    tokens = begun
+    while tokens.shape[1] < length:
+        tokens = torch.cat([tokens, target(tokens).logits[:, -1:].argmax(-1)], dim=1)
     told = target(tokens, output_hidden_states=True)
-    given = Lesson(tokens, torch.cat([told.hidden_states[tap] for tap in head.config.taps], -1), told.logits)
-    lm = load_model(where, slots=1, heads=str(tmp_path / "head"), threads=1)
+    return Lesson(tokens, torch.cat([told.hidden_states[tap] for tap in taps], -1), told.logits)
+
+
+def served_acceptance(lm: LanguageModel, given: Lesson, depth: int) -> list[float]:
+    """As `acceptance`, of what is drafted for all texts in one batch, each of them two places behind the one before."""
     assert isinstance(lm, HeadedModel)
-    best, right, tested = told.logits[0].argmax(-1).tolist(), [0] * depth, [0] * depth
-    for place in range(tokens.shape[1] - depth - 1):
-        seen = tokens[0, : place + 2].tolist()
-        lm.forward([Feed(0, lm.cached(0), seen[lm.cached(0) : -1], 1)])
-        (drafted,) = lm.draft([HeadRequest(0, seen, Sampling(), depth)])
-        for step, guess in enumerate(drafted):
-            tested[step] += 1
-            if guess != best[place + 1 + step]:
-                break
-            right[step] += 1
-    assert [one / max(1, of) for one, of in zip(right, tested, strict=True)] == acceptance(head, iter([given]), depth)
-    assert right[0] > 0
+    texts, best = given.tokens.tolist(), given.logits.argmax(-1).tolist()
+    right, tested = [0] * depth, [0] * depth
+    places = given.tokens.shape[1] - depth - 1
+    for turn in range(places + 2 * (len(texts) - 1)):
+        at = {slot: turn - 2 * slot for slot in range(len(texts)) if 0 <= turn - 2 * slot < places}
+        seen = {slot: texts[slot][: place + 2] for slot, place in at.items()}
+        lm.forward([Feed(slot, lm.cached(slot), text[lm.cached(slot) : -1], 1) for slot, text in seen.items()])
+        drafted = lm.draft([HeadRequest(slot, text, Sampling(), depth) for slot, text in seen.items()])
+        for (slot, place), guesses in zip(at.items(), drafted, strict=True):
+            for step, guess in enumerate(guesses):
+                tested[step] += 1
+                if guess != best[slot][place + 1 + step]:
+                    break
+                right[step] += 1
+    return [one / max(1, of) for one, of in zip(right, tested, strict=True)]
 
 
 COURSE: dict[str, int | str] = {"rows": 4, "data": "abc"}
