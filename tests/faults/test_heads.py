@@ -102,6 +102,7 @@ def _until_it_drafts(client: Client) -> None:
 KILLED = """
 import os, signal, sys
 from deploy.cli.main import main
+from specwire.lm.training import distillation
 distillation.EVALUATE_EVERY = distillation.SAVE_EVERY = 2
 step = distillation.Optimiser.step
 def killed(self, index):
