@@ -237,7 +237,7 @@ def load_in_vllm(
                 f"slots: no memory for {sizes.slots} of {positions} positions in vLLM; give fewer, or a shorter context"
             )
             raise ModelError(message) from error
-        raise ModelError(f"engine: vLLM cannot serve this model: {reason_of(error)}") from error
+        raise ModelError(f"engine: {reason_of(error)}") from error
     if not off <= 1:
         message = f"engine: vLLM gives other logits than this {info.architecture}"
         raise ModelError(f"{message} ({off:.1f} times the tolerance)")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -297,6 +299,48 @@ def test_a_vllm_that_is_not_known_is_named(
     monkeypatch.setattr(vllm, "_version", lambda package: found if package == "vllm" else "")
     with pytest.raises(ModelError, match=message):
         vllm.prepare(device, options)
+
+
+class OtherArgs:
+    """Another release's EngineArgs."""
+
+    def __init__(self, model: str) -> None: ...
+
+
+class Bare:
+    """One that lacks `create_engine_config`."""
+
+    def __init__(self, **options: object) -> None: ...
+
+
+class Broken(Bare):
+    """One in which something of its own is wrong."""
+
+    def create_engine_config(self) -> None:
+        raise AttributeError("no heads in this config")
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "message"),
+    [
+        (None, r"vLLM 0\.32\.1 lacks what is used of it: .*vllm\.engine\.arg_utils.*; tested with vLLM 0\.32"),
+        (OtherArgs, r"lacks what is used of it: .*unexpected keyword argument .*; tested with vLLM 0\.32"),
+        (Bare, r"lacks what is used of it: 'Bare' object has no attribute 'create_engine_config'; tested with vLLM 0"),
+        (Broken, "engine: vLLM cannot serve this model: no heads in this config"),
+    ],
+)
+def test_a_name_that_vllm_lacks_is_told_from_an_error_of_vllm_s(
+    engine_args: type | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platforms, arguments = ModuleType("vllm.platforms"), ModuleType("vllm.engine.arg_utils")
+    monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(device_type="cpu"), raising=False)
+    monkeypatch.setattr(arguments, "EngineArgs", engine_args, raising=False)
+    monkeypatch.setitem(sys.modules, platforms.__name__, platforms)
+    monkeypatch.setitem(sys.modules, arguments.__name__, arguments if engine_args else None)
+    monkeypatch.setattr(vllm, "_version", lambda package: "0.32.1" if package == "vllm" else "")
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    with pytest.raises(ModelError, match=message):
+        load_model(save(build(config("llama")), tmp_path), slots=1, dtype="float32", engine="vllm")
 
 
 def test_a_scripted_model_is_served_on_any_engine() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -102,9 +103,10 @@ def prepare(device: str, options: Mapping[str, Any]) -> None:
     try:
         with _quietly():
             from vllm.platforms import current_platform
+
+            own = str(current_platform.device_type)
     except Exception as error:  # a build that does not fit this machine
-        raise ModelError(f"{FIELD}: vLLM cannot be imported: {first_line(error)}") from error
-    own = str(current_platform.device_type)
+        raise ModelError(f"{FIELD}: vLLM cannot be imported: {first_line(error)}; {tested()}") from error
     if device not in ("cpu", own, f"{own}:0"):
         raise ModelError(f"device: vLLM computes on {own} here, from the first one on, not on {device}")
 
@@ -118,9 +120,22 @@ def _quietly() -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """What is wrong, in a line: pydantic's errors begin with how many there are."""
-    told = getattr(error, "errors", None)
-    return str(told()[0]["msg"]) if callable(told) and told() else first_line(error)
+    """Why vLLM serves no model, in a line, from what came up while one was loaded."""
+    if _is_about_a_name(error):
+        return f"vLLM {check_version()} lacks what is used of it: {first_line(error)}; {tested()}"
+    told = getattr(error, "errors", None)  # pydantic's errors begin with how many there are
+    first = str(told()[0]["msg"]) if callable(told) and told() else first_line(error)
+    return f"vLLM cannot serve this model: {first}"
+
+
+def _is_about_a_name(error: BaseException) -> bool:
+    """Whether vLLM lacks a module, a name or an argument that this module asks for.
+
+    Python raises such an error here, where the name stands; what is wrong within vLLM comes up deeper.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    here = bool(frames) and frames[-1].f_code.co_filename == __file__
+    return here and isinstance(error, (AttributeError, ImportError, TypeError))
 
 
 class VllmRank(NamedTuple):
