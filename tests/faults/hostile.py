@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import grpc
 
@@ -27,14 +28,35 @@ SCRIPT = Script.parse(PLAIN)
 Response = draft_pb2.ConnectDraftResponse
 
 
+def scripted(text: Sequence[int], count: int) -> list[int]:
+    """The tokens that PLAIN will choose behind the text, under greedy."""
+    prefix = 0
+    for token in text:
+        prefix = SCRIPT.extend(prefix, token)
+    tokens: list[int] = []
+    for _ in range(count):
+        tokens.append(int(SCRIPT.logits(prefix).argmax()))
+        prefix = SCRIPT.extend(prefix, tokens[-1])
+    return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """The target that it attacks. model: loads as a drafter that would fit. right: as `scripted`, of that target."""
+
+    model: str = PLAIN
+    right: Callable[[Sequence[int], int], list[int]] = scripted
+
+
 class Known:
     """What a drafter knows of one session: its text, the number of its chain, how many tokens it was asked for."""
 
-    def __init__(self, handle: int, tokens: list[int], run_ahead: int) -> None:
+    def __init__(self, victim: Victim, handle: int, tokens: list[int], run_ahead: int) -> None:
         self.handle = handle
         self.text = Text(tokens)
         self.chain = 0
         self.asked = run_ahead
+        self._victim = victim
 
     def advance(self, position: int, tokens: list[int], run_ahead: int) -> None:
         self.text.truncate(position)
@@ -58,16 +80,10 @@ class Known:
 
     def right(self, count: int) -> list[int]:
         """The tokens that the target will choose, under greedy."""
-        prefix = 0
-        for token in self.text.tokens:
-            prefix = SCRIPT.extend(prefix, token)
-        tokens: list[int] = []
-        for _ in range(count):
-            tokens.append(int(SCRIPT.logits(prefix).argmax()))
-            prefix = SCRIPT.extend(prefix, tokens[-1])
-        return tokens
+        return self._victim.right(self.text.tokens, count)
 
 
+SCRIPTED = Victim()
 Attack = Callable[[Known, random.Random], Iterator[Response]]
 
 
@@ -230,11 +246,12 @@ ATTACKS: dict[str, Attack] = {
 class HostileDrafter(draft_pb2_grpc.DraftServiceServicer):
     """Describes itself as the drafter that would fit, then attacks at every open and advance."""
 
-    def __init__(self, attack: Attack) -> None:
+    def __init__(self, attack: Attack, victim: Victim = SCRIPTED) -> None:
         self.address = ""
         self._attack = attack
+        self._victim = victim
         self._random = random.Random(SEED)
-        self.info = model_info_to_wire(load_model(PLAIN, slots=1).info, 16)
+        self.info = model_info_to_wire(load_model(victim.model, slots=1).info, 16)
         self._sent = threading.Event()
 
     def attacked(self) -> bool:
@@ -269,7 +286,8 @@ class HostileDrafter(draft_pb2_grpc.DraftServiceServicer):
         try:
             for request in requests:
                 for opening in request.opens:
-                    sessions[opening.handle] = Known(opening.handle, list(opening.tokens), opening.pace.run_ahead)
+                    tokens, run_ahead = list(opening.tokens), opening.pace.run_ahead
+                    sessions[opening.handle] = Known(self._victim, opening.handle, tokens, run_ahead)
                     heard.put(sessions[opening.handle])
                 for advance in request.advances:
                     sessions[advance.handle].advance(advance.position, list(advance.tokens), advance.pace.run_ahead)
@@ -281,8 +299,8 @@ class HostileDrafter(draft_pb2_grpc.DraftServiceServicer):
 
 
 @contextmanager
-def hostile(attack: Attack) -> Iterator[HostileDrafter]:
-    servicer = HostileDrafter(attack)
+def hostile(attack: Attack, victim: Victim = SCRIPTED) -> Iterator[HostileDrafter]:
+    servicer = HostileDrafter(attack, victim)
     server = grpc.server(futures.ThreadPoolExecutor(8), options=[("grpc.max_send_message_length", -1)])
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
     servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

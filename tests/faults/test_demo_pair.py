@@ -16,7 +16,7 @@ from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.messages import FinishReason
 from specwire.lm import load_model
 from specwire.rpc.process import say
-from tests.faults.cells import Cell
+from tests.faults.cells import STOPPED_S, Cell
 from tests.faults.matrix import CELLS
 from tests.faults.place import Place, place
 from tests.faults.scene import Asked, Scene
@@ -47,11 +47,11 @@ def target() -> Pair:
 
 
 @cache
-def asked() -> Sequence[Asked]:
-    """Greedy and coupled, at once."""
+def asked(count: int = 2) -> Sequence[Asked]:
+    """Greedy and coupled in turn, at once."""
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-    one, other = (tuple(tokenizer.encode(prompt.text).ids) for prompt in held_out_prompts()[:2])
-    return Asked(one), Asked(other, temperature=0.8, seed=5)
+    prompts = [tuple(tokenizer.encode(prompt.text).ids) for prompt in held_out_prompts()[:count]]
+    return tuple(Asked(each, 0.8, seed=5) if at % 2 else Asked(each) for at, each in enumerate(prompts))
 
 
 @pytest.mark.parametrize("cell", PARAMETERS)
@@ -59,10 +59,10 @@ def test_a_fault(running: Place, cell: Cell) -> None:
     play(running, cell)
 
 
-def play(running: Place, cell: Cell) -> None:
+def play(running: Place, cell: Cell, stopped_s: float = STOPPED_S) -> None:
     """Each token is what the target chooses behind those before it: by induction, plain decoding's text."""
     running.mend()
-    scene = Scene(running, cell, asked(), Played(length=LENGTH, left=False))
+    scene = Scene(running, cell, asked(), Played(length=LENGTH, left=False, stopped_s=stopped_s))
     scene.play()
     scene.check_pause()
     for one, stream in zip(asked(), scene.streams, strict=True):

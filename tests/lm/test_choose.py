@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -57,14 +58,20 @@ def _sampling(source: random.Random, vocabulary: int) -> Sampling:
     )
 
 
-def _row(source: random.Random, vocabulary: int) -> RowSampling:
-    """At some position behind some text, of which the last tokens are a window's."""
+def any_row(source: random.Random, vocabulary: int) -> RowSampling:
+    """At some position behind some text, of which the last tokens are a window's; id 3 is always left."""
     sampling = _sampling(source, vocabulary)
     text = [source.randrange(vocabulary) for _ in range(source.randrange(1, 40))]
     cut = source.randrange(len(text))
     window = [source.randrange(vocabulary) for _ in range(source.randrange(4))]
     seen = History(text[:cut], text[cut:]).seen(window) if sampling.penalised else None
-    return RowSampling(source.randrange(5000), sampling, seen, source.choice([(), (0,), (1, 2)]))
+    allowed = np.array([source.random() < 0.5 or token == 3 for token in range(vocabulary)])
+    banned, mask = source.choice([(), (0,), (1, 2)]), source.choice([None, None, allowed])
+    return RowSampling(source.randrange(5000), sampling, seen, banned, mask)
+
+
+def by_the_reference(logits: npt.ArrayLike, row: RowSampling) -> int:
+    return acceptance.choose(logits, row.position, row.sampling, row.seen, row.banned, row.allowed)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -73,11 +80,10 @@ def test_a_mixed_batch_is_chosen_as_the_reference_chooses_each_row(seed: int) ->
     vocabulary, count = source.choice([(5, 9), (60, 30)])
     logits = torch.randn(count, vocabulary, generator=torch.Generator().manual_seed(seed)) * 3
     logits[:, 4] = -torch.inf  # an id that no token has
-    rows = [_row(source, vocabulary) for _ in range(count)]
+    rows = [any_row(source, vocabulary) for _ in range(count)]
     pairs = list(zip(logits.numpy(), rows, strict=True))
-    expected = [acceptance.choose(row, by.position, by.sampling, by.seen, by.banned) for row, by in pairs]
-    assert choose(logits, rows) == expected
-    distributions = [reference_log_p(row, by.sampling, by.seen, by.banned) for row, by in pairs]
+    assert choose(logits, rows) == [by_the_reference(row, by) for row, by in pairs]
+    distributions = [reference_log_p(row, by.sampling, by.seen, by.banned, by.allowed) for row, by in pairs]
     np.testing.assert_allclose(log_probabilities(logits, rows).numpy(), np.stack(distributions), atol=1e-12)
 
 

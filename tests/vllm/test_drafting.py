@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,8 @@ from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ServerTls
 from specwire.vllm.drafting import FIRST_STEPS, KEPT_S, Drafting, DraftingOptions
 from specwire.vllm.engine import VllmTarget
+from tests.faults.hostile import ATTACKS, hostile
+from tests.faults.stack import PLAIN
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.vllm.batch import Batch, Text, rows_of
 from tests.wait import until
@@ -81,6 +84,17 @@ async def test_a_drafter_drafts_and_changes_no_text(model: str) -> None:
         await write(served, texts, 80)
         if model == MODEL:
             assert sum(text.accepted for text in texts) > 0
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_no_drafter_that_lies_changes_a_text_or_ends_one(attack: str) -> None:
+    known = load_model(PLAIN, slots=1).info
+    engine = replace(ENGINE, vocabulary=known.vocabulary, vocabulary_fingerprint=known.vocabulary_fingerprint)
+    with hostile(ATTACKS[attack]) as liar:
+        async with drafting(liar.address, engine=engine) as one:
+            served = batch(one, PLAIN)
+            await write(served, [served.add(prompt) for prompt in PROMPTS], 100)
+            assert liar.attacked()
 
 
 async def test_what_the_texts_repeat_is_proposed_without_any_drafter() -> None:

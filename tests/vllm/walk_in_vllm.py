@@ -1,25 +1,33 @@
 """A tiny random model of one family over vLLM's worker, held to its own plain forward: ``FAMILY FOLDER``.
 
+From its rows our sampler draws what the numpy reference does, and the process has no socket that others reach.
+
 Run by the environment that `make setup-vllm` makes, in a process for each family: vLLM serves one model in each.
 """
 
 from __future__ import annotations
 
+import os
+import random
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
-from specwire.lm import Feed, load_model
+from specwire.lm import Feed, LanguageModel, RowSampling, load_model
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.runners.vllm import VllmRunner
+from specwire.lm.sampler import LogitsSampler
 from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, plain, save
+from tests.lm.test_choose import any_row, by_the_reference
 from tests.lm.walk import Texts
+from tests.vllm.sockets import reachable
 
-SLOTS = 3
+SLOTS, DRAWS = 3, 3
 # vLLM's attention on CPUs takes heads of 32 and more.
 SIZES: dict[str, Any] = {**ROTARY, "hidden_size": 64, "intermediate_size": 64, "head_dim": 32}
 WINDOW = 16
@@ -37,7 +45,7 @@ OPTIONS = {"enforce_eager": True, "max_num_batched_tokens": 8, "block_size": 32}
 
 
 def walk(family: str, folder: Path) -> None:
-    """Raises AssertionError where the logits are not the model's own, or a slot keeps what it should not."""
+    """Raises AssertionError where the logits are not the model's own, or a slot keeps what it should not, and so on."""
     model = build(FAMILIES[family]())
     lm = load_model(save(model, folder), slots=SLOTS, engine="vllm", engine_options=OPTIONS)
     texts = Texts(model, lm, seed=len(family))
@@ -47,6 +55,7 @@ def walk(family: str, folder: Path) -> None:
     rows = lm.forward([Feed(slot, 0, text, CONTEXT) for slot, text in enumerate(full)])
     expected = torch.cat([plain(model, text) for text in full])
     torch.testing.assert_close(rows, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    draw(lm, full)
     for slot in range(SLOTS):
         lm.discard(slot)
         texts.held[slot] = []
@@ -56,6 +65,42 @@ def walk(family: str, folder: Path) -> None:
     assert not any(bool(layer[1:].any()) for layer in lm.runner._model.kv_caches), "what was held is gone"
     for _ in range(5):
         texts.step()
+    check_silence()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A text's part of a forward, each row of which is drawn in its own way."""
+
+    drawn: tuple[RowSampling, ...]
+    window: tuple[()] = ()
+
+    @property
+    def wanted(self) -> int:
+        return len(self.drawn)
+
+    def rows(self) -> list[RowSampling]:
+        return [*self.drawn]
+
+
+def draw(lm: LanguageModel, texts: list[list[int]]) -> None:
+    """Hold the sampler to the reference on every row of these texts: any temperature, filter, penalty and mask."""
+    chance, sampler = random.Random(DRAWS), LogitsSampler(lm.info.deterministic)
+    for _ in range(DRAWS):
+        logits = lm.forward([Feed(slot, 0, text, len(text)) for slot, text in enumerate(texts)])
+        parts = [Drawn(tuple(any_row(chance, VOCABULARY) for _ in text)) for text in texts]
+        chosen = [token for choice in sampler.choose(logits, parts, lambda _: True) for token in choice.tokens]
+        rows = [row for part in parts for row in part.drawn]
+        assert any(row.sampling.temperature and row.allowed is not None and row.seen is not None for row in rows)
+        assert chosen == [by_the_reference(own, row) for own, row in zip(logits.numpy(), rows, strict=True)]
+
+
+def check_silence() -> None:
+    """Nothing is reported to vLLM's makers, and no other machine can reach this process."""
+    from vllm.usage.usage_lib import is_usage_stats_enabled
+
+    assert not is_usage_stats_enabled()
+    assert reachable(os.getpid()) == []
 
 
 if __name__ == "__main__":
