@@ -59,7 +59,7 @@ def test_many_kinds_of_end_and_of_recovery_are_reached() -> None:
     }
 
 
-@pytest.mark.parametrize("heads", [("good", ""), ("", "good"), ("frail", "frail")], ids=" then ".join)
+@pytest.mark.parametrize("heads", [("good", ""), ("", "good"), ("good", "good"), ("frail", "frail")], ids=" then ".join)
 def test_a_session_goes_on_with_or_without_a_head(heads: tuple[str, str]) -> None:
     """The verifier that has the sessions is cut off; texts are checked as ever."""
     reached: Counter[str] = Counter()

@@ -92,3 +92,24 @@ def test_texts_are_those_without_it(temperature: float, pair: tuple[str, str]) -
         assert outcomes.count(Outcome.ACCEPTED) > TOKENS // 6, handle
         assert Outcome.RECOVERED in outcomes, handle
     assert drafted.engine.steps < plain.engine.steps
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_text_that_another_verifier_began_goes_on_with_a_head(temperature: float, pair: tuple[str, str]) -> None:
+    """What was decided is fed like a prompt, and the head reads it. Whether the first verifier had one changes nothing."""
+    where, head = pair
+    prompt, texts = next(prompts()), dict[bool, list[int]]()
+    for headed in (False, True):
+        first = Rig(where, slots=1, context=CONTEXT, ngram=False, heads=head if headed else None)
+        first.open(0, prompt, sampling=sampling(1, temperature), max_tokens=TOKENS)
+        while len(first.tokens.get(0, [])) < TOKENS // 2:
+            first.step()
+        texts[headed] = first.tokens[0][: TOKENS // 2]
+        first.run()
+        second = Rig(where, slots=1, context=CONTEXT, ngram=False, heads=head)
+        second.open(0, prompt, sampling=sampling(1, temperature), max_tokens=TOKENS, decided=texts[headed])
+        second.run()
+        assert [*texts[headed], *second.tokens[0]] == first.tokens[0]
+        assert widths(second) == {0: {SourceKind.HEAD}}
+        assert second.outcomes[0].count(Outcome.ACCEPTED) > TOKENS // 12
+    assert texts[False] == texts[True]
