@@ -96,7 +96,7 @@ def test_texts_are_those_without_it(temperature: float, pair: tuple[str, str]) -
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_text_that_another_verifier_began_goes_on_with_a_head(temperature: float, pair: tuple[str, str]) -> None:
-    """What was decided is fed like a prompt, and the head reads it. Whether the first verifier had one changes nothing."""
+    """What was decided is fed like a prompt, and the head reads it. The first verifier may have had one, or none."""
     where, head = pair
     prompt, texts = next(prompts()), dict[bool, list[int]]()
     for headed in (False, True):
