@@ -64,9 +64,13 @@ class Runner(Protocol):
 
 @runtime_checkable
 class TappedRunner(Runner, Protocol):
-    """tapped: of the last run the residual streams that it was built to tap (sum of tokens, taps x hidden)."""
+    """tapped: of the last run the residual streams that it was built to tap (sum of tokens, taps x hidden).
+
+    tapping: whether the next runs tell them. Without, `tapped` means nothing, and rows are the same.
+    """
 
     tapped: torch.Tensor
+    tapping: bool
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ Planning takes no time here, so what a step decides is told at its end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -154,6 +154,9 @@ class SimHead:
 
     def unread(self, slot: int) -> int | None:
         return 1
+
+    def heed(self, slots: Collection[int] | None) -> None:
+        """Nothing is kept for it."""
 
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         """There is nothing to read."""

@@ -242,6 +242,15 @@ def test_the_first_forward_of_a_draft_may_take_longer_than_further_ones() -> Non
     assert head.choose(rates, 1, flat) > HeadDepth({1: 400.0}).choose(rates, 1, flat)
 
 
+def test_features_that_make_a_step_longer_must_be_won_back_too() -> None:
+    """At 0.3 a first guess wins 1.3 tokens for 1.1 steps; with 0.2 of a step for features it loses."""
+    rates = [[0.3] + [0.0] * (MOST_HEAD_DEPTH - 1)]
+    free, dear = HeadDepth({1: 100.0}), HeadDepth({1: 100.0}, tapped_us={1: 200.0, 4: 200.0})
+    assert (free.choose(rates, 1, flat), dear.choose(rates, 1, flat)) == (1, 0)
+    assert (free.gains(rates[0], 1, 1, 1, flat), dear.gains(rates[0], 1, 1, 1, flat)) == (True, False)
+    assert (free.tapped_us(8), dear.tapped_us(8)) == (0.0, 200.0)
+
+
 def test_a_text_is_read_where_its_gain_is_several_times_what_that_takes() -> None:
     """Guesses that are always right, at a tenth of a step each, save 1 - 1.8 / 9 of the time: 102 steps of 128.
 

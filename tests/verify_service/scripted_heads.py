@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from specwire.core.draft import HeadRequest
 from specwire.core.messages import SourceKind
@@ -24,6 +24,7 @@ class ScriptedHeads:
         self.lengths: list[int] = []
         self.caught_up: list[int] = []
         self.together: list[int] = []
+        self.heeded: list[Collection[int]] = []
         self.stopped = self.forgets = False
         self.reading: Callable[[], None] = lambda: None
         self.slowed: Callable[[], None] = lambda: None
@@ -32,6 +33,10 @@ class ScriptedHeads:
 
     def unread(self, slot: int) -> int | None:
         return 1 if slot in self.caught_up and not self.forgets else 40
+
+    def heed(self, slots: Collection[int] | None) -> None:
+        assert slots is not None
+        self.heeded.append(slots)
 
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         self.caught_up += [request.slot for request in requests]

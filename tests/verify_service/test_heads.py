@@ -13,7 +13,7 @@ from transformers import Qwen3_5TextConfig
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.heads import HeadDepth
-from specwire.lm import ModelError, load_model
+from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.heads.slots import HeadedModel
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.lm import models
@@ -32,6 +32,7 @@ from tests.verify_service.scripted_heads import (
     right,
     wrong,
 )
+from verify_service.engine import calibration
 from verify_service.engine.calibration import calibrate_head
 from verify_service.engine.heads import HeadDrafting
 from verify_service.metrics import families
@@ -40,6 +41,18 @@ from verify_service.service import report_to_wire
 
 LOOPING = "scripted:5:memory=2"
 PROMPT_OF_FEW = (2, 0, 1)
+
+
+class StoppedClock:
+    """In place of the module `time`."""
+
+    now_ns = 0
+
+    def perf_counter_ns(self) -> int:
+        return self.now_ns
+
+    def perf_counter(self) -> float:
+        return self.now_ns / 1e9
 
 
 class CountedDepth(HeadDepth):
@@ -125,6 +138,29 @@ def test_texts_are_the_same_beside_mtp_layers(name: str, tmp_path: Path) -> None
     assert texts[0] == texts[1]
 
 
+def test_plain_steps_are_measured_without_features_and_what_these_take_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = models.save(models.build(models.config("llama")), tmp_path / "target")
+    config, tensors, name = FORMATS["medusa"]()
+    written(tmp_path / "head", config, tensors, name)
+    lm = load_model(where, slots=4, heads=str(tmp_path / "head"))
+    assert isinstance(lm, HeadedModel)
+    clock = StoppedClock()
+    forward, target = lm.forward, lm._target
+
+    def timed(feeds: Sequence[Feed]) -> torch.Tensor:
+        rows = forward(feeds)
+        clock.now_ns += 1_000_000 + 250_000 * target.tapping
+        return rows
+
+    monkeypatch.setattr(lm, "forward", timed)
+    monkeypatch.setattr(calibration, "time", clock)
+    assert calibration.step_costs(lm).forward.points[1] == pytest.approx(1000.0)
+    depth = calibrate_head(lm)
+    assert [depth.tapped_us(sessions) for sessions in (1, 4)] == pytest.approx([250.0, 250.0])
+
+
 @pytest.mark.parametrize("form", ["medusa", "hydra"])
 def test_what_is_measured_of_a_head_is_no_deeper_than_it_drafts(form: str, tmp_path: Path) -> None:
     where = models.save(models.build(models.config("llama")), tmp_path / "target")
@@ -196,6 +232,8 @@ def test_rules_that_look_at_draft_tokens_get_none_of_a_head(rule: str) -> None:
     rig.open(1, PROMPT, sampling=with_rule(COUPLED, rule))
     rig.run()
     assert not heads.asked
+    assert heads.heeded
+    assert not any(heads.heeded), "nothing is kept for it"
 
 
 def test_a_session_may_be_without() -> None:
@@ -204,6 +242,68 @@ def test_a_session_may_be_without() -> None:
     rig.open(1, PROMPT, head=False)
     rig.run()
     assert not heads.asked
+    assert heads.heeded
+    assert not any(heads.heeded), "nothing is kept for it"
+    rig.open(2, (*PROMPT, 2))
+    rig.open(3, PROMPT, head=False)
+    rig.run()
+    (slot,) = {request.slot for request in heads.asked}
+    assert {*map(tuple, heads.heeded)} == {(), (slot,)}
+
+
+def test_features_are_kept_only_while_the_head_drafts_or_is_about_to_be_tried() -> None:
+    """Nine of ten steps are as if there were none, where it does not pay; each try has some behind which to draft."""
+    heads = ScriptedHeads(wrong)
+    rig = Rig(MODEL, ngram=False, context=4096, growth=1.0, drafting=HeadDrafting(heads, HeadDepth({1: 1000.0})))
+    known: list[int] = []
+    plain_unread = heads.unread
+
+    def unread(slot: int) -> int | None:
+        """As of a text whose features were not kept before."""
+        kept = list(reversed(heads.heeded))
+        gap = next((at for at, slots in enumerate(kept) if slot not in slots), None)
+        return plain_unread(slot) if gap is None or gap >= 16 else None
+
+    heads.unread = unread  # type: ignore[method-assign]  # of this one
+    heads.slowed = lambda: known.append(len(heads.heeded))
+    rig.open(1, PROMPT, max_tokens=3000)
+    rig.run(most=4000)
+    kept = sum(map(bool, heads.heeded))
+    assert len(known) > 3, "it is tried now and then"
+    assert kept < len(heads.heeded) / 10
+
+
+def test_a_text_that_begins_while_nothing_is_kept_is_thought_of_at_once() -> None:
+    """Its prompt is kept where the head is expected to pay: so it need not begin in the middle."""
+    heads = ScriptedHeads(right)
+    rig = Rig(MODEL, ngram=False, context=1024, growth=0.02, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
+    rig.open(1, PROMPT, max_tokens=200, ledger_us=10**6)
+    rig.run()
+    assert not heads.asked
+    assert not heads.heeded[-1], "in debt for so long that it is let be"
+    before = len(heads.heeded)
+    rig.open(2, (*PROMPT, 2), max_tokens=30)
+    rig.run()
+    assert all(heads.heeded[before:])
+    assert heads.asked
+
+
+def test_what_features_take_is_the_head_s_and_not_plain_decoding_s() -> None:
+    """Each step with features takes a fifth longer; plain steps are known as they are without."""
+    heads = ScriptedHeads(none)
+    depth = HeadDepth({1: 20.0}, tapped_us={1: 200.0})
+    rig = Rig(MODEL, ngram=False, context=1024, growth=0.02, drafting=HeadDrafting(heads, depth))
+    forward = rig.lm.forward
+
+    def tapped(feeds: Sequence[Feed]) -> torch.Tensor:
+        rig.now += 200.0 if heads.heeded[-1] else 0.0
+        return forward(feeds)
+
+    rig.lm.forward = tapped  # type: ignore[method-assign]  # as the rig's own
+    rig.open(1, PROMPT, max_tokens=400)
+    rig.run()
+    assert heads.asked
+    assert 900.0 < rig.engine.costs.forward.at(1) < 1100.0
 
 
 def test_what_a_head_takes_is_told_apart_from_the_gap() -> None:

@@ -26,6 +26,8 @@ BATCH_BUDGET_S, LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS = 0.25, 1, 5
 HEAD_DEPTH, HEAD_ROUNDS = 4, 12
 # Readings of a text: the first ones are slow, too.
 READING_ROUNDS = 4
+# Plain steps by turns with and without features.
+TAPPED_ROUNDS = 8
 # A further forward takes some time, whatever was measured.
 LEAST_FORWARD_US = 1.0
 # Microseconds from which a forward is long: a hiccup or a change of shape is small beside it, and sessions of a lost
@@ -43,11 +45,13 @@ class BatchShape(NamedTuple):
 
 
 def step_costs(lm: LanguageModel, go_on: Callable[[], None] = lambda: None) -> StepCosts:
-    """Measure what steps cost.
+    """Measure what steps cost, of a model with a head those that are no business of the head's.
 
     Takes a second or two, more where forwards are long; leaves the slots empty. `go_on` is called before each turn and
     may raise.
     """
+    if isinstance(lm, DraftingModel):
+        lm.heed(())
     return StepCosts(calibrate(lm, go_on=go_on), calibrate_batches(lm, go_on=go_on))
 
 
@@ -84,8 +88,11 @@ def calibrate_head(model: DraftingModel) -> HeadDepth:
     """Measure what a drafted token takes; leaves the slots empty."""
     prefix = _prefix(model)
     numbers = sorted({min(sessions, model.slots) for sessions in (1, *SESSIONS)})
-    _fill(model, max(numbers))
     tokens = _tokens(model, 0, prefix + 1)  # the last one is fed when the next is wanted
+    _fill(model, max(numbers))
+    tapped = {sessions: _tapped_us(model, sessions, tokens) for sessions in numbers}
+    model.heed(None)
+    _fill(model, max(numbers))
     most = MOST_HEAD_DEPTH if model.most_depth is None else min(MOST_HEAD_DEPTH, model.most_depth)
     depth = min(HEAD_DEPTH, most)
     first, further = {}, {}
@@ -96,7 +103,7 @@ def calibrate_head(model: DraftingModel) -> HeadDepth:
     for slot in range(max(numbers)):
         model.discard(slot)
     reading_us = min(_reading_us(model, tokens) for _ in range(READING_ROUNDS))
-    return HeadDepth(further, most, reading_us, undisturbed(first))
+    return HeadDepth(further, most, reading_us, undisturbed(first), tapped)
 
 
 def _drafting_us(model: DraftingModel, sessions: int, tokens: Sequence[int], depth: int) -> float:
@@ -104,16 +111,38 @@ def _drafting_us(model: DraftingModel, sessions: int, tokens: Sequence[int], dep
 
     Each is measured behind a forward of the target, which leaves little of the head in the processor's caches.
     """
-    requests, held = [HeadRequest(slot, tokens, Sampling(), depth) for slot in range(sessions)], len(tokens) - 1
-    times = []
+    requests, times = [HeadRequest(slot, tokens, Sampling(), depth) for slot in range(sessions)], []
     for _ in range(HEAD_ROUNDS):
-        model.forward([Feed(slot, held, tokens[held:], 1) for slot in range(sessions)])
-        for slot in range(sessions):
-            model.rollback(slot, held)
+        _plain_us(model, sessions, tokens)
         began = time.perf_counter_ns()
         model.draft(requests)
         times.append((time.perf_counter_ns() - began) / 1000)
     return _faster_half(times)
+
+
+def _tapped_us(model: DraftingModel, sessions: int, tokens: Sequence[int]) -> float:
+    """Microseconds by which a plain step of the first slots, as in `_drafting_us`, is longer for its features.
+
+    Of two steps in a row the second counts: the first finds the other's weights in the processor's caches.
+    """
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(TAPPED_ROUNDS):
+        for tapped, taken in times.items():
+            model.heed(None if tapped else ())
+            first = _plain_us(model, sessions, tokens)
+            taken.append(first if first > LONG_US else _plain_us(model, sessions, tokens))
+    return max(0.0, _faster_half(times[True]) - _faster_half(times[False]))
+
+
+def _plain_us(model: DraftingModel, sessions: int, tokens: Sequence[int]) -> float:
+    """Microseconds of a step of the first slots, which is rolled back."""
+    held = len(tokens) - 1
+    began = time.perf_counter_ns()
+    model.forward([Feed(slot, held, tokens[held:], 1) for slot in range(sessions)])
+    took = (time.perf_counter_ns() - began) / 1000
+    for slot in range(sessions):
+        model.rollback(slot, held)
+    return took
 
 
 def _reading_us(model: DraftingModel, tokens: Sequence[int]) -> float:

@@ -510,7 +510,10 @@ class Engine:
             return None
         drafting = any(_may_be_drafted(part) for part in parts)
         waited, rows = timings.waited_us > 0, timings.rows
-        return self.costs.observe(len(parts), rows, timings.forward_us, timings.gap_us, drafting, waited)
+        # What a head has of it is the head's: plain decoding would not have kept features.
+        tapped_us = 0.0 if self._drafting is None else self._drafting.tapped_us(len(parts))
+        forward_us = max(0.0, timings.forward_us - tapped_us)
+        return self.costs.observe(len(parts), rows, forward_us, timings.gap_us, drafting, waited)
 
     def _resolve(self, part: Part, choice: RowChoice, timings: StepTimings, charge: StepCharge) -> None:
         held, session = part.held, part.held.session

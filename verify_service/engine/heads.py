@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from specwire.core.draft import HeadRequest
@@ -23,12 +23,16 @@ logger = logging.getLogger(__name__)
 FEW_UNREAD = 2 * LET_BE
 # While a prompt is being fed the head reads this many of its positions at a time.
 READ_AT = 256
+# Steps without a draft behind which features are no longer kept: where drafting does not pay, as soon as it was thought
+# of twice in vain; else later, because a head that begins anew has lost the text before.
+IDLE_UNPAID, IDLE_PAID = FEW_UNREAD, 4 * LET_BE
 
 
 class Heads(Protocol):
     """A head beside the target, over the target's slots; see `specwire.lm.heads.slots.DraftingModel`."""
 
     def unread(self, slot: int) -> int | None: ...
+    def heed(self, slots: Collection[int] | None) -> None: ...
     def catch_up(self, requests: Sequence[HeadRequest]) -> None: ...
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]: ...
     def foresee(self, requests: Sequence[HeadRequest]) -> None: ...
@@ -86,6 +90,9 @@ class HeadDrafting:
     first drafts for a text it reads that text. This is like the prefill of a prompt: only the time of others is
     charged, and it is done only where it is expected to pay several times over. What the head leaves unread later is
     charged whole, because a head that is seldom asked reads much for little.
+
+    Keeping features makes a step longer. So it is done for sessions that take a head's tokens, and only while the head
+    drafts for any. When it is to draft again it begins behind what was not kept.
     """
 
     def __init__(self, heads: Heads, depth: HeadDepth) -> None:
@@ -96,26 +103,36 @@ class HeadDrafting:
         self._in_vain = False
         # Memory was short when it last drafted, and until when it is left alone for that.
         self._short, self._short_until_us = False, 0.0
+        # Whether features are to be kept, whether any session wants it, and steps since the head was last used.
+        self._heeding, self._tapping, self._idle = True, False, 0
+        # Slots whose prompts were being fed when it was last looked whether to keep features.
+        self._prompts: frozenset[int] = frozenset()
 
     @property
     def works(self) -> bool:
         return self._heads is not None
 
+    def tapped_us(self, sessions: int) -> float:
+        """What of the last step, of so many sessions, was for features."""
+        return self._depth.tapped_us(sessions) if self._tapping else 0.0
+
     def draft(self, step: DraftedStep, now_us: Callable[[], float], tell: Callable[[], None]) -> None:
         """Draft for those of the sessions that want it. tell: what is to be said, before anything is computed."""
-        began_us = now_us()
-        if self._heads is None or began_us < self._short_until_us:
+        if self._heads is None:
             return
+        began_us = now_us()
         try:
             with detect_out_of_memory():
-                self._draft(self._heads, step, now_us, tell)
+                if began_us >= self._short_until_us:
+                    self._draft(self._heads, step, now_us, tell)
+            self._heed(self._heads, step)
         except ShortOfMemory as short:
             self._wait(short, began_us, now_us())
         except Exception as error:
             logger.warning("the head failed, and is switched off: %s: %s", type(error).__name__, error)
             logger.debug("where it failed", exc_info=True)
             self._heads.stop()
-            self._heads = None
+            self._heads, self._tapping = None, False
         took_us = now_us() - began_us
         for held in (*step.decoding.values(), *step.prompts.values()):
             held.running.since_us += took_us
@@ -128,10 +145,14 @@ class HeadDrafting:
 
     def _draft(self, heads: Heads, step: DraftedStep, now_us: Callable[[], float], tell: Callable[[], None]) -> None:
         budget, began_us = PREFILL_ROWS, now_us()
+        self._idle += 1
         if self._rests(step, began_us):
             self._let_be += 1
             return
         self._let_be = 0
+        if not self._heeding:
+            self._heeding, self._idle = self._would_draft(heads, step, began_us), 0
+            return
         long = [each for each in _asked(heads, step.prompts, step) if each.unread > READ_AT]
         if long := [each for each in long if self._readable(each, 1, step)]:
             tell()
@@ -144,21 +165,43 @@ class HeadDrafting:
             return
         thought_us = now_us() - thought_us
         tell()
-        tried = not self._depth.pays
+        tried, kept_us = not self._depth.pays, self._idle * self._depth.tapped_us(len(step.decoding))
         ready = [each for each in asked if not each.behind]
         behind = _within([each for each in asked if each.behind], budget)
         if behind:
             self._read(heads, behind, step, now_us)
         self._propose(heads, [*ready, *behind], step, now_us, thought_us)
         if tried:
-            self._depth.tried(now_us() - began_us)
+            self._depth.tried(now_us() - began_us + kept_us)
+            self._heeding = False
 
     def _rests(self, step: DraftedStep, now_us: float) -> bool:
         """Whether it is too soon to think of drafting again: where a batch gains nothing, that takes time too."""
         if step.prompts:
             self._in_vain = False  # a text that begins has lost nothing yet
-        paid = self._depth.pays or self._depth.due(now_us)
-        return self._let_be < LET_BE and (self._in_vain or not paid)
+        if self._let_be >= LET_BE:
+            return False
+        if not self._heeding:
+            before, self._prompts = self._prompts, frozenset(step.prompts)
+            return self._prompts <= before  # of a text that begins the head may have all
+        return self._in_vain or not (self._depth.pays or self._depth.due(now_us))
+
+    def _heed(self, heads: Heads, step: DraftedStep) -> None:
+        """Keep the features of those that take a head's tokens, if of any."""
+        if self._idle > (IDLE_PAID if self._depth.pays and not self._in_vain else IDLE_UNPAID):
+            self._heeding = False
+        takers: Collection[int] = ()
+        if self._heeding:
+            both = (step.decoding, step.prompts)
+            takers = [slot for held in both for slot, each in held.items() if _takes(each.session)]
+        self._tapping = len(takers) > 0
+        heads.heed(takers)
+
+    def _would_draft(self, heads: Heads, step: DraftedStep, now_us: float) -> bool:
+        """Whether the head would draft, or be tried, if it knew the texts; those that begin are thought to decode."""
+        coming = replace(step, decoding={**step.decoding, **step.prompts}, prompts={})
+        wanted = [each for each in _asked(heads, coming.decoding, coming, known=True) if self._wants(each, coming)]
+        return len(wanted) > 0 and len(self._chosen(wanted, coming, now_us)) > 0
 
     def _wants(self, asked: _Asked, step: DraftedStep) -> bool:
         """Whether a head's tokens could be tested next, are not there yet, and promise more than the text itself.
@@ -221,6 +264,7 @@ class HeadDrafting:
 
     def _read(self, heads: Heads, behind: Sequence[_Asked], step: DraftedStep, now_us: Callable[[], float]) -> int:
         """Have the head read these texts; returns how many positions that were."""
+        self._idle = 0
         began_us, rows = now_us(), sum(each.unread for each in behind)
         heads.catch_up([each.request for each in behind])
         took_us = now_us() - began_us
@@ -243,6 +287,7 @@ class HeadDrafting:
         """Draft for `asked`. thought_us: time that choosing them took; it is charged, as foreseeing noise is."""
         if not asked:
             return
+        self._idle = 0
         requests, foreseen_us = [each.request for each in asked], now_us()
         heads.foresee(requests)
         began_us = now_us()
@@ -260,8 +305,13 @@ class HeadDrafting:
             each.session.ledger.charge(thought_us + took_us, 0, 0.0, likely_us * len(step.decoding) / len(asked))
 
 
-def _asked(heads: Heads, sessions: Mapping[int, Held], step: DraftedStep) -> list[_Asked]:
-    """The sessions of the step that the head can draft for."""
+def _takes(session: VerifySession) -> bool:
+    """Whether a head may draft for it."""
+    return session.head is not None and session.trusting
+
+
+def _asked(heads: Heads, sessions: Mapping[int, Held], step: DraftedStep, known: bool = False) -> list[_Asked]:
+    """The sessions of the step that the head can draft for. known: as if it had read all texts."""
     return [
         _Asked(
             slot,
@@ -271,7 +321,7 @@ def _asked(heads: Heads, sessions: Mapping[int, Held], step: DraftedStep) -> lis
             held.session.ledger.spare_us(step.plain_us, ahead=True) - held.running.waited_us,
         )
         for slot, held in sessions.items()
-        if (source := held.session.head) is not None and (unread := heads.unread(slot)) is not None
+        if (source := held.session.head) is not None and (unread := 0 if known else heads.unread(slot)) is not None
     ]
 
 

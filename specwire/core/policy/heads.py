@@ -36,6 +36,7 @@ class HeadDepth:
         most: tokens that the head can draft in a row, or that are ever asked of one.
         row_us: of a position of a text that is read; refined here.
         first_us: as forward_us, of the first forward of a draft, with what is done once; None: no longer than others.
+        tapped_us: by which a step of so many sessions is longer where its features are kept; None: by nothing.
 
     pays: whether it did when it was last asked, or nobody asked yet.
     """
@@ -46,11 +47,13 @@ class HeadDepth:
         most: int = MOST_HEAD_DEPTH,
         row_us: float = 0.0,
         first_us: Mapping[int, float] | None = None,
+        tapped_us: Mapping[int, float] | None = None,
     ) -> None:
         self.most = most
         self.pays = True
         self._forward = ForwardTimes(forward_us)
         self._first = ForwardTimes(forward_us if first_us is None else first_us)
+        self._tapped = ForwardTimes({1: 0.0} if tapped_us is None else tapped_us)
         self._scale = 1.0
         self._hiccups = Hiccups()
         self._drafted_us = self._tried_us = 0.0
@@ -61,6 +64,10 @@ class HeadDepth:
     def drafting_us(self, sessions: int, depth: int) -> float:
         """What so many forwards are expected to take."""
         return self._scale * self._measured_us(sessions, depth)
+
+    def tapped_us(self, decoding: int) -> float:
+        """What a step of so many sessions takes longer for its features."""
+        return self._tapped.at(decoding)
 
     def _measured_us(self, sessions: int, depth: int) -> float:
         return self._first.at(sessions) + (depth - 1) * self._forward.at(sessions)
@@ -90,15 +97,15 @@ class HeadDepth:
     def choose(self, rates: Sequence[Sequence[float]], decoding: int, V: Callable[[int], float]) -> int:
         """The depth for a step of `decoding` sessions, for some of which the head may draft; 0 for none.
 
-        rates: of each of these, P(accept | tested) by position.
+        rates: of each of these, P(accept | tested) by position. V: of steps whose features nobody keeps.
         """
-        sessions = len(rates)
+        sessions, tapped_us = len(rates), self.tapped_us(decoding)
         decided = [list(accumulate(each[: self.most], mul)) for each in rates]
         tokens = float(decoding)
         best, best_rate = 0, LEAST_GUESS_GAIN * decoding / V(decoding)
         for depth in range(1, self.most + 1):
             tokens += sum(each[depth - 1] for each in decided)
-            rate = tokens / (V(decoding + depth * sessions) + self.drafting_us(sessions, depth))
+            rate = tokens / (V(decoding + depth * sessions) + tapped_us + self.drafting_us(sessions, depth))
             if rate > best_rate:
                 best, best_rate = depth, rate
         self.pays = best > 0
@@ -151,6 +158,6 @@ class HeadDepth:
     ) -> bool:
         """Whether so deep a draft pays, for `sessions` like the one that has these `rates`."""
         tokens: float = decoding + sessions * sum(accumulate(rates[:depth], mul))
-        time_us = V(decoding + depth * sessions) + self.drafting_us(sessions, depth)
+        time_us = V(decoding + depth * sessions) + self.tapped_us(decoding) + self.drafting_us(sessions, depth)
         least_rate = LEAST_GUESS_GAIN * decoding / V(decoding)
         return tokens > least_rate * time_us

@@ -7,7 +7,7 @@ No weights are added, and no keys and values: those of the text, which the whole
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,9 @@ class SkimmingModel(CachedLM):
     def unread(self, slot: int) -> int | None:
         """None of any text: it is read as the target wrote it."""
         return 0
+
+    def heed(self, slots: Collection[int] | None) -> None:
+        """Nothing is kept for drafts."""
 
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         """There is nothing to read."""

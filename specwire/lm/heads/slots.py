@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import count
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -29,6 +29,13 @@ class DraftingModel(SlotModel, Protocol):
 
     def unread(self, slot: int) -> int | None:
         """Positions of a text that a head has still to read before it drafts; None where it cannot draft."""
+        ...
+
+    def heed(self, slots: Collection[int] | None) -> None:
+        """From the next forward on keep for the head what the target makes of these slots, and of no others.
+
+        None: of all, as it is at first. A head that needs what was not kept goes on behind it, once there is enough.
+        """
         ...
 
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
@@ -95,6 +102,8 @@ class Head(Protocol):
 MOST_UNREAD = 512
 # Rows of a forward of which a slot's are kept as they lie. A part of a larger one is copied: else all of it would stay.
 SMALL_FORWARD = 64
+# Positions behind which a head drafts that begins in the middle of a text.
+LEAST_BEHIND = 16
 
 
 def waiting_bytes(width: int) -> int:
@@ -122,11 +131,15 @@ class _Features:
         self._parts.append(rows)
         self.stop += count
 
+    def begin(self, at: int) -> None:
+        """Forget everything; what comes next is of position `at`."""
+        self._parts.clear()
+        self.first = self.stop = at
+
     def cut(self, stop: int) -> None:
         """Forget what is not before `stop`."""
         if stop <= self.first:
-            self._parts.clear()
-            self.first = self.stop = stop
+            self.begin(stop)
         while self.stop > stop:
             last = self._parts.pop()
             self.stop -= len(last)
@@ -152,7 +165,9 @@ class _Features:
 class _Slot:
     """What the head knows of one slot.
 
-    fed: rows that it has read. successor: the token that the last of them was computed with, its position's next.
+    origin: the first position that it knows, its row 0. What lies before was not kept for it. Rotations tell how far
+    rows are from each other, so it need not know where it began.
+    fed: the position up to which it has read. successor: the token that its last row was computed with.
     written: rows that may differ from zero. lost: it lacks rows of this text for good, and drafts nothing behind it.
     """
 
@@ -162,8 +177,14 @@ class _Slot:
         self.forget()
 
     def forget(self) -> None:
-        self.fed, self.successor, self.lost = 0, -1, False
-        self.features.cut(0)
+        self.begin(0)
+        self.lost = False
+
+    def begin(self, at: int) -> None:
+        """Of what is before `at` it knows nothing."""
+        self.origin = self.fed = at
+        self.successor = -1
+        self.features.begin(at)
 
     def lose(self) -> None:
         self.forget()
@@ -173,15 +194,33 @@ class _Slot:
     def unread(self) -> int:
         return self.features.stop - self.fed
 
+    @property
+    def able(self) -> bool:
+        """Whether the head may draft behind it: it knows the text, or enough of its end."""
+        return not self.lost and (self.origin == 0 or self.features.stop - self.origin >= LEAST_BEHIND)
+
     def kept(self, length: int) -> int:
         """See `HeadedModel`."""
-        if self.lost or length > self.fed or (length == self.fed and self.features.first < self.fed):
+        if self.lost or length <= self.origin or length > self.fed:
             return length
-        return max(0, length - 1)
+        return length if length == self.fed and self.features.first < self.fed else length - 1
 
     def cut(self, length: int) -> None:
+        if length <= self.origin:
+            self.begin(length)
+            return
         self.fed = min(self.fed, length)
         self.features.cut(length)
+
+    def write(self, start: int) -> None:
+        """The text goes on from `start`, otherwise than it did if it went further."""
+        if start == 0:
+            self.forget()
+        elif start < self.features.stop and not self.lost:
+            if self.kept(start) < start:
+                self.lose()
+            else:
+                self.cut(start)
 
 
 class HeadedModel:
@@ -189,20 +228,21 @@ class HeadedModel:
 
     Row t of the head is of the target's features at position t and the text's token t + 1. Features wait here until
     that token is decided, and the head is asked. Draft rows of the head are never kept: what is decided of them is
-    computed anew from the target's features.
+    computed anew from the target's features. Nothing is tapped in a forward of which nothing is kept (see `heed`).
 
     A text that goes on otherwise, in this slot or in one that it was copied to, has another token t + 1. So where the
     features of its last position are gone, that position is not kept either: the target computes it again.
 
-    Invariants, of each slot that is not lost: rows before `fed` are the head's, of the text; features are held from
-    `fed` - 1 on, or from `fed`, up to what the target has cached.
+    Invariants, of each slot that is not lost: rows from `origin` to `fed` are the head's, of the text; features are
+    held from `fed` - 1 on, or from `fed`, up to what the target has cached.
     """
 
     def __init__(self, lm: CachedLM, target: TappedRunner, head: Head) -> None:
         """target: which computes what is `lm`."""
         self._lm, self._target, self._head = lm, target, head
         self._slots = [_Slot(head.width) for _ in range(lm.slots)]
-        self._proven = self._stopped = False
+        self._proven = False
+        self._heeded: frozenset[int] | None = None
 
     # The target's
 
@@ -266,43 +306,36 @@ class HeadedModel:
         own, other = self._slots[target], self._slots[source]
         length = other.kept(length)
         self._lm.copy(source, target, length)
-        own.lost, own.fed = other.lost, min(other.fed, length)
+        own.lost, own.origin, own.fed = other.lost, other.origin, min(other.fed, length)
         own.successor = other.successor if own.fed == other.fed else -1
         own.features.copied(other.features, min(length, other.features.stop))
         own.cut(length)
-        self._head.copy(source, target, own.fed)
-        own.written = max(own.written, own.fed)
+        self._head.copy(source, target, own.fed - own.origin)
+        own.written = max(own.written, own.fed - own.origin)
 
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        heeded = self._heeded
+        self._target.tapping = heeded is None or any(slot in heeded for slot, *_ in feeds)
         rows = self._lm.forward(feeds)
         tapped, end = self._target.tapped, 0
         large = len(tapped) > SMALL_FORWARD
         for slot, start, tokens, *_ in feeds:
             own, begin = self._slots[slot], end
             end += len(tokens)
-            if self._holds(own, start):
+            own.write(start)
+            if own.lost:
+                continue
+            if heeded is not None and slot not in heeded:
+                own.begin(start + len(tokens))
+            elif own.unread > MOST_UNREAD:
+                own.lose()
+            else:
                 fresh = tapped[begin:end]
                 own.features.add(fresh.clone() if large else fresh, end - begin)
         for slot in self.failed:
             self._void(slot)
         return rows
-
-    def _holds(self, own: _Slot, start: int) -> bool:
-        """Whether what is fed from `start` on is kept for the head."""
-        if start == 0:
-            own.forget()
-        if own.lost:
-            return False
-        if start < own.features.stop:
-            if own.kept(start) < start:
-                own.lose()
-                return False
-            own.cut(start)
-        if self._stopped or own.unread > MOST_UNREAD:
-            own.lose()
-            return False
-        return True
 
     # The head's
 
@@ -310,9 +343,14 @@ class HeadedModel:
     def most_depth(self) -> int | None:
         return self._head.most_depth
 
+    def heed(self, slots: Collection[int] | None) -> None:
+        self._heeded = None if slots is None else frozenset(slots)
+
     def stop(self) -> None:
         """It will not be asked any more: keep nothing for it."""
-        self._stopped = True
+        self._heeded = frozenset()
+        for own in self._slots:
+            own.begin(own.features.stop)
 
     def foresee(self, requests: Sequence[HeadRequest]) -> None:
         """The noise of the positions that are drafted for: whatever is decided there, it is drawn by that."""
@@ -326,7 +364,7 @@ class HeadedModel:
                 keep_noise(keys, self.info.vocabulary)
 
     def unread(self, slot: int) -> int | None:
-        return None if self._slots[slot].lost else self._slots[slot].unread
+        return self._slots[slot].unread if self._slots[slot].able else None
 
     @torch.inference_mode()
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
@@ -366,14 +404,12 @@ class HeadedModel:
                 break
             states = step.states if len(going) == len(live) else step.states[going]
             live = [live[row] for row in going]
-            feeds = [_next(requests[at], drafted[at]) for at in live]
-            self._note(feeds)
-            step = self._head.follow(feeds, states, depth)
+            step = self._head.follow(self._rows([_next(requests[at], drafted[at]) for at in live]), states, depth)
         return drafted
 
     def _begins(self, request: HeadRequest) -> bool:
         own = self._slots[request.slot]
-        return request.depth > 0 and len(request.tokens) > 1 and not own.lost
+        return request.depth > 0 and len(request.tokens) > 1 and own.able
 
     def _feed(self, request: HeadRequest) -> Feed:
         """The rows that the head lacks; the last one again if it has them all."""
@@ -386,18 +422,22 @@ class HeadedModel:
     def _read(self, feeds: Sequence[Feed]) -> HeadStep:
         """Rows of texts. The last one's features stay, for another successor."""
         held = [self._slots[feed.slot].features.between(feed.start, feed.stop) for feed in feeds]
-        self._note(feeds)
-        step = self._head.read(feeds, torch.cat(held))
+        step = self._head.read(self._rows(feeds), torch.cat(held))
         for feed in feeds:
             own = self._slots[feed.slot]
             own.fed, own.successor = feed.stop, feed.tokens[-1]
             own.features.forget_before(feed.stop - 1)
         return step
 
-    def _note(self, feeds: Sequence[Feed]) -> None:
+    def _rows(self, feeds: Sequence[Feed]) -> list[Feed]:
+        """Feeds of positions as those of the head's rows, which it will write."""
+        rows = []
         for feed in feeds:
             own = self._slots[feed.slot]
-            own.written = max(own.written, feed.stop)
+            row = feed._replace(start=feed.start - own.origin) if own.origin else feed
+            own.written = max(own.written, row.stop)
+            rows.append(row)
+        return rows
 
     def _finite(self, requests: Sequence[HeadRequest], live: list[int], step: HeadStep) -> tuple[list[int], HeadStep]:
         """What is left where a text's values are not finite: it is lost."""

@@ -264,7 +264,7 @@ class CompiledRunner(LineRunner):
         weights = model_of(model, shape, context, vocabulary)
         self.decoder = StaticDecoder(shape, weights, slots + 1, self._room, taps).eval()
         self._device = self.decoder.embedding.device
-        self.tapped = self.decoder.embedding.new_empty(0)
+        self.tapped, self.tapping = self.decoder.embedding.new_empty(0), True
         mode = mode_for(self._device, backend)
         self._compiled: Any = torch.compile(self.decoder, backend=backend, mode=mode, dynamic=False, fullgraph=True)
         self._warm_up()
@@ -320,9 +320,9 @@ class CompiledRunner(LineRunner):
             torch.compiler.cudagraph_mark_step_begin()
         logits, tapped = (self._compiled if compiled else self.decoder)(fed, _aligned(bucket.span))
         wanted = self._last(feeds, bucket, [max(feed.wanted, 1) for feed in feeds])
-        if tapped is not None:
-            tapped = tapped[self._last(feeds, bucket, [len(feed.tokens) for feed in feeds])]
-        return logits[wanted], tapped
+        if tapped is None or not self.tapping:
+            return logits[wanted], None
+        return logits[wanted], tapped[self._last(feeds, bucket, [len(feed.tokens) for feed in feeds])]
 
     def _last(self, feeds: Sequence[Feed], bucket: Bucket, counts: Sequence[int]) -> torch.Tensor:
         """Rows of the forward that are of the last so many tokens of each feed."""

@@ -310,7 +310,7 @@ class HybridRunner(LineRunner):
         self._cache_name = "cache_params" if "cache_params" in known else "past_key_values"
         self._takes_positions = "position_ids" in known
         self._keeping = exchange_scans(model, self.cache)
-        self.tapped = torch.empty(0)
+        self.tapped, self.tapping = torch.empty(0), True
         self._streams: dict[int, torch.Tensor] = {}
         self._tap()
 
@@ -350,9 +350,9 @@ class HybridRunner(LineRunner):
         for group in (narrow, *([feed] for feed in ready if len(feed.tokens) > MOST_TOGETHER)):
             if group:
                 rows.update(zip((feed.slot for feed in group), self._rows(group), strict=True))
-                if self._taps:
+                if self._taps and self.tapping:
                     features.update(self._features(group))
-        if self._taps:
+        if self._taps and self.tapping:
             self.tapped = torch.cat([features[feed.slot][-len(feed.tokens) :] for feed in feeds])
         return torch.cat([rows[feed.slot] for feed in feeds])
 

@@ -63,7 +63,7 @@ class LlamaRunner:
         self._layout = Layout(
             2 * shape.kv_heads, room, shape.heads // shape.kv_heads, self._cache.dtype, self._cache.device
         )
-        self._apart, self._taps = apart, list(taps)
+        self._apart, self._taps, self.tapping = apart, list(taps), True
         self.tapped = weights.embedding.new_empty(0)
         self.decoder = Decoder(shape, weights, self._cache, apart, rank)
         self._decode = compiled(self.decoder)
@@ -96,7 +96,7 @@ class LlamaRunner:
         return self._cache.shape[0]
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        rows, self.tapped = self._run(feeds, self._taps, [])
+        rows, self.tapped = self._run(feeds, self._taps if self.tapping else [], [])
         return rows
 
     def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:

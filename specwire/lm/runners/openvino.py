@@ -29,6 +29,7 @@ from specwire.lm.runners.openvino_graph import (
     paged,
     repeated,
     round_weights,
+    without,
 )
 
 TAPPED = "tapped"
@@ -163,14 +164,16 @@ class OpenvinoRunner(OverPages, LineRunner):
         """
         shape = shape_of(model)
         decoder = OpenvinoDecoder(shape, model_of(model, shape, context, vocabulary), taps, fuse)
-        self.tapped, self._taps = torch.empty(0), len(taps)
+        self.tapped, self.tapping, self._taps = torch.empty(0), True, len(taps)
         graph = paged(decoder)
         if int8:
             round_weights(graph)
-        self._graph = PagedGraph(graph, slots, context, dtype, threads)
+        quiet = without(graph, TAPPED) if taps else None
+        self._graph = PagedGraph(graph, slots, context, dtype, threads, quiet=quiet)
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        fed = self._graph.run(feeds)
-        if self._taps:
+        telling = self._taps > 0 and self.tapping
+        fed = self._graph.run(feeds, telling=telling)
+        if telling:
             self.tapped = self._graph.told(TAPPED)[:fed]
         return self._graph.told(LOGITS)

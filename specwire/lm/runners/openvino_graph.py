@@ -166,6 +166,14 @@ def paged(stateless: Stateless) -> openvino.Model:
     return graph
 
 
+def without(graph: openvino.Model, output: str) -> openvino.Model:
+    """The same graph over the same constants, but for an output and what leads to nothing else."""
+    rest = graph.clone()
+    names = [port.any_name for port in rest.outputs]
+    rest.remove_result(rest.results[names.index(output)])
+    return rest
+
+
 def round_weights(graph: openvino.Model, least: int = 0) -> None:
     """Put integers and scales in the place of products' weights, as OpenVINO recognises compressed ones.
 
@@ -261,13 +269,21 @@ def _options(dtype: torch.dtype, threads: int) -> dict[str, object]:
 class CompiledGraph:
     """One compilation of a graph. What it was given last stays, so that a like forward is given less."""
 
-    def __init__(self, graph: openvino.Model, options: Mapping[str, object]) -> None:
+    def __init__(self, graph: openvino.Model, options: Mapping[str, object], caches: Sequence[Any] = ()) -> None:
+        """caches: tensors, see `name_caches`; they may be named later."""
         compiled = _openvino().compile_model(graph, DEVICE, options)
         self.caches = [port for port in compiled.inputs if port.any_name.startswith(CACHES)]
         self.request = compiled.create_infer_request()
         self.layout: tuple[list[tuple[int, int, int]], int] = ([], 0)
         self.counts: list[int] = []
         self._given: dict[str, Numbers] = {}
+        if caches:
+            self.name_caches(caches)
+
+    def name_caches(self, tensors: Sequence[Any]) -> None:
+        """Let it read and write keys and values there."""
+        for port, tensor in zip(self.caches, tensors, strict=True):
+            self.request.set_tensor(port, tensor)
 
     def give(self, name: str, numbers: Numbers) -> None:
         """Into the memory of the last forward where the shape is the same: it takes time to name new memory."""
@@ -279,6 +295,13 @@ class CompiledGraph:
         self.request.set_tensor(name, openvino.Tensor(fresh, shared_memory=True))
 
 
+class Compilations:
+    """Of one graph, and which of them takes how many rows. price: see `SteadyRows`."""
+
+    def __init__(self, graphs: Sequence[CompiledGraph], price: int) -> None:
+        self.graphs, self.steady = graphs, SteadyRows(price, len(graphs))
+
+
 class PagedGraph:
     """A graph that `paged` made, over slots.
 
@@ -287,6 +310,7 @@ class PagedGraph:
     place. Rows of padding are a session of their own, behind all rows that are wanted.
 
     A small graph is compiled twice, over the same caches: plain steps and steps with windows then keep a shape each.
+    So is a small one that tells less, for the forwards of which nothing else is asked.
     """
 
     def __init__(
@@ -297,8 +321,9 @@ class PagedGraph:
         dtype: torch.dtype,
         threads: int,
         given: Mapping[str, int] = MappingProxyType({}),
+        quiet: openvino.Model | None = None,
     ) -> None:
-        """given: what each token is given, and how many numbers that is."""
+        """given: what each token is given, and how many numbers that is. quiet: the same graph, which tells less."""
         options = _options(computed_in(dtype), threads)
         self._compiled = CompiledGraph(graph, options)
         self._widths = dict(given)
@@ -308,27 +333,25 @@ class PagedGraph:
         self._pages = -(-context // self._page)
         self._padding = slots
         allocated = [self._allocate(port, slots + 1) for port in ports]
-        self._caches = [memory for memory, _ in allocated]
-        self._name_caches([tensor for _, tensor in allocated])
+        self._caches, tensors = [memory for memory, _ in allocated], [tensor for _, tensor in allocated]
+        self._compiled.name_caches(tensors)
         self._indices = np.arange((slots + 1) * self._pages, dtype=np.int32).reshape(slots + 1, self._pages)
-        self._graphs, self._steady = [self._compiled], SteadyRows(0)
-        if context >= FEW:
-            price = min(price_of_change(self._time), context)
-            if price and constant_bytes(graph) <= MOST_COPIED_BYTES:
-                self._compiled = CompiledGraph(graph, options)
-                self._name_caches([tensor for _, tensor in allocated])
-                self._graphs.append(self._compiled)
-            self._steady = SteadyRows(price, len(self._graphs))
+        self._telling = self._quiet = Compilations([self._compiled], 0)
+        if context < FEW:
+            return
+        price = min(price_of_change(self._time), context)
+        copied = constant_bytes(graph) <= MOST_COPIED_BYTES
+        times = 2 if price and copied else 1
+        further = [CompiledGraph(graph, options, tensors) for _ in range(1, times)]
+        self._telling = self._quiet = Compilations([self._compiled, *further], price)
+        if quiet is not None and copied:
+            self._quiet = Compilations([CompiledGraph(quiet, options, tensors) for _ in range(times)], price)
 
     def _allocate(self, port: Any, slots: int) -> tuple[torch.Tensor, Any]:
         """One layer's keys or values, zero: (slots x pages, heads, page, head_dim x size) bytes, and as a tensor."""
         shape = [slots * self._pages, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))]
         memory = torch.zeros(*shape[:3], shape[3] * port.element_type.size, dtype=torch.uint8)
         return memory, openvino.Tensor(memory.numpy(), openvino.Shape(shape), port.element_type)
-
-    def _name_caches(self, tensors: Sequence[Any]) -> None:
-        for port, tensor in zip(self._compiled.caches, tensors, strict=True):
-            self._compiled.request.set_tensor(port, tensor)
 
     def zero(self, slot: int, stop: int) -> None:
         """Zero at least [0, stop): whole pages."""
@@ -355,11 +378,16 @@ class PagedGraph:
         self.run([Feed(self._padding, 0, [0] * rows, 1)], given)
         return time.perf_counter() - began
 
-    def run(self, feeds: Sequence[Feed], given: Mapping[str, npt.NDArray[np.float32]] = MappingProxyType({})) -> int:
-        """Returns how many tokens were fed. given: (tokens, any)."""
-        needed = sum(len(feed.tokens) for feed in feeds)
-        index, rows = self._steady.shape(needed)
-        self._compiled, spare = self._graphs[index], rows - needed
+    def run(
+        self,
+        feeds: Sequence[Feed],
+        given: Mapping[str, npt.NDArray[np.float32]] = MappingProxyType({}),
+        telling: bool = True,
+    ) -> int:
+        """Returns how many tokens were fed. given: (tokens, any). telling: what the quiet graph does not tell, too."""
+        needed, compilations = sum(len(feed.tokens) for feed in feeds), self._telling if telling else self._quiet
+        index, rows = compilations.steady.shape(needed)
+        self._compiled, spare = compilations.graphs[index], rows - needed
         padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
         self._place([*feeds, *padding], len(feeds))
         for name, numbers in given.items():

@@ -24,6 +24,7 @@ from specwire.lm.heads.eagle3_openvino import Eagle3Openvino
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.slots import HeadedModel, HeadFailed, HeadStep
 from specwire.lm.runners.compiled import CompiledRunner
+from specwire.lm.runners.openvino import OpenvinoRunner
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, ByHand, head_of
 from tests.lm.heads.walk import walk
@@ -313,6 +314,108 @@ def test_once_it_is_stopped_nothing_is_kept(tmp_path: Path) -> None:
     lm.stop()
     lm.forward([Feed(0, 0, [3, 17, 8], 1)])
     assert lm.unread(0) is None
+
+
+@RUNTIMES
+def test_nothing_is_tapped_or_kept_for_texts_that_take_no_head(runtime: str, tmp_path: Path) -> None:
+    target, head, where, beside = built(tmp_path)
+    lm, text = headed(where, beside, runtime), [3, 17, 8, 29]
+    told = lm._target.tapped
+    lm.heed([1])
+    lm.forward([Feed(0, 0, text[:3], 1), Feed(2, 0, text[:2], 1)])
+    assert not lm._target.tapping
+    assert lm._target.tapped is told or lm._target.tapped.numel() == 0
+    assert [lm._slots[slot].features.nbytes for slot in range(SLOTS)] == [0, 0, 0]
+    assert (lm.unread(0), lm.draft([HeadRequest(0, text, GREEDY, 3)])) == (None, [[]])
+    lm.forward([Feed(0, 3, [5], 1), Feed(1, 0, text[:3], 1)])
+    assert lm._target.tapping
+    assert (lm.unread(0), lm.unread(1)) == (None, 3)
+    assert lm._slots[0].features.nbytes == 0
+    assert lm.draft([HeadRequest(1, text, GREEDY, 3)]) == [expected(target, head, text, 3)]
+    lm.discard(0)
+    lm.heed(None)
+    lm.forward([Feed(0, 0, text[:3], 1)])
+    assert lm.draft([HeadRequest(0, text, GREEDY, 3)]) == [expected(target, head, text, 3)]
+
+
+@RUNTIMES
+@pytest.mark.parametrize("most_bytes", [1 << 30, 0])
+def test_the_target_s_rows_are_the_same_bits_whether_it_is_tapped_or_not(
+    runtime: str, most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large OpenVINO graph is compiled with its taps only; then they are not read."""
+    monkeypatch.setattr("specwire.lm.runners.openvino_graph.price_of_change", lambda _: 0)
+    monkeypatch.setattr("specwire.lm.runners.openvino_graph.MOST_COPIED_BYTES", most_bytes)
+    _, _, where, beside = built(tmp_path, "qwen3")
+    lm, random, rows = headed(where, beside, runtime), Random(5), list[torch.Tensor]()
+    feeds = [[random.randrange(3, models.VOCABULARY) for _ in range(count)] for count in (9, 1, 1, 4, 1, 2)]
+    for heeded in (None, ()):
+        lm.discard(0)
+        lm.heed(heeded)
+        for tokens in feeds:
+            rows.append(lm.forward([Feed(0, lm.cached(0), tokens, len(tokens))]))
+    assert torch.equal(torch.cat(rows[: len(feeds)]), torch.cat(rows[len(feeds) :]))
+    if isinstance(lm._target, OpenvinoRunner):
+        graph = lm._target._graph
+        assert (graph._quiet is graph._telling) is (most_bytes == 0)
+
+
+@RUNTIMES
+def test_behind_what_was_not_kept_the_head_begins_anew(runtime: str, tmp_path: Path) -> None:
+    """It then drafts as behind the end of the text, once it knows enough of that."""
+    target, head, where, beside = built(tmp_path, seed=1)
+    lm, text = headed(where, beside, runtime), [3 + (7 * index) % 40 for index in range(30)]
+    lm.forward([Feed(0, 0, text[:4], 1)])
+    lm.draft([HeadRequest(0, text[:5], GREEDY, 2)])
+    lm.heed(())
+    lm.forward([Feed(0, 4, text[4:7], 1)])
+    lm.heed([0])
+    end = 7 + slots.LEAST_BEHIND
+    for at in range(7, end):
+        assert lm.unread(0) is None
+        lm.forward([Feed(0, at, [text[at]], 1)])
+    assert lm.unread(0) == slots.LEAST_BEHIND
+    own = features_of(target, text[: end + 1])[7:]
+    with torch.no_grad():
+        drafted = ByHand(head).draft(own, text[7 : end + 1], 3)
+    assert lm.draft([HeadRequest(0, text[: end + 1], GREEDY, 3)]) == [drafted]
+
+
+def test_it_does_so_whatever_was_kept_rolled_back_and_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "LEAST_BEHIND", 2)
+    target, head, where, beside = built(tmp_path, seed=2)
+    lm, random, texts, begun = headed(where, beside), Random(9), dict[int, list[int]](), 0
+
+    def some(least: int, most: int) -> list[int]:
+        return [random.randrange(3, models.VOCABULARY) for _ in range(random.randint(least, most))]
+
+    for _ in range(500):
+        slot = random.randrange(SLOTS)
+        if slot not in texts or len(texts[slot]) > 26:
+            lm.discard(slot)
+            texts[slot] = some(2, 7)
+        held = {other: lm.cached(other) for other in texts if lm.cached(other)}
+        if slot in held and random.random() < 0.15:
+            length = random.randint(0, held[slot])
+            lm.rollback(slot, length)
+            texts[slot] = [*texts[slot][:length], *some(1, 3)]
+        elif (others := sorted(held.keys() - {slot})) and random.random() < 0.15:
+            source = random.choice(others)
+            length = random.randint(1, held[source])
+            lm.copy(source, slot, length)
+            texts[slot] = [*texts[source][:length], *some(1, 3)]
+        lm.heed(random.choices([None, [slot], ()], [6, 4, 1])[0])
+        text, start, window = texts[slot], lm.cached(slot), some(0, 3)
+        lm.forward([Feed(slot, start, [*text[start:], *window], 1 + len(window))])
+        text += [*window[: random.randint(0, len(window))], *some(1, 1)]
+        lm.rollback(slot, len(text) - 1)
+        if lm.unread(slot) is not None and random.random() < 0.6:
+            origin = lm._slots[slot].origin
+            with torch.no_grad():
+                drafted = ByHand(head).draft(features_of(target, text)[origin:], text[origin:], 3)
+            assert lm.draft([HeadRequest(slot, text, GREEDY, 3)]) == [drafted]
+            begun += origin > 0
+    assert begun > 40
 
 
 def test_the_head_s_rows_are_those_of_the_text_whatever_was_rolled_back_and_copied(tmp_path: Path) -> None:
