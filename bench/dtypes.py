@@ -23,7 +23,7 @@ from bench.progress import tracked
 from bench.report import table
 from bench.settings import HERE
 from demo_pair import DRAFT, TARGET
-from specwire.core.model import QUANTIZATIONS
+from specwire.core.model import INT8_DYNAMIC, QUANTIZATIONS
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.rpc.process import say
 from specwire.rpc.server_options import DTYPES
@@ -130,6 +130,7 @@ def measure(args: argparse.Namespace) -> dict[Way, Measured]:
         if runtime == "torch" or find_spec(runtime)
         for dtype in DTYPES
         for quantization in QUANTIZATIONS
+        if quantization != INT8_DYNAMIC or dtype == "float32"
     ]
     say("bench: loading")
     pairs = {way: Pair(way, args) for way in ways}

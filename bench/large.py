@@ -43,7 +43,7 @@ from deploy.stack.options import cores
 from specwire.client import Client
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import MOST_WINDOW
-from specwire.core.model import AUTO, INT8, NONE, RUNTIMES
+from specwire.core.model import AUTO, INT8, INT8_DYNAMIC, NONE, RUNTIMES
 from specwire.rpc.process import say
 
 OUT = HERE / "results" / "large.json"
@@ -51,7 +51,7 @@ OFF = "off"
 BOX = "box"
 # Of the line where verifier and drafter have a core each, and what the default needs over off there, and in the box.
 RTTS_MS, NEEDED = (0.0, 20.0), {BOX: 1.6, "0 ms": 1.6, "20 ms": 1.3}
-WEIGHTS = {"float32": NONE, INT8: INT8}
+WEIGHTS = {"float32": NONE, INT8: INT8, INT8_DYNAMIC: INT8_DYNAMIC}
 DTYPE = "float32"
 PROMPT_TOKENS, SLOTS, SEED = 32, 2, 1
 

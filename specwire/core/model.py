@@ -17,8 +17,8 @@ SPECWIRE, VLLM = ENGINES = ("specwire", "vllm")
 AUTO_KV, KV_BLOCK = "auto", 32
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 KV_TYPES = (AUTO_KV, *KV_BYTES)
-# What weights may be rounded to beyond the dtype.
-NONE, INT8 = QUANTIZATIONS = ("none", "int8")
+# What weights may be rounded to beyond the dtype; under the last one what they multiply, too.
+NONE, INT8, INT8_DYNAMIC = QUANTIZATIONS = ("none", "int8", "int8-dynamic")
 # The option that splits a model over several processes, its ranks.
 RANKS = "tensor-parallel-size"
 
@@ -89,7 +89,7 @@ class ModelInfo:
         vocabulary: number of token ids; logits have this width, whatever the width of the model's output layer.
         context: positions a slot can hold.
         dtype: of weights and arithmetic; of a GGUF file the type that most weights have, such as q8_0.
-        quantization: of the linear layers' weights: none or int8 (`specwire.lm.runners.linear`).
+        quantization: of the linear layers: none, int8 or int8-dynamic (`specwire.lm.runners.linear`).
         weights_fingerprint: sha256 (hex) over dtype, quantization, configuration and weights. Device and runtime are
         left out: they round differently, as another machine does, and a session may still move between them.
         vocabulary_fingerprint: sha256 (hex) over the sorted (id, token) pairs.

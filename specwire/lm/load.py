@@ -15,6 +15,7 @@ from specwire.core.model import (
     AUTO_KV,
     ENGINES,
     GGUF,
+    INT8_DYNAMIC,
     LLAMACPP,
     NONE,
     QUANTIZATIONS,
@@ -61,8 +62,8 @@ def load_model(
     Args:
         spec: local directory, hub id, GGUF file, a scripted model (`specwire.lm.scripted.USAGE`), or a table of
             n-grams (`table:FILE`), which ignores most of what follows.
-        dtype: float32, bfloat16, float16, or "auto": what `native_dtype` says of the device, which the model then
-            tells as its own. A scripted model ignores it, and the device.
+        dtype: float32, bfloat16, float16, or "auto": what `native_dtype` says of the device, with int8-dynamic float32,
+            which the model then tells as its own. A scripted model ignores it, and the device.
         context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
         threads: threads that PyTorch computes with in this process; unchanged if None.
         lean: use our own decoder where the model has one; False keeps to the model's own modules.
@@ -73,8 +74,8 @@ def load_model(
         deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
             computed with it (`specwire.lm.runners.deterministic`; cpu and torch only). The same bits come from the same
             machine, build and number of threads. A scripted model always does so.
-        quantization: "none", or "int8": linear layers' weights rounded to 8 bits (`specwire.lm.runners.linear`).
-            A scripted model ignores it.
+        quantization: "none", "int8": linear layers' weights rounded to 8 bits, or "int8-dynamic": what they multiply,
+            too, in float32 (`specwire.lm.runners.linear`). A scripted model ignores it.
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
             (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer. A scripted model ignores it.
         kv_memory: bytes for keys and values, states, and for what a head beside the model keeps of each text; `slots`
@@ -108,7 +109,9 @@ def load_model(
     from specwire.lm.pretrained import check_for_gguf, check_for_vllm, load_gguf, load_in_vllm, load_pretrained
     from specwire.lm.runners.select import How
 
-    if dtype == AUTO:
+    if quantization == INT8_DYNAMIC:
+        dtype = _dynamic_dtype(dtype)
+    elif dtype == AUTO:
         dtype = native_dtype(device if engine != VLLM or not torch.cuda.is_available() else "cuda")
     how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)
@@ -165,6 +168,13 @@ def _check(slots: int, runtime: str, quantization: str, engine: str) -> None:
         raise ModelError(f"quantization: must be one of {', '.join(QUANTIZATIONS)}, not {quantization!r}")
     if engine not in ENGINES:
         raise ModelError(f"engine: must be one of {', '.join(ENGINES)}, not {engine!r}")
+
+
+def _dynamic_dtype(dtype: str) -> str:
+    """What is computed in beside products of integers: float32, as OpenVINO rounds no other activations."""
+    if dtype not in (AUTO, "float32"):
+        raise ModelError(f"dtype: must be float32 with quantization {INT8_DYNAMIC}, not {dtype}")
+    return "float32"
 
 
 def _check_for_gguf_only(spec: str, runtime: str, kv_type: str, gpu_layers: int) -> None:

@@ -128,7 +128,7 @@ class ModelServiceOptions:
         text_memory: bytes in which a verifier keeps texts to propose from in other sessions of their tenants; 0: none.
         references: files and folders of documents that a verifier proposes from. table: file of a table of n-grams that
             it does; "" for none.
-        quantization: of the linear layers' weights, none or int8.
+        quantization: of the linear layers, none, int8 or int8-dynamic.
         compiled: run the model as compiled graphs of static shapes (`specwire.lm.load.load_model`).
         heads: what drafts beside a verifier's target (`specwire.lm.load_model`); "" for none. Nothing to a drafter.
         deterministic: a verifier's logits are a function of the text alone, bit for bit; nothing to a drafter.
@@ -313,7 +313,8 @@ def add_runtime_argument(parser: argparse._ActionsContainer, default: str) -> No
         "--quantization",
         default="none",
         choices=QUANTIZATIONS,
-        help="int8: round the weights of linear layers to 8 bits; quick with openvino (default: none)",
+        help="int8: round the weights of linear layers to 8 bits; int8-dynamic: and what they multiply, in float32; "
+        "quick with openvino (default: none)",
     )
 
 

@@ -38,7 +38,7 @@ def test_a_short_measurement_has_every_place(tmp_path: Path, capsys: pytest.Capt
 
 def test_what_cannot_be_measured_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
-        (["--weights", "int4"], "weights: must be of float32, int8, not 'int4'"),
+        (["--weights", "int4"], "weights: must be of float32, int8, int8-dynamic, not 'int4'"),
         (["--acceptance", "1.5"], "acceptance: must be from 0 to 1, not 1.5"),
         (["--tokens", "0"], "tokens: must be at least 1, not 0"),
     ):

@@ -20,11 +20,12 @@ def test_dtypes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(out.read_text())
     assert "| torch, bfloat16, int8 |" in dtypes_table(found)
     rows = {(row["dtype"], row["quantization"]): row for row in found["rows"]}
-    assert rows.keys() == {(dtype, rounded) for dtype in ("float32", "bfloat16") for rounded in ("none", "int8")}
+    ways = {(dtype, rounded) for dtype in ("float32", "bfloat16") for rounded in ("none", "int8")}
+    assert rows.keys() == ways | {("float32", "int8-dynamic")}
     assert rows["float32", "none"]["acceptance"] == 1.0  # a drafter that is the target
-    whole, rounded = rows["float32", "none"]["target_loss"], rows["float32", "int8"]["target_loss"]
-    assert whole != rounded
-    assert rounded == pytest.approx(whole, abs=0.1)
+    whole, *rounded = (rows["float32", each]["target_loss"] for each in ("none", "int8", "int8-dynamic"))
+    assert len({whole, *rounded}) == 3
+    assert rounded == pytest.approx([whole, whole], abs=0.1)
     assert "torch bfloat16 int8" in capsys.readouterr().out
     assert str(tmp_path) not in out.read_text()
 

@@ -1,18 +1,32 @@
-"""Weights in 8 bits: the same integers for every runtime, a fingerprint of their own, refused where they miss most."""
+"""8 bits: the same integers for every runtime, fingerprints of their own, refused where weights are elsewhere."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from demo_pair import DRAFT
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.runners import linear
-from specwire.lm.runners.linear import FEW, Int8Linear, LinearWeights, pack, pack_rounded, rounded
+from specwire.lm.runners import linear, openvino
+from specwire.lm.runners.linear import (
+    FEW,
+    GROUP,
+    Int8Linear,
+    LinearWeights,
+    pack,
+    pack_rounded,
+    rounded,
+    rounded_activations,
+)
+from specwire.lm.runners.openvino_graph import PagedGraph, compile_options
+from specwire.lm.runners.select import DYNAMIC_TOLERANCE
 from tests.lm.families import SERVED
 from tests.lm.models import VOCABULARY, build, config, save
+from tests.lm.walk import Texts
 
 TEXT = [(7 * index + 3) % VOCABULARY for index in range(24)]
 
@@ -35,6 +49,23 @@ def test_a_layer_multiplies_with_what_the_integers_stand_for(rows: int, biased: 
     expected = nn.functional.linear(x.float(), weight, None if layer.bias is None else layer.bias.float())
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(layer(x).float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_activations_are_rounded_by_row_and_group() -> None:
+    x = torch.tensor([[1.27, -0.504, 0.0, 0.0, 25.4], [0.0, 0.0, 12.7, 6.32, -2.54]])
+    found = rounded_activations(x, group=2)
+    torch.testing.assert_close(found, torch.tensor([[1.27, -0.5, 0.0, 0.0, 25.4], [0.0, 0.0, 12.7, 6.3, -2.54]]))
+    assert torch.equal(found[1:], rounded_activations(x[1:], group=2))
+
+
+@torch.inference_mode()
+def test_a_dynamic_layer_multiplies_rounded_activations() -> None:
+    torch.manual_seed(1)
+    linear, x = nn.Linear(200, 32), torch.randn(2, 3, 200)
+    exact, layer = Int8Linear(linear), Int8Linear(linear, dynamic=True)
+    torch.testing.assert_close(layer(x), exact(rounded_activations(x.view(6, 200)).view(2, 3, 200)))
+    assert not Int8Linear(nn.Linear(GROUP - 1, 32), dynamic=True).dynamic
+    assert 1e-3 < float((layer(x) - exact(x)).abs().max()) < 0.1
 
 
 def _logits(lm: LanguageModel) -> torch.Tensor:
@@ -60,9 +91,81 @@ def test_runtimes_agree_on_the_rounded_model(kind: str, dtype: str, tmp_path: Pa
     assert torch_lm.info.weights_fingerprint == openvino_lm.info.weights_fingerprint
 
 
+@pytest.mark.parametrize("kind", ["llama-biased-tied", "qwen3"])
+def test_runtimes_round_activations_alike(kind: str, tmp_path: Path) -> None:
+    """Where the processor cannot, torch is taken; near the other runtime is all that can be asked of whole models."""
+    sizes = config(kind)
+    sizes.hidden_size, sizes.intermediate_size = GROUP, GROUP + 32
+    folder = save(build(sizes), tmp_path)
+    exact = _logits(load_model(folder, slots=1, quantization="int8"))
+    on_torch, other = (
+        load_model(folder, slots=1, quantization="int8-dynamic", runtime=runtime, threads=1)
+        for runtime in ("torch", "auto")
+    )
+    found, scale = _logits(on_torch), float(exact.abs().max())
+    assert float((found - _logits(other)).abs().max()) <= scale * DYNAMIC_TOLERANCE
+    assert float((found - exact).abs().max()) > scale * 1e-3  # they were rounded
+    assert other.info.runtime == ("openvino" if openvino.rounds_activations() else "torch")
+    assert on_torch.info.quantization == other.info.quantization == "int8-dynamic"
+    assert on_torch.info.weights_fingerprint == other.info.weights_fingerprint
+
+
+def test_dynamic_windows_and_other_sessions_change_no_bit_on_openvino() -> None:
+    """Other bits would be rounded to other integers, and the text depend on who shares a forward."""
+    lm = load_model(str(DRAFT), slots=2, context=64, quantization="int8-dynamic", runtime="auto", threads=1)
+    text = [(7 * index + 3) % lm.info.vocabulary for index in range(44)]
+    lm.forward([Feed(0, 0, text[:20], 1)])
+    plain = torch.cat([lm.forward([Feed(0, at, [text[at]], 1)]) for at in range(20, 44)])
+    if lm.info.runtime != "openvino":  # torch is asked with --deterministic
+        return
+    for window in (2, 5, 8):
+        lm.discard(1)
+        lm.rollback(0, 20)
+        found = []
+        for at in range(20, 44, window):
+            beside = Feed(1, lm.cached(1), text[at - 5 : at], 0)
+            found.append(lm.forward([beside, Feed(0, at, text[at : at + window], min(window, 44 - at))]))
+        assert torch.equal(torch.cat(found), plain)
+
+
+def test_windows_as_sequences_of_their_own_give_the_plain_forward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in int8-dynamic, but exact enough to be seen, beside prompts and rollbacks of other sessions."""
+    made = PagedGraph.__init__
+
+    def lone(self: PagedGraph, *args: Any, **options: Any) -> None:
+        made(self, *args, **options)
+        self._lone = True
+
+    monkeypatch.setattr(PagedGraph, "__init__", lone)
+    model = build(config("qwen3"))
+    texts = Texts(model, load_model(save(model, tmp_path), slots=3, runtime="openvino"), seed=5)
+    for _ in range(60):
+        texts.step()
+
+
+def test_an_openvino_that_multiplies_floats_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino, "compile_options", lambda dtype, threads, group: compile_options(dtype, threads))
+    assert not openvino.rounds_activations.__wrapped__()
+    monkeypatch.setattr(openvino, "rounds_activations", lambda: False)
+    folder = save(build(config("llama")), tmp_path)
+    with pytest.raises(ModelError, match="runtime: openvino needs VNNI instructions for int8-dynamic"):
+        load_model(folder, slots=1, quantization="int8-dynamic", runtime="openvino")
+    assert load_model(folder, slots=1, quantization="int8-dynamic", runtime="auto").info.runtime == "torch"
+
+
+def test_activations_are_rounded_in_float32_only(tmp_path: Path) -> None:
+    folder = save(build(config("llama")), tmp_path)
+    assert load_model(folder, slots=1, dtype="auto", quantization="int8-dynamic").info.dtype == "float32"
+    with pytest.raises(ModelError, match="dtype: must be float32 with quantization int8-dynamic, not bfloat16"):
+        load_model(folder, slots=1, dtype="bfloat16", quantization="int8-dynamic")
+
+
 def test_rounding_and_dtype_are_in_the_fingerprint(tmp_path: Path) -> None:
     folder = save(build(config("llama")), tmp_path)
     kinds = [(dtype, quantization) for dtype in ("float32", "bfloat16") for quantization in ("none", "int8")]
+    kinds.append(("float32", "int8-dynamic"))
     infos = [load_model(folder, slots=1, dtype=dtype, quantization=quantization).info for dtype, quantization in kinds]
     assert len({info.weights_fingerprint for info in infos}) == len(kinds)
     assert len({info.vocabulary_fingerprint for info in infos}) == 1
@@ -76,7 +179,7 @@ def test_weights_outside_of_linear_layers_are_refused(name: str, tmp_path: Path)
 
 
 def test_an_unknown_quantization_is_named() -> None:
-    with pytest.raises(ModelError, match="quantization: must be one of none, int8, not 'int4'"):
+    with pytest.raises(ModelError, match="quantization: must be one of none, int8, int8-dynamic, not 'int4'"):
         load_model("scripted:1", slots=1, quantization="int4")
 
 

@@ -95,7 +95,9 @@ def test_processors_without_bfloat16_serve_its_weights_in_float32(instructions: 
     folder = save(build(config("qwen3")), tmp_path)
     code = (
         "import torch; from specwire.lm import load_model; from specwire.lm.runners.openvino_graph import computed_in\n"
+        "from specwire.lm.runners.openvino import rounds_activations\n"
         "assert computed_in(torch.bfloat16) == torch.float32, computed_in(torch.bfloat16)\n"
+        "assert not rounds_activations()  # that takes VNNI\n"
         "for quantization in ('none', 'int8'):\n"
         f"    lm = load_model({folder!r}, slots=1, dtype='bfloat16', runtime='openvino', quantization=quantization)\n"
         "    told = lm.info.dtype, lm.info.runtime, lm.info.quantization\n"

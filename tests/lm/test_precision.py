@@ -56,6 +56,7 @@ def test_by_the_processor(machine: Machine, kind: str, avx512_bf16: bool, onednn
     told = {each.topic: each.text for each in check_choices()}
     assert told["dtype"] == f"auto is {dtype}: {native_precision().reason}"
     assert told["runtime"].startswith("auto is openvino" if importlib.util.find_spec("openvino") else "auto is torch")
+    assert told.get("quantization", "int8-dynamic ").startswith("int8-dynamic ")
 
 
 @pytest.mark.parametrize(("computes", "dtype"), [(True, "bfloat16"), (False, "float32")])

@@ -51,7 +51,7 @@ def test_what_contradicts_itself_is_refused(capsys: pytest.CaptureFixture[str]) 
     add_arguments(parser)
     assert run(parser.parse_args(["scripted:1", "--deterministic", "--runtime", "openvino"])) == 2
     assert "deterministic: needs the runtime torch, not openvino" in capsys.readouterr().err
-    with pytest.raises(InvalidParameter, match="quantization: must be one of none, int8, not 'int2'"):
+    with pytest.raises(InvalidParameter, match="quantization: must be one of none, int8, int8-dynamic, not 'int2'"):
         ModelServiceOptions("scripted:1", quantization="int2")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from deploy.cli.diagnosis.doctor import Finding, bad, ok, warn
-from specwire.core.model import AUTO, AUTO_KV, is_gguf
+from specwire.core.model import AUTO, AUTO_KV, INT8_DYNAMIC, is_gguf
 from specwire.core.policy.tunables import LEAST_SHARED
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_memory import position_bytes, readable
@@ -60,7 +60,7 @@ def check_devices() -> Iterator[Finding]:
 
 
 def check_choices() -> Iterator[Finding]:
-    """What `--dtype auto` and `--runtime auto` mean on this machine, and why."""
+    """What `--dtype auto` and `--runtime auto` mean on this machine, and why; whether int8-dynamic is quick here."""
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     precision = native_precision(device)
     yield ok("dtype", f"auto is {precision.dtype}: {precision.reason}")
@@ -70,10 +70,13 @@ def check_choices() -> Iterator[Finding]:
     if importlib.util.find_spec("openvino") is None:
         yield ok("runtime", "auto is torch: openvino is not installed")
         return
+    from specwire.lm.runners.openvino import rounds_activations
     from specwire.lm.runners.openvino_graph import computed_in
 
     computed = str(computed_in(getattr(torch, precision.dtype))).removeprefix("torch.")
     yield ok("runtime", f"auto is openvino for the Llama family, keys and values in {computed}; else torch")
+    slow = "is slow here: openvino needs VNNI instructions for it, and auto is torch"
+    yield ok("quantization", f"{INT8_DYNAMIC} {'multiplies integers on openvino' if rounds_activations() else slow}")
 
 
 def check_models(

@@ -1,4 +1,4 @@
-"""Linear layers: packed where that is faster, and with weights in 8 bits."""
+"""Linear layers: packed where that is faster, and with weights in 8 bits, and what they multiply."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -97,8 +97,15 @@ pointwise = _compiled_pointwise()
 # Weights in 8 bits: each row of a linear layer as integers from -127 to 127 and one scale. Activations, embeddings,
 # norms and biases keep the model's dtype ("weight-only"). Rounding is ours, so that the same weights come out for every
 # runtime and fingerprint; the products are PyTorch's and OpenVINO's own.
+#
+# "Dynamic": what these layers multiply is rounded likewise, by row and group, while it is computed. OpenVINO then
+# multiplies integers (src/cpu/x64/jit_brgemm_src_quantization_kernel.cpp of its oneDNN); PyTorch multiplies what the
+# integers stand for, which is slow, and what OpenVINO is held to.
 
 LARGEST = 127
+# Activations that share a scale: 32, 64 and 256 took more time with half a billion weights. No fingerprint has it, so
+# another number needs another name than int8-dynamic.
+GROUP = 128
 # For rows of zeros.
 LEAST_SCALE = 1e-12
 # Rows up to which PyTorch's product of bfloat16 with integers is quicker than one with the weights widened.
@@ -114,6 +121,17 @@ def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     exact = weight.float()
     scale = exact.abs().amax(dim=1, keepdim=True).div(LARGEST).clamp(min=LEAST_SCALE)
     return exact.div(scale).round_().to(torch.int8), scale
+
+
+def rounded_activations(x: torch.Tensor, group: int = GROUP) -> torch.Tensor:
+    """Of x (rows, in) every `group` numbers of a row become integers from -127 to 127 times a scale of their own.
+
+    To the nearest, ties to even. No row depends on another. The last group of a row may be shorter.
+    """
+    groups = functional.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
+    scale = groups.abs().amax(dim=2, keepdim=True).div(LARGEST).clamp(min=LEAST_SCALE)
+    integers: torch.Tensor = (groups * scale.reciprocal()).round_()
+    return integers.mul_(scale).flatten(1)[:, : x.shape[1]]
 
 
 class RoundedLinear(nn.Module):
@@ -162,14 +180,18 @@ def _rounding_works() -> bool:
 
 
 class Int8Linear(nn.Module):
-    """x (..., in) -> (x @ integers.T) * scale + bias."""
+    """x (..., in) -> (x @ integers.T) * scale + bias; x rounded before that if `dynamic`.
+
+    Where x is narrower than a group OpenVINO rounds none of it, and so does nobody.
+    """
 
     integers: torch.Tensor
     scale: torch.Tensor
     bias: torch.Tensor | None
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, dynamic: bool = False) -> None:
         super().__init__()
+        self.dynamic = dynamic and linear.in_features >= GROUP
         integers, scale = rounded(linear.weight.detach())
         self.register_buffer("integers", integers)
         self.register_buffer("scale", scale.squeeze(1).to(linear.weight.dtype))
@@ -177,7 +199,8 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        y = self._product(rows).reshape(*x.shape[:-1], len(self.integers))
+        y = self._product(rounded_activations(rows) if self.dynamic else rows)
+        y = y.reshape(*x.shape[:-1], len(self.integers))
         return y if self.bias is None else y + self.bias
 
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
@@ -187,7 +210,7 @@ class Int8Linear(nn.Module):
         return functional.linear(rows, self.integers.to(rows.dtype)) * self.scale
 
 
-def check_int8(model: PreTrainedModel) -> None:
+def check_int8(model: PreTrainedModel, quantization: str) -> None:
     """ModelError for a model whose weights lie outside of linear layers: most of them would not be rounded."""
     covered = {
         f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)
@@ -195,13 +218,19 @@ def check_int8(model: PreTrainedModel) -> None:
     other = next((name for name, weight in model.named_parameters() if weight.dim() > 1 and name not in covered), None)
     if other is not None:
         raise ModelError(
-            f"quantization: int8 rounds linear layers, and {type(model).__name__} keeps {other} outside of them"
+            f"quantization: {quantization} rounds linear layers, and {type(model).__name__} keeps {other} outside of "
+            "them"
         )
 
 
-def round_layers(model: PreTrainedModel) -> None:
+def round_layers(model: PreTrainedModel, dynamic: bool) -> None:
     """Replace every linear layer, the output layer among them, by an Int8Linear."""
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, Int8Linear(module))
+            setattr(model.get_submodule(parent), last, Int8Linear(module, dynamic))
+
+
+def is_dynamic(model: nn.Module) -> bool:
+    """Whether activations of this model are rounded."""
+    return any(isinstance(module, Int8Linear) and module.dynamic for module in model.modules())

@@ -8,31 +8,39 @@ Each operation also costs when a step has another number of rows than the one be
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from specwire.core.model import Feed
+from specwire.core.model import INT8_DYNAMIC, NONE, Feed
 from specwire.lm.kv_cache import LineRunner
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
-from specwire.lm.runners.linear import LinearWeights
+from specwire.lm.runners.linear import GROUP, PROBE_TOLERANCE, Int8Linear, LinearWeights
 from specwire.lm.runners.llama import model_of, shape_of
 from specwire.lm.runners.openvino_graph import (
     LOGITS,
+    CompiledGraph,
     OverPages,
     PagedGraph,
     Stateless,
     causal_mask,
+    compile_options,
+    name_ports,
     normed,
     paged,
     repeated,
     round_weights,
+    traced,
     without,
 )
 
 TAPPED = "tapped"
+# Of the product that `rounds_activations` tries: two whole groups and a shorter one, more rows than kernels block, and
+# how many of them are computed at once.
+PROBE_WIDTH, PROBE_ROWS, PROBE_FEEDS = 2 * GROUP + GROUP // 2, 12, (1, 4)
 
 
 class OpenvinoDecoder(Stateless):
@@ -153,11 +161,11 @@ class OpenvinoRunner(OverPages, LineRunner):
         vocabulary: int,
         dtype: torch.dtype,
         threads: int,
-        int8: bool = False,
+        quantization: str = NONE,
         taps: Sequence[int] = (),
         fuse: nn.Module | None = None,
     ) -> None:
-        """Compute in `computed_in(dtype)` with the weights of a model that is in float32, rounded to 8 bits if `int8`.
+        """Compute in `computed_in(dtype)` with the weights of a model that is in float32, rounded by `quantization`.
 
         Raises Unsuited for a model that only looks like the family, and whatever OpenVINO raises for one that it cannot
         trace, page or compile.
@@ -166,10 +174,11 @@ class OpenvinoRunner(OverPages, LineRunner):
         decoder = OpenvinoDecoder(shape, model_of(model, shape, context, vocabulary), taps, fuse)
         self.tapped, self.tapping, self._taps = torch.empty(0), True, len(taps)
         graph = paged(decoder)
-        if int8:
+        if quantization != NONE:
             round_weights(graph)
         quiet = without(graph, TAPPED) if taps else None
-        self._graph = PagedGraph(graph, slots, context, dtype, threads, quiet=quiet)
+        group = GROUP if quantization == INT8_DYNAMIC else 0
+        self._graph = PagedGraph(graph, slots, context, dtype, threads, quiet=quiet, group=group)
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         telling = self._taps > 0 and self.tapping
@@ -177,3 +186,30 @@ class OpenvinoRunner(OverPages, LineRunner):
         if telling:
             self.tapped = self._graph.told(TAPPED)[:fed]
         return self._graph.told(LOGITS)
+
+
+@cache
+def rounds_activations() -> bool:
+    """Whether OpenVINO multiplies as an `Int8Linear` that is dynamic, each row as if it were alone.
+
+    Where it does not it says nothing and multiplies floats: without instructions for products of integers (VNNI).
+    """
+    count = PROBE_WIDTH * (PROBE_WIDTH + PROBE_ROWS)
+    wave = torch.arange(count, dtype=torch.float64).square().mul(0.7).sin().float().view(-1, PROBE_WIDTH)
+    x, layer = wave[:PROBE_ROWS].clone(), nn.Linear(PROBE_WIDTH, PROBE_WIDTH, bias=False, device="meta")
+    layer.weight = nn.Parameter(wave[PROBE_ROWS:].clone(), requires_grad=False)
+    x[0, :GROUP] = 0.0
+    graph = traced(layer, (x,))
+    name_ports(graph, [("x", (-1, PROBE_WIDTH))], ["y"])
+    round_weights(graph)
+    compiled = CompiledGraph(graph, compile_options(torch.float32, 1, GROUP))
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        compiled.give("x", rows.numpy())
+        compiled.request.infer()
+        return torch.tensor(compiled.request.get_tensor("y").data)
+
+    together, expected = product(x), Int8Linear(layer, dynamic=True)(x)
+    apart = [torch.cat([product(rows) for rows in x.split(count)]) for count in PROBE_FEEDS]
+    off = float((together - expected).abs().max() / expected.abs().max())
+    return off <= PROBE_TOLERANCE[torch.float32] and all(torch.equal(together, each) for each in apart)

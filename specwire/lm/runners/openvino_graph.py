@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, chain
 from types import MappingProxyType
@@ -253,16 +253,19 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
     return dtype if native else torch.float32
 
 
-def _options(dtype: torch.dtype, threads: int) -> dict[str, object]:
-    """One forward at a time on so many threads, not pinned: other processes work on the same cores."""
+def compile_options(dtype: torch.dtype, threads: int, group: int = 0) -> dict[str, object]:
+    """One forward at a time on so many threads, not pinned: other processes work on the same cores.
+
+    group: as `PagedGraph`.
+    """
     return {
         "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
         "KV_CACHE_PRECISION": PRECISIONS[dtype],
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         "ENABLE_CPU_PINNING": False,
-        # Only weights are rounded: where these are integers it would round activations too.
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        # Unless told it would round activations of products whose weights are integers.
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": group,
     }
 
 
@@ -302,6 +305,18 @@ class Compilations:
         self.graphs, self.steady = graphs, SteadyRows(price, len(graphs))
 
 
+def alone(feed: Feed) -> Iterator[Feed]:
+    """A window's tokens, each by itself: all of them are wanted. Each sees those before it in the same forward.
+
+    A prompt's tokens stay together: one by one they take longer, and a sequence of several is not seen by another.
+    """
+    if feed.wanted < len(feed.tokens):
+        yield feed
+        return
+    for at, token in enumerate(feed.tokens, feed.start):
+        yield Feed(feed.slot, at, (token,), 1)
+
+
 class PagedGraph:
     """A graph that `paged` made, over slots.
 
@@ -322,9 +337,17 @@ class PagedGraph:
         threads: int,
         given: Mapping[str, int] = MappingProxyType({}),
         quiet: openvino.Model | None = None,
+        group: int = 0,
     ) -> None:
-        """given: what each token is given, and how many numbers that is. quiet: the same graph, which tells less."""
-        options = _options(computed_in(dtype), threads)
+        """given: what each token is given, and how many numbers that is. quiet: the same graph, which tells less.
+
+        group: activations that are rounded with one scale, where their product's weights are integers; 0 rounds none.
+        Attention that differs in its last bit would be rounded to other integers, and logits be off by a fortieth of
+        the largest. So a window's tokens are then sequences of their own, over their session's pages, and computed as
+        plain steps are; to the bit, by one thread.
+        """
+        self._lone = group > 0
+        options = compile_options(computed_in(dtype), threads, group)
         self._compiled = CompiledGraph(graph, options)
         self._widths = dict(given)
         ports = self._compiled.caches
@@ -385,6 +408,8 @@ class PagedGraph:
         telling: bool = True,
     ) -> int:
         """Returns how many tokens were fed. given: (tokens, any). telling: what the quiet graph does not tell, too."""
+        if self._lone:
+            feeds = [*chain.from_iterable(map(alone, feeds))]
         needed, compilations = sum(len(feed.tokens) for feed in feeds), self._telling if telling else self._quiet
         index, rows = compilations.steady.shape(needed)
         self._compiled, spare = compilations.graphs[index], rows - needed

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specwire.core.model import (
     AUTO,
-    INT8,
+    INT8_DYNAMIC,
     NONE,
     OPENVINO,
     RANKS,
@@ -29,7 +29,7 @@ from specwire.lm.runners.compiled import CompiledRunner
 from specwire.lm.runners.deterministic import ALONE, DeterministicRunner, agreeing_widths
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.hybrid import STATES, HybridRunner
-from specwire.lm.runners.linear import check_int8, round_layers
+from specwire.lm.runners.linear import check_int8, is_dynamic, round_layers
 from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
 from specwire.lm.runners.tensor_parallel import Rank
 
@@ -44,6 +44,10 @@ TRIAL_IDS = 12
 LEAST_TREE = 5
 # Largest deviation from the model's own cache-less forward, relative to the largest logit (at least 1).
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1 / 64, torch.bfloat16: 1 / 16}
+# Likewise where activations are rounded: a sum in another order moves some of them to the next integer, which is up to
+# 1/127 of the largest of their group away, and those move others. So no trial of a whole model can tell such rounding
+# from none: `specwire.lm.runners.openvino.rounds_activations` tries one product.
+DYNAMIC_TOLERANCE = 1 / 16
 OPENVINO_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -132,8 +136,8 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
         return _checked(model, hybrid, sizes), TORCH
     if how.compiled:
         return _compiled_runner(model, sizes, how), TORCH
-    if how.quantization == INT8:
-        check_int8(model)
+    if how.quantization != NONE:
+        check_int8(model, how.quantization)
     if how.runtime == TORCH:
         return _torch_runner(model, sizes, how), TORCH
     try:
@@ -180,16 +184,18 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         raise ModelError(f"runtime: openvino serves the Llama family ({', '.join(sorted(MODEL_TYPES))}), not {name}")
     try:
         # An extra, and slow to import: only where it was asked for.
-        from specwire.lm.runners.openvino import OpenvinoRunner
+        from specwire.lm.runners.openvino import OpenvinoRunner, rounds_activations
     except ModuleNotFoundError as error:
         raise ModelError("runtime: openvino is not installed (pip install 'specwire[openvino]')") from error
     except Exception as error:  # any error of an installation that does not fit
         raise ModelError(f"runtime: openvino cannot be imported: {first_line(error)}") from error
+    if how.quantization == INT8_DYNAMIC and not rounds_activations():
+        raise ModelError(f"runtime: openvino needs VNNI instructions for {INT8_DYNAMIC}, and has none here")
     try:
         for module in filter(None, (model, how.fuse)):
             module.float()  # what OpenVINO rounds back; each value of a shorter type has its own in float32
         threads = torch.get_num_threads()
-        runner = OpenvinoRunner(model, *sizes, dtype, threads, how.quantization == INT8, how.taps, how.fuse)
+        runner = OpenvinoRunner(model, *sizes, dtype, threads, how.quantization, how.taps, how.fuse)
         _round(model, how)
         off = deviation(model, runner, *sizes, dtype)
     except Unsuited as reason:
@@ -229,8 +235,8 @@ def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
 
 
 def _round(model: PreTrainedModel, how: How) -> None:
-    if how.quantization == INT8:
-        round_layers(model)
+    if how.quantization != NONE:
+        round_layers(model, how.quantization == INT8_DYNAMIC)
 
 
 def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool) -> Runner:
@@ -310,7 +316,7 @@ class Trial:
 
     @torch.inference_mode()
     def __init__(self, model: PreTrainedModel, sizes: Sizes, dtype: torch.dtype) -> None:
-        self._text, self._sizes, self._tolerance = trial_text(sizes), sizes, TOLERANCES[dtype]
+        self._text, self._sizes, self._tolerance = trial_text(sizes), sizes, tolerance_of(model, dtype)
         device = next(model.parameters()).device
         self._expected = model(input_ids=torch.tensor([self._text], device=device), use_cache=False).logits[0].float()
 
@@ -343,6 +349,11 @@ class OwnTrial(Trial):
         runner.zero(0, len(self._text))
 
 
+def tolerance_of(model: PreTrainedModel, dtype: torch.dtype) -> float:
+    """How far logits may be from the model's own, relative to the largest."""
+    return DYNAMIC_TOLERANCE if is_dynamic(model) else TOLERANCES[dtype]
+
+
 def trial_text(sizes: Sizes) -> list[int]:
     return [(7 * (at % TRIAL_IDS) + 3) % sizes.vocabulary for at in range(min(TRIAL_TOKENS, sizes.context))]
 
@@ -371,7 +382,7 @@ def tree_deviation(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> floa
     got = torch.cat((rows, runner.run([Feed(0, trunk + 3, text[trunk + 3 :], 1)]))).float()
     runner.zero(0, branch.stop)
     error = (got[:, : sizes.vocabulary] - expected[:, : sizes.vocabulary]).abs().max()
-    return float(error / expected.abs().max().clamp(min=1.0)) / TOLERANCES[parameter.dtype]
+    return float(error / expected.abs().max().clamp(min=1.0)) / tolerance_of(model, parameter.dtype)
 
 
 def _clean(runner: Runner, feeds: Sequence[Feed], written: int) -> None:
