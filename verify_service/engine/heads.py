@@ -24,8 +24,9 @@ FEW_UNREAD = 2 * LET_BE
 # While a prompt is being fed the head reads this many of its positions at a time.
 READ_AT = 256
 # Steps without a draft behind which features are no longer kept: where drafting does not pay, as soon as it was thought
-# of twice in vain; else later, because a head that begins anew has lost the text before.
-IDLE_UNPAID, IDLE_PAID = FEW_UNREAD, 4 * LET_BE
+# of in vain for longer than a try waits for its features; else later, because a head that begins anew has lost the text
+# before.
+IDLE_UNPAID, IDLE_PAID = 3 * LET_BE, 4 * LET_BE
 
 
 class Heads(Protocol):

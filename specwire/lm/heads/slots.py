@@ -102,8 +102,9 @@ class Head(Protocol):
 MOST_UNREAD = 512
 # Rows of a forward of which a slot's are kept as they lie. A part of a larger one is copied: else all of it would stay.
 SMALL_FORWARD = 64
-# Positions behind which a head drafts that begins in the middle of a text.
-LEAST_BEHIND = 16
+# Positions behind which a head drafts that begins in the middle of a text. The demo pair's is right 0.87 of the time
+# behind whole texts, 0.84 behind 64 positions and 0.68 behind 16.
+LEAST_BEHIND = 32
 
 
 def waiting_bytes(width: int) -> int:

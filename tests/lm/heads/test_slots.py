@@ -364,7 +364,7 @@ def test_the_target_s_rows_are_the_same_bits_whether_it_is_tapped_or_not(
 def test_behind_what_was_not_kept_the_head_begins_anew(runtime: str, tmp_path: Path) -> None:
     """It then drafts as behind the end of the text, once it knows enough of that."""
     target, head, where, beside = built(tmp_path, seed=1)
-    lm, text = headed(where, beside, runtime), [3 + (7 * index) % 40 for index in range(30)]
+    lm, text = headed(where, beside, runtime), [3 + (7 * index) % 40 for index in range(44)]
     lm.forward([Feed(0, 0, text[:4], 1)])
     lm.draft([HeadRequest(0, text[:5], GREEDY, 2)])
     lm.heed(())
