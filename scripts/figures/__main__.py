@@ -140,6 +140,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "hybrid": ("hybrid.json", "make bench-hybrid", hybrid_table),
     "vllm": ("vllm.json", "make bench-vllm", vllm_table),
     "large": ("large.json", "make bench-large", large_table),
+    "large-dynamic": ("large_dynamic.json", "python -m bench.large --weights int8-dynamic", large_table),
     "gpu": ("gpu.json", "make bench-gpu", gpu_table),
     "laws": ("laws.json", "make statistics", laws_table),
     "peers": ("laws_peers.json", "python -m bench.laws.peer", peers_table),
