@@ -50,6 +50,16 @@ def test_behind_its_end_there_is_nothing() -> None:
     assert follow(source, text, [*PREDICTED, 50, 51])[-2:] == [(), ()]
 
 
+def test_references_are_quoted_from_in_any_order() -> None:
+    """A request names texts of its own by predicting them one after another."""
+    first, second = [20, 21, 22, 23, 24, 25], [30, 31, 32, 33, 34, 35]
+    text = list(PROMPT)
+    source = TextSource(text, len(PROMPT), [*first, *second])
+    guesses = follow(source, text, [50, 31, 32, 33, 51, 21, 22, 23])
+    assert guesses[3] == (33, 34, 35)
+    assert guesses[-1] == (23, 24, 25, *second)
+
+
 def test_the_text_itself_is_still_guessed_from() -> None:
     text = list(PROMPT)
     source = TextSource(text, len(PROMPT), [90, 91, 92])

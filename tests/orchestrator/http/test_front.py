@@ -198,7 +198,9 @@ def test_a_prediction_saves_forwards_and_changes_nothing(door: Front) -> None:
     wrong = " ".join(["1", *whole.split()[1:30], "2", *whole.split()[31:]])
     wish: dict[str, Any] = {"prompt": IDS, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "drafting": "ngram"}
 
-    def told(prediction: str | None) -> tuple[int, int, int]:
+    references = [{"type": "text", "text": text} for text in ("8 8 9 9 ", whole)]
+
+    def told(prediction: str | list[dict[str, str]] | None) -> tuple[int, int, int]:
         """Forwards, tokens of the prediction that were accepted, and refused."""
         content = None if prediction is None else {"type": "content", "content": prediction}
         answer = door.done(COMPLETIONS, prediction=content, **wish)
@@ -215,10 +217,10 @@ def test_a_prediction_saves_forwards_and_changes_nothing(door: Front) -> None:
 
     def saves_more(seen: list[tuple[int, int, int]]) -> bool:
         """How wide windows are is measured, and on a busy machine not in every text the same."""
-        (right, most, _), (partly, fewer, refused), (alone, *_) = seen
-        return right < partly < alone and most > fewer and refused > 0
+        (right, most, _), (partly, fewer, refused), (alone, *_), (quoted, *_) = seen
+        return right < partly < alone and quoted < alone and most > fewer and refused > 0
 
-    seen = asked_blocking(lambda: [told(each) for each in (whole, wrong, None)], saves_more)
+    seen = asked_blocking(lambda: [told(each) for each in (whole, wrong, None, references)], saves_more)
     assert (seen[0][2], seen[2][1:]) == (0, (0, 0))
 
 
