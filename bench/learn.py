@@ -37,7 +37,7 @@ from bench.interval import resampled
 from bench.machine import dtype_of
 from bench.measure import scores_at
 from bench.report import table
-from bench.rows import LOAD_LIMIT, RUN_LIMIT, run_of, start_peer
+from bench.rows import LOAD_LIMIT, RUN_LIMIT, run_of, service, start_peer
 from bench.runs import BenchError, Run, Sample
 from bench.settings import HERE
 from bench.texts import judge, mismatches, tolerance
@@ -121,13 +121,6 @@ class Answer:
     version: int
     cpu_s: float
     wall_s: float
-
-
-def service(cleanup: ExitStack, *words: str) -> str:
-    """Start a service; its address, once it is ready."""
-    child = Child(words[0], [sys.executable, "-m", "deploy", *words, "--listen", "127.0.0.1:0", "--json"])
-    cleanup.callback(child.stop)
-    return str(child.answer(LOAD_LIMIT)["address"])
 
 
 def stack(cleanup: ExitStack, args: argparse.Namespace, *drafting: str) -> Client:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bench.child import Child, Message
@@ -178,6 +179,13 @@ def start_peer(target: str, draft: str | None, dtype: str, threads: int) -> Chil
         peer.stop()
         raise
     return peer
+
+
+def service(cleanup: ExitStack, *words: str) -> str:
+    """Start one service by its command; its address, once it is ready."""
+    child = Child(words[0], [sys.executable, "-m", "deploy", *words, "--listen", "127.0.0.1:0", "--json"])
+    cleanup.callback(child.stop)
+    return str(child.answer(LOAD_LIMIT)["address"])
 
 
 def start_stack(target: str, draft: str, dtype: str, ray: bool, *options: str) -> tuple[Child, str]:

@@ -1,39 +1,61 @@
 """A model in other vocabularies than its own, and what it is worth as a drafter there: python -m bench.vocabularies.
 
 The models are the pair in the box, its drafter's rows renamed, with other tokenizers: what differs between the rows of
-the table is the vocabulary alone. Counts of tokens, which do not depend on the machine: nothing here is timed.
+the table is the vocabulary alone. All drafters have one verifier and one fixed plan, and take turns on the same
+prompts, n-grams off. The verifier still bounds what windows may cost.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import shutil
-import tempfile
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-import draft_service.server
-import orchestrator.server
-import verify_service.server
+from bench import machine
+from bench.entry import run
+from bench.interleave import schedule
+from bench.interval import Estimate
+from bench.machine import dtype_of
+from bench.progress import tracked
 from bench.report import table
+from bench.results import write_object
+from bench.rows import RUN_LIMIT, run_of, service
+from bench.runs import BenchError, Run, Sample
+from bench.settings import HERE
+from bench.speed import acceptance, speed_ratio, tokens_per_forward, tokens_per_second
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from orchestrator.options import OrchestratorOptions
-from specwire.client import AsyncClient
-from specwire.rpc.server_options import ANY_PORT, ModelServiceOptions
+from specwire.client import Client, SpecwireError
+from specwire.client.events import Started
+from specwire.core.model import AUTO
+from specwire.rpc.process import say
+from specwire.rpc.server_options import SERVED_DTYPES
 from specwire.text.tokenizer import BYTE_OF
 
 EMBEDDINGS = "model.embed_tokens.weight"
 END = AddedToken("</s>", special=True)
-TEMPERATURES = (0.0, 0.8)
+TEMPERATURES, SEED = (0.0, 0.8), 1
 # Draft tokens for each forward, however few of them are accepted.
 PLAN = "lockstep:4"
+OUT = HERE / "results" / "vocabularies.json"
+NONE, EQUAL, BY_TOKEN, BY_TEXT = "none", "equal", "by token", "by text"
+LABELS = {
+    NONE: "no drafter",
+    EQUAL: "the target's",
+    BY_TOKEN: "SentencePiece, by token",
+    BY_TEXT: "WordPiece, by text",
+}
 
 
 def demo_tokens() -> dict[bytes, int]:
@@ -111,49 +133,166 @@ def save(folder: Path, made: Callable[[], tuple[Tokenizer, list[int]]], source: 
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Acceptance side by side.
+# Side by side.
 
 
-async def measure(draft: str, count: int, length: int) -> list[str]:
-    """Accepted of tested draft tokens at each temperature, all parts in this process."""
-    async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(ModelServiceOptions(str(TARGET), slots=2))
-        parts.push_async_callback(verifier.stop, 0.0)
-        drafter = await draft_service.server.start(ModelServiceOptions(draft, slots=2))
-        parts.push_async_callback(drafter.stop, 0.0)
-        options = OrchestratorOptions((verifier.address,), (drafter.address,), listen=ANY_PORT, plan=PLAN)
-        running = await orchestrator.server.start(options)
-        parts.push_async_callback(running.stop, 0.0)
-        client = await parts.enter_async_context(AsyncClient(running.address))
-        return [await _accepted(client, temperature, count, length) for temperature in TEMPERATURES]
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """prompts: held-out ones; tokens: new ones behind each; repeats: of all of them."""
+
+    prompts: int
+    tokens: int
+    repeats: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "tokens", "repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name}: must be at least 1, not {getattr(self, name)}")
 
 
-async def _accepted(client: AsyncClient, temperature: float, count: int, length: int) -> str:
-    tested = accepted = 0
-    for prompt in held_out_prompts()[:count]:
-        asked = client.complete(prompt.text, max_tokens=length, temperature=temperature, seed=1, ngram=False)
-        drafters = (await asked).stats.drafters
-        tested += sum(each.tested for each in drafters)
-        accepted += sum(each.accepted for each in drafters)
-    return f"{accepted} / {tested} = {accepted / max(1, tested):.2f}"
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A drafter at one temperature. to_equal: its speed, times that of the one with the target's vocabulary."""
+
+    row: str
+    label: str
+    temperature: float
+    tokens_per_second: Estimate
+    to_equal: Estimate
+    tokens_per_forward: float
+    acceptance: float | None
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=16, metavar="N", help="held-out prompts (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=96, metavar="N", help="tokens behind each (default: %(default)s)")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = {
-            "the target's": str(DRAFT),
-            "SentencePiece, by token": save(Path(folder) / "pieces", sentencepiece),
-            "WordPiece, by text": save(Path(folder) / "words", word_piece),
+@dataclass(frozen=True, slots=True)
+class Found:
+    settings: Settings
+    samples: Mapping[float, Sequence[Sample]]
+
+    @property
+    def lines(self) -> list[Line]:
+        return [_line(row, temperature, samples) for temperature, samples in self.samples.items() for row in LABELS]
+
+
+def _line(row: str, temperature: float, samples: Sequence[Sample]) -> Line:
+    return Line(
+        row,
+        LABELS[row],
+        temperature,
+        tokens_per_second(samples, row),
+        speed_ratio(samples, row, EQUAL),
+        tokens_per_forward(samples, row),
+        acceptance(samples, row),
+    )
+
+
+def measure(settings: Settings) -> Found:
+    prompts = [prompt.text for prompt in held_out_prompts()[: settings.prompts]]
+    with ExitStack() as cleanup:
+        folder = Path(cleanup.enter_context(TemporaryDirectory(prefix="specwire-vocabularies-")))
+        verifier = service(cleanup, "verify", str(TARGET), "--dtype", settings.dtype)
+        drafts = {
+            EQUAL: str(DRAFT),
+            BY_TOKEN: save(folder / "pieces", sentencepiece),
+            BY_TEXT: save(folder / "words", word_piece),
         }
-        measured = [[name, *asyncio.run(measure(draft, args.prompts, args.tokens))] for name, draft in rows.items()]
-    head = ["the drafter's vocabulary", *(f"temperature {each:g}" for each in TEMPERATURES)]
-    print("\n".join(table(head, measured)))
+        clients = {row: _client(cleanup, verifier, draft, settings.dtype) for row, draft in drafts.items()}
+        clients[NONE] = clients[EQUAL]
+        say("bench: warming up")
+        for row, client in clients.items():
+            _ask(client, prompts[0], settings.tokens, TEMPERATURES[0], row)
+        return Found(settings, {each: _samples(settings, clients, prompts, each) for each in TEMPERATURES})
+
+
+def _client(cleanup: ExitStack, verifier: str, draft: str, dtype: str) -> Client:
+    """Of an orchestrator with a drafter of its own."""
+    drafter = service(cleanup, "draft", draft, "--dtype", dtype)
+    address = service(cleanup, "orchestrate", "--verifier", verifier, "--drafter", drafter, "--plan", PLAN)
+    return cleanup.enter_context(Client(address))
+
+
+def _samples(
+    settings: Settings, clients: Mapping[str, Client], prompts: Sequence[str], temperature: float
+) -> list[Sample]:
+    rows, samples = list(LABELS), []
+    turns = schedule(settings.repeats, len(prompts), len(rows))
+    total = settings.repeats * len(prompts) * len(rows)
+    for repeat, prompt, index in tracked(turns, total, f"temperature {temperature:g}"):
+        done = _ask(clients[rows[index]], prompts[prompt], settings.tokens, temperature, rows[index])
+        samples.append(Sample(repeat, prompt, rows[index], done))
+    return samples
+
+
+def _ask(client: Client, prompt: str, tokens: int, temperature: float, row: str) -> Run:
+    wish: dict[str, Any] = {"max_tokens": tokens, "temperature": temperature, "seed": SEED, "ignore_eos": True}
+    began_ns = time.monotonic_ns()
+    try:
+        events = list(client.generate(prompt, ngram=False, drafting=row != NONE, timeout=RUN_LIMIT, **wish))
+        ended_ns = time.monotonic_ns()
+        for event in events:
+            if isinstance(event, Started):
+                client.delete_session(event.session_id, timeout=RUN_LIMIT)
+    except SpecwireError as error:
+        raise BenchError(f"{LABELS[row]}: {error}") from error
+    return run_of(events, began_ns, ended_ns, tokens, LABELS[row], row != NONE)
+
+
+def tell(found: Found, path: Path) -> bool:
+    """Print the table and write the record."""
+    head = ("temperature", "the drafter's vocabulary", "tokens/s", "x the target's", "tokens/forward", "accepted")
+    rows = [
+        (
+            f"{line.temperature:g}",
+            line.label,
+            f"{line.tokens_per_second.value:.0f}",
+            f"{line.to_equal.value:.2f} [{line.to_equal.low:.2f}, {line.to_equal.high:.2f}]",
+            f"{line.tokens_per_forward:.2f}",
+            "-" if line.acceptance is None else f"{line.acceptance:.2f}",
+        )
+        for line in found.lines
+    ]
+    print("\n".join(table(head, rows)))
+    written = {
+        "name": path.stem,
+        "bars": [],
+        "lines": [asdict(line) for line in found.lines],
+        "machine": machine.describe(),
+        "commit": machine.commit(),
+        "arguments": asdict(found.settings) | {"plan": PLAN},
+    }
+    raw = [
+        {
+            "temperature": temperature,
+            "repeat": sample.repeat,
+            "prompt": sample.prompt,
+            "row": sample.row,
+            "seconds": sample.run.seconds,
+            "forwards": sample.run.forwards,
+            "tested": sample.run.tested,
+            "accepted": sample.run.accepted,
+        }
+        for temperature, samples in found.samples.items()
+        for sample in samples
+    ]
+    write_object(written, raw, path)
+    return True
+
+
+def parser() -> argparse.ArgumentParser:
+    line = argparse.ArgumentParser(
+        prog="python -m bench.vocabularies", description="Measure a drafter in other vocabularies than the target's."
+    )
+    line.add_argument("--prompts", type=int, default=8, metavar="N", help="held-out prompts (default: %(default)s)")
+    line.add_argument("--tokens", type=int, default=96, metavar="N", help="tokens behind each (default: %(default)s)")
+    line.add_argument("--repeats", type=int, default=9, metavar="N", help="of all prompts (default: %(default)s)")
+    line.add_argument("--dtype", default=AUTO, choices=SERVED_DTYPES, help="(default: %(default)s)")
+    line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
+    return line
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    return Settings(args.prompts, args.tokens, args.repeats, dtype_of(args.dtype))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(parser().parse_args(), settings_of, measure, tell))

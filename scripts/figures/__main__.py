@@ -37,6 +37,7 @@ from scripts.figures.speed import (
     step_table,
     tools_table,
     vllm_table,
+    vocabularies_table,
 )
 from scripts.figures.text import learn_table, rag_table, suffix_table
 from scripts.figures.wan import (
@@ -138,6 +139,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "tools": ("tools.json", "make bench-tools", tools_table),
     "edges": ("edges.json", "make bench-edges", edges_table),
     "hybrid": ("hybrid.json", "make bench-hybrid", hybrid_table),
+    "vocabularies": ("vocabularies.json", "make bench-vocabularies", vocabularies_table),
     "vllm": ("vllm.json", "make bench-vllm", vllm_table),
     "large": ("large.json", "make bench-large", large_table),
     "large-dynamic": ("large_dynamic.json", "python -m bench.large --weights int8-dynamic", large_table),

@@ -171,6 +171,22 @@ def vllm_table(results: dict[str, Any]) -> str:
     return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores, float32, eager: {how}. {held}"
 
 
+def vocabularies_table(results: dict[str, Any]) -> str:
+    """Render what a drafter of another vocabulary gains, beside the same one with the target's."""
+    rows = [
+        ["temperature", "the drafter's vocabulary", "tokens/s", "times the target's", "tokens per forward", "accepted"]
+    ]
+    for line in results["lines"]:
+        accepted = "" if line["acceptance"] is None else f"{line['acceptance']:.2f}"
+        speeds = [f"{line['tokens_per_second']['value']:.0f}", interval(line["to_equal"])]
+        told = [f"{line['temperature']:g}", line["label"], *speeds, f"{line['tokens_per_forward']:.2f}", accepted]
+        rows.append(told)
+    machine, arguments = results["machine"], results["arguments"]
+    size = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
+    how = f"plan {arguments['plan']}, {arguments['dtype']}"
+    return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores, interleaved: {size}; {how}."
+
+
 def hybrid_table(results: dict[str, Any]) -> str:
     """Render what drafting gains a target with recurrent layers, and what its kept states cost."""
     rows = [["row", "tokens/s", "times off", "tokens a forward"]]
