@@ -86,6 +86,6 @@ async def test_heads_alone(tmp_path: Path) -> None:
             ended: pb.Finished = told[-1]
             return ended.stats
 
-        stats = await asked(ask, lambda told: told.tested_head)
-    assert stats.proposed_ngram == 0
+        stats = await asked(ask, lambda told: told.accepted_head)
+    assert (stats.proposed_ngram, stats.proposed) == (0, stats.proposed_head)
     assert stats.accepted_head > 0
