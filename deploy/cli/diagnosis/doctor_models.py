@@ -76,7 +76,7 @@ def check_choices() -> Iterator[Finding]:
     computed = str(computed_in(getattr(torch, precision.dtype))).removeprefix("torch.")
     yield ok("runtime", f"auto is openvino for the Llama family, keys and values in {computed}; else torch")
     slow = "is slow here: openvino needs VNNI instructions for it, and auto is torch"
-    yield ok("quantization", f"{INT8_DYNAMIC} {'multiplies integers on openvino' if rounds_activations() else slow}")
+    yield ok("int8", f"{INT8_DYNAMIC} {'multiplies integers on openvino' if rounds_activations() else slow}")
 
 
 def check_models(
