@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def run_of(row: str) -> Run:
 @pytest.mark.parametrize("name", ["prompts", "tokens", "repeats"])
 def test_an_argument_below_one_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"--{name}: must be at least 1, not 0"):
-        Settings(**({"prompts": 1, "tokens": 1, "repeats": 1, "dtype": "float32"} | {name: 0}))
+        replace(Settings(1, 1, 1, "float32"), **{name: 0})  # type: ignore[arg-type]  # names of three integers
 
 
 def test_each_drafter_is_set_against_the_one_with_the_target_s_vocabulary(
