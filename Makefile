@@ -317,7 +317,7 @@ bench-large: $(STAMP) ## measure a target of half a billion weights with a draft
 bench-hybrid: $(STAMP) ## measure a target with recurrent layers: what kept states cost, what a drafter gains
 	$(BIN)/python -m bench.hybrid
 
-bench-vocabularies: $(STAMP) ## measure one drafter in the target's vocabulary and in two others (three minutes)
+bench-vocabularies: $(STAMP) ## measure one drafter in the target's vocabulary and in two others (five minutes)
 	$(BIN)/python -m bench.vocabularies
 
 bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, against what its memory allows
