@@ -188,6 +188,8 @@ def _line(row: str, temperature: float, samples: Sequence[Sample]) -> Line:
 
 def measure(settings: Settings) -> Found:
     prompts = [prompt.text for prompt in held_out_prompts()[: settings.prompts]]
+    if len(prompts) < settings.prompts:
+        raise BenchError(f"--prompts: there are {len(prompts)} held-out ones, not {settings.prompts}")
     with ExitStack() as cleanup:
         folder = Path(cleanup.enter_context(TemporaryDirectory(prefix="specwire-vocabularies-")))
         verifier = service(cleanup, "verify", str(TARGET), "--dtype", settings.dtype)

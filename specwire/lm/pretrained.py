@@ -106,7 +106,7 @@ def load_pretrained(
     heads: str | None = None,
 ) -> LanguageModel:
     """The part of `load_model` that needs transformers."""
-    target = _device(device if ranks is None else rank_device(device, ranks))
+    target = usable_device(device if ranks is None else rank_device(device, ranks))
     if how.deterministic and target.type != "cpu":
         raise ModelError(f"deterministic: is known to hold on cpu only, not on {device}")
     if heads is not None and ranks is not None:
@@ -334,8 +334,8 @@ def _dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def _device(name: str) -> torch.device:
-    """The device, after a trial: a name may parse although the device is missing."""
+def usable_device(name: str) -> torch.device:
+    """The device, after a trial: a name may parse although the device is missing. Raises ModelError."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

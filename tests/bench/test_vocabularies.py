@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.runs import Run, Sample
-from bench.vocabularies import BY_TEXT, BY_TOKEN, EQUAL, NONE, Found, Settings, tell
+from bench.runs import BenchError, Run, Sample
+from bench.vocabularies import BY_TEXT, BY_TOKEN, EQUAL, NONE, Found, Settings, measure, tell
 from scripts.figures.speed import vocabularies_table
 
 SECONDS = {NONE: 4.0, EQUAL: 2.0, BY_TOKEN: 2.0, BY_TEXT: 3.0}
@@ -24,6 +24,11 @@ def run_of(row: str) -> Run:
 def test_an_argument_below_one_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"--{name}: must be at least 1, not 0"):
         replace(Settings(1, 1, 1, "float32"), **{name: 0})  # type: ignore[arg-type]  # names of three integers
+
+
+def test_more_prompts_than_there_are_are_refused() -> None:
+    with pytest.raises(BenchError, match="--prompts: there are [0-9]+ held-out ones, not 10000"):
+        measure(Settings(10_000, 1, 1, "float32"))
 
 
 def test_each_drafter_is_set_against_the_one_with_the_target_s_vocabulary(

@@ -28,9 +28,8 @@ from torch.optim.lr_scheduler import LinearLR
 
 from specwire.core.model import GGUF, ModelError, is_gguf
 from specwire.lm.load import check_directory
-from specwire.lm.model_config import first_line
 from specwire.lm.model_files import CONFIG, GENERATION, copy_beside, weights_fingerprint
-from specwire.lm.pretrained import outline, pretrained
+from specwire.lm.pretrained import outline, pretrained, usable_device
 from specwire.lm.scripted import PREFIX
 from specwire.text.tokenizer import vocabulary_fingerprint
 from specwire.versions import Current, HistoryEntry, VersionFolder
@@ -243,7 +242,7 @@ class Learner:
         self.memory = TextMemory(options.memory)
         check_directory(options.draft)
         known = outline(options.draft)
-        self._device = _device(options.device)
+        self._device = usable_device(options.device)
         self._model = pretrained(options.draft, torch.float32, self._device)
         self._dtype = _dtype_of(known.config)
         self._window = min(WINDOW, known.context)
@@ -509,12 +508,3 @@ def _dtype_of(config: Any) -> torch.dtype:
     found = getattr(config, "dtype", None)
     known = getattr(torch, found) if isinstance(found, str) else found
     return known if isinstance(known, torch.dtype) else torch.float32
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ModelError(f"device: {name!r} cannot be used here ({first_line(error)})") from error
-    return device
