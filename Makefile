@@ -196,7 +196,7 @@ soak-vllm: $(VLLM) ## the same with the demo pair, one of the two verifiers on v
 	$(BIN)/python -m bench.soak.run --pair vllm --minutes $(MINUTES) --seed $(SEED)
 
 soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-load MINUTES=10)
-	$(BIN)/python -m bench.soak.load --minutes $(MINUTES)
+	$(BIN)/python -m bench.soak_load.run --minutes $(MINUTES)
 
 fuzz: $(STAMP) ## tell every service, and write into log and registry, anything (make fuzz MINUTES=30)
 	$(BIN)/python -m tests.fuzz.long $(MINUTES)
@@ -265,16 +265,16 @@ proto-baseline: $(STAMP) ## take proto/ as it is for what was released: what mak
 	$(BIN)/buf build --exclude-source-info --output proto/baseline.binpb
 
 bench: $(STAMP) ## measure speed against the plain target and its peers
-	$(BIN)/python -m bench.run
+	$(BIN)/python -m bench.main.run
 
 bench-box: $(STAMP) ## measure specwire in one process and in several beside OpenVINO GenAI and the forward alone (ten minutes)
-	$(BIN)/python -m bench.run --box
+	$(BIN)/python -m bench.main.run --box
 
 bench-copy: $(STAMP) ## measure proposals from the text itself on prompts that ask for a copy
 	$(BIN)/python -m bench.copy
 
 bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said before, on a trace like an agent's, and from a table (eleven minutes)
-	$(BIN)/python -m bench.suffix
+	$(BIN)/python -m bench.suffix.run
 
 bench-rag: $(STAMP) ## measure Speculative RAG on questions about code: the draft that the target chose, one draft, the target (ten minutes)
 	$(BIN)/python -m bench.rag
@@ -291,7 +291,7 @@ bench-tools: $(STAMP) ## count what drafting and chunking change in forced tool 
 	$(BIN)/python -m bench.tools --calls $(CALLS)
 
 bench-step: $(STAMP) ## measure a step of the target on each runtime, beside OpenVINO GenAI
-	$(BIN)/python -m bench.step
+	$(BIN)/python -m bench.step.run
 
 bench-dtypes: $(STAMP) ## measure bfloat16 and 8-bit weights beside float32: speed, acceptance, loss
 	$(BIN)/python -m bench.dtypes
@@ -330,13 +330,13 @@ bench-edges: $(STAMP) ## what edges that share verifiers get, what they cost, an
 	$(BIN)/python -m bench.edges.run
 
 bench-client: $(STAMP) ## measure what a client takes by itself: megabytes, seconds until a first token (needs a package index, a minute)
-	$(BIN)/python -m bench.client_install
+	$(BIN)/python -m bench.client
 
 bench-capacity: $(STAMP) ## how many sessions a verifier holds, by where their drafters are (half an hour)
-	$(BIN)/python -m bench.wan.capacity
+	$(BIN)/python -m bench.capacity
 
 bench-sweep: $(STAMP) ## hold the controller against the best fixed setting of each of 348 cells, in virtual time (a quarter of an hour)
-	$(BIN)/python -m bench.wan.sweep
+	$(BIN)/python -m bench.sweep
 
 bench-failover: $(STAMP) ## measure how soon faults are noticed and how long text pauses, in every cell of the failover matrix (a quarter of an hour)
 	$(BIN)/python -m tests.faults.measure
@@ -345,7 +345,7 @@ bench-cluster: $(STAMP) ## measure how tokens/s grow with verifiers and orchestr
 	$(BIN)/python -m bench.cluster.run
 
 bench-ingress: $(STAMP) ## measure what Ray Serve before an orchestrator costs (needs the extra serve, three minutes)
-	$(BIN)/python -m bench.cluster.ingress_run
+	$(BIN)/python -m bench.ingress.run
 
 train-demo-head: $(STAMP) ## train the demo target's head again, into build/heads/eagle3 (half an hour on two idle cores)
 	$(BIN)/python -m demo_pair.train.head --work build/heads

@@ -1,20 +1,23 @@
-"""Speed, measured side by side: the plain target, assisted generation, and this system, interleaved on the same cores.
+"""All measurements. `make bench-NAME` runs the file or the room of that name, a room by its module `run`.
 
-run         the command: python -m bench.run
-runs        what one timed generation yields
-child       a process of ours that answers in lines of JSON
-peer        the process in which transformers runs
-rows        the rows: transformers' in the peer, specwire's through its own stack
-interleave  which row runs when
-interval    medians with their confidence intervals, percentiles
-gaps        where time goes between forwards, and from a forward to the client
-texts       do all rows say the same, token for token
-bars        what is needed, and whether it holds
-report      the table, and bench/results/main.json
-plot        bench/results/main.png
-machine     what it ran on
+main          make bench, bench-box: one session beside transformers and OpenVINO GenAI
+batch         many sessions at once
+heads         heads beside the target (bench-heads-ordinary, too)
+copy, suffix  proposals from the text itself, and from other texts
+learn, rag    a drafter that learns; Speculative RAG
+step, dtypes, deterministic, gpu    the target's step by itself
+large, hybrid, vocabularies, vllm   other models, other engines
+constrained, tools                  what constraints and forced calls do to drafting
+wan, capacity, sweep, branching     drafters that are far away: real sockets and virtual time
+edges, cluster, ingress             many verifiers and orchestrators
+client        what a client takes by itself
+soak, soak_load                     make soak, soak-demo, soak-vllm; make soak-load
+laws          make statistics
 
-dtypes         bfloat16 and 8-bit weights beside float32: python -m bench.dtypes
-deterministic  what --deterministic keeps equal and costs: python -m bench.deterministic
-mixes          sessions alone and in random mixes, over two engines
+harness       what all of them share
+peers         the other engines
+relay         a line with delay and faults
+results       what was recorded
+
+bench-failover is in tests/faults: it measures the cells of the failover matrix.
 """

@@ -16,10 +16,9 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from bench import record
-from bench.progress import tracked
-from bench.report import table
-from bench.settings import HERE
+from bench.harness import RESULTS, record
+from bench.harness.interleave import tracked
+from bench.harness.report import table
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.draft import DraftRow
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask, open_ids
@@ -28,7 +27,7 @@ from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
 from specwire.lm.sampler import draw
 from specwire.text.constraint_process import Grammars
 
-OUT = HERE / "results" / "constrained.json"
+OUT = RESULTS / "constrained.json"
 CONTEXT, PROMPT_TOKENS = 512, 200
 
 ARGUMENTS = {

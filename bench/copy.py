@@ -21,18 +21,15 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from bench import machine
-from bench.bars import Bar, at_least, at_most
-from bench.entry import terminable
-from bench.interleave import interleave
-from bench.interval import estimate
-from bench.machine import dtype_of
-from bench.report import table
-from bench.rows import RUN_LIMIT, exactly, start_stack
-from bench.runs import BenchError, Run, Sample, of_row
-from bench.settings import HERE
-from bench.speed import speed_ratio, tokens_per_forward, tokens_per_second
-from bench.suffix_sources import proposal_us, repeating
+from bench.harness import RESULTS, machine
+from bench.harness.entry import terminable
+from bench.harness.interleave import interleave
+from bench.harness.interval import estimate
+from bench.harness.machine import dtype_of
+from bench.harness.report import Bar, at_least, at_most, table
+from bench.harness.rows import RUN_LIMIT, exactly, start_stack
+from bench.harness.runs import BenchError, Run, Sample, of_row, speed_ratio, tokens_per_forward, tokens_per_second
+from bench.suffix.sources import proposal_us, repeating
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.client import Client, SpecwireError
 from specwire.core.model import AUTO
@@ -40,7 +37,7 @@ from specwire.core.verify.text_sources import NgramSource
 from specwire.rpc.process import say
 from specwire.rpc.server_options import SERVED_DTYPES
 
-OUT = HERE / "results" / "copy.json"
+OUT = RESULTS / "copy.json"
 BEGUN_LINES = 5
 WARM_UP_PROMPTS = 2
 INDEX_TOKENS, INDEX_PROPOSALS, INDEX_REPEATS = 8000, 1000, 9

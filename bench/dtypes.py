@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench import record
-from bench.interval import Estimate, estimate
-from bench.progress import tracked
-from bench.report import table
-from bench.settings import HERE
+from bench.harness import RESULTS, record
+from bench.harness.interleave import tracked
+from bench.harness.interval import Estimate, estimate
+from bench.harness.report import table
 from demo_pair import DRAFT, TARGET
 from specwire.core.model import INT8_DYNAMIC, QUANTIZATIONS
 from specwire.lm import Feed, LanguageModel, load_model
@@ -30,7 +29,7 @@ from specwire.rpc.server_options import DTYPES
 
 # Arguments that must be positive, and say what was measured.
 NUMBERS = ("prompts", "tokens", "ahead", "threads")
-OUT = HERE / "results" / "dtypes.json"
+OUT = RESULTS / "dtypes.json"
 RUNTIMES = ("torch", "openvino")
 CHUNK = 64  # positions of a forward that only reads
 TOKENS_PER_SECOND = ("plain", "drafted")

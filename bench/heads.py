@@ -21,29 +21,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import demo_pair
-from bench import machine, openvino_rows
-from bench.bars import Bar, at_least, at_most
 from bench.batch.figures import BatchSample
 from bench.batch.measure import client_of, runtime_of
 from bench.batch.rows import BatchRow, OurRow, Together
 from bench.batch.sessions import Asked
 from bench.batch.settings import levels_of
-from bench.child import ROOT, Child
-from bench.cores import CoreUse, CpuSeconds
-from bench.entry import run
-from bench.interleave import schedule
-from bench.interval import CONFIDENCE, Estimate
-from bench.machine import dtype_of
-from bench.measure import encoded_prompts, scores_at
-from bench.progress import tracked
-from bench.report import bar_lines, table
-from bench.results import write_object
-from bench.rows import TransformersRow, start_peer, up
-from bench.runs import BenchError, Row, Sample
-from bench.settings import HERE, located, shown_model
-from bench.speed import speed_ratio, tokens_per_forward, tokens_per_second
-from bench.suffix_sources import build_table
-from bench.texts import Judged, judge, mismatches, tolerance
+from bench.harness import RESULTS, ROOT, machine
+from bench.harness.child import Child
+from bench.harness.entry import located, run, shown_model
+from bench.harness.interleave import schedule, tracked
+from bench.harness.interval import CONFIDENCE, Estimate
+from bench.harness.machine import CoreUse, CpuSeconds, dtype_of
+from bench.harness.record import write_object
+from bench.harness.report import Bar, at_least, at_most, bar_lines, table
+from bench.harness.rows import TransformersRow, encoded_prompts, start_peer, up
+from bench.harness.runs import BenchError, Row, Sample, speed_ratio, tokens_per_forward, tokens_per_second
+from bench.harness.texts import Judged, judge, mismatches, scores_at, tolerance
+from bench.peers import openvino_rows
+from bench.suffix.sources import build_table
 from deploy.stack.options import cores
 from specwire.client.events import Stats
 from specwire.core.invalid import InvalidParameter
@@ -51,7 +46,7 @@ from specwire.core.model import AUTO, RUNTIMES
 from specwire.rpc.process import say
 from specwire.rpc.server_options import SERVED_DTYPES
 
-OUT = HERE / "results" / "heads.json"
+OUT = RESULTS / "heads.json"
 OFF, FAR, NGRAM, TABLE, EAGLE3, AUTOMATIC = "off", "far", "ngram", "table", "eagle3", "automatic"
 TRAINED = ("medusa", "hydra", "mtp")
 SELF, TRANSFORMERS, OPENVINO = "self", "transformers", "openvino"

@@ -25,18 +25,16 @@ from typing import Protocol
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel, Qwen3_5TextConfig
 
-from bench import machine
-from bench.bars import Bar, at_least, at_most
-from bench.entry import run
 from bench.gpu.shapes import ModelShape
-from bench.interleave import interleave
-from bench.interval import Estimate, estimate
+from bench.harness import RESULTS, machine
+from bench.harness.entry import run
+from bench.harness.interleave import interleave
+from bench.harness.interval import Estimate, estimate
+from bench.harness.record import write_object
+from bench.harness.report import Bar, at_least, at_most, bar_lines, table
+from bench.harness.rows import PLAIN, TransformersRow, start_peer
+from bench.harness.runs import Row, Sample
 from bench.large import BOX, DTYPE, OFF, LargeSettings, Line, Walks, box, lines_of, write_shapes
-from bench.report import bar_lines, table
-from bench.results import write_object
-from bench.rows import PLAIN, TransformersRow, start_peer
-from bench.runs import Row, Sample
-from bench.settings import HERE
 from bench.wan.disciplines import DEFAULT
 from deploy.stack.options import cores
 from specwire.core.invalid import InvalidParameter
@@ -47,7 +45,7 @@ from specwire.lm.kv_memory import readable
 from specwire.lm.runners.hybrid import STATES, HybridRunner
 from specwire.rpc.process import say
 
-OUT = HERE / "results" / "hybrid.json"
+OUT = RESULTS / "hybrid.json"
 WIDTHS, PREFIX = (1, 4, 8), 64
 KEPT, BARE, OWN = "kept", "bare", "own modules"
 # What keeping states may cost, and what the default needs over off where a forward takes so long.

@@ -24,18 +24,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers.utils import logging as transformers_logging
 
-from bench import machine
-from bench.bars import Bar, at_least, at_most
-from bench.entry import run
 from bench.gpu.shapes import SHAPES, ModelShape, agreeing, build, successors, walk
-from bench.interleave import interleave
-from bench.interval import Estimate
-from bench.report import bar_lines, table
-from bench.results import write_object
-from bench.rows import up
-from bench.runs import Sample, of_row
-from bench.settings import HERE
-from bench.speed import acceptance, speed_ratio, tokens_per_forward, tokens_per_second
+from bench.harness import RESULTS, machine
+from bench.harness.entry import run
+from bench.harness.interleave import interleave
+from bench.harness.interval import Estimate
+from bench.harness.record import write_object
+from bench.harness.report import Bar, at_least, at_most, bar_lines, table
+from bench.harness.rows import up
+from bench.harness.runs import Sample, acceptance, of_row, speed_ratio, tokens_per_forward, tokens_per_second
 from bench.wan.disciplines import DEFAULT, Discipline
 from bench.wan.places import Places, places
 from bench.wan.rig import Orchestration, Pair, Rig, can_be_apart, rig
@@ -46,7 +43,7 @@ from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import AUTO, INT8, INT8_DYNAMIC, NONE, RUNTIMES
 from specwire.rpc.process import say
 
-OUT = HERE / "results" / "large.json"
+OUT = RESULTS / "large.json"
 OFF = "off"
 BOX = "box"
 # Of the line where verifier and drafter have a core each, and what the default needs over off there, and in the box.

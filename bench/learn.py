@@ -29,18 +29,15 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from bench import machine
-from bench.bars import Bar, at_least
-from bench.child import Child
-from bench.entry import terminable
-from bench.interval import resampled
-from bench.machine import dtype_of
-from bench.measure import scores_at
-from bench.report import table
-from bench.rows import LOAD_LIMIT, RUN_LIMIT, run_of, service, start_peer
-from bench.runs import BenchError, Run, Sample
-from bench.settings import HERE
-from bench.texts import judge, mismatches, tolerance
+from bench.harness import RESULTS, machine
+from bench.harness.child import Child
+from bench.harness.entry import terminable
+from bench.harness.interval import resampled
+from bench.harness.machine import dtype_of
+from bench.harness.report import Bar, at_least, table
+from bench.harness.rows import LOAD_LIMIT, RUN_LIMIT, run_of, service, start_peer
+from bench.harness.runs import BenchError, Run, Sample
+from bench.harness.texts import judge, mismatches, scores_at, tolerance
 from demo_pair import DRAFT, TARGET
 from specwire.client import Client, SpecwireError
 from specwire.core.model import AUTO
@@ -49,7 +46,7 @@ from specwire.rpc.process import say
 from specwire.rpc.server_options import SERVED_DTYPES
 from specwire.versions import VersionFolder
 
-OUT = HERE / "results" / "learn.json"
+OUT = RESULTS / "learn.json"
 STATIC, LEARNING = ROWS = ("static", "learning")
 SUFFIXES = (".py", ".h")
 # Parts of equal length that each kind's requests are told in.

@@ -34,15 +34,14 @@ from tempfile import TemporaryDirectory
 
 import grpc
 
-from bench import record
-from bench.entry import terminable
-from bench.interleave import schedule
-from bench.interval import Estimate, estimate
-from bench.machine import dtype_of
-from bench.report import table
-from bench.rows import up
-from bench.runs import BenchError
-from bench.settings import HERE
+from bench.harness import RESULTS, record
+from bench.harness.entry import terminable
+from bench.harness.interleave import schedule
+from bench.harness.interval import Estimate, estimate
+from bench.harness.machine import dtype_of
+from bench.harness.report import table
+from bench.harness.rows import up
+from bench.harness.runs import BenchError
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from deploy.cli.clients.rag import served_name
 from specwire.client import AsyncClient, SpecwireError
@@ -54,7 +53,7 @@ from specwire.rag.drafts import evidence
 from specwire.rpc.process import say
 from specwire.rpc.server_options import SERVED_DTYPES
 
-OUT = HERE / "results" / "rag.json"
+OUT = RESULTS / "rag.json"
 FUNCTION_LINES, KNOWN_LINES = 9, 2
 DEFINITION = re.compile(r"\s*def \w+\(.*\):$")
 # A line up to its last word, the word, and what is behind it.

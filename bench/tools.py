@@ -28,21 +28,19 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench import record
-from bench.bars import Bar, at_most
-from bench.interval import Estimate
-from bench.progress import tracked
-from bench.report import table
-from bench.rows import up
-from bench.settings import HERE
+from bench.harness import RESULTS, ROOT, record
+from bench.harness.interleave import tracked
+from bench.harness.interval import Estimate
+from bench.harness.report import Bar, at_most, table
+from bench.harness.rows import up
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.rpc.process import say
 from specwire.text.call_readers import ToolFunction
 from specwire.text.tool_calls import OutputParser, ParsedOutput, gathered
 from specwire.text.tool_formats import FORMATS
 
-OUT = HERE / "results" / "tools.json"
-TEMPLATE = HERE.parent / "examples" / "chatml.jinja"
+OUT = RESULTS / "tools.json"
+TEMPLATE = ROOT / "examples" / "chatml.jinja"
 # Beside the calls themselves: at once, sessions of a batch; characters of a prompt; tokens of a call, which all end
 # before; seconds for one.
 AT_ONCE, PROMPT_CHARACTERS, MOST_TOKENS, LIMIT_S = 12, 120, 256, 300.0

@@ -23,18 +23,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from bench import machine
-from bench.entry import run
-from bench.interleave import schedule
-from bench.interval import Estimate
-from bench.machine import dtype_of
-from bench.progress import tracked
-from bench.report import table
-from bench.results import write_object
-from bench.rows import RUN_LIMIT, run_of, service
-from bench.runs import BenchError, Run, Sample
-from bench.settings import HERE
-from bench.speed import acceptance, speed_ratio, tokens_per_forward, tokens_per_second
+from bench.harness import RESULTS, machine
+from bench.harness.entry import run
+from bench.harness.interleave import schedule, tracked
+from bench.harness.interval import Estimate
+from bench.harness.machine import dtype_of
+from bench.harness.record import write_object
+from bench.harness.report import table
+from bench.harness.rows import RUN_LIMIT, run_of, service
+from bench.harness.runs import BenchError, Run, Sample, acceptance, speed_ratio, tokens_per_forward, tokens_per_second
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.client import Client, SpecwireError
 from specwire.client.events import Started
@@ -48,7 +45,7 @@ END = AddedToken("</s>", special=True)
 TEMPERATURES, SEED = (0.0, 0.8), 1
 # Draft tokens for each forward, however few of them are accepted.
 PLAN = "lockstep:4"
-OUT = HERE / "results" / "vocabularies.json"
+OUT = RESULTS / "vocabularies.json"
 NONE, EQUAL, BY_TOKEN, BY_TEXT = "none", "equal", "by token", "by text"
 LABELS = {
     NONE: "no drafter",

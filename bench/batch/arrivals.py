@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from bench.batch.figures import pauses_ms
 from bench.batch.sessions import Asked, forget, generate
-from bench.interval import Estimate, estimate, percentile
-from bench.runs import BenchError, Run
+from bench.harness.interval import Estimate, estimate, percentile
+from bench.harness.runs import BenchError, Run
 from specwire.client import SpecwireError
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bench.batch.rows import OFF, OURS, SAMPLES, Together
-from bench.interval import Estimate, estimate, percentile
-from bench.runs import Run, Sample
-from bench.speed import first_token_ms, speed_ratio, tokens_per_forward, tokens_per_second
+from bench.harness.interval import Estimate, estimate, percentile
+from bench.harness.runs import Run, Sample, first_token_ms, speed_ratio, tokens_per_forward, tokens_per_second
 from specwire.client.events import Step
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from bench.bars import Bar, at_least, at_most
 from bench.batch.figures import BatchSample, Line
 from bench.batch.rows import AUTOMATIC, HEADED, OFF, OURS, PEERS, SAMPLED, SAMPLED_HEADED, TEMPERATURE
-from bench.interval import Estimate
-from bench.speed import speed_ratio
-from bench.texts import Judged
+from bench.harness.interval import Estimate
+from bench.harness.report import Bar, at_least, at_most
+from bench.harness.runs import speed_ratio
+from bench.harness.texts import Judged
 
 # Automatic drafting as a multiple of drafting off: at every level, and for a session alone.
 NEVER_SLOWER, ALONE = 0.98, 1.3

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from bench import machine
-from bench.bars import Bar
 from bench.batch.arrivals import Load, LoadLine, LoadSample, due_times, load_lines, serve
 from bench.batch.figures import BatchSample, Line, lines, unknown
 from bench.batch.judged import FULL, JudgedText, bars
@@ -34,15 +32,14 @@ from bench.batch.rows import (
 )
 from bench.batch.sessions import Asked
 from bench.batch.settings import SEEDS, SHARES, BatchSettings
-from bench.child import Child
-from bench.cores import CoreUse, CpuSeconds
-from bench.interleave import schedule
-from bench.measure import encoded_prompts, scores_at
-from bench.progress import tracked
-from bench.rows import LOAD_LIMIT, up
-from bench.runs import BenchError
-from bench.speed import tokens_per_second
-from bench.texts import Judged, judge, mismatches, tolerance
+from bench.harness import machine
+from bench.harness.child import Child
+from bench.harness.interleave import schedule, tracked
+from bench.harness.machine import CoreUse, CpuSeconds
+from bench.harness.report import Bar
+from bench.harness.rows import LOAD_LIMIT, encoded_prompts, up
+from bench.harness.runs import BenchError, tokens_per_second
+from bench.harness.texts import Judged, judge, mismatches, scores_at, tolerance
 from deploy.stack.options import VERIFIER, cores
 from specwire.client import AsyncClient
 from specwire.rpc.process import say
@@ -73,7 +70,7 @@ class BatchResults:
 
 @dataclass
 class Field:
-    """Who takes part; see `bench.measure.Field`. asked: our rows by key, for requests that arrive."""
+    """Who takes part; see `bench.main.measure.Field`. asked: our rows by key, for requests that arrive."""
 
     peer: Child
     rows: list[BatchRow]

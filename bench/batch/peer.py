@@ -13,8 +13,8 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from bench.answering import Answer, Methods, Request, answer_asker
-from bench.peer import Peer, Stopwatch
+from bench.peers.answering import Answer, Methods, Request, answer_asker
+from bench.peers.transformers_peer import Peer, Stopwatch
 
 PADDING = 0
 PAGE = 256

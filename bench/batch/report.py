@@ -12,9 +12,9 @@ from bench.batch.figures import BatchSample, Line, pauses_ms
 from bench.batch.judged import JudgedText
 from bench.batch.measure import BatchResults
 from bench.batch.rows import LABELS
-from bench.interval import Estimate
-from bench.report import bar_lines, table
-from bench.results import write_object
+from bench.harness.interval import Estimate
+from bench.harness.record import write_object
+from bench.harness.report import bar_lines, table
 
 
 def report(results: BatchResults) -> str:

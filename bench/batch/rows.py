@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from bench.batch.sessions import Asked, together
-from bench.child import Child
-from bench.rows import LOAD_LIMIT, RUN_LIMIT, exactly
-from bench.runs import Arrival, BenchError, Run
+from bench.harness.child import Child
+from bench.harness.rows import LOAD_LIMIT, RUN_LIMIT, exactly
+from bench.harness.runs import Arrival, BenchError, Run
 from specwire.client import SpecwireError
 
 T = TypeVar("T")

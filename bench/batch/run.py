@@ -11,7 +11,7 @@ from bench.batch.measure import BatchResults, measure
 from bench.batch.plot import draw
 from bench.batch.report import report, write
 from bench.batch.settings import parser, settings_of
-from bench.entry import run
+from bench.harness.entry import run
 
 
 def main(argv: Sequence[str] | None = None) -> int:

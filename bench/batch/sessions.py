@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.rows import RUN_LIMIT, run_of
-from bench.runs import BenchError, Run
+from bench.harness.rows import RUN_LIMIT, run_of
+from bench.harness.runs import BenchError, Run
 from specwire.client import AsyncClient, Started
 
 

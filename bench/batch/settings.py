@@ -7,15 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.batch.arrivals import Target
-from bench.machine import dtype_of
-from bench.settings import HERE, add_head_argument, head_of, located, shown_model
+from bench.harness import RESULTS
+from bench.harness.entry import add_head_argument, head_of, located, shown_model
+from bench.harness.machine import dtype_of
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import AUTO, RUNTIMES
 from specwire.core.policy.controller import InvalidPlan, parse_plan
 from specwire.rpc.server_options import SERVED_DTYPES
 
-OUT = HERE / "results" / "batch.json"
+OUT = RESULTS / "batch.json"
 LEVELS = (1, 2, 4, 8, 16, 32)
 # A repeat of a level has at least so many sessions, and so many groups that begin together: one group of many is over
 # in a second or two, of which a hiccup is a large part.

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bench.child import cpu_seconds
 from bench.cluster.site import command_lines
-from bench.runs import BenchError
+from bench.harness.child import cpu_seconds
+from bench.harness.runs import BenchError
 
 ORCHESTRATORS, VERIFIERS, DRAFTERS, CLIENTS = "orchestrators", "verifiers", "drafters", "clients"
 # Ray, Redis, and orchestrators that have nothing to do.

@@ -10,9 +10,9 @@ from bench.cluster.clocks import DRAFTERS, ORCHESTRATORS, VERIFIERS, Clocks
 from bench.cluster.crowd import Served, Text, served
 from bench.cluster.settings import HEAD, MOST_ORCHESTRATORS, NODES, ROWS, Row, config
 from bench.cluster.site import site
-from bench.progress import tracked
-from bench.runs import BenchError
-from bench.soak.failures import first_failure
+from bench.harness.entry import first_failure
+from bench.harness.interleave import tracked
+from bench.harness.runs import BenchError
 from specwire.client import Client, SpecwireError
 
 DEPLOY_LIMIT_S = "240"

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.bars import Bar, at_least, at_most
 from bench.cluster.clocks import ORCHESTRATORS
 from bench.cluster.measure import Measured, Sample
 from bench.cluster.settings import LEAST_LINEAR, ONE, OVER_ORCHESTRATORS, OVER_VERIFIERS, ROWS, WIDE, Row
-from bench.interval import Estimate, estimate
-from bench.report import bar_lines, table
-from bench.results import write_object
+from bench.harness.interval import Estimate, estimate
+from bench.harness.record import write_object
+from bench.harness.report import Bar, at_least, at_most, bar_lines, table
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import entry, machine
 from bench.cluster import settings
 from bench.cluster.expected import simulated
 from bench.cluster.measure import measure
 from bench.cluster.results import Results, bars, row_results, shown, write
+from bench.harness import RESULTS, entry, machine
 from specwire.rpc.process import say
 
-OUT = Path(__file__).resolve().parents[1] / "results" / "cluster.json"
+OUT = RESULTS / "cluster.json"
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,8 +15,8 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-from bench.runs import BenchError
-from bench.soak.redis_log import RedisLog
+from bench.harness.runs import BenchError
+from bench.harness.services import RedisLog
 from deploy.stack.processes import descendants, environment
 
 LIMIT_S = 300.0

@@ -1,4 +1,4 @@
-"""Many edges in one process: python -m bench.edges.host, told what to do in lines of JSON (`bench.child`).
+"""Many edges in one process: python -m bench.edges.host, told what to do in lines of JSON (`bench.harness.child`).
 
 An edge is an orchestrator with a log in memory and a client of its own, over sockets. Its sessions begin anew as soon
 as they have ended; a text must be what its prompt's first text was.

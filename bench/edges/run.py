@@ -22,20 +22,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.bars import Bar, at_least, at_most
-from bench.certificates import Authority
-from bench.child import Child
-from bench.interval import Estimate, estimate
-from bench.progress import tracked
-from bench.record import write
-from bench.report import bar_lines, table
-from bench.runs import BenchError
-from bench.soak.redis_log import free_port
-from bench.soak.service import ANY_PORT, Service
+from bench.harness import RESULTS
+from bench.harness.certificates import Authority
+from bench.harness.child import Child
+from bench.harness.interleave import tracked
+from bench.harness.interval import Estimate, estimate
+from bench.harness.record import write
+from bench.harness.report import Bar, at_least, at_most, bar_lines, table
+from bench.harness.runs import BenchError
+from bench.harness.services import ANY_PORT, Service, free_port
 from deploy.stack.processes import environment
 from specwire.rpc.process import say
 
-OUT = Path(__file__).resolve().parents[1] / "results" / "edges.json"
+OUT = RESULTS / "edges.json"
 ARGUMENTS = ("edges", "repeats", "seconds")
 TENANTS = ("amsterdam", "berlin", "copenhagen", "dublin")
 FLOODING = TENANTS[-1]

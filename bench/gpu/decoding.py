@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
-from bench.runs import BenchError
+from bench.harness.runs import BenchError
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome, Proposal
 from specwire.core.text import Stopping, Text

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from bench.gpu.decoding import Decoded
-from bench.peer import Stopwatch
+from bench.peers.transformers_peer import Stopwatch
 
 
 class TransformersPair:

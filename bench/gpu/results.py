@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench import machine
-from bench.bars import Bar, at_most
 from bench.gpu.floor import Floor
 from bench.gpu.steps import StepLine
-from bench.interval import Estimate
-from bench.report import bar_lines, table
-from bench.results import write_object
+from bench.harness import machine
+from bench.harness.interval import Estimate
+from bench.harness.record import write_object
+from bench.harness.report import Bar, at_most, bar_lines, table
 
 # Of the floor, for a compiled target: sessions, positions of each, and how many times the floor a step may take.
 NEEDED = ((1, 1, 1.35), (8, 4, 1.6))

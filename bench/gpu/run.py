@@ -19,11 +19,10 @@ from bench.gpu.results import GpuResults, SpeedLine, SpeedSample, report, write
 from bench.gpu.settings import GpuSettings, parser, settings_of
 from bench.gpu.shapes import SHAPES, agreeing, build, successors, walk
 from bench.gpu.steps import measure_steps
-from bench.interleave import schedule
-from bench.interval import estimate
-from bench.peer import DTYPES
-from bench.progress import tracked
-from bench.runs import BenchError
+from bench.harness.interleave import schedule, tracked
+from bench.harness.interval import estimate
+from bench.harness.runs import BenchError
+from bench.peers.transformers_peer import DTYPES
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelInfo
 from specwire.lm import LanguageModel

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.gpu.shapes import SHAPES
-from bench.peer import DTYPES
-from bench.settings import HERE
+from bench.harness import RESULTS
+from bench.peers.transformers_peer import DTYPES
 from specwire.core.invalid import InvalidParameter
 
-OUT = HERE / "results" / "gpu.json"
+OUT = RESULTS / "gpu.json"
 
 
 @dataclass(frozen=True, slots=True)

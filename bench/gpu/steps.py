@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.gpu.floor import Floor
-from bench.interleave import schedule
-from bench.interval import Estimate, estimate
+from bench.harness.interleave import schedule
+from bench.harness.interval import Estimate, estimate
 from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, RowSampling, choose
 

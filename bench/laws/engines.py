@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from transformers import LlamaForCausalLM
 
-from bench import openvino_rows
+from bench.harness.runs import BenchError
 from bench.laws.pair import LETTERS, PROMPT, SEEDS, Text, model, write
-from bench.runs import BenchError
+from bench.peers import openvino_rows
 
 # Tokens that are looked at, and asked for: what is drafted may reach beyond those that are looked at.
 FIRSTS, ASKED = 3, 6

@@ -18,16 +18,15 @@ from pathlib import Path
 import torch
 from scipy.stats import chi2
 
-from bench import record
+from bench.harness import RESULTS, record
+from bench.harness.report import table
+from bench.harness.runs import BenchError
 from bench.laws.engines import FIRSTS, Way, openvino_ways, server_way, transformers_ways
 from bench.laws.exact import chi_square
 from bench.laws.pair import SEEDS, joint, model, write
-from bench.report import table
-from bench.runs import BenchError
-from bench.settings import HERE
 from specwire.rpc.process import say
 
-OUT = HERE / "results" / "laws_peers.json"
+OUT = RESULTS / "laws_peers.json"
 ALPHA = 1e-5
 
 

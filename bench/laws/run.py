@@ -13,19 +13,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench import record
-from bench.bars import Bar, at_least, at_most
-from bench.interval import Estimate
+from bench.harness import RESULTS, record
+from bench.harness.interleave import tracked
+from bench.harness.interval import Estimate
+from bench.harness.report import Bar, at_least, at_most, table
 from bench.laws.biased import BIASED, BIASED_VERIFIERS, biased
 from bench.laws.exact import p_of_firsts, p_of_steps
 from bench.laws.same_seed import WAYS, Way, same_seed
 from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, TARGET, Drafting, Sample, all_of, deployment, sample
-from bench.progress import tracked
-from bench.report import table
-from bench.settings import HERE
 from specwire.rpc.process import say
 
-OUT = HERE / "results" / "laws.json"
+OUT = RESULTS / "laws.json"
 # What the issue of exactness asks for, of each rule.
 WANTED = 50_000
 # Tokens whose joint law is tested; those behind them are tested one by one.

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from bench.runs import BenchError
+from bench.harness.runs import BenchError
+from bench.harness.services import Process
 from bench.soak.rig import LINE, Rig, ready
-from bench.soak.service import Process
 
 EVERY_S = 3.0
 AT_ONCE = 3

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bench.bars import Bar, at_least, at_most
-from bench.interval import Estimate
-from bench.report import table
+from bench.harness.interval import Estimate
+from bench.harness.report import Bar, at_least, at_most, table
 from bench.soak.checks import Finding, Kind
 from bench.soak.reader import Told
 from bench.soak.record import WHOLE_MINUTES

@@ -10,10 +10,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.harness.services import ANY_PORT, Process, RedisLog, Service
+from bench.relay.link import Link
 from bench.soak.pairs import Pair
-from bench.soak.redis_log import RedisLog
-from bench.soak.service import ANY_PORT, Process, Service
-from bench.wan.link import Link
 from deploy.stack.processes import environment
 
 TWO = ("1", "2")

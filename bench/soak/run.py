@@ -7,8 +7,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from bench.entry import terminable
-from bench.runs import BenchError
+from bench.harness.entry import terminable
+from bench.harness.runs import BenchError
 from bench.soak import record
 from bench.soak.settings import RECORDS, parser, settings_of
 from bench.soak.soak import soak

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from pathlib import Path
 
+from bench.harness import RESULTS
 from bench.soak import record
 from bench.soak.monkey import EVERY_S
 from bench.soak.pairs import DEMO, ON_VLLM, PAIRS, SCRIPTED
 from specwire.core.invalid import InvalidParameter
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
 # Where each pair's record is.
 RECORDS = {
     SCRIPTED: RESULTS / "soak.json",

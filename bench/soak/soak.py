@@ -12,16 +12,16 @@ from itertools import count
 
 from redis.exceptions import RedisError
 
-from bench import machine
+from bench.harness import machine
+from bench.harness.entry import first_failure
+from bench.harness.services import Service
 from bench.soak.checks import Finding, check
-from bench.soak.failures import first_failure
 from bench.soak.jobs import draw
 from bench.soak.monkey import Monkey, within
 from bench.soak.pairs import PAIRS, Pair
 from bench.soak.reader import LEAVE_LIMIT_S, PATIENCE_S, Reader, Told
 from bench.soak.report import Report, Tally
 from bench.soak.rig import Rig, rig
-from bench.soak.service import Service
 from bench.soak.settings import Settings
 from specwire.client import AsyncClient, SpecwireError
 from specwire.progress import Bar

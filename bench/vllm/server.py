@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.runs import BenchError
-from bench.soak.service import ROOT, Process
+from bench.harness import ROOT
+from bench.harness.runs import BenchError
+from bench.harness.services import Process
 
 VLLM = ROOT / ".venv" / "vllm" / ".stamp"
 PYTHON = str(VLLM.parent / "bin" / "python")

@@ -1,11 +1,9 @@
-"""Speculation over a long line: drafter and orchestrator here, the verifier behind a relay of ours.
+"""Speculation over a long line: drafter and orchestrator here, the verifier behind `bench.relay`.
 
-relay, way, frames   a process: delays each direction, holds back, cuts, counts what HTTP/2 carries
-link, gauge          the relay as its owner sees it; what it costs itself
 places, rig          namespaces for edge and cloud; the processes of a cell
 cells, traces        the grid, the sixteen cells measured, and where their drafter is right
 virtual              what the simulator expects of a cell
-disciplines, speeds  plain, textbook, streaming with a waiting verifier, the default; their ratios
+disciplines          plain, textbook, streaming with a waiting verifier, the default; their ratios
 emulated, real_pair  measured over real sockets: sleeping devices, and the demo pair
 wire                 bytes by hop and kind
 judged               what is needed, and whether it holds

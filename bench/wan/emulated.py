@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from bench.progress import tracked
-from bench.runs import BenchError, Sample
+from bench.harness.interleave import tracked
+from bench.harness.runs import BenchError, Sample
 from bench.wan.cells import AT_HOME, SHOWN, TOKENS, Cell
 from bench.wan.disciplines import (
     AUTOMATIC,

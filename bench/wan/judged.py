@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from bench.bars import Bar, at_least, at_most
-from bench.interval import Estimate, estimate
-from bench.wan.branching import written_gains
+from bench.branching.run import written_gains
+from bench.harness.interval import Estimate, estimate
+from bench.harness.report import Bar, at_least, at_most
 from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, SHOWN, Cell
-from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, TEXTBOOK
+from bench.wan.disciplines import (
+    CHAIN,
+    DEFAULT,
+    PLAIN,
+    TEXTBOOK,
+    first_token_ms,
+    ratio,
+    ratio_to,
+    ratio_to_better,
+    speeds,
+    times,
+)
 from bench.wan.emulated import Measured
 from bench.wan.real_pair import MeasuredPair
-from bench.wan.speeds import first_token_ms, ratio, ratio_to, ratio_to_better, speeds, times
 from bench.wan.wire import Wire
 from specwire.core.law.sampling import GUESSING_RULES
 

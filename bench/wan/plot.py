@@ -10,14 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bench.interval import Estimate
-from bench.runs import of_row
+from bench.harness.interval import Estimate
+from bench.harness.runs import of_row
 from bench.wan.cells import ACCEPTANCES, DRAFTS_MS, LIGHT
-from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, STREAM_WAIT, TEXTBOOK
+from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, STREAM_WAIT, TEXTBOOK, tokens_per_second
 from bench.wan.emulated import Measured
 from bench.wan.real_pair import MeasuredPair
 from bench.wan.results import Results
-from bench.wan.speeds import tokens_per_second
 from bench.wan.virtual import Expected
 
 COLOURS = {PLAIN: "#627282", TEXTBOOK: "#c0603a", STREAM_WAIT: "#c9a227", CHAIN: "#7fb2d9", DEFAULT: "#1f6fb2"}

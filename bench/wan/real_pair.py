@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from bench.progress import tracked
-from bench.runs import Sample
+from bench.harness.interleave import tracked
+from bench.harness.runs import Sample
 from bench.wan.disciplines import (
     AUTOMATIC,
     PLAIN,

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.interval import Estimate
-from bench.report import table
-from bench.runs import Sample, of_row
-from bench.wan.branching import placement_lines, placements
+from bench.branching.run import placement_lines, placements
+from bench.harness.interval import Estimate
+from bench.harness.report import table
+from bench.harness.runs import Sample, of_row
+from bench.relay.gauge import Gauge
 from bench.wan.cells import AT_HOME, AWAY, RTTS_MS
-from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, STREAM_WAIT, TEXTBOOK
+from bench.wan.disciplines import (
+    CHAIN,
+    DEFAULT,
+    DISCIPLINES,
+    PLAIN,
+    STREAM_WAIT,
+    TEXTBOOK,
+    ratio,
+    ratio_to,
+    tokens_per_second,
+)
 from bench.wan.emulated import Measured
-from bench.wan.gauge import Gauge
 from bench.wan.judged import against_optimum, beside, simulator_error
 from bench.wan.real_pair import MeasuredPair
 from bench.wan.results import Results
-from bench.wan.speeds import ratio, ratio_to, tokens_per_second
 from bench.wan.virtual import Expected, Software
 from bench.wan.wire import Wire
 

@@ -6,18 +6,28 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from bench.bars import Bar
-from bench.runs import Sample, of_row
-from bench.wan.disciplines import CHAIN, DISCIPLINES, PLAIN, TEXTBOOK
-from bench.wan.earlier import WHERE
+from bench.harness.report import Bar
+from bench.harness.runs import Run, Sample, of_row
+from bench.relay.gauge import Gauge
+from bench.wan.disciplines import (
+    CHAIN,
+    DISCIPLINES,
+    PLAIN,
+    TEXTBOOK,
+    first_token_ms,
+    ratio,
+    ratio_to,
+    tokens_per_second,
+)
 from bench.wan.emulated import Measured
-from bench.wan.gauge import Gauge
 from bench.wan.judged import against_optimum, simulator_error
 from bench.wan.real_pair import MeasuredPair
-from bench.wan.speeds import first_token_ms, ratio, ratio_to, tokens_per_second
 from bench.wan.virtual import Expected, Software
 from bench.wan.wire import Hop, Wire
+
+WHERE = "demo pair, {:g} ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +171,45 @@ def _session(where: str, sample: Sample) -> dict[str, object]:
         "accepted": run.accepted,
         "plan": run.plan,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The demo pair's part of an earlier run, so that the emulated cells can be measured anew without it."""
+
+    pair: tuple[MeasuredPair, ...]
+    commit: str
+
+
+def earlier(path: Path) -> Earlier:
+    """Raises ValueError that says what is missing in `path`."""
+    try:
+        record = json.loads(path.read_text())
+        pair = tuple(_measured(line, record["raw"]) for line in record["demo_pair"])
+        commit = record.get("demo_pair_commit") or record["commit"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not a record of this measurement: {error!r}") from error
+    if not pair:
+        raise ValueError(f"{path}: the demo pair was not measured in it")
+    return Earlier(pair, commit)
+
+
+def _measured(line: Mapping[str, Any], raw: list[Mapping[str, Any]]) -> MeasuredPair:
+    where = WHERE.format(line["rtt_ms"])
+    rows = [row for row in raw if row["where"] == where]
+    # What sessions said is not in the file, only whether it was the same.
+    samples = [_sample(row, 0 if line["texts_equal"] else number) for number, row in enumerate(rows)]
+    return MeasuredPair(line["rtt_ms"], line["settings"], samples, line["namespaces"])
+
+
+def _sample(row: Mapping[str, Any], token: int) -> Sample:
+    run = Run(
+        (token,) * row["tokens"],
+        row["seconds"],
+        row["first_token_seconds"],
+        row["forwards"],
+        row["tested"],
+        row["accepted"],
+        plan=row["plan"],
+    )
+    return Sample(row["repeat"], row["prompt"], row["discipline"], run)

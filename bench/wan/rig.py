@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.child import Child
-from bench.runs import BenchError
-from bench.wan.link import Link
+from bench.harness.child import Child
+from bench.harness.runs import BenchError
+from bench.relay.link import Link
 from bench.wan.places import Place, Places
 from deploy.stack.options import cores
 from specwire.core.model import NONE, TORCH

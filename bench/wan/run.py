@@ -11,26 +11,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from bench import machine
-from bench.entry import run
+from bench.harness import RESULTS, machine
+from bench.harness.entry import run
+from bench.relay.gauge import PINGS, gauge
 from bench.wan import results
 from bench.wan.cells import NAMED, RTTS_MS, SHOWN, TOKENS, Cell, chosen, grid
-from bench.wan.disciplines import DEFAULT, PLAIN
-from bench.wan.earlier import Earlier, earlier
+from bench.wan.disciplines import DEFAULT, PLAIN, tokens_per_second
 from bench.wan.emulated import LANES, Measured, expected_seconds, measure_cells, measure_software, parted
-from bench.wan.gauge import PINGS, gauge
 from bench.wan.judged import bars
 from bench.wan.plot import draw
 from bench.wan.real_pair import MeasuredPair, demo_pair, measure_pair
 from bench.wan.report import report
-from bench.wan.results import Results
-from bench.wan.speeds import tokens_per_second
+from bench.wan.results import Earlier, Results, earlier
 from bench.wan.virtual import Software, expect_all
 from bench.wan.wire import RULES, measure_wire
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.process import say
 
-OUT = Path(__file__).resolve().parents[1] / "results" / "wan.json"
+OUT = RESULTS / "wan.json"
 QUICK_TOKENS, QUICK_REPEATS = 32, 1
 QUICK_RTTS_MS, QUICK_PINGS = (0.0, 20.0), 10
 # One that also has trees, and one that weighs draft tokens.

@@ -10,7 +10,7 @@ from itertools import product
 from multiprocessing import get_context
 from typing import TypeVar
 
-from bench.progress import tracked
+from bench.harness.interleave import tracked
 from bench.wan.cells import TOKENS, Cell
 from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, STREAM_WAIT, TEXTBOOK, measured_in
 from bench.wan.traces import Ranked

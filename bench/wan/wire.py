@@ -15,10 +15,10 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from bench.runs import BenchError
+from bench.harness.runs import BenchError
+from bench.relay.frames import HEADER, Count
+from bench.relay.link import Link, Traffic
 from bench.wan.cells import TOKENS, typical_trace
-from bench.wan.frames import HEADER, Count
-from bench.wan.link import Link, Traffic
 from bench.wan.places import places
 from bench.wan.rig import Orchestration, Pair, rig
 from bench.wan.traces import from_position

@@ -35,7 +35,7 @@ from bench.cluster.settings import (
     WIDE,
     config,
 )
-from bench.runs import BenchError
+from bench.harness.runs import BenchError
 from deploy.cluster.schema import parse
 from tests.faults.streams import plain
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.copy import BOTH, NGRAM, PLAIN, CopyRun, acceptances, copy_prompt, different, main, own_proposal_us
-from bench.runs import Sample
+from bench.harness.runs import Sample
 from demo_pair import held_out_prompts
 
 

@@ -16,7 +16,7 @@ from bench.gpu.floor import Floor, bandwidth, weight_bytes
 from bench.gpu.results import GpuResults
 from bench.gpu.shapes import SHAPES, agreeing, build, successors, walk
 from bench.gpu.steps import StepLine
-from bench.interval import estimate
+from bench.harness.interval import estimate
 from scripts.figures.speed import gpu_table
 from specwire.core.invalid import InvalidParameter
 from specwire.lm.runners import compiled

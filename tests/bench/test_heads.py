@@ -12,6 +12,8 @@ import pytest
 from bench import heads
 from bench.batch.figures import BatchSample
 from bench.batch.rows import Together
+from bench.harness.runs import Arrival
+from bench.harness.texts import Judged, Mismatch, Scores
 from bench.heads import (
     AUTOMATIC,
     EAGLE3,
@@ -35,13 +37,11 @@ from bench.heads import (
     text_bars,
     write,
 )
-from bench.runs import Arrival
-from bench.texts import Judged, Mismatch, Scores
 from demo_pair import held_out_prompts
 from scripts.figures.speed import heads_table
 from specwire.client import Timings
 from specwire.client.events import Stats
-from tests.bench.batch_samples import step, timed_run
+from tests.bench.batch.made import step, timed_run
 
 # Seconds of a session's 10 tokens, by row; ten times as long in the last turn of every row.
 SECONDS = {OFF: 0.12, FAR: 0.11, NGRAM: 0.14, TABLE: 0.13, EAGLE3: 0.08, AUTOMATIC: 0.1}

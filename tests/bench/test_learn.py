@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from bench.harness.runs import BenchError, Run
 from bench.learn import LEARNING, PARTS, STATIC, Answer, bars, cost, main, parts, report, requests
-from bench.runs import BenchError, Run
 from demo_pair import TARGET
 
 

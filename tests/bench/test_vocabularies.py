@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.runs import BenchError, Run, Sample
+from bench.harness.runs import BenchError, Run, Sample
 from bench.vocabularies import BY_TEXT, BY_TOKEN, EQUAL, NONE, Found, Settings, measure, tell
 from scripts.figures.speed import vocabularies_table
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from deploy.cli import main as cli
 from deploy.stack import stack
 from deploy.stack.options import StackError, StackOptions

@@ -7,9 +7,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from bench.bars import Bar, at_most
-from bench.interval import Estimate
-from bench.report import table
+from bench.harness.interval import Estimate
+from bench.harness.report import Bar, at_most, table
 from tests.faults.cells import STOPPED_S, Cell
 from tests.faults.streams import LIMIT_S
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import machine
-from bench.bars import Bar, at_least, at_most
-from bench.interval import Estimate
+from bench.harness import machine
+from bench.harness.interval import Estimate
+from bench.harness.report import Bar, at_least, at_most
 from tests.faults.matrix import CELLS
 
 # The tests that play a row of the matrix, by whose texts.

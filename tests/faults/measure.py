@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import machine
+from bench.harness import machine
 from bench.soak import record
 from specwire.progress import Bar
 from specwire.rpc.process import say

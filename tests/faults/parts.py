@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bench.soak.service import ROOT, START_LIMIT_S, Service
+from bench.harness import ROOT
+from bench.harness.services import START_LIMIT_S, Service
 from tests.ports import free_address
 
 __all__ = ["ROOT", "Parts", "Service", "parts"]

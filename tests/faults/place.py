@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from bench.soak.service import ANY_PORT
-from bench.wan.link import Link
+from bench.harness.services import ANY_PORT
+from bench.relay.link import Link
 from orchestrator.store import StoredSession
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.stack import read_log

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import draft_service.server
 import orchestrator.server
 import verify_service.server
-from bench.soak.service import ANY_PORT
+from bench.harness.services import ANY_PORT
 from deploy.cli.services import edge
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient, Client, SpecwireError

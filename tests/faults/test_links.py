@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.wan.link import Link
+from bench.relay.link import Link
 from bench.wan.wire import messages_of
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason

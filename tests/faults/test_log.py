@@ -12,7 +12,7 @@ import grpc
 import pytest
 import redis
 
-from bench.wan.link import Link
+from bench.relay.link import Link
 from orchestrator.store.encoding import TOKEN_BYTES, pack_outcomes, pack_tokens
 from orchestrator.store.scripts import session_keys
 from specwire.core.messages import FinishReason, Outcome

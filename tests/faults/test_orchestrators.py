@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from bench.wan.link import Link
+from bench.relay.link import Link
 from specwire.client import Chunk, Client
 from specwire.client.requests import RequestOptions
 from specwire.core.law.sampling import Sampling

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak.load import LoadSettings, load
-from bench.soak.service import ROOT
+from bench.harness import ROOT
 from bench.soak.settings import Settings
 from bench.soak.soak import soak
+from bench.soak_load.run import LoadSettings, load
 from deploy.stack.processes import descendants
 from specwire.rpc.process import say
 

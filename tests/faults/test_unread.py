@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from bench.soak.service import ANY_PORT
+from bench.harness.services import ANY_PORT
 from orchestrator.options import OrchestratorOptions
 from specwire.client import Chunk, Client, Event, Started
 from specwire.client.requests import RequestOptions

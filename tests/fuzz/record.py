@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import machine
-from bench.bars import Bar, at_least, at_most
-from bench.interval import Estimate
+from bench.harness import machine
+from bench.harness.interval import Estimate
+from bench.harness.report import Bar, at_least, at_most
 
 OUT = Path(__file__).resolve().parents[2] / "bench" / "results" / "fuzz.json"
 # What docs/SECURITY.md promises of a run that is recorded.
@@ -67,7 +67,7 @@ class Record:
         }
 
     def write(self, out: Path, ran_on: dict[str, object], commit: str | None) -> None:
-        """ran_on, commit: as `bench.machine` said at the start."""
+        """ran_on, commit: as `bench.harness.machine` said at the start."""
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({**self.results(), "machine": ran_on, "commit": commit}, indent=1) + "\n")
 

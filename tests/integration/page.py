@@ -27,7 +27,7 @@ from typing import Self
 
 import yaml
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from deploy.stack import subreaper
 from deploy.stack.processes import end_tree
 from tests.documents import PROMPT, ROOT, Block

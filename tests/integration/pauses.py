@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench import machine
+from bench.harness import machine
 from tests.faults.streams import Stream
 
 # A file: `make test-cluster RECORD=bench/results/cluster_faults.json`.

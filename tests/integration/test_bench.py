@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import openvino_rows, run
+from bench.main import run
+from bench.peers import openvino_rows
 from deploy.stack.processes import descendants
 from tests.bench.tiny import save_head, save_pair
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bench import client_install
+from bench import client
 
 
 @pytest.mark.bench
 @pytest.mark.timeout(600)
 def test_a_client_alone_is_weighed_and_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert client_install.main(["--runs", "1"]) == 0
+    assert client.main(["--runs", "1"]) == 0
     told = capsys.readouterr().out
-    assert all(part in told for part in ("grpcio", "protobuf", "specwire", client_install.PAIR))
-    assert all(name in told for name in client_install.PROGRAMS)
+    assert all(part in told for part in ("grpcio", "protobuf", "specwire", client.PAIR))
+    assert all(name in told for name in client.PROGRAMS)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import openvino_rows, step
+from bench.peers import openvino_rows
+from bench.step import run as step
 from tests.bench.tiny import save_pair
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import suffix
+from bench.suffix import run as suffix
 from scripts.figures.text import suffix_table
 from tests.bench.tiny import save_pair
 

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from bench.cluster.site import Site, command_lines, site
-from bench.runs import BenchError
-from bench.wan.link import Link
+from bench.harness.runs import BenchError
+from bench.relay.link import Link
 from tests.faults.streams import Stream
 from tests.integration.cluster import LIMIT_S, MORE, deploy, running
 from tests.integration.pauses import Pause

@@ -19,8 +19,8 @@ from itertools import pairwise
 import pytest
 import ray
 
-from bench.certificates import Authority
 from bench.cluster.site import Site, command_lines
+from bench.harness.certificates import Authority
 from specwire.client import AsyncClient, Chunk, Completion
 from specwire.core.messages import Outcome
 from specwire.rpc.tls import ClientTls

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from specwire.client import AsyncClient, Chunk, Started
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import plain

@@ -142,8 +142,8 @@ imitate(drafter, target.eval(), itertools.repeat(torch.ones(2, 17, dtype=torch.l
 """
 BENCH = """
 import time
-from bench.interleave import interleave
-from bench.runs import Run
+from bench.harness.interleave import interleave
+from bench.harness.runs import Run
 from specwire.rpc.process import say
 class Row:
     key = label = "a"

@@ -21,7 +21,7 @@ from typing import Unpack
 import pytest
 
 import demo_pair
-from bench.wan.link import Link
+from bench.relay.link import Link
 from deploy.cli.terminal import MARKED
 from specwire.client import Chunk, Client, Finished, Provisional, Started
 from specwire.client.requests import RequestOptions

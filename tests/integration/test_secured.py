@@ -10,7 +10,7 @@ from urllib.request import urlopen
 import grpc
 import pytest
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from specwire.client import Client, ClientTls, SpecwireError
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.streams import LIMIT_S, PROMPT, plain

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.mixes import Case, alone, differing, samplings, together
+from bench.deterministic import Case, alone, differing, samplings, together
 from deploy.stack.processes import descendants
 from specwire.core.model import TreeFeed
 from specwire.lm import Feed, LanguageModel, ModelError, ModelLost, load_model

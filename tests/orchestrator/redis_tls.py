@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from tests.orchestrator.redis_for_tests import RedisServer
 
 LIMIT_S = 120.0

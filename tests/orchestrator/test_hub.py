@@ -12,7 +12,7 @@ import pytest
 
 import draft_service.server
 import orchestrator.server
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from draft_service.dialler import DiallingDrafter, JoinRefused
 from orchestrator import hub as module
 from orchestrator.options import OrchestratorOptions

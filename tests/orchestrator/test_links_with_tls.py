@@ -13,7 +13,7 @@ import pytest
 import draft_service.server
 import orchestrator.server
 import verify_service.server
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
 from specwire.client import AsyncClient

@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 from redis.crc import key_slot
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from orchestrator.store import AppendReply, SessionStore, StoreUnavailable, open_store
 from orchestrator.store.scripts import session_keys
 from specwire.core.messages import Append, Outcome

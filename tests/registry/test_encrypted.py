@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from specwire.registry.directory import Directory, RegistryUnavailable
 from specwire.registry.entry import Role, ServiceEntry
 from specwire.registry.registrar import new_id

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from specwire.rpc.channel import open_channel, unreachable
 from specwire.rpc.errors import Context
 from specwire.rpc.server import serve

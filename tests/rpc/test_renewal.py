@@ -18,7 +18,7 @@ import grpc.aio
 import pytest
 from cryptography import x509
 
-from bench.certificates import Authority, Signed
+from bench.harness.certificates import Authority, Signed
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc import renewal
 from specwire.rpc.channel import open_channel
@@ -26,14 +26,7 @@ from specwire.rpc.errors import Context, StatusError
 from specwire.rpc.keys import Keys, Token, add_token_argument, read_keys, read_peer_token, show, text_of
 from specwire.rpc.renewal import Origin, Renewal
 from specwire.rpc.server import Admission, RunningServer, serve
-from specwire.rpc.tls import (
-    ClientTls,
-    add_client_arguments,
-    add_server_arguments,
-    client_tls,
-    is_issued,
-    server_tls,
-)
+from specwire.rpc.tls import ClientTls, add_client_arguments, add_server_arguments, client_tls, is_issued, server_tls
 from specwire.telemetry.listener import listen
 from specwire.telemetry.metrics import Registry
 from tests.rpc.byte_server import method, service

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import open_channel, unreachable
 from specwire.rpc.server import RunningServer, serve

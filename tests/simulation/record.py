@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench import machine
-from bench.bars import Bar, at_least, at_most
-from bench.interval import Estimate
+from bench.harness import machine
+from bench.harness.interval import Estimate
+from bench.harness.report import Bar, at_least, at_most
 from scripts.figures.fuzz import simulation_summary
 from tests.simulation.run import Outcome
 

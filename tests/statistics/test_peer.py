@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness.runs import BenchError
 from bench.laws import engines, peer
 from bench.laws.engines import Way, server_way, transformers_ways
 from bench.laws.pair import LETTERS, PROMPT, SEEDS, joint, model, write
-from bench.runs import BenchError
 from scripts.figures.exact import peers_table
 from tests.orchestrator.http.front import front
 

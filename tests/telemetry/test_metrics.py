@@ -9,20 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.server import ListenError
 from specwire.rpc.server_options import check_metrics
 from specwire.telemetry.listener import MOST_HEAD_BYTES, listen
-from specwire.telemetry.metrics import (
-    Families,
-    Registry,
-    by_label,
-    counter,
-    gauge,
-    histogram,
-    process_families,
-)
+from specwire.telemetry.metrics import Families, Registry, by_label, counter, gauge, histogram, process_families
 from specwire.telemetry.tally import Histogram
 from tests.wait import until
 

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient, SpecwireError, Started

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bench.mixes import Case, alone, differing, samplings, together
+from bench.deterministic import Case, alone, differing, samplings, together
 from specwire.lm import load_model
 from tests.lm.models import near_ties, save
 

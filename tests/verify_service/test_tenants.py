@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.policy.shares import TenantLimits, TenantShares
 from specwire.core.text import BEFORE

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from draft_service.server import RunningDrafter, start
 from specwire.lm import load_model
 from specwire.lm.scripted import Script

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bench.runs import Run, Sample
+from bench.harness.runs import Run, Sample
 from bench.wan.cells import SHOWN, Cell
 from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, STREAM_WAIT, TEXTBOOK, measured_in
 from bench.wan.emulated import Measured

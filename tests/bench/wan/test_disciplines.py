@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.runs import Run
+from bench.harness.runs import Run
 from bench.wan.cells import SHOWN
 from bench.wan.disciplines import (
     CHAIN,

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from bench.runs import Sample
+from bench.harness.runs import Sample
 from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, SHOWN, Cell
-from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, TEXTBOOK
+from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, TEXTBOOK, ratio, ratio_to_better, speeds
 from bench.wan.emulated import Measured
 from bench.wan.judged import bars, simulator_error
-from bench.wan.speeds import ratio, ratio_to_better, speeds
 from tests.bench.wan.made import SPEEDS, expected, measured, measured_pair, samples, wire
 
 

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.relay.gauge import Gauge, RoundTrip
 from bench.wan.cells import NAMED
-from bench.wan.earlier import earlier
-from bench.wan.gauge import Gauge, RoundTrip
 from bench.wan.judged import bars
 from bench.wan.plot import draw
 from bench.wan.report import report
-from bench.wan.results import Results, write
+from bench.wan.results import Results, earlier, write
 from bench.wan.virtual import Software
 from tests.bench.wan.made import expected, measured, measured_pair, wire
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.runs import BenchError
+from bench.harness.runs import BenchError
 from bench.wan.rig import Cores, Pair, can_be_apart, cores_of
 
 PAIR = Pair("target", "draft", "float32", 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.runs import BenchError
-from bench.wan.frames import HEADER, Count
+from bench.harness.runs import BenchError
+from bench.relay.frames import HEADER, Count
 from bench.wan.wire import GRPC_PREFIX, Hop, hop_of, messages_of
 from specwire.v1 import common_pb2, verify_pb2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from bench.certificates import Authority
+from bench.harness.certificates import Authority
 from specwire.rpc import renewal
 from specwire.rpc.tls import add_server_arguments, server_tls
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another

@@ -1,0 +1,22 @@
+"""What all benchmarks share.
+
+runs        what one timed generation yields; speeds and ratios of rows
+interleave  which row runs when, and how far a measurement is
+interval    medians with their confidence intervals, percentiles
+rows        the rows of transformers and of this system through its own stack
+child       a process that answers in lines of JSON
+services    services as processes that may be killed: ours, and Redis as the log
+texts       do all rows say the same, token for token
+report      tables, and bars that hold or not
+record      the file that a measurement leaves
+machine     what it ran on, and who used its cores
+entry       arguments, errors, exit codes
+certificates  made on the spot, for tests too
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results"

@@ -1,0 +1,107 @@
+"""The common frame of measuring programs: arguments, errors and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from bench.harness import ROOT
+from bench.harness.runs import BenchError
+from demo_pair import HEAD, TARGET
+from specwire.client import SpecwireError
+from specwire.core.invalid import InvalidParameter
+from specwire.rpc.process import say
+
+Settings = TypeVar("Settings")
+Found = TypeVar("Found")
+
+
+def run(
+    args: argparse.Namespace,
+    settings_of: Callable[[argparse.Namespace], Settings],
+    measure: Callable[[Settings], Found],
+    tell: Callable[[Found, Path], bool],
+) -> int:
+    """Measure what `args` ask for; returns the exit code: 0, 1 where it failed, 2 for wrong arguments.
+
+    settings_of: raises ValueError with a sentence. measure: raises BenchError with one. tell: writes the results into
+    `args.out` and beside it, and returns whether all bars hold.
+    """
+    try:
+        settings = settings_of(args)
+        args.out.parent.mkdir(parents=True, exist_ok=True)  # fail now, not after the measurement
+    except (ValueError, OSError) as error:
+        say(f"bench: error: {error}")
+        return 2
+    try:
+        with terminable():
+            found = measure(settings)
+    except BenchError as error:
+        say(f"bench: error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0 if tell(found, args.out) else 1
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM unwinds as Ctrl-C does, so that the processes started here are ended in order."""
+
+    def on_signal(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def first_failure() -> Iterator[None]:
+    """Of a task group that failed, BenchError with what is for users; a group without that is raised as it is."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        told: BaseException | None = group.subgroup((BenchError, SpecwireError))
+        while isinstance(told, BaseExceptionGroup):
+            told = told.exceptions[0]
+        if told is None:
+            raise
+        raise BenchError(str(told)) from group
+
+
+def add_head_argument(line: argparse.ArgumentParser) -> None:
+    own = "of the row that has one beside the target, '' for no such row (default: the demo pair's, where it fits)"
+    line.add_argument("--head", metavar="DIR", help=own)
+
+
+def head_of(args: argparse.Namespace) -> Path | None:
+    """InvalidParameter names a directory without one."""
+    if args.head is None:
+        return HEAD if Path(args.target).resolve() == TARGET.resolve() else None
+    if not args.head:
+        return None
+    folder = Path(args.head).expanduser().resolve()
+    if not (folder / "config.json").is_file():
+        raise InvalidParameter("head", f"there is no config.json in {args.head}")
+    return folder
+
+
+def shown_model(model: str) -> str:
+    """A model's name for others: without where this machine keeps it."""
+    path = Path(model)
+    if not path.exists():
+        return model
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+def located(model: str) -> str:
+    """A path made absolute (the processes run elsewhere); a hub id as it is."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model

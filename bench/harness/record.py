@@ -1,0 +1,49 @@
+"""What small measurements share: numbers that must be positive, held-out prompts as tokens, the file they leave."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from bench.harness import machine
+from demo_pair import held_out_prompts
+from specwire.rpc.process import say
+
+
+def refused(args: argparse.Namespace, names: Sequence[str]) -> bool:
+    """Whether one of these arguments is not positive, which is then said."""
+    wrong = [name for name in names if getattr(args, name) < 1]
+    for name in wrong[:1]:
+        say(f"bench: error: {name}: must be at least 1, not {getattr(args, name)}")
+    return bool(wrong)
+
+
+def prompts_of(folder: Path) -> list[list[int]]:
+    """The held-out prompts as the model in `folder` reads them."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return [tokenizer.encode(prompt.text, add_special_tokens=False).ids for prompt in held_out_prompts()]
+
+
+def write(out: Path, found: Mapping[str, object], args: argparse.Namespace, names: Sequence[str]) -> None:
+    """`found`, with the machine, the commit and these arguments, as JSON."""
+    whole = {
+        "name": out.stem,
+        **found,
+        "machine": machine.describe(),
+        "commit": machine.commit(),
+        "arguments": {name: getattr(args, name) for name in names},
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(whole, indent=1) + "\n")
+    say(f"written to {out}")
+
+
+def write_object(head: Mapping[str, object], raw: Sequence[Mapping[str, object]], path: Path) -> None:
+    """One JSON object; each raw run on a line of its own."""
+    runs = ",\n  ".join(json.dumps(run) for run in raw)
+    lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
+    path.write_text(f'{{\n {lines},\n "raw": [\n  {runs}\n ]\n}}\n')

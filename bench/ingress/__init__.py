@@ -1,0 +1,1 @@
+"""`make bench-ingress`: what Ray Serve before an orchestrator costs."""

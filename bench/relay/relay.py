@@ -1,0 +1,264 @@
+"""A link of our own between two processes: delay, jitter, bandwidth, stall and cut, in user space.
+
+    python -m bench.relay.relay --listen HOST:PORT --to HOST:PORT
+
+Prints {"address": ...}, then takes commands as lines of JSON on stdin and answers each on stdout (`Relay.command`).
+The end of stdin ends it. What is in flight is not serialised: pieces wait in a queue for their due time, and reading
+goes on meanwhile. A connection is set up without delay; only what it carries is delayed. select() and not epoll,
+whose timeouts Python rounds to milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+from bench.relay.frames import HEADER, Count, Frames
+from bench.relay.way import Lateness, Shape, Way
+
+UP, DOWN = "up", "down"
+CONNECT_LIMIT_S = 2.0
+# The relay stands for a network, which does not wait for a core.
+NICENESS = -15
+# A socket closed so resets its connection.
+RESET = struct.pack("ii", 1, 0)
+MOST_SECONDS = 3600.0
+
+
+class CommandError(ValueError):
+    """A command that cannot be carried out; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A connection from the dialling side (client) and the one to the served side."""
+
+    client: socket.socket
+    server: socket.socket
+    up: Way
+    down: Way
+
+    @property
+    def ways(self) -> tuple[tuple[str, Way], ...]:
+        return ((UP, self.up), (DOWN, self.down))
+
+    @property
+    def over(self) -> bool:
+        return self.up.ended and self.down.ended
+
+
+class Relay:
+    """Owns its sockets; `run` ends with the end of `control`, a file descriptor."""
+
+    def __init__(self, listen: tuple[str, int], to: tuple[str, int], control: int, seed: int = 0) -> None:
+        self._listener = socket.create_server(listen)
+        self._listener.setblocking(False)
+        self._to = to
+        self._control = control
+        self._commands = b""
+        self._open = True
+        self._pairs: list[Pair] = []
+        self._shapes = {UP: Shape(), DOWN: Shape()}
+        self._past = {UP: Count(), DOWN: Count()}
+        self._lateness = Lateness()
+        self._cut_until = 0.0
+        self._random = Random(seed)
+
+    @property
+    def address(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        return f"{host}:{port}"
+
+    def run(self) -> None:
+        try:
+            while self._open:
+                self._turn()
+        finally:
+            for pair in list(self._pairs):
+                self._drop(pair)
+            self._listener.close()
+
+    def _turn(self) -> None:
+        """Wait for the next event, then do everything that is due."""
+        ways = [(pair, way) for pair in self._pairs for _, way in pair.ways]
+        sources = {way.source: (pair, way) for pair, way in ways if way.wants_to_read}
+        blocked = [way.sink for _, way in ways if way.blocked]
+        due = [at for _, way in ways if (at := way.next_due()) is not None]
+        timeout = max(0.0, min(due) - time.monotonic()) if due else None
+        watched: list[int | socket.socket] = [self._control, self._listener, *sources]
+        readable, _, _ = select.select(watched, blocked, [], timeout)
+        for one in readable:
+            if isinstance(one, int):
+                self._take_commands()
+            elif one is self._listener:
+                self._accept()
+            else:
+                self._guard(*sources[one], read=True)
+        for pair, way in ways:
+            self._guard(pair, way, read=False)
+
+    def _guard(self, pair: Pair, way: Way, read: bool) -> None:
+        """A connection that breaks at one end breaks at the other."""
+        if pair not in self._pairs:
+            return
+        try:
+            if read:
+                way.read(time.monotonic())
+            else:
+                way.deliver(time.monotonic())
+        except OSError:
+            self._drop(pair)
+            return
+        if pair.over:
+            self._drop(pair)
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        if time.monotonic() < self._cut_until:
+            _reset(client)
+            return
+        try:
+            server = socket.create_connection(self._to, CONNECT_LIMIT_S)
+        except OSError:
+            _reset(client)
+            return
+        for end in (client, server):
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        up = Way(client, server, self._shapes[UP], Frames(client=True), self._lateness, self._random)
+        down = Way(server, client, self._shapes[DOWN], Frames(client=False), self._lateness, self._random)
+        self._pairs.append(Pair(client, server, up, down))
+
+    def _drop(self, pair: Pair) -> None:
+        self._pairs.remove(pair)
+        for name, way in pair.ways:
+            self._past[name].add(way.frames.count)
+        for end in (pair.client, pair.server):
+            if pair.over:
+                end.close()
+            else:
+                _reset(end)
+
+    # Commands
+
+    def _take_commands(self) -> None:
+        data = os.read(self._control, 1 << 16)
+        self._open = bool(data)
+        self._commands += data
+        while b"\n" in self._commands:
+            line, _, self._commands = self._commands.partition(b"\n")
+            try:
+                answer = self.command(json.loads(line))
+            except (CommandError, json.JSONDecodeError) as error:
+                answer = {"error": str(error)}
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
+
+    def command(self, request: Mapping[str, Any]) -> dict[str, object]:
+        """Carry out one of
+
+        {"do": "shape", "rtt_ms": R, "jitter_ms": J, "mbit": B}: R/2 each way, each piece up to J more or less,
+            B megabits per second each way (0: unlimited); from now on, for new and open connections;
+        {"do": "stall", "seconds": S}: hold everything back for S seconds;
+        {"do": "cut", "seconds": S}: reset all connections, and new ones for S seconds; what is in flight is lost;
+        {"do": "count"}: sums by direction (up is from who dialled), and by how much deliveries were late;
+        {"do": "capture"}, {"do": "captured"}: keep the payload of DATA frames; give it, by connection and stream.
+        """
+        match request.get("do"):
+            case "shape":
+                self._reshape(request)
+            case "stall":
+                until = time.monotonic() + _number(request, "seconds", MOST_SECONDS)
+                for shape in self._shapes.values():
+                    shape.stalled_until = until
+            case "cut":
+                self._cut_until = time.monotonic() + _number(request, "seconds", MOST_SECONDS)
+                for pair in list(self._pairs):
+                    self._drop(pair)
+            case "count":
+                return self._count()
+            case "capture":
+                for pair in self._pairs:
+                    pair.up.frames.capture()
+                    pair.down.frames.capture()
+            case "captured":
+                return {"connections": [self._captured(pair) for pair in self._pairs]}
+            case other:
+                raise CommandError(f"do: no such command: {other!r}")
+        return {"ok": True}
+
+    def _reshape(self, request: Mapping[str, Any]) -> None:
+        delay = _number(request, "rtt_ms", 60_000.0) / 2000
+        jitter = _number(request, "jitter_ms", 60_000.0) / 1000
+        bandwidth = _number(request, "mbit", 1e6) * 1e6 / 8
+        for shape in self._shapes.values():
+            shape.delay, shape.jitter, shape.bandwidth = delay, jitter, bandwidth
+
+    def _count(self) -> dict[str, object]:
+        answer: dict[str, object] = {}
+        for name, past in self._past.items():
+            total = Count()
+            total.add(past)
+            for pair in self._pairs:
+                total.add(dict(pair.ways)[name].frames.count)
+            answer[name] = {**asdict(total), "frame_header": HEADER}
+        answer["late_ms"] = {str(share): round(1000 * self._lateness.quantile(share), 4) for share in (0.5, 0.9, 0.99)}
+        answer["connections"] = len(self._pairs)
+        return answer
+
+    def _captured(self, pair: Pair) -> dict[str, dict[str, str]]:
+        return {
+            name: {
+                str(stream): base64.b64encode(payload).decode()
+                for stream, payload in way.frames.take_captured().items()
+            }
+            for name, way in pair.ways
+        }
+
+
+def _number(request: Mapping[str, Any], name: str, most: float) -> float:
+    value = request.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise CommandError(f"{name}: must be a number from 0 to {most:g}, not {value!r}")
+    return float(value)
+
+
+def _reset(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    end.close()
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.relay.relay", description="A link with a delay.")
+    parser.add_argument("--listen", type=_address, default=("127.0.0.1", 0), metavar="ADDR", help="HOST:PORT")
+    parser.add_argument("--to", type=_address, required=True, metavar="ADDR", help="HOST:PORT")
+    args = parser.parse_args()
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    relay = Relay(args.listen, args.to, sys.stdin.fileno())
+    sys.stdout.write(json.dumps({"address": relay.address}) + "\n")
+    sys.stdout.flush()
+    relay.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

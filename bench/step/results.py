@@ -1,0 +1,188 @@
+"""What a measurement of steps found: times, ratios and bars, as a table, a file and a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+from matplotlib.figure import Figure as Canvas
+
+from bench.harness import machine
+from bench.harness.interval import Estimate, estimate
+from bench.harness.report import Bar, at_most, table
+
+# Needed of V(1) as a multiple of the peer's time per token, and of V(8) as a multiple of V(1) in bfloat16.
+MOST_OF_PEER = 2.0
+MOST_OF_ONE, WINDOW = 1.6, 8
+
+
+class Cell(NamedTuple):
+    """Steps of so many sessions on a runtime. windows: positions of each, by turns."""
+
+    runtime: str
+    sessions: int
+    windows: tuple[int, ...]
+
+    @property
+    def window(self) -> int:
+        """Positions of each session; 0 if that changes from step to step."""
+        return self.windows[0] if len(self.windows) == 1 else 0
+
+
+ONE = (1,)
+PEER = Cell("OpenVINO GenAI", 1, ONE)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One walk over one text in one cell."""
+
+    repeat: int
+    text: int
+    cell: Cell
+    seconds: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A cell's line. to_one: as a multiple of the same runtime's V(1); to_peer: of the peer's time per token."""
+
+    cell: Cell
+    ms: Estimate
+    to_one: Estimate
+    to_peer: Estimate | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResults:
+    """A measurement. notes: what was not measured, and why."""
+
+    arguments: dict[str, object]
+    rows: Sequence[StepRow]
+    bars: Sequence[Bar]
+    samples: Sequence[StepSample]
+    notes: Sequence[str]
+
+
+def find(samples: Sequence[StepSample], arguments: dict[str, object], notes: Sequence[str]) -> StepResults:
+    cells = list(dict.fromkeys(sample.cell for sample in samples))
+    rows = [_row(samples, cell, PEER in cells) for cell in cells]
+    return StepResults(arguments, rows, list(_bars(rows, arguments["dtype"] == "bfloat16")), samples, notes)
+
+
+def _row(samples: Sequence[StepSample], cell: Cell, with_peer: bool) -> StepRow:
+    one = Cell(cell.runtime, 1, ONE)
+    to_peer = estimate(_ratios(samples, cell, PEER)) if with_peer else None
+    times = [1e3 * seconds for seconds in _times(samples, cell)]
+    return StepRow(cell, estimate(times), estimate(_ratios(samples, cell, one)), to_peer)
+
+
+def _times(samples: Sequence[StepSample], cell: Cell) -> list[float]:
+    """Seconds per step of each repeat."""
+    of_cell = [sample for sample in samples if sample.cell == cell]
+    repeats = sorted({sample.repeat for sample in of_cell})
+    return [
+        sum(sample.seconds for sample in of_cell if sample.repeat == repeat)
+        / sum(sample.steps for sample in of_cell if sample.repeat == repeat)
+        for repeat in repeats
+    ]
+
+
+def _ratios(samples: Sequence[StepSample], cell: Cell, other: Cell) -> list[float]:
+    return [one / two for one, two in zip(_times(samples, cell), _times(samples, other), strict=True)]
+
+
+def _bars(rows: Sequence[StepRow], bfloat16: bool) -> Iterator[Bar]:
+    for row in rows:
+        cell = row.cell
+        if cell == PEER or cell.sessions > 1:
+            continue
+        if cell.window == 1 and row.to_peer is not None:
+            yield at_most(f"{cell.runtime}, V(1) / OpenVINO GenAI's time per token", row.to_peer, MOST_OF_PEER)
+        if cell.window == WINDOW and bfloat16:
+            yield at_most(f"{cell.runtime}, V({WINDOW}) / V(1)", row.to_one, MOST_OF_ONE)
+
+
+def report(found: StepResults) -> str:
+    head = ("step", "sessions", "positions of each", "ms", "x its V(1)", "x OpenVINO GenAI's token")
+    rows = [
+        (
+            row.cell.runtime,
+            str(row.cell.sessions),
+            ", ".join(map(str, row.cell.windows)),
+            _interval(row.ms),
+            _interval(row.to_one),
+            "-" if row.to_peer is None else _interval(row.to_peer),
+        )
+        for row in found.rows
+    ]
+    judged = [
+        (
+            bar.name,
+            f"{bar.value:.3g}",
+            f"{bar.low:.3g} .. {bar.high:.3g}",
+            f"{bar.sense} {bar.needed:g}",
+            "holds" if bar.holds else "MISSED",
+        )
+        for bar in found.bars
+    ]
+    coverage = found.rows[0].ms.coverage
+    note = f"medians over repeats; in brackets an interval that covers the true median with {coverage:.1%}"
+    bars = ["", *table(("bar", "value", "interval", "needed", ""), judged)] if judged else []
+    return "\n".join([*table(head, rows), note, *bars, *found.notes])
+
+
+def write(found: StepResults, path: Path) -> None:
+    """One JSON object; each raw walk on a line of its own."""
+    head = {
+        "name": path.stem,
+        "bars": [asdict(bar) for bar in found.bars],
+        "rows": [{**row.cell._asdict(), **_estimates(row)} for row in found.rows],
+        "notes": list(found.notes),
+        "machine": machine.describe(),
+        "commit": machine.commit(),
+        "arguments": found.arguments,
+    }
+    raw = ",\n  ".join(json.dumps(_raw(sample)) for sample in found.samples)
+    lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
+    path.write_text(f'{{\n {lines},\n "raw": [\n  {raw}\n ]\n}}\n')
+
+
+def _estimates(row: StepRow) -> dict[str, object]:
+    to_peer = None if row.to_peer is None else asdict(row.to_peer)
+    return {"ms": asdict(row.ms), "to_one": asdict(row.to_one), "to_peer": to_peer}
+
+
+def _raw(sample: StepSample) -> dict[str, object]:
+    cell = sample.cell._asdict()
+    return {"repeat": sample.repeat, "text": sample.text, **cell, "seconds": sample.seconds, "steps": sample.steps}
+
+
+def draw(found: StepResults, path: Path) -> None:
+    """V(m) of each runtime for one session, and the time of one position each for several."""
+    matplotlib.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    canvas = Canvas(figsize=(11, 4.5), layout="constrained")
+    windows, sessions = canvas.subplots(1, 2, sharey=True)
+    windows.set(title="one session", xlabel="positions of its window", ylabel="ms per step")
+    sessions.set(title="several sessions, one position each", xlabel="sessions")
+    for runtime in dict.fromkeys(row.cell.runtime for row in found.rows if row.cell != PEER):
+        rows = [row for row in found.rows if row.cell.runtime == runtime]
+        one = [row for row in rows if row.cell.sessions == 1 and row.cell.window]
+        many = [row for row in rows if row.cell.window == 1]
+        windows.plot([row.cell.window for row in one], [row.ms.value for row in one], "o-", label=runtime)
+        sessions.plot([row.cell.sessions for row in many], [row.ms.value for row in many], "o-", label=runtime)
+    for row in found.rows:
+        if row.cell == PEER:
+            windows.axhline(row.ms.value, color="#9aa5b1", linestyle="--", label="OpenVINO GenAI, a token")
+    windows.set_ylim(bottom=0)
+    windows.legend(frameon=False)
+    canvas.savefig(path, dpi=110)
+
+
+def _interval(value: Estimate) -> str:
+    return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"

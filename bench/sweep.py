@@ -1,0 +1,247 @@
+"""The controller against the best fixed setting of every cell of the grid, in virtual time: python -m bench.sweep.
+
+A cell is a place and an acceptance; which tokens are guessed right is chance. A setting that happens to suit one trace
+is not the cell's best, so a setting's speed is that over several recorded traces, each a session of its own, and the
+controller has to come up to the best of all settings over the same sessions, with branches or without. It gets no
+settings: each of its sessions starts from what the one before has learnt, as behind an orchestrator, and a session
+before the first is not counted.
+
+The grid is one session with a drafter of its own. Crowds are further cells: 1 to 32 sessions at once, a drafter on the
+verifier's host, n-grams beside a drafter. Their speed is that of all sessions together while the batch is full: where
+one ends the next begins, from what that one has learnt, and the first ones are not counted. Each has its own trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from bench.harness import RESULTS, machine
+from bench.harness.interval import Estimate
+from bench.harness.report import Bar, at_least, bar_lines, table
+from bench.wan.cells import TOKENS, V_MS, Cell, grid
+from bench.wan.traces import GREEDY, acceptance, nearest, recorded, with_acceptance
+from bench.wan.virtual import Software, as_simulated, spread
+from specwire import sim
+from specwire.rpc.process import say
+
+OUT = RESULTS / "sweep.json"
+NEEDED = 0.95
+# A setting with branches takes seconds to simulate: more traces would be more than half an hour on two cores.
+TRACES = 3
+WORST = 12
+SAY_EVERY = 36
+# Crowds: so many at once, of so many tokens each.
+SESSIONS = (1, 2, 4, 8, 16, 32)
+CROWD_TOKENS = 64
+# Sessions of a cell that are counted, as far as there are not more at once.
+COUNTED = 8
+SETTINGS = (
+    "off",
+    *("lockstep:1", "lockstep:2", "lockstep:4", "lockstep:8"),
+    *("stream:1,4,0", "stream:1,16,0", "stream:1,8,2", "stream:4,32,4"),
+)
+# Of a drafter's pass, for each further session.
+DRAFT_SLOPE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Sessions at once in one place: V(n, m) = V_ms (1 + slope (draft tokens) + slope_between (further sessions)).
+
+    contention: drafter and verifier share a host, and while both compute each takes so many times as long; None: apart.
+    repeats: of the text, which the verifier then guesses from; 0: it does not.
+    """
+
+    draft_ms: float
+    acceptance: float
+    slope: float
+    contention: float | None = None
+    rtt_ms: float = 0.0
+    repeats: float = 0.0
+    sessions: int = 1
+    slope_between: float = 0.0
+    V_ms: float = V_MS
+
+    @property
+    def name(self) -> str:
+        where = f"R{self.rtt_ms:g}" if self.contention is None else f"c{self.contention:g}"
+        text = f"-g{self.repeats:g}" if self.repeats else ""
+        return f"n{self.sessions}-{where}-d{self.draft_ms:g}-a{self.acceptance:g}-s{self.slope:g}{text}"
+
+    def of(self, sessions: int) -> Crowd:
+        """The same place with so many sessions."""
+        kept = (self.draft_ms, self.acceptance, self.slope, self.contention, self.rtt_ms, self.repeats)
+        return Crowd(*kept, sessions, self.slope_between, self.V_ms)
+
+    def cells(self) -> list[sim.Cell]:
+        """Sessions that follow one another: the first ones, those that are counted, and those after them."""
+        in_order = sorted(recorded(), key=lambda trace: abs(acceptance(trace) - self.acceptance))
+        traces = [with_acceptance(trace, self.acceptance) for trace in in_order]
+        number = 2 * self.sessions + max(COUNTED, self.sessions)
+        return [self._session(number, traces[number % len(traces)]) for number in range(number)]
+
+    def _session(self, number: int, trace: str) -> sim.Cell:
+        return sim.Cell(
+            V_us=self.V_ms * 1000,
+            slope=self.slope,
+            draft_us=self.draft_ms * 1000,
+            rtt_us=self.rtt_ms * 1000,
+            trace=[bit == "1" for bit in trace],
+            seed=number,
+            tokens=CROWD_TOKENS,
+            shared_host=self.contention is not None,
+            contention=self.contention,
+            session_slope=self.slope_between,
+            draft_slope=DRAFT_SLOPE,
+            repeats=self.repeats,
+        )
+
+
+def places() -> list[Crowd]:
+    """Each for all SESSIONS. A GPU's rows cost next to nothing (0.02), a CPU's a good part of a forward (0.15)."""
+    return [
+        *(Crowd(1.0, 0.9, 0.02, 1.3), Crowd(3.0, 0.6, 0.15, 1.3, slope_between=0.2), Crowd(8.0, 0.8, 0.02, 1.3)),
+        *(Crowd(3.0, 0.4, 0.15, 1.3, slope_between=0.2), Crowd(3.0, 0.8, 0.15, 1.3, slope_between=0.2)),
+        *(Crowd(1.0, 0.9, 0.15, 2.0, slope_between=0.2), Crowd(3.0, 0.6, 0.15, 2.0, slope_between=0.2)),
+        *(Crowd(3.0, 0.6, 0.02, 2.0, slope_between=0.02), Crowd(8.0, 0.6, 0.15, 2.0, slope_between=0.2)),
+        *(Crowd(3.0, 0.6, 0.15, slope_between=0.2), Crowd(8.0, 0.8, 0.02, rtt_ms=20.0, slope_between=0.02)),
+        *(Crowd(3.0, 0.4, 0.15, rtt_ms=50.0, slope_between=0.2), Crowd(1.0, 0.8, 0.05, slope_between=0.05)),
+        *(Crowd(3.0, 0.6, 0.02, 1.3, repeats=0.5, slope_between=0.02),),
+        *(Crowd(3.0, 0.4, 0.15, 2.0, repeats=0.5, slope_between=0.2),),
+        *(Crowd(3.0, 0.6, 0.02, rtt_ms=20.0, repeats=0.5, slope_between=0.02),),
+    ]
+
+
+def crowds() -> Iterator[Crowd]:
+    for place in places():
+        for sessions in SESSIONS:
+            yield place.of(sessions)
+
+
+def speed(crowd: Crowd, policy: sim.Policy = sim.AUTO) -> float:
+    """Tokens per second of all sessions together."""
+    return sim.simulate_batch(crowd.cells(), policy, crowd.sessions).tokens_per_second
+
+
+def best_fixed(crowd: Crowd) -> tuple[str, float]:
+    """The fastest of SETTINGS, and its speed."""
+    speeds = {setting: speed(crowd, sim.fixed(setting)) for setting in SETTINGS}
+    best = max(speeds, key=speeds.__getitem__)
+    return best, speeds[best]
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Tokens per second over all traces; `setting`: the best fixed one."""
+
+    name: str
+    setting: str
+    best: float
+    default: float
+
+    @property
+    def share(self) -> float:
+        return self.default / self.best
+
+
+def sweep(cell: Cell | Crowd, traces: int, tokens: int) -> Swept:
+    """Simulate every setting of a cell, and the default. traces, tokens: of a cell of the grid."""
+    if isinstance(cell, Crowd):
+        return Swept(cell.name, *best_fixed(cell), speed(cell))
+    sessions = sessions_of(cell, traces, tokens)
+    best = sim.optimum_over(sessions, branching=True)
+    return Swept(cell.name, best.policy.name, best.tokens_per_second, experienced(sessions))
+
+
+def sessions_of(cell: Cell, traces: int, tokens: int) -> list[sim.Cell]:
+    """A session a trace, those whose acceptance is nearest to the cell's first: the least is turned in them."""
+    turned = nearest(GREEDY, cell.acceptance)[:traces]
+    return [as_simulated(cell, Software(), tokens, trace) for trace in turned]
+
+
+def experienced(sessions: Sequence[sim.Cell]) -> float:
+    """The default's speed over sessions that follow each other, and a first one from which it learns."""
+    planner = sim.simulate(sessions[-1]).planner
+    results = []
+    for cell in sessions:
+        results.append(sim.simulate(cell, planner=planner.successor(cell.cost.measured(), cell.shared_host)))
+        planner = results[-1].planner
+    return sum(one.tokens for one in results) / sum(one.elapsed_us for one in results) * 1e6
+
+
+def sweep_all(cells: Sequence[Cell | Crowd], traces: int, tokens: int) -> list[Swept]:
+    found = []
+    for swept in spread(partial(sweep, traces=traces, tokens=tokens), cells, "cells"):
+        found.append(swept)
+        if len(found) % SAY_EVERY == 0:
+            say(f"bench: {len(found)} of {len(cells)} cells")
+    return found
+
+
+def bar(found: Sequence[Swept]) -> Bar:
+    """The cell in which the controller is furthest behind; there is no chance in virtual time."""
+    worst = min(found, key=lambda one: one.share)
+    share = Estimate(worst.share, worst.share, worst.share, 1.0)
+    return at_least(
+        f"virtual time, {len(found)} cells, worst {worst.name}: default / best fixed setting", share, NEEDED
+    )
+
+
+def report(found: Sequence[Swept]) -> str:
+    worst = sorted(found, key=lambda one: one.share)[:WORST]
+    rows = [(one.name, one.setting, f"{one.best:.1f}", f"{one.default:.1f}", f"{one.share:.3f}") for one in worst]
+    shares = [one.share for one in found]
+    said = (
+        f"median {statistics.median(shares):.3f}; at least {NEEDED}: {sum(s >= NEEDED for s in shares)} of {len(found)}"
+    )
+    head = ("cell, the worst first", "best fixed setting", "tokens/s", "default", "default / best")
+    return "\n".join([*table(head, rows), "", said, "", *bar_lines([bar(found)])])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    line = argparse.ArgumentParser(prog="python -m bench.sweep", description=__doc__.partition("\n")[0])
+    line.add_argument("--rtts", nargs="+", type=float, metavar="MS", help="of the grid, cells of these round trips")
+    line.add_argument("--sessions", nargs="+", type=int, metavar="N", help="of the crowds, those of so many sessions")
+    line.add_argument("--traces", type=int, default=TRACES, metavar="N", help=f"sessions a setting (default: {TRACES})")
+    line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
+    args = line.parse_args(argv)
+    cells: list[Cell | Crowd] = []
+    if args.sessions is None:
+        cells += [cell for cell in grid() if args.rtts is None or cell.rtt_ms in args.rtts]
+    if args.rtts is None:
+        cells += [crowd for crowd in crowds() if args.sessions is None or crowd.sessions in args.sessions]
+    if not cells or not 1 <= args.traces <= len(recorded()):
+        say(f"bench: error: there are no such cells, or not 1 to {len(recorded())} traces")
+        return 2
+    began = time.monotonic()
+    found = sweep_all(cells, args.traces, TOKENS)
+    args.out.write_text(
+        json.dumps(
+            {
+                "name": "sweep",
+                "bars": [asdict(bar(found))],
+                "cells": [{**asdict(one), "share": one.share} for one in found],
+                "traces": args.traces,
+                "tokens": TOKENS,
+                "seconds": round(time.monotonic() - began),
+                "machine": machine.describe(),
+                "commit": machine.commit(),
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+    print(report(found))
+    return 0 if bar(found).holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
