@@ -174,7 +174,7 @@ def report(samples: Sequence[Sample], bars: Sequence[Bar]) -> str:
             (
                 label,
                 f"{tokens_per_second(samples, key).value:.1f}",
-                f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]",
+                f"{ratio:.2f}",
                 f"{tokens_per_forward(samples, key):.2f}",
                 *("-" if share is None else f"{share:.3f}" for share in accepted.values()),
                 str(different(samples, key)),

@@ -251,7 +251,7 @@ def report(found: LargeResults) -> str:
         (
             f"{line.weights}, {line.place}, {line.row}",
             f"{line.tokens_per_second.value:.2f}",
-            f"{line.to_off.value:.2f} [{line.to_off.low:.2f}, {line.to_off.high:.2f}]",
+            f"{line.to_off:.2f}",
             f"{line.tokens_per_forward:.2f}",
             "-" if line.acceptance is None else f"{line.acceptance:.3f}",
             str(line.different),

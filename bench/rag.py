@@ -302,7 +302,7 @@ def report(samples: Sequence[Sample], found: Chances) -> str:
     head = ("answered by", "exact match", "seconds a question")
     rows = []
     for row in row_figures(samples):
-        seconds = f"{row.seconds.value:.3f} [{row.seconds.low:.3f}, {row.seconds.high:.3f}]"
+        seconds = f"{row.seconds:.3f}"
         rows.append((row.label, f"{row.right} of {row.questions}", seconds))
     return "\n".join(
         [

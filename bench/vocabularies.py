@@ -244,7 +244,7 @@ def tell(found: Found, path: Path) -> bool:
             f"{line.temperature:g}",
             line.label,
             f"{line.tokens_per_second.value:.0f}",
-            f"{line.to_equal.value:.2f} [{line.to_equal.low:.2f}, {line.to_equal.high:.2f}]",
+            f"{line.to_equal:.2f}",
             f"{line.tokens_per_forward:.2f}",
             "-" if line.acceptance is None else f"{line.acceptance:.2f}",
         )

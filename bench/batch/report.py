@@ -12,7 +12,6 @@ from bench.batch.figures import BatchSample, Line, pauses_ms
 from bench.batch.judged import JudgedText
 from bench.batch.measure import BatchResults
 from bench.batch.rows import LABELS
-from bench.harness.interval import Estimate
 from bench.harness.record import write_object
 from bench.harness.report import bar_lines, table
 
@@ -41,8 +40,8 @@ def _lines(lines: Sequence[Line]) -> list[str]:
                 str(line.level),
                 LABELS[line.row],
                 f"{line.tokens_per_second.value:.0f}",
-                interval(line.to_off),
-                interval(line.full_to_off) if line.full_to_off is not None else "",
+                f"{line.to_off:.2f}",
+                f"{line.full_to_off:.2f}" if line.full_to_off is not None else "",
                 f"{line.pause_p50_ms:.1f}",
                 f"{line.pause_p95_ms:.1f}",
                 f"{line.first_token_ms:.0f}",
@@ -72,7 +71,7 @@ def _outside(lines: Sequence[Line]) -> list[str]:
             f"{line.outside.session_us:.1f}",
             f"{line.outside.choosing_us:.0f}",
             f"{line.outside.forward_us:.0f}",
-            interval(line.outside.share),
+            f"{line.outside.share:.2f}",
             str(line.outside.steps),
         )
         for line in lines
@@ -92,8 +91,8 @@ def _loads(loads: Sequence[LoadLine]) -> list[str]:
         (
             f"{load.requests_per_second:.1f}/s, {load.share:.0%} of off",
             LABELS[load.row],
-            interval(load.tokens_per_second),
-            interval(load.goodput),
+            f"{load.tokens_per_second:.2f}",
+            f"{load.goodput:.2f}",
             f"{load.in_time:.0%}",
             str(load.refused),
             f"{load.first_p50_ms:.0f}",
@@ -117,10 +116,6 @@ def _texts(texts: Sequence[JudgedText]) -> list[str]:
             for (level, row, near), count in sorted(kinds.items())
         ),
     ]
-
-
-def interval(value: Estimate) -> str:
-    return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
 
 
 def write(results: BatchResults, path: Path) -> None:

@@ -57,16 +57,12 @@ def measure(model: LanguageModel, texts: Sequence[Sequence[int]], repeats: int) 
 
 
 def report(found: dict[int, list[float]]) -> str:
-    rows = [(str(width), _said(estimate(each)), _said(_to_one(found, width))) for width, each in found.items()]
+    rows = [(str(width), f"{estimate(each):.3f}", f"{_to_one(found, width):.3f}") for width, each in found.items()]
     return "\n".join(table(("tokens a forward extends", "ms", "x one"), rows))
 
 
 def _to_one(found: dict[int, list[float]], width: int) -> Estimate:
     return estimate([wide / one for wide, one in zip(found[width], found[1], strict=True)])
-
-
-def _said(one: Estimate) -> str:
-    return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

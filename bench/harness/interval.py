@@ -23,6 +23,10 @@ class Estimate:
     high: float
     coverage: float
 
+    def __format__(self, form: str) -> str:
+        """Like "1.52 [1.48, 1.60]"; the form is that of each number."""
+        return f"{self.value:{form}} [{self.low:{form}}, {self.high:{form}}]"
+
 
 def estimate(samples: Sequence[float]) -> Estimate:
     """The median's interval between order statistics: the narrowest symmetric one that covers 95 %.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.harness.interval import CONFIDENCE, Estimate
+from bench.harness.interval import CONFIDENCE
 from bench.harness.report import bar_lines, table
 from bench.harness.rows import PLAIN
 from bench.harness.texts import Judged
@@ -34,7 +34,7 @@ def _rows(rows: Sequence[RowResult]) -> list[str]:
         (
             f"({row.key}) {row.label}",
             f"{row.tokens_per_second.value:.1f}",
-            *map(_interval, row.to.values()),
+            *(f"{ratio:.2f}" for ratio in row.to.values()),
             f"{row.prompts[PLAIN].least:.2f} .. {row.prompts[PLAIN].most:.2f}",
             f"{row.tokens_per_forward:.2f}",
             "-" if row.acceptance is None else f"{row.acceptance:.3f}",
@@ -88,10 +88,6 @@ def _mismatches(judged: Sequence[Judged]) -> Iterator[str]:
             f"  ({where.row}) prompt {where.prompt}, token {where.at}: {where.got} instead of {where.expected}; "
             f"the target's top two there are {one.gap:.2e} apart, {kind}"
         )
-
-
-def _interval(estimate: Estimate) -> str:
-    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
 def _milli(value: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from matplotlib.figure import Figure as Canvas
 
 from bench.harness import machine
 from bench.harness.interval import Estimate, estimate
-from bench.harness.report import Bar, at_most, table
+from bench.harness.record import write_object
+from bench.harness.report import Bar, at_most, bar_lines, table
 
 # Needed of V(1) as a multiple of the peer's time per token, and of V(8) as a multiple of V(1) in bfloat16.
 MOST_OF_PEER = 2.0
@@ -115,30 +115,19 @@ def report(found: StepResults) -> str:
             row.cell.runtime,
             str(row.cell.sessions),
             ", ".join(map(str, row.cell.windows)),
-            _interval(row.ms),
-            _interval(row.to_one),
-            "-" if row.to_peer is None else _interval(row.to_peer),
+            f"{row.ms:.2f}",
+            f"{row.to_one:.2f}",
+            "-" if row.to_peer is None else f"{row.to_peer:.2f}",
         )
         for row in found.rows
     ]
-    judged = [
-        (
-            bar.name,
-            f"{bar.value:.3g}",
-            f"{bar.low:.3g} .. {bar.high:.3g}",
-            f"{bar.sense} {bar.needed:g}",
-            "holds" if bar.holds else "MISSED",
-        )
-        for bar in found.bars
-    ]
     coverage = found.rows[0].ms.coverage
     note = f"medians over repeats; in brackets an interval that covers the true median with {coverage:.1%}"
-    bars = ["", *table(("bar", "value", "interval", "needed", ""), judged)] if judged else []
+    bars = ["", *bar_lines(found.bars)] if found.bars else []
     return "\n".join([*table(head, rows), note, *bars, *found.notes])
 
 
 def write(found: StepResults, path: Path) -> None:
-    """One JSON object; each raw walk on a line of its own."""
     head = {
         "name": path.stem,
         "bars": [asdict(bar) for bar in found.bars],
@@ -148,9 +137,7 @@ def write(found: StepResults, path: Path) -> None:
         "commit": machine.commit(),
         "arguments": found.arguments,
     }
-    raw = ",\n  ".join(json.dumps(_raw(sample)) for sample in found.samples)
-    lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
-    path.write_text(f'{{\n {lines},\n "raw": [\n  {raw}\n ]\n}}\n')
+    write_object(head, [_raw(sample) for sample in found.samples], path)
 
 
 def _estimates(row: StepRow) -> dict[str, object]:
@@ -182,7 +169,3 @@ def draw(found: StepResults, path: Path) -> None:
     windows.set_ylim(bottom=0)
     windows.legend(frameon=False)
     canvas.savefig(path, dpi=110)
-
-
-def _interval(value: Estimate) -> str:
-    return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"

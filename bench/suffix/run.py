@@ -319,7 +319,7 @@ def report(samples: Sequence[Sample], found: LookUp, replayed: Sequence[Replayed
                 each.steps,
                 each.label,
                 f"{each.tokens_per_second.value:.1f}",
-                f"{each.to_off.value:.2f} [{each.to_off.low:.2f}, {each.to_off.high:.2f}]",
+                f"{each.to_off:.2f}",
                 f"{each.tokens_per_forward:.2f}",
                 "-" if each.acceptance is None else f"{each.acceptance:.3f}",
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.branching.run import placement_lines, placements
-from bench.harness.interval import Estimate
 from bench.harness.report import table
 from bench.harness.runs import Sample, of_row
 from bench.relay.gauge import Gauge
@@ -76,7 +75,7 @@ def _speeds(samples: Sequence[Sample]) -> list[str]:
 
 
 def _to(samples: Sequence[Sample], other: str) -> str:
-    return _interval(ratio(samples, DEFAULT, other)) if of_row(samples, other) else "-"
+    return f"{ratio(samples, DEFAULT, other):.2f}" if of_row(samples, other) else "-"
 
 
 def _ratios(one: Measured) -> list[str]:
@@ -84,7 +83,7 @@ def _ratios(one: Measured) -> list[str]:
     default, chain = (ratio_to(one.samples, row, best) for row, _, best in against_optimum(one))
     return [
         *(_to(one.samples, other) for other in (PLAIN, TEXTBOOK, CHAIN)),
-        _interval(default),
+        f"{default:.2f}",
         f"{chain.value:.2f}",
         f"{worst:.1%}",
     ]
@@ -139,7 +138,7 @@ def _placements(results: Results) -> list[str]:
     if AWAY in measured and AT_HOME in measured:
         for row in (TEXTBOOK, DEFAULT):
             times = beside(measured[AWAY], DEFAULT, measured[AT_HOME], row)
-            said.append(f"measured, {AWAY.name}: default is {_interval(times)} times {row} at 0 ms")
+            said.append(f"measured, {AWAY.name}: default is {times:.2f} times {row} at 0 ms")
     return said
 
 
@@ -179,7 +178,3 @@ def _bars(results: Results) -> list[str]:
     ]
     missed = sum(not bar.holds for bar in results.bars)
     return [*table(head, body), f"{missed} of {len(results.bars)} missed"] if body else []
-
-
-def _interval(one: Estimate) -> str:
-    return f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
