@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from draft_service.service import DraftHandler, OrchestratorLink
-from draft_service.versions import LoadedDrafter, ServedDrafter, VersionFollower
+from draft_service.versions import LoadedDrafter, ServedDrafter
 from specwire.registry.directory import Listing, RegistryUnavailable
 from specwire.registry.entry import ServiceState
 from specwire.registry.service import RemoteDirectory
@@ -21,6 +21,7 @@ from specwire.rpc.link import LinkError, Outbox
 from specwire.rpc.process import say
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.tls import ClientTls
+from specwire.rpc.versions import VersionFollower
 from specwire.telemetry.listener import MetricsListener
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 

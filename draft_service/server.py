@@ -13,7 +13,7 @@ from pathlib import Path
 from draft_service.commands import Command, Replies
 from draft_service.dialler import DiallingDrafter
 from draft_service.service import DraftHandler, DraftServicer
-from draft_service.versions import DrafterFigures, LoadedDrafter, ServedDrafter, VersionFollower, first_model
+from draft_service.versions import DrafterFigures, LoadedDrafter, ServedDrafter, first_model
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import AUTO
 from specwire.registry.entry import Role
@@ -47,12 +47,13 @@ from specwire.rpc.server_options import (
 )
 from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
+from specwire.rpc.versions import VersionFollower, learnt_of
 from specwire.telemetry.listener import MetricsListener, listen
-from specwire.telemetry.metrics import Registry, process_families
+from specwire.telemetry.metrics import Registry, process_families, version_families
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
 from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
-from specwire.versions import VersionFolder
+from specwire.versions import DRAFT, Current, VersionFolder
 
 # Seconds for links to end. Some calls never do, such as a health watch.
 LAST_WORDS_S = 1.0
@@ -128,8 +129,8 @@ async def start(
     """
     registration.check_listen(options.listen)
     check_free(options.listened)
-    registry, (options, name, number) = Registry(), _first(options, follow)
-    served = await _served(options, registry, name, registration.region)
+    registry, (options, current) = Registry(), _first(options, follow)
+    served = await _served(options, registry, current, registration.region)
     servicer = DraftServicer(served.now.handler)
     service = Service(
         SERVICE,
@@ -151,7 +152,7 @@ async def start(
     renewal = Renewal(options.origins, server.recheck)
     running = RunningDrafter(served, servicer, server, metrics, registrar, renewal)
     if follow is not None:
-        running.follower = _follower(options, follow, number, served, running.replace, registry, registration.region)
+        running.follower = _follower(options, follow, current, served, running.replace, registry, registration.region)
     return running
 
 
@@ -181,8 +182,8 @@ async def dial_in(
         JoinRefused: no orchestrator will have this drafter.
     """
     check_free([("metrics", options.metrics)] if options.metrics else [])
-    registry, (options, name, number) = Registry(), _first(options, follow)
-    served = await _served(options, registry, name, region)
+    registry, (options, current) = Registry(), _first(options, follow)
+    served = await _served(options, registry, current, region)
     async with AsyncExitStack() as started:
         started.push_async_callback(served.now.stop)
         metrics = await _listen(registry, options, started)
@@ -192,45 +193,62 @@ async def dial_in(
         running = DiallingDrafter(served, address, tls, token, metrics, also, renewal, told)
         started.push_async_callback(running.stop)
         if follow is not None:
-            running.follower = _follower(options, follow, number, served, running.replace, registry, region)
+            running.follower = _follower(options, follow, current, served, running.replace, registry, region)
         await running.join()
         started.pop_all()
     return running
 
 
-def _first(options: ModelServiceOptions, follow: Path | None) -> tuple[ModelServiceOptions, str, int | None]:
-    """What to serve at first, its name and its number in the folder that is followed. Raises InvalidParameter."""
+def _first(options: ModelServiceOptions, follow: Path | None) -> tuple[ModelServiceOptions, Current | None]:
+    """What to serve at first, and which version that is of the folder that is followed. Raises InvalidParameter."""
     if follow is None:
-        return options, "", None
-    model, name, number = first_model(follow, options.model)
-    return replace(options, model=model), name, number
+        return options, None
+    model, current = first_model(follow, options.model)
+    return replace(options, model=model), current
 
 
-async def _served(options: ModelServiceOptions, registry: Registry, name: str, region: str) -> ServedDrafter:
+async def _served(
+    options: ModelServiceOptions, registry: Registry, current: Current | None, region: str
+) -> ServedDrafter:
     """A drafter that may be replaced, whichever of them it is that has its figures in `registry`. Raises ModelError."""
-    loaded = await load(options, name)
-    loaded.handler.info.region = region
-    served = ServedDrafter(loaded)
+    served = ServedDrafter(await _version(options, current, region))
     registry.add(DRAFTER, lambda: served.now.figures.families())
     return served
+
+
+async def _version(options: ModelServiceOptions, current: Current | None, region: str) -> LoadedDrafter:
+    """A loaded drafter, and what is told of it; current: which version it is, if it is one. Raises ModelError."""
+    loaded = await load(options, "" if current is None else current.name)
+    loaded.handler.info.region = region
+    if current is not None:
+        loaded.handler.info.learnt.CopyFrom(learnt_of(current))
+    return loaded
 
 
 def _follower(
     options: ModelServiceOptions,
     folder: Path,
-    number: int | None,
+    current: Current | None,
     served: ServedDrafter,
     swap: Callable[[LoadedDrafter], LoadedDrafter],
     registry: Registry,
     region: str,
 ) -> VersionFollower:
-    async def another(model: Path, name: str) -> LoadedDrafter:
-        loaded = await load(replace(options, model=str(model)), name)
-        loaded.handler.info.region = region
-        return loaded
+    """swap: has a drafter served from now on, and ends the former one's links; returns that one."""
+    versions = VersionFolder(folder)
 
-    follower = VersionFollower(VersionFolder(folder), number, served, another, swap)
-    registry.add(DRAFTER, follower.families)
+    async def take(newer: Current) -> None:
+        """Load it beside the one that serves, and have it served."""
+        loaded = await _version(replace(options, model=str(versions.version(newer.version))), newer, region)
+        ours, theirs = (each.handler.info.vocabulary_fingerprint for each in (served.now, loaded))
+        if ours != theirs:
+            await loaded.stop()
+            raise InvalidParameter("vocabulary", "is another one than this drafter's")
+        await swap(loaded).stop()
+
+    number = None if current is None else current.version
+    follower = VersionFollower(versions, DRAFT, number, take, ("specwire draft", "follow"))
+    registry.add(DRAFTER, lambda: version_families(DRAFT, follower.number, follower.swaps, follower.failures))
     return follower
 
 

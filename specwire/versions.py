@@ -1,7 +1,7 @@
-"""The folder of a drafter that learns: `specwire learn` writes its versions there, drafters follow them.
+"""The folder of what learns, a drafter or a head: `specwire learn` writes its versions there, services follow them.
 
     DIR/learner           JSON: whose texts may be learnt from there, and where the learning began
-    DIR/versions/0007/    a whole model, as `specwire draft` takes one
+    DIR/versions/0007/    a whole model, as `specwire draft` takes one, or a head, as `specwire verify --heads` does
     DIR/current           JSON: which version is in use, and why (`Current`)
     DIR/history.jsonl     a line for each version (`HistoryEntry`): what it began from, and which texts it saw
 
@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,6 +26,12 @@ LEARNER, VERSIONS, CURRENT, HISTORY = "learner", "versions", "current", "history
 KEPT = 4
 # Of a version that is being written.
 UNFINISHED = ".unfinished"
+# What a folder has versions of.
+Kind = Literal["draft", "head"]
+DRAFT: Kind = "draft"
+HEAD: Kind = "head"
+# The tenant of who calls a service without keys, which must be named on purpose.
+NOBODY = "*"
 
 Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Held = TypeVar("Held")
@@ -38,8 +44,9 @@ class VersionError(Exception):
 class Current(Struct, frozen=True):
     """The version in use. why: begun, learnt, fell back or forgot.
 
-    draft: the model that the learning began with, as it was named. before, after: acceptance on the texts that this was
-    decided by, of the version in use until then and of this one; None where nothing was measured.
+    draft: the model or head that the learning began with, as it was named. before, after: acceptance on the texts that
+    this was decided by, of the version in use until then and of this one. loss_before, loss_after: of the first and the
+    last steps that made it, in nats. None where nothing was measured.
     """
 
     version: Number
@@ -48,6 +55,14 @@ class Current(Struct, frozen=True):
     why: str
     before: float | None = None
     after: float | None = None
+    kind: Kind = DRAFT
+    loss_before: float | None = None
+    loss_after: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called, by the model that the learning began with."""
+        return f"{Path(self.draft).name}@{self.version}"
 
 
 class HistoryEntry(Struct, frozen=True):
@@ -85,9 +100,17 @@ class VersionFolder:
         """Where a version lies, or would."""
         return self.path / VERSIONS / f"{number:04d}"
 
-    def current(self) -> Current | None:
-        """The version in use; None where there is none yet. Raises VersionError."""
-        return self._read(CURRENT, Current)
+    @property
+    def begun(self) -> bool:
+        """Whether it is a learner's folder."""
+        return (self.path / LEARNER).is_file()
+
+    def current(self, kind: Kind | None = None) -> Current | None:
+        """The version in use; None where there is none yet. kind: which it must be. Raises VersionError."""
+        found = self._read(CURRENT, Current)
+        if found is not None and kind not in (None, found.kind):
+            raise VersionError(f"{self.path}: has versions of a {found.kind}, not of a {kind}")
+        return found
 
     def history(self) -> list[HistoryEntry]:
         """Every version that there was, the oldest first. A line that was cut off by the learner's end is no version.
@@ -149,7 +172,7 @@ class VersionFolder:
         _to_disk(self.path / HISTORY)
 
     def use(self, current: Current) -> None:
-        """From now on drafters take this version."""
+        """From now on services take this version."""
         self._write(CURRENT, current)
 
     def forget(self, session: str) -> list[int]:
@@ -165,7 +188,8 @@ class VersionFolder:
         current = self.current()
         if current is not None and current.version in gone:
             left = max(number for number in known if number not in gone and self.has(number))
-            self.use(msgspec.structs.replace(current, version=left, why="forgot", before=None, after=None))
+            unknown = dict.fromkeys(("before", "after", "loss_before", "loss_after"))
+            self.use(msgspec.structs.replace(current, version=left, why="forgot", **unknown))
         for number in gone:
             shutil.rmtree(self.version(number), ignore_errors=True)
         return gone

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specwire.versions import KEPT, Current, HistoryEntry, VersionError, VersionFolder
+from specwire.versions import DRAFT, HEAD, KEPT, Current, HistoryEntry, VersionError, VersionFolder
 
 ANYBODY = ("*",)
 
@@ -109,13 +109,24 @@ def test_a_session_is_forgotten_with_all_that_descends_from_it(folder: VersionFo
     assert folder.forget("b") == [2, 4]
     current = folder.current()
     assert current is not None
-    assert (current.version, current.why) == (3, "forgot")
+    assert (current.version, current.why, current.after) == (3, "forgot", None)
     assert [folder.has(number) for number in range(5)] == [True, True, False, True, False]
     assert folder.forget("a") == [1, 2, 3, 4]
     current = folder.current()
     assert current is not None
     assert current.version == 0
     assert folder.next_number() == 5
+
+
+def test_a_folder_tells_what_it_has_versions_of(folder: VersionFolder) -> None:
+    assert folder.begun
+    assert not VersionFolder(folder.path / "versions").begun
+    add(folder, 0)
+    folder.use(Current(0, "some/head", ANYBODY, "begun", kind=HEAD))
+    assert folder.current() == folder.current(HEAD) == Current(0, "some/head", ANYBODY, "begun", kind=HEAD)
+    with pytest.raises(VersionError, match="out: has versions of a head, not of a draft"):
+        folder.current(DRAFT)
+    assert Current(7, "some/head", ANYBODY, "learnt").name == "head@7"
 
 
 def test_old_weights_go_and_the_history_stays(folder: VersionFolder) -> None:

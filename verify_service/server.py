@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import MOST_WINDOW
@@ -47,9 +47,11 @@ from specwire.telemetry.metrics import Families, Registry, by_label, counter, ga
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
 from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+from specwire.versions import VersionFolder
 from verify_service.engine.engine import Engine
 from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import Command, QueuePatience, Reports
+from verify_service.head_versions import HeadVersions
 from verify_service.known_texts import known_texts
 from verify_service.metrics import families, load_of
 from verify_service.ranks import Ranks
@@ -88,6 +90,7 @@ class RunningVerifier:
         renewal: Renewal,
         meter: LoadReader | None = None,
         usage: UsageLog | None = None,
+        versions: HeadVersions | None = None,
     ) -> None:
         self._thread = thread
         self._servicer = servicer
@@ -98,6 +101,7 @@ class RunningVerifier:
         self._renewal = renewal
         self._meter = meter or LoadReader()
         self._usage = usage
+        self._versions = versions
 
     @property
     def address(self) -> str:
@@ -109,6 +113,8 @@ class RunningVerifier:
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new links, let the present ones go on for up to `grace` seconds, then end. Idempotent."""
+        if self._versions is not None:
+            await self._versions.stop()
         await self._server.set_serving(False)
         await self._registrar.drain()
         began = asyncio.get_running_loop().time()
@@ -163,10 +169,11 @@ async def start(
     check_grace(detach_grace)
     check_patience(patience)
     check_usage(usage_log)
+    _check_heads(options.heads, shares)
     registration.check_listen(options.listen)
     check_free(options.listened)
     registry, meter = Registry(), LoadReader()
-    thread, info = await load(options, registry, meter, patient, detach_grace, patience, shares)
+    thread, info, versions = await load(options, registry, meter, patient, detach_grace, patience, shares)
     info.region = registration.region
     whose = None if shares is None else partial(tenant_of, keys=options.keys, shares=shares)
     usage = None if usage_log is None else _usage_of(usage_log, info)
@@ -188,8 +195,18 @@ async def start(
         started.pop_all()
     if usage is not None:
         usage.start()
+    if versions is not None:
+        versions.follow(thread.send, servicer.tell_learnt)
+        registry.add(VERIFIER, versions.families)
     renewal = _renewal(options, server, shares, tenants)
-    return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter, usage)
+    return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter, usage, versions)
+
+
+def _check_heads(heads: str, shares: TenantShares | None) -> None:
+    """InvalidParameter for a head that learns where orchestrators are not trusted to say which tenants agreed."""
+    if heads and shares is not None and VersionFolder(Path(heads).expanduser()).begun:
+        message = f"{heads} is a learner's folder, not served with --tenants: who agreed an orchestrator says"
+        raise InvalidParameter("heads", message)
 
 
 def _usage_of(path: Path, info: common_pb2.GetModelInfoResponse) -> UsageLog:
@@ -212,6 +229,14 @@ def _renewal(
     return Renewal((*options.origins, tenants), renewed)
 
 
+class LoadedVerifier(NamedTuple):
+    """A verifier's thread, what is told of its model, and the versions of its head, if that learns."""
+
+    thread: EngineThread
+    info: common_pb2.GetModelInfoResponse
+    versions: HeadVersions | None
+
+
 async def load(
     options: ModelServiceOptions,
     registry: Registry,
@@ -222,8 +247,8 @@ async def load(
     shares: TenantShares | None = None,
     gather_us: float = 0.0,
     cores: frozenset[int] = frozenset(),
-) -> tuple[EngineThread, common_pb2.GetModelInfoResponse]:
-    """A verifier's thread, which runs and is to be stopped by the caller, and what is told of its model.
+) -> LoadedVerifier:
+    """A verifier's thread, which runs and is to be stopped by the caller.
 
     Raises ModelError. registry: where its metrics are read. meter: where its load is read. gather_us: see `Engine`.
     cores: see ServiceThread. For the rest see `start`.
@@ -234,6 +259,7 @@ async def load(
     # Who waits for all that is due tests no guesses of its own.
     text_memory = options.text_memory if options.ngram and not patient else 0
     reader = meter or LoadReader()
+    versions: list[HeadVersions] = []
 
     def loaded(
         deliver: Callable[[Reports], None], go_on: GoOn
@@ -258,10 +284,15 @@ async def load(
         )
         registry.add(VERIFIER, lambda: families(engine))
         reader.read = lambda: load_of(engine)
-        return engine, _described(lm, costs, text_memory)
+        info = _described(lm, costs, text_memory)
+        if (found := _versions_of(lm, options.heads)) is not None:
+            versions.append(found)
+            info.learnt.CopyFrom(found.learnt)
+        return engine, info
 
     thread = ServiceThread(VERIFIER, loaded, helpers=ranks, cores=cores)
-    return thread, await thread.start()
+    info = await thread.start()
+    return LoadedVerifier(thread, info, next(iter(versions), None))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -291,6 +322,15 @@ def _head_of(lm: SlotModel, heads: str) -> HeadDrafting | None:
         return HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, DraftingModel) else None
     except HeadFailed as error:
         raise ModelError(f"heads: {heads}: {error}") from error
+
+
+def _versions_of(lm: SlotModel, heads: str) -> HeadVersions | None:
+    """None where no head learns."""
+    from specwire.lm.heads.slots import HeadedModel
+
+    if not isinstance(lm, HeadedModel) or lm.version is None:
+        return None
+    return HeadVersions(Path(heads).expanduser(), lm)
 
 
 def _known(lm: SlotModel, options: ModelServiceOptions) -> KnownTexts:

@@ -354,6 +354,8 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         if message.draining and not self.draining:
             logger.info("%s is draining", self.link.address)
         self.draining |= message.draining
+        if message.HasField("learnt") and self.info is not None:
+            self.info.learnt.CopyFrom(message.learnt)
         timings = message.timings
         if timings.sessions == 1 and timings.rows <= MOST_OBSERVED_ROWS:
             self.forward_times.told(timings.rows, timings.forward_us + timings.gap_us, timings.plain_us)

@@ -19,6 +19,7 @@ from specwire.core.messages import VerdictArrived
 from specwire.core.session import Session, State, buffer_for
 from specwire.rpc import convert
 from specwire.rpc.errors import code_of
+from specwire.rpc.versions import agreed
 from specwire.v1 import common_pb2, verify_pb2
 
 # Seconds after which a verifier that refused the session for the moment is asked again, unless it names more.
@@ -272,6 +273,7 @@ class SessionVerifier:
             no_ngram=not record.ngram,
             no_head=not record.heads,
             head_alone=record.heads and not record.ngram,
+            agreed=self.peer is not None and agreed(self.peer.info, record.tenant),
             prediction=record.prediction,
             epoch=self._session.epoch(record.sampling.weighed),
             cache_scope=self._options.access.cache_scope(record.tenant),

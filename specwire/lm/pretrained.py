@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from specwire.core.model import (
     out_of_memory,
 )
 from specwire.lm.gguf_file import read_gguf
-from specwire.lm.heads.select import load_head
+from specwire.lm.heads.select import Over, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
 from specwire.lm.heads.slots import Head, HeadedModel
 from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes, SkimmingRunner, TappedRunner
@@ -158,7 +159,16 @@ def load_pretrained(
     if ranks is not None and ranks.rank == 0:
         runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
-    return _over_slots(runner, info, count, unassigned, kept, drafting)
+    lm = _over_slots(runner, info, count, unassigned, kept, drafting)
+    if head is not None and head.another is not None and isinstance(lm, HeadedModel):
+        lm.version, lm.another = head.version, partial(_another, head.another, count, positions, cache, used)
+    return lm
+
+
+def _another(
+    load: Callable[[Path], Over], slots: int, context: int, dtype: torch.dtype, runtime: str, folder: Path
+) -> Head:
+    return load(folder)(slots, context, dtype, runtime)
 
 
 def _beside_torch(how: How, config: PreTrainedConfig, device: torch.device) -> How:

@@ -370,8 +370,8 @@ def add_heads_argument(parser: argparse._ActionsContainer, default: str | None =
         default=default,
         metavar="HEAD",
         help="what drafts beside this target, where that pays: the folder of an EAGLE-3, Medusa or Hydra head "
-        "trained for it, or of MTP layers, mostly its own; self:skip=LAYER,..., self:exit=LAYER or self:FILE, itself "
-        f"without some layers (default: {told})",
+        "trained for it, of MTP layers, mostly its own, or of `specwire learn`; self:skip=LAYER,..., self:exit=LAYER "
+        f"or self:FILE, itself without some layers (default: {told})",
     )
 
 

@@ -37,6 +37,7 @@ from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.tls import ClientTls
+from specwire.rpc.versions import agreed
 from specwire.telemetry.tally import DrafterCounts
 from specwire.telemetry.tracing import NO_SPAN
 from specwire.v1 import common_pb2
@@ -224,7 +225,8 @@ class Drafting:
             self._forget(request)
 
     def _accept(self, info: Info) -> str | None:
-        return vocabulary_mismatch(self._info, info)
+        mismatch = vocabulary_mismatch(self._info, info)
+        return mismatch if mismatch or agreed(info, "") else "it has learnt for named tenants, and vLLM knows none"
 
     def _find(self, place: Place) -> AnyPeer | None:
         role, address = place

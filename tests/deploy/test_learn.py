@@ -95,7 +95,7 @@ async def test_what_ended_is_told_once_and_what_was_deleted_is_named(url: str) -
     await written(store, "t-lossy", sampling=LOSSY)
     await written(store, "t-other", vocabulary_fingerprint="w")
     assert await logged.fresh() == [found("t-ended")]
-    assert logged.left_out == {"decided by a lossy rule": 1, "of another vocabulary than the drafter's": 1}
+    assert logged.left_out == {"decided by a lossy rule": 1, "of another vocabulary than the model's": 1}
     await written(store, "t-later")
     await store.delete("t-ended")
     assert await logged.fresh() == [found("t-later")]
@@ -233,6 +233,7 @@ def test_it_goes_on_until_a_signal_and_shows_figures(draft: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
+        (["--target", "t"], 2, "target: is for --heads: a drafter learns from tokens alone"),
         ([], 2, "redis-url: or --texts is needed: there is nothing to learn from"),
         (["--redis-url", "memory:", "--once"], 2, f"redis-url: {ONE_PROCESS}, not 'memory:'"),
         (["--redis-url", "file:/no/log", "--once"], 2, f"redis-url: {ONE_PROCESS}, not 'file:/no/log'"),
@@ -250,6 +251,17 @@ def test_what_is_wrong_is_one_line(
 ) -> None:
     assert main(command(draft, tmp_path / "out", *more)) == code
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"specwire learn: error: {message}")
+
+
+def test_a_head_needs_its_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["learn", "--heads", "head", "--out", str(tmp_path / "out"), "--learn-from", "*", "--texts", "x"]
+    assert main(words) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "specwire learn: error: target: is needed with --heads: it computes what a head reads"
+    )
+    with pytest.raises(SystemExit):
+        main([*words, "--draft", "draft"])
+    assert "argument --draft: not allowed with argument --heads" in capsys.readouterr().err
 
 
 def test_whose_texts_must_be_said(draft: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

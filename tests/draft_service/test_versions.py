@@ -11,10 +11,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from draft_service import versions
 from draft_service.server import RunningDrafter, start
 from draft_service.versions import first_model
 from specwire.core.invalid import InvalidParameter
+from specwire.rpc import versions
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.versions import Current, HistoryEntry, VersionError, VersionFolder
 from tests.draft_service.peer import connected, continuation, tokens_of
@@ -41,7 +41,7 @@ def folder(models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def publish(folder: VersionFolder, number: int, model: str) -> None:
     before = max(0, number - 1)
     folder.add(lambda path: shutil.copytree(model, path, dirs_exist_ok=True), HistoryEntry(number, before, before, ()))
-    folder.use(Current(number, "some/draft", ("*",), "learnt"))
+    folder.use(Current(number, "some/draft", ("*",), "learnt", 0.5, 0.6))
 
 
 @asynccontextmanager
@@ -81,6 +81,8 @@ async def test_links_end_and_new_ones_get_the_new_version(folder: VersionFolder,
             await peer.open(1, TEXT)
             assert tokens_of(await peer.proposal(1)) == continuation(models[1], TEXT, 4)
     assert (first.model, second.model) == ("draft@0", "draft@1")
+    assert (second.learnt.version, second.learnt.tenants) == ("draft@1", ["*"])
+    assert (second.learnt.acceptance_after, second.learnt.HasField("loss_after")) == (0.6, False)
     assert first.weights_fingerprint != second.weights_fingerprint
     assert first.vocabulary_fingerprint == second.vocabulary_fingerprint
     assert running.follower is not None
@@ -143,7 +145,10 @@ async def test_it_ends_while_a_version_loads(folder: VersionFolder, models: list
 def test_without_a_version_there_must_be_a_model(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="follow: .* has no version yet: start `specwire learn --out "):
         first_model(tmp_path, None)
-    assert first_model(tmp_path, "a/model") == ("a/model", "", None)
+    assert first_model(tmp_path, "a/model") == ("a/model", None)
+    (tmp_path / "current").write_text('{"version": 0, "draft": "h", "tenants": ["*"], "why": "", "kind": "head"}')
+    with pytest.raises(InvalidParameter, match="follow: .*has versions of a head, not of a draft"):
+        first_model(tmp_path, "a/model")
     (tmp_path / "current").write_text("[]")
     with pytest.raises(InvalidParameter, match="follow: .*current: cannot be read"):
         first_model(tmp_path, "a/model")

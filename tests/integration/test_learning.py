@@ -1,4 +1,4 @@
-"""A drafter learns while it serves, with real processes: texts stay the target's, and more of its guesses are right."""
+"""What learns while it serves, with real processes: texts stay the target's, and more of its guesses are right."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+import grpc
 import pytest
 from transformers import LlamaConfig
 
 from specwire.client import Client
 from specwire.core.law.sampling import Sampling
 from specwire.lm.training.online import Learner, LearnerOptions
+from specwire.v1 import common_pb2, verify_pb2_grpc
 from specwire.versions import VersionFolder
 from tests.faults.parts import Parts, parts
 from tests.faults.streams import Stream, plain
 from tests.integration.stack_process import running
 from tests.lm import models
+from tests.lm.training.test_head_learning import ignorant
 from tests.lm.training.test_online import FIRST, ONE_KIND, SYMBOLS, texts
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.wait import LIMIT_S, asked_blocking
+from tests.wait import LIMIT_S, asked_blocking, eventually
 
 LENGTH, LONG = 40, 400
 SAMPLED = Sampling(temperature=0.8, seed=5)
@@ -48,7 +51,7 @@ def pair(folder: Path) -> tuple[str, str]:
 def test_a_drafter_under_load_takes_what_it_has_learnt(owned: Parts, tmp_path: Path) -> None:
     (target, draft), out = pair(tmp_path), tmp_path / "out"
     with RedisServer() as redis:
-        verifier = owned.start("verify", target)
+        verifier = owned.start("verify", target, "--dtype", "float32")
         drafter = owned.start("draft", draft, "--follow", str(out))
         peers = ("--verifier", verifier.ready(), "--drafter", drafter.ready())
         orchestrator = owned.start("orchestrate", *peers, "--redis-url", redis.url)
@@ -83,3 +86,47 @@ def test_a_drafter_under_load_takes_what_it_has_learnt(owned: Parts, tmp_path: P
     assert used
     assert all(entry.sessions for entry in used)
     assert all((entry.acceptance_after or 0.0) >= (entry.acceptance_before or 0.0) + 0.01 for entry in used)
+
+
+def test_a_verifier_under_load_takes_what_its_head_has_learnt(owned: Parts, tmp_path: Path) -> None:
+    (target, _), out = pair(tmp_path), tmp_path / "out"
+    head, folder, random = ignorant(tmp_path / "head", target), VersionFolder(out), Random(1)
+    with RedisServer() as redis:
+        words = ("--learn-from", "*", "--every", "0.5", "--rate", "0.03", "--threads", "1", "--redis-url", redis.url)
+        with running("learn", "--heads", head, "--target", target, "--out", str(out), *words) as learner:
+            assert eventually(lambda: folder.current() is not None), learner.said()
+            verifier = owned.start("verify", target, "--dtype", "float32", "--heads", str(out), "--no-ngram")
+            address = verifier.ready()
+            orchestrator = owned.start("orchestrate", "--verifier", address, "--redis-url", redis.url)
+            with Client(orchestrator.ready()) as client:
+
+                def asked() -> str:
+                    """Some more texts to learn from, one of each rule beside them; the head's name by then."""
+                    with (
+                        Stream(client.address, max_tokens=LONG, ignore_eos=True) as greedy,
+                        Stream(client.address, max_tokens=LONG, ignore_eos=True, temperature=0.8, seed=5) as coupled,
+                    ):
+                        for _ in range(16):
+                            prompt = [random.randrange(FIRST, FIRST + SYMBOLS) for _ in range(2)]
+                            client.complete(prompt, max_tokens=LENGTH, ignore_eos=True, timeout=LIMIT_S)
+                        assert greedy.rest() == plain(target, LONG)
+                        assert coupled.rest() == plain(target, LONG, sampling=SAMPLED)
+                    return described(address).learnt.version
+
+                assert asked_blocking(asked, lambda name: name != "head@0").startswith("head@")
+                learner.process.send_signal(signal.SIGTERM)
+                assert learner.wait() == 0, learner.said()
+                again = client.complete([5, 6], max_tokens=LONG, ignore_eos=True, timeout=LIMIT_S)
+                assert again.tokens == tuple(plain(target, LONG, (5, 6)))
+        assert [service.end() for service in (orchestrator, verifier)] == ["", ""]
+    used = [entry for entry in folder.history() if entry.version > 0]
+    assert used
+    assert all((entry.acceptance_after or 0.0) >= (entry.acceptance_before or 0.0) + 0.01 for entry in used)
+
+
+def described(address: str) -> common_pb2.GetModelInfoResponse:
+    with grpc.insecure_channel(address) as channel:
+        found: common_pb2.GetModelInfoResponse = verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(
+            common_pb2.GetModelInfoRequest(), timeout=LIMIT_S
+        )
+    return found

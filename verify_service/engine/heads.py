@@ -97,6 +97,7 @@ class HeadDrafting:
     """
 
     def __init__(self, heads: Heads, depth: HeadDepth) -> None:
+        self._given = heads
         self._heads: Heads | None = heads
         self._depth = depth
         self._let_be = 0
@@ -108,6 +109,12 @@ class HeadDrafting:
         self._heeding, self._tapping, self._idle = True, False, 0
         # Slots whose prompts were being fed when it was last looked whether to keep features.
         self._prompts: frozenset[int] = frozenset()
+
+    def renew(self) -> None:
+        """The head has another version, which may work and pay although the former one did not."""
+        self._heads, self._short, self._short_until_us = self._given, False, 0.0
+        self._heeding, self._in_vain, self._idle, self._let_be = True, False, 0, 0
+        self._depth.pays = True
 
     @property
     def works(self) -> bool:

@@ -133,7 +133,14 @@ class TurnAway:
     message: str
 
 
-Command = Tick | Begun | LinkLost | Scoring | TurnAway
+@dataclass(frozen=True, slots=True)
+class HeadRenewed:
+    """The head beside the target has another version. take: has the model draft by it."""
+
+    take: Callable[[], None]
+
+
+Command = Tick | Begun | LinkLost | Scoring | TurnAway | HeadRenewed
 
 
 # Reports

@@ -30,8 +30,8 @@ from specwire.rpc.keys import read_token
 from specwire.rpc.process import one_line, say, visible
 from specwire.rpc.server_options import check_listen
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
+from specwire.v1 import common_pb2, status_pb2_grpc
 from specwire.v1 import status_pb2 as pb
-from specwire.v1 import status_pb2_grpc
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A full-screen terminal, for a command that repeats its output.
@@ -266,8 +266,17 @@ def _peers(status: pb.GetStatusResponse) -> list[list[str]]:
     for peer in status.peers:
         trip = f"{peer.round_trip_us / 1000:.1f} ms" if peer.round_trip_us else NONE
         name = f"{kind_of(peer)} {peer.address}"
-        rows.append([name, state_of(peer), _places(peer), trip, peer.region or NONE, peer.trouble or peer.model])
+        rows.append([name, state_of(peer), _places(peer), trip, peer.region or NONE, peer.trouble or _model(peer)])
     return rows
+
+
+def _model(peer: pb.PeerStatus) -> str:
+    """Its model; of what learns the version, too, and how good it and the one before it were when it came."""
+    learnt = peer.learnt
+    named = f"{peer.model}, head {learnt.version}" if learnt.version not in ("", peer.model) else peer.model
+    if not (learnt.HasField("acceptance_before") and learnt.HasField("acceptance_after")):
+        return named
+    return f"{named} ({_percent(learnt.acceptance_before)} to {_percent(learnt.acceptance_after)})"
 
 
 def _places(peer: pb.PeerStatus) -> str:
@@ -305,6 +314,12 @@ def _duration(milliseconds: int) -> str:
     return f"{seconds // 60} min" if seconds < 3600 else f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
+def _learnt(learnt: common_pb2.Learnt) -> dict[str, object]:
+    names = ("acceptance_before", "acceptance_after", "loss_before", "loss_after")
+    measured = {name: getattr(learnt, name) if learnt.HasField(name) else None for name in names}
+    return {"version": learnt.version, "tenants": list(learnt.tenants), **measured}
+
+
 def as_object(seen: StatusSample, before: StatusSample | None) -> dict[str, object]:
     """A look, as --json prints it."""
     status = seen.status
@@ -335,6 +350,7 @@ def as_object(seen: StatusSample, before: StatusSample | None) -> dict[str, obje
                 "round_trip_ms": peer.round_trip_us / 1000 or None,
                 "region": peer.region,
                 "others_sessions": peer.others_sessions,
+                "learnt": _learnt(peer.learnt) if peer.HasField("learnt") else None,
             }
             for peer in status.peers
         ],

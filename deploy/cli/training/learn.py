@@ -1,4 +1,4 @@
-"""`specwire learn`: have a drafter learn from what its target decided, version by version."""
+"""`specwire learn`: have a drafter, or a head, learn from what its target decided, version by version."""
 
 from __future__ import annotations
 
@@ -25,27 +25,32 @@ from specwire.rpc.process import SIGNALS, say
 from specwire.rpc.server_options import check_metrics
 from specwire.telemetry.listener import listen
 from specwire.telemetry.metrics import Families, Registry, by_label, counter, gauge, process_families
-from specwire.versions import VersionError
+from specwire.versions import NOBODY, VersionError
 
-# The tenant of who calls a service without keys, which must be named on purpose.
-NOBODY = "*"
 LEARNER = "learner"
 EPILOG = """\
 Texts come from a session log, where they are kept for a while after their end (--retention), and from FILES: lines of
 JSON with an "output", perhaps a "prompt" (texts, or lists of token ids), "tenant" and "session". A file may grow.
 Nothing is read of other tenants than those named, nor of sessions that asked to be private, and what lossy rules
-decided is left out: it is the drafter's own. Learn from one tenant, or from tenants that agreed to share: what a
-drafter learnt of one may show in what it proposes to another. A folder is for one set of tenants.
+decided is left out: it is the drafter's own. Learn from one tenant, or from tenants that agreed to share: what was
+learnt of one may show in what is proposed to another. A folder is for one set of tenants, and its versions propose in
+sessions of these alone.
 
-Drafters take the versions with `specwire draft --follow DIR`. What was learnt of a session cannot be taken out of a
-version; --forget removes every version that saw it."""
+Drafters take versions of a drafter with `specwire draft --follow DIR`, verifiers those of a head with `specwire verify
+--heads DIR`. What was learnt of a session cannot be taken out of a version; --forget removes every version that saw
+it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--draft", required=True, metavar="MODEL", help="path or hub id of the drafter to begin with")
-    add("--out", required=True, type=Path, metavar="DIR", help="where versions go, for drafters to follow")
+    either = parser.add_mutually_exclusive_group(required=True)
+    either.add_argument("--draft", metavar="MODEL", help="path or hub id of the drafter to begin with")
+    either.add_argument(
+        "--heads", metavar="HEAD", help="folder of the EAGLE-3 head to begin with, in place of a drafter"
+    )
+    add("--target", metavar="MODEL", help="of --heads, which reads what it computes (default: none)")
+    add("--out", required=True, type=Path, metavar="DIR", help="where versions go, for services to follow")
     add(
         "--learn-from",
         required=True,
@@ -91,6 +96,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Raises InvalidParameter."""
+    if args.heads is not None and not args.target:
+        raise InvalidParameter("target", "is needed with --heads: it computes what a head reads")
+    if args.heads is None and args.target is not None:
+        raise InvalidParameter("target", "is for --heads: a drafter learns from tokens alone")
     if not (args.redis_url or args.texts):
         raise InvalidParameter("redis-url", "or --texts is needed: there is nothing to learn from")
     if args.redis_url and place_of(args.redis_url) != "redis":
@@ -175,7 +184,7 @@ class LoggedTexts:
         if stored.record.sampling.lossy:
             return "decided by a lossy rule"
         if stored.record.vocabulary_fingerprint != self._vocabulary:
-            return "of another vocabulary than the drafter's"
+            return "of another vocabulary than the model's"
         return "" if stored.tokens else "empty"
 
 
@@ -309,10 +318,11 @@ async def _learn(args: argparse.Namespace) -> int:
 
 async def _rounds(args: argparse.Namespace, cleanup: AsyncExitStack) -> None:
     # imports torch, which a process that only parses arguments does not need
-    from specwire.lm.training.online import DecidedText, Learner, LearnerOptions, session_hash
+    from specwire.lm.training.online import Learner, LearnerOptions
+    from specwire.lm.training.texts import DecidedText, session_hash
 
     options = LearnerOptions(
-        draft=args.draft,
+        draft=args.draft if args.heads is None else args.heads,
         out=args.out,
         tenants=tuple(args.learn_from),
         margin=args.margin,
@@ -322,6 +332,7 @@ async def _rounds(args: argparse.Namespace, cleanup: AsyncExitStack) -> None:
         device=args.device,
         threads=args.threads,
         forgotten=tuple(args.forget),
+        target=args.target or "",
     )
     loop, figures, registry = asyncio.get_running_loop(), LearnerFigures(), Registry()
     store = await _log(args.redis_url, cleanup) if args.redis_url else None

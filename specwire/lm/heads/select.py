@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 
 from specwire.core.model import OPENVINO, ModelError, ModelInfo
 from specwire.lm.heads import eagle3, medusa, mtp
-from specwire.lm.heads.eagle3 import Eagle3Config, Fuse
+from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config, Fuse
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.files import CONFIG, read_config
 from specwire.lm.heads.layer import rotations
@@ -22,19 +23,26 @@ from specwire.lm.heads.slots import Head, waiting_bytes
 from specwire.lm.model_config import is_recurrent
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import MODEL_TYPES, Unsuited, rotations_of
+from specwire.versions import HEAD, VersionError, VersionFolder
+
+# Makes a head over slots of so many positions, whose keys and values have a dtype, beside a target of a runtime.
+Over = Callable[[int, int, torch.dtype, str], Head]
 
 
 class LoadedHead(NamedTuple):
-    """taps: of the target, see `specwire.lm.runners.decoder.Decoder`. over: the head over slots of so many positions,
-    whose keys and values have a dtype, beside a target of a runtime. width: of features. kept: numbers that it keeps of
-    each position that it read. fuse: what it reads of features, if OpenVINO computes it, too.
+    """taps: of the target, see `specwire.lm.runners.decoder.Decoder`. over: the head over slots. width: of features.
+    kept: numbers that it keeps of each position that it read. fuse: what it reads of features, if OpenVINO computes it,
+    too. Of a head that learns, version: its number; another: loads one like it from another folder, or raises
+    ModelError.
     """
 
     taps: tuple[int, ...]
-    over: Callable[[int, int, torch.dtype, str], Head]
+    over: Over
     width: int
     kept: int = 0
     fuse: nn.Module | None = None
+    version: int | None = None
+    another: Callable[[Path], Over] | None = None
 
     def slot_bytes(self, context: int, dtype: torch.dtype) -> int:
         """What it needs of memory for one text, with features that wait to be read."""
@@ -42,10 +50,14 @@ class LoadedHead(NamedTuple):
 
 
 def load_head(spec: str, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
-    """The head in the directory `spec`, whose kind its config.json or its tensors tell. ModelError, which names file
-    and key or tensor, for one that cannot be served, and for one of another target.
+    """The head in the directory `spec`, whose kind its config.json or its tensors tell; of a learner's folder the
+    version in use. ModelError, which names file and key or tensor, for one that cannot be served, and for one of
+    another target.
     """
-    folder = Path(spec).expanduser()
+    versions = VersionFolder(Path(spec).expanduser())
+    if versions.begun:
+        return _learnt(versions, target, info)
+    folder = versions.path
     whole = read_config(folder)
     if is_recurrent(target.config) and mtp.style_of(mtp.tensor_files(folder)) is None:
         kind = target.config.model_type
@@ -61,6 +73,35 @@ def load_head(spec: str, target: PreTrainedModel, info: ModelInfo) -> LoadedHead
     if names and eagle3.FUSED not in names:
         raise ModelError(f"heads: {folder}: holds neither an EAGLE-3, Medusa or Hydra head nor MTP layers")
     return _eagle3(folder, target, info)
+
+
+def _learnt(versions: VersionFolder, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
+    """The version in use, computed by torch: OpenVINO's graph of the target holds a part of its head."""
+    try:
+        current = versions.current(HEAD)
+    except VersionError as error:
+        raise ModelError(f"heads: {error}") from error
+    if current is None:
+        raise ModelError(f"heads: {versions.path}: has no version yet: wait until `specwire learn` has begun")
+    folder = versions.version(current.version)
+    if is_recurrent(target.config):
+        raise ModelError(f"heads: {folder}: beside recurrent layers no head that learns is served")
+    found = _eagle3(folder, target, info)
+    layers, device = target.config.get_text_config().num_hidden_layers, target.get_input_embeddings().weight.device
+    embedding, told = target.get_input_embeddings().weight.detach(), Eagle3Config.read(folder, layers)
+    if told.rope is not None:
+        raise ModelError(f"heads: {folder}: a head that learns has the default rotation")
+
+    def over(head: Eagle3, slots: int, context: int, dtype: torch.dtype, _runtime: str) -> Head:
+        return Eagle3Runner(head, info.vocabulary, slots, context, dtype, None, device)
+
+    def another(newer: Path) -> Over:
+        head = eagle3.load(newer, layers, embedding)
+        if head.config != told:
+            raise ModelError(f"heads: {newer}: is of another shape than the head in use")
+        return partial(over, head)
+
+    return found._replace(over=another(folder), fuse=None, version=current.version, another=another)
 
 
 def _medusa(folder: Path, whole: dict[str, Any], target: PreTrainedModel, info: ModelInfo) -> LoadedHead:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -234,6 +235,9 @@ class HeadedModel:
     A text that goes on otherwise, in this slot or in one that it was copied to, has another token t + 1. So where the
     features of its last position are gone, that position is not kept either: the target computes it again.
 
+    Of a head that learns, `version` is its number; `another` loads one like it from another folder, beside the thread
+    that computes, or raises ModelError.
+
     Invariants, of each slot that is not lost: rows from `origin` to `fed` are the head's, of the text; features are
     held from `fed` - 1 on, or from `fed`, up to what the target has cached.
     """
@@ -241,6 +245,8 @@ class HeadedModel:
     def __init__(self, lm: CachedLM, target: TappedRunner, head: Head) -> None:
         """target: which computes what is `lm`."""
         self._lm, self._target, self._head = lm, target, head
+        self.version: int | None = None
+        self.another: Callable[[Path], Head] | None = None
         self._slots = [_Slot(head.width) for _ in range(lm.slots)]
         self._proven = False
         self._heeded: frozenset[int] | None = None
@@ -352,6 +358,13 @@ class HeadedModel:
         self._heeded = frozenset()
         for own in self._slots:
             own.begin(own.features.stop)
+
+    def take(self, head: Head, version: int) -> None:
+        """Draft by another version of the head from now on. It knows no text, and goes on behind what there is."""
+        self._head, self.version, self._proven = head, version, False
+        for slot, own in enumerate(self._slots):
+            own.written, own.lost = 0, False
+            own.begin(self._lm.cached(slot))
 
     def foresee(self, requests: Sequence[HeadRequest]) -> None:
         """The noise of the positions that are drafted for: whatever is decided there, it is drawn by that."""

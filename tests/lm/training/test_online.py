@@ -16,17 +16,10 @@ from transformers import LlamaConfig
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
 from specwire.lm.training import online
-from specwire.lm.training.online import (
-    CHAIN,
-    DecidedText,
-    Learner,
-    LearnerOptions,
-    LearningStopped,
-    TextMemory,
-    TrainingWindow,
-    session_hash,
-    windows_of,
-)
+from specwire.lm.training import texts as texts_module
+from specwire.lm.training.online import Learner, LearnerOptions, LearningStopped
+from specwire.lm.training.students import CHAIN
+from specwire.lm.training.texts import DecidedText, TextMemory, TrainingWindow, session_hash, windows_of
 from specwire.versions import VersionError, VersionFolder
 from tests.lm import models
 
@@ -144,8 +137,8 @@ def test_where_the_version_in_use_is_worse_by_now_the_one_before_it_is_used(
     draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = Learner(options(draft, tmp_path / "out", memory=60 * (LENGTH + 2), margin=0.1), lambda _: None)
-    monkeypatch.setattr(online, "HELD_OUT_TOKENS", 300)
-    monkeypatch.setattr(online, "RECENT_ROUNDS", 1)
+    monkeypatch.setattr(texts_module, "HELD_OUT_TOKENS", 300)
+    monkeypatch.setattr(texts_module, "RECENT_ROUNDS", 1)
     learnt(learner, ONE_KIND, 1, 1)
     settled = learner.version
     learnt(learner, ANOTHER, 1, 20)
@@ -186,7 +179,7 @@ def test_a_short_round_sees_each_text_as_often(learner: Learner, monkeypatch: py
     monkeypatch.setattr(learner, "_step", noted)
     few = [text for text in texts(ONE_KIND, 75, 1) if not text.held_out][:3]
     learner.round(few)
-    windows = sum(len(list(windows_of(text, learner._window))) for text in few)
+    windows = sum(len(list(windows_of(text, learner._student.window))) for text in few)
     assert windows < online.ROWS
     assert batches == [windows] * online.PASSES
 
