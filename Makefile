@@ -202,9 +202,10 @@ fuzz: $(STAMP) ## tell every service, and write into log and registry, anything 
 	$(BIN)/python -m tests.fuzz.long $(MINUTES)
 
 SESSIONS ?= 50000
+HEADED ?= 10000
 
-statistics: $(STAMP) ## the law of many short texts under each exact rule, and biased drafters refused (make statistics SESSIONS=50000, half an hour)
-	$(BIN)/python -m bench.laws.run --sessions $(SESSIONS)
+statistics: $(STAMP) ## the law of many short texts under each exact rule, and biased drafters refused (make statistics SESSIONS=50000 HEADED=10000, half an hour)
+	$(BIN)/python -m bench.laws.run --sessions $(SESSIONS) --headed $(HEADED)
 
 lint: $(STAMP) ## formatting, types, import order, protocol, files of deploy/
 	+$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) lint-types lint-rest

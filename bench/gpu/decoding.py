@@ -1,4 +1,4 @@
-"""The verify engine in this process: no network, no log, no Ray. Draft tokens come from an oracle or a drafter."""
+"""The verify engine in this process: no network, no log, no Ray. An oracle drafts, or a drafter, or a head."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
+from bench.gpu.head import CountedHead
 from bench.harness.runs import BenchError
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome, Proposal
@@ -16,8 +17,9 @@ from specwire.core.text import Stopping, Text
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed, LanguageModel
 from specwire.lm.sampler import LogitsSampler
-from verify_service.engine.calibration import step_costs
+from verify_service.engine.calibration import calibrate_head, step_costs
 from verify_service.engine.engine import Engine
+from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import Opening, Proposed, Reports, Tick
 from verify_service.engine.slots import common
 
@@ -26,7 +28,9 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class Source(Protocol):
-    """Proposes for several texts at once."""
+    """Proposes for several texts at once. forwards: that it has run for that."""
+
+    forwards: int
 
     def draft(self, texts: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
         """Draft tokens behind each text, by its number."""
@@ -35,6 +39,8 @@ class Source(Protocol):
 
 class Oracle:
     """Knows the target's next token, and proposes it with a chosen probability. Exists in measurements only."""
+
+    forwards = 0
 
     def __init__(self, after: Sequence[int], acceptance: float, tokens: int, seed: int) -> None:
         self._after, self._acceptance, self._tokens = after, acceptance, tokens
@@ -58,12 +64,14 @@ class ModelDrafter:
     def __init__(self, lm: LanguageModel, tokens: int) -> None:
         self._lm, self._tokens = lm, tokens
         self._held: dict[int, list[int]] = {}
+        self.forwards = 0
 
     def draft(self, texts: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
         feeds = [self._feed(number, list(text)) for number, text in texts.items()]
         drafted: dict[int, list[int]] = {number: [] for number in texts}
         for _ in range(self._tokens):
             tokens = self._lm.forward(feeds).argmax(dim=1).tolist()
+            self.forwards += 1
             for number, token in zip(drafted, tokens, strict=True):
                 drafted[number].append(token)
             feeds = [Feed(feed.slot, feed.stop, [token], 1) for feed, token in zip(feeds, tokens, strict=True)]
@@ -80,13 +88,18 @@ class ModelDrafter:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """tokens: of all sessions in `seconds`, from when each had its first; tested, accepted: draft tokens."""
+    """tokens: of all sessions in `seconds`, from when each had its first; tested, accepted: draft tokens.
+
+    forwards, drafts: of the target and of what drafts, in that time; 0 where nobody counts them.
+    """
 
     seconds: float
     tokens: int
     texts: tuple[tuple[int, ...], ...]
     tested: int
     accepted: int
+    forwards: int = 0
+    drafts: int = 0
 
 
 @dataclass(slots=True)
@@ -108,10 +121,19 @@ class _Tally:
 
 
 class Decoding:
-    """One engine, and what it reports. What steps cost is measured when made."""
+    """One engine, and what it reports. What steps cost is measured when made, and so is a head.
 
-    def __init__(self, lm: LanguageModel) -> None:
-        self._engine = Engine(lm, LogitsSampler(lm.info.deterministic), step_costs(lm), self._take, ngram=False)
+    drafts: tokens that a head drafts for a step at most; it drafts as many as are expected to pay.
+    """
+
+    def __init__(self, lm: LanguageModel, drafts: int = 0) -> None:
+        costs, self._head, drafting = step_costs(lm), lm if isinstance(lm, CountedHead) else None, None
+        if self._head is not None:
+            depth = calibrate_head(self._head)
+            depth.most = min(depth.most, drafts)
+            drafting = HeadDrafting(self._head, depth)
+        sampler = LogitsSampler(lm.info.deterministic)
+        self._engine = Engine(lm, sampler, costs, self._take, ngram=False, drafting=drafting)
         self._handles, self._chains = count(1), count(1)
         self._sessions: dict[int, _Session] = {}
         self._tally = _Tally()
@@ -121,15 +143,17 @@ class Decoding:
         numbers = self._open(prompts, tokens)
         while any(session.tokens == 0 for session in self._sessions.values()):
             self._step(None)
-        self._tally = _Tally()
+        self._tally, drafter = _Tally(), source or self._head
+        forwards, drafts = self._engine.steps, 0 if drafter is None else drafter.forwards
         before, began = self._decided(), time.perf_counter()
         while not all(session.done for session in self._sessions.values()):
             self._step(source)
         seconds = time.perf_counter() - began
-        decided = self._decided() - before
+        decided, forwards = self._decided() - before, self._engine.steps - forwards
+        drafts = 0 if drafter is None else drafter.forwards - drafts
         texts = tuple(tuple(self._sessions[number].text.tokens[len(prompts[0]) :]) for number in numbers)
         self._close(numbers)
-        return Decoded(seconds, decided, texts, self._tally.tested, self._tally.accepted)
+        return Decoded(seconds, decided, texts, self._tally.tested, self._tally.accepted, forwards, drafts)
 
     def _decided(self) -> int:
         return sum(session.tokens for session in self._sessions.values())

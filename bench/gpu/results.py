@@ -19,7 +19,11 @@ NEEDED = ((1, 1, 1.35), (8, 4, 1.6))
 
 @dataclass(frozen=True, slots=True)
 class SpeedSample:
-    """One run of a row with so many sessions."""
+    """One run of a row with so many sessions.
+
+    floor_s: what its forwards, and those of what drafts, take at least (see Floor), each read at the text's mean length
+    once; 0.0 where they were not counted.
+    """
 
     repeat: int
     row: str
@@ -28,17 +32,19 @@ class SpeedSample:
     tokens: int
     tested: int
     accepted: int
+    floor_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedLine:
-    """Tokens per second of all sessions together. tokens_per_session: of each."""
+    """Tokens per second of all sessions together. tokens_per_session: of each. to_floor: see `SpeedSample.floor_s`."""
 
     row: str
     sessions: int
     tokens_per_second: Estimate
     tokens_per_session: float
     acceptance: float | None
+    to_floor: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +86,14 @@ def report(found: GpuResults) -> str:
             _interval(line.tokens_per_second),
             f"{line.tokens_per_session:.1f}",
             "" if line.acceptance is None else f"{line.acceptance:.2f}",
+            "" if line.to_floor is None else _interval(line.to_floor),
         )
         for line in found.speeds
     ]
     parts = (
         [head],
         table(("sessions", "positions of each", "ms per step", "floor", "x floor"), steps),
-        table(("row", "sessions", "tokens/s", "of each", "acceptance"), speeds),
+        table(("row", "sessions", "tokens/s", "of each", "acceptance", "x floor"), speeds),
         bar_lines(found.bars) if found.bars else [],
         list(found.notes),
     )

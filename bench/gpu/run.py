@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from bench.gpu.decoding import Decoded, Decoding, ModelDrafter, Oracle, Source
 from bench.gpu.floor import Floor, bandwidth, weight_bytes
+from bench.gpu.head import beside, forward_bytes, planted
 from bench.gpu.peer import TransformersPair
 from bench.gpu.results import GpuResults, SpeedLine, SpeedSample, report, write
 from bench.gpu.settings import GpuSettings, parser, settings_of
@@ -26,6 +27,7 @@ from bench.peers.transformers_peer import DTYPES
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelInfo
 from specwire.lm import LanguageModel
+from specwire.lm.heads.eagle3 import Eagle3
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.runners.compiled import Buckets, CompiledRunner
 from specwire.lm.runners.llama import LlamaRunner
@@ -35,10 +37,12 @@ SEED = 1
 # Of the copies that measure the memory: far above any cache of a GPU.
 COPIED = {"cuda": 1 << 32, "cpu": 1 << 26}
 OFF, ORACLE, DRAFTER = "drafting off", "drafting by the oracle", "drafting by the drafter"
+HEAD = "drafting by an EAGLE-3 head"
 PLAIN, ASSISTED = "transformers", "transformers assisted"
 NOTES = (
     "Weights are random and acceptance is chosen; the oracle, which drafts in no time, exists in measurements only.",
     "The engine runs in this process: no network, no log. The drafter takes turns with the target on the same device.",
+    "The head drafts as many tokens as pay, no more than they do. A floor reads what a forward needs, once in each.",
 )
 
 
@@ -53,17 +57,23 @@ class Row(Protocol):
         """How many sessions it can take part with."""
         ...
 
+    @property
+    def draft_bytes(self) -> int:
+        """What each forward reads that is counted as a draft."""
+        ...
+
     def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoded: ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRow:
-    """Our engine; draft tokens from `source`."""
+    """Our engine; draft tokens from `source`, or a head. draft_bytes: what a forward of either reads."""
 
     name: str
     engine: Decoding
     source: Source | None
     levels: Sequence[int]
+    draft_bytes: int = 0
 
     def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoded:
         return self.engine.run(prompts, tokens, self.source)
@@ -77,6 +87,7 @@ class PeerRow:
     pair: TransformersPair
     assisted: bool
     levels: Sequence[int] = (1,)
+    draft_bytes: int = 0
 
     def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoded:
         return self.pair.run(prompts[0], tokens, self.assisted)
@@ -86,16 +97,18 @@ def measure(settings: GpuSettings) -> GpuResults:
     """BenchError, or what the device's runtime raises, if it cannot be measured."""
     device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
     after = successors(SHAPES[settings.target].vocabulary, SEED)
-    say(f"bench: building {settings.target} and {settings.draft}")
+    say(f"bench: building {settings.target}, {settings.draft} and a head")
     target = build(SHAPES[settings.target], after, settings.context, dtype, device, SEED)
     draft_after = agreeing(after, settings.acceptance, SEED)
     draft = build(SHAPES[settings.draft], draft_after, settings.context, dtype, device, SEED + 1)
+    head = planted(SHAPES[settings.target], target, draft_after, _said(settings, after), SEED + 2)
     floor = Floor(weight_bytes(target), _position_bytes(settings), bandwidth(device, COPIED.get(device.type, 1 << 30)))
     if settings.compiled:
         say("bench: compiling")
     lm = language_model(target, settings, max(*settings.windows, settings.drafts + 1))
     # A drafter is fed its last token, or the two that it lacks after a window that was all right.
     draft_lm = language_model(draft, settings, 2)
+    headed = language_model(target, settings, settings.drafts + 1, head)
     say("bench: measuring steps")
     text = walk(after, 0, settings.prompt + max(settings.windows))
     shapes = [(rows, window) for rows in settings.rows for window in settings.windows]
@@ -106,11 +119,12 @@ def measure(settings: GpuSettings) -> GpuResults:
     rows: list[Row] = [
         EngineRow(OFF, engine, None, settings.sessions),
         EngineRow(ORACLE, engine, oracle, settings.sessions),
-        EngineRow(DRAFTER, engine, drafter, settings.sessions),
+        EngineRow(DRAFTER, engine, drafter, settings.sessions, weight_bytes(draft)),
+        EngineRow(HEAD, Decoding(headed, settings.drafts), None, settings.sessions, forward_bytes(head)),
         PeerRow(PLAIN, pair, assisted=False),
         PeerRow(ASSISTED, pair, assisted=True),
     ]
-    samples = [one for level in settings.sessions for one in _decode(rows, settings, level, after)]
+    samples = [one for level in settings.sessions for one in _decode(rows, settings, level, after, floor)]
     return GpuResults(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         compiled=settings.compiled,
@@ -123,17 +137,23 @@ def measure(settings: GpuSettings) -> GpuResults:
     )
 
 
-def language_model(model: PreTrainedModel, settings: GpuSettings, widest: int) -> LanguageModel:
-    """The model over a slot cache, as `specwire.lm.load_model` makes it of one on disk; feeds are of up to `widest`."""
+def language_model(
+    model: PreTrainedModel, settings: GpuSettings, widest: int, head: Eagle3 | None = None
+) -> LanguageModel:
+    """The model over a slot cache, as `specwire.lm.load_model` makes it of one on disk; feeds are of up to `widest`.
+
+    head: drafts beside it.
+    """
     vocabulary, slots, context = model.config.vocab_size, settings.slots, settings.context
+    taps = () if head is None else head.config.taps
     runner: CompiledRunner | LlamaRunner
     if settings.compiled:
-        runner = CompiledRunner(model, slots, context, vocabulary, buckets_of(settings, widest))
+        runner = CompiledRunner(model, slots, context, vocabulary, buckets_of(settings, widest), taps=taps)
     else:
-        runner = LlamaRunner(model, slots, context, vocabulary)
+        runner = LlamaRunner(model, slots, context, vocabulary, taps=taps)
     kind = type(model).__name__
     info = ModelInfo("random", kind, vocabulary, context, (), settings.dtype, settings.device, "", "")
-    return CachedLM(runner, info, slots)
+    return CachedLM(runner, info, slots) if head is None else beside(runner, info, slots, head)
 
 
 def buckets_of(settings: GpuSettings, widest: int) -> Buckets:
@@ -147,7 +167,15 @@ def _position_bytes(settings: GpuSettings) -> int:
     return SHAPES[settings.target].kv_bytes_per_position * DTYPES[settings.dtype].itemsize // 2
 
 
-def _decode(rows: Sequence[Row], settings: GpuSettings, level: int, after: Sequence[int]) -> list[SpeedSample]:
+def _said(settings: GpuSettings, after: Sequence[int]) -> list[int]:
+    """All ids of all texts: a head that is made for them can say these."""
+    length = settings.prompt + settings.tokens
+    return [token for start in range(max(settings.sessions)) for token in walk(after, start, length)]
+
+
+def _decode(
+    rows: Sequence[Row], settings: GpuSettings, level: int, after: Sequence[int], floor: Floor
+) -> list[SpeedSample]:
     """All rows that can by turns, after a run of each that does not count."""
     prompts = [walk(after, start, settings.prompt) for start in range(level)]
     expected = tuple(tuple(walk(after, after[prompt[-1]], settings.tokens)) for prompt in prompts)
@@ -162,7 +190,10 @@ def _decode(rows: Sequence[Row], settings: GpuSettings, level: int, after: Seque
         found = row.run(prompts, settings.tokens)
         if found.texts != expected:
             raise BenchError(f"{row.name}: a text is not the walk that the target's weights are arranged to take")
-        samples.append(SpeedSample(repeat, row.name, level, found.seconds, found.tokens, found.tested, found.accepted))
+        forward_s = floor.seconds(level, settings.prompt + settings.tokens // 2)
+        floor_s = found.forwards * forward_s + found.drafts * row.draft_bytes / floor.bandwidth
+        told = (found.seconds, found.tokens, found.tested, found.accepted, floor_s)
+        samples.append(SpeedSample(repeat, row.name, level, *told))
     return samples
 
 
@@ -176,7 +207,9 @@ def _line(samples: Sequence[SpeedSample]) -> SpeedLine:
     speed = estimate([sample.tokens / sample.seconds for sample in samples])
     tested = sum(sample.tested for sample in samples)
     acceptance = sum(sample.accepted for sample in samples) / tested if tested else None
-    return SpeedLine(row, sessions, speed, speed.value / sessions, acceptance)
+    counted = all(sample.floor_s for sample in samples)
+    to_floor = estimate([sample.seconds / sample.floor_s for sample in samples]) if counted else None
+    return SpeedLine(row, sessions, speed, speed.value / sessions, acceptance, to_floor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,8 +23,8 @@ class GpuSettings:
         rows, windows: of steps: sessions, and positions of each.
         sessions: at once, where tokens per second are measured.
         prompt: tokens behind which everything is measured.
-        drafts: tokens that are drafted for each step.
-        acceptance: of the oracle and of the drafter.
+        drafts: tokens that are drafted for each step; by a head, at most.
+        acceptance: of the oracle, of the drafter and of the head.
     """
 
     target: str = "llama-8b"

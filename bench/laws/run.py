@@ -24,8 +24,10 @@ from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, TARGET, Draftin
 from specwire.rpc.process import say
 
 OUT = RESULTS / "laws.json"
-# What the issue of exactness asks for, of each rule.
-WANTED = 50_000
+# What is wanted of each rule, and of each that may use a head.
+WANTED, WANTED_HEADED = 50_000, 10_000
+# Seeds of one kind of drafter, at most. No two kinds share one: a coupled text is a function of it.
+APART = 1 << 24
 # Tokens whose joint law is tested; those behind them are tested one by one.
 FIRSTS = 3
 # Below this a law is refused. Of a dozen tests of an exact engine one in 8,000 runs has one.
@@ -33,6 +35,7 @@ ALPHA = 1e-5
 # One token a chunk, and a verifier that waits for it.
 ONE_BY_ONE = Drafting(TARGET, "stream:1,2,1")
 ALL = "all of them"
+NUMBERS = ("sessions", "headed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,8 @@ HEAD = ("drafter", "rule", "sessions", "tested", "bonus", "direct", f"p, first {
 
 
 async def exact(name: str, sessions: int) -> dict[str, Sample]:
-    """Each rule's texts with one kind of drafter. No two kinds share a seed: a coupled text is a function of it."""
-    first, drafting = list(DRAFTING).index(name) * sessions, DRAFTING[name]
+    """Each rule's texts with one kind of drafter."""
+    first, drafting = list(DRAFTING).index(name) * APART, DRAFTING[name]
     async with deployment(drafting) as client:
         seeds = range(first, first + sessions)
         return {
@@ -107,14 +110,14 @@ async def broken(name: str, sessions: int) -> Verdict:
     return Verdict.of(name, rule, found, exact=False)
 
 
-async def laws(sessions: int) -> list[Verdict]:
+async def laws(sessions: int, headed: int) -> list[Verdict]:
     """`sessions` for each rule, over all drafters: by drafter, and all together; then the biased ones, a fiftieth.
 
-    As many of a head as of each drafter, above those.
+    headed: with a head, for each rule that may use one, above those.
     """
     samples, drafters = {}, sum(not each.heads for each in DRAFTING.values())
-    for name in DRAFTING:
-        samples[name] = await exact(name, -(-sessions // drafters))
+    for name, drafting in DRAFTING.items():
+        samples[name] = await exact(name, headed if drafting.heads else -(-sessions // drafters))
         say(f"bench: the texts of the {name} drafter are there")
     verdicts = [Verdict.of(name, rule, found[rule]) for name, found in samples.items() for rule in found]
     pooled = {rule: all_of([found[rule] for found in samples.values() if rule in found]) for rule in RULES}
@@ -129,6 +132,8 @@ def _part_of(sessions: int) -> int:
 
 def bars(verdicts: Sequence[Verdict], ways: Sequence[Way]) -> list[Bar]:
     least = min(verdict.sessions for verdict in verdicts if verdict.drafter == ALL)
+    heads = [name for name, drafting in DRAFTING.items() if drafting.heads]
+    headed = min((verdict.sessions for verdict in verdicts if verdict.drafter in heads), default=0)
     return [
         at_most("exact laws that are refused", _exactly(sum(v.exact and v.refused for v in verdicts)), 0),
         at_most(
@@ -136,6 +141,7 @@ def bars(verdicts: Sequence[Verdict], ways: Sequence[Way]) -> list[Bar]:
         ),
         at_most("coupled texts that depend on who drafts", _exactly(sum(way.differing for way in ways)), 0),
         at_least("sessions of each exact rule", _exactly(least), WANTED),
+        at_least("sessions with a head of each rule that may use one", _exactly(headed), WANTED_HEADED),
     ]
 
 
@@ -152,15 +158,17 @@ def report(verdicts: Sequence[Verdict], ways: Sequence[Way]) -> str:
 def parser() -> argparse.ArgumentParser:
     line = argparse.ArgumentParser(prog="python -m bench.laws.run", description=(__doc__ or "").partition("\n")[0])
     line.add_argument("--sessions", type=int, default=WANTED, metavar="N", help="for each rule (default: %(default)s)")
+    more = "with a head besides, for each rule that may use one (default: %(default)s)"
+    line.add_argument("--headed", type=int, default=WANTED_HEADED, metavar="N", help=more)
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
     return line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    if record.refused(args, ("sessions",)):
+    if record.refused(args, NUMBERS):
         return 2
-    verdicts = asyncio.run(laws(args.sessions))
+    verdicts = asyncio.run(laws(args.sessions, args.headed))
     ways = asyncio.run(same_seed(WAYS, _part_of(args.sessions)))
     print(report(verdicts, ways))
     held = bars(verdicts, ways)
@@ -170,8 +178,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "same_seed": [asdict(way) for way in ways],
         "alpha": ALPHA,
     }
-    record.write(args.out, found, args, ("sessions",))
-    return 0 if all(bar.holds for bar in held[:-1]) else 1
+    record.write(args.out, found, args, NUMBERS)
+    # Fewer sessions than are wanted are no failure.
+    return 0 if all(bar.holds for bar in held if bar.sense == "<=") else 1
 
 
 if __name__ == "__main__":

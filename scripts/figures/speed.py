@@ -126,11 +126,11 @@ def gpu_table(results: dict[str, Any]) -> str:
     for step in results["steps"]:
         sizes = [str(step["rows"]), str(step["window"])]
         steps.append([*sizes, interval(step["ms"]), f"{step['floor_ms']:.2f}", interval(step["to_floor"])])
-    speeds = [["row", "sessions", "tokens/s", "of each", "accepted"]]
+    speeds = [["row", "sessions", "tokens/s", "of each", "accepted", "x floor"]]
     for line in results["speeds"]:
         accepted = "" if line["acceptance"] is None else f"{line['acceptance']:.2f}"
-        of_each = f"{line['tokens_per_session']:.1f}"
-        speeds.append([line["row"], str(line["sessions"]), interval(line["tokens_per_second"]), of_each, accepted])
+        told = [f"{line['tokens_per_session']:.1f}", accepted, interval(line["to_floor"]) if line["to_floor"] else ""]
+        speeds.append([line["row"], str(line["sessions"]), interval(line["tokens_per_second"]), *told])
     arguments, floor = results["arguments"], results["floor"]
     how = f"{arguments['target']}, drafter {arguments['draft']}, {arguments['dtype']}, prompt {arguments['prompt']}"
     compiled = "compiled" if results["compiled"] else "not compiled"

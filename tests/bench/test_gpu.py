@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from bench.gpu import head as head_module
 from bench.gpu import run, settings
 from bench.gpu.decoding import Decoding, ModelDrafter, Oracle, Source
 from bench.gpu.floor import Floor, bandwidth, weight_bytes
+from bench.gpu.head import CountedHead, forward_bytes, planted
 from bench.gpu.results import GpuResults
 from bench.gpu.shapes import SHAPES, agreeing, build, successors, walk
 from bench.gpu.steps import StepLine
 from bench.harness.interval import estimate
 from scripts.figures.speed import gpu_table
+from specwire.core.draft import HeadRequest
 from specwire.core.invalid import InvalidParameter
+from specwire.core.law.sampling import Sampling
+from specwire.lm import Feed
 from specwire.lm.runners import compiled
 from specwire.lm.runners.compiled import Buckets
 
@@ -48,26 +54,58 @@ def test_the_target_says_the_walk() -> None:
     assert float((best - second).min()) > 1.0
 
 
-@pytest.mark.parametrize("kind", ["none", "oracle", "drafter"])
+@pytest.mark.parametrize("kind", ["none", "oracle", "drafter", "head"])
 def test_the_engine_says_the_walk_whoever_drafts(kind: str) -> None:
-    target = run.language_model(model("tiny", AFTER), QUICK, QUICK.drafts + 1)
+    tiny = model("tiny", AFTER)
+    head = planted(SHAPES["tiny"], tiny, agreeing(AFTER, 0.8, 1), [], 3) if kind == "head" else None
+    target = run.language_model(tiny, QUICK, QUICK.drafts + 1, head)
     draft = run.language_model(model("tiny-draft", agreeing(AFTER, 0.8, 1)), QUICK, 2)
     sources: dict[str, Source | None] = {
         "none": None,
         "oracle": Oracle(AFTER, 1.0, QUICK.drafts, seed=1),
         "drafter": ModelDrafter(draft, QUICK.drafts),
+        "head": None,
     }
-    engine = Decoding(target)
+    engine = Decoding(target, QUICK.drafts)
     prompts = [walk(AFTER, start, QUICK.prompt) for start in (0, 1)]
     for _ in range(2):
         found = engine.run(prompts, QUICK.tokens, sources[kind])
         assert [list(text) for text in found.texts] == [walk(AFTER, AFTER[each[-1]], QUICK.tokens) for each in prompts]
         assert found.tokens >= 2 * (QUICK.tokens - 1 - QUICK.drafts)
         assert found.tested >= found.accepted
+        assert found.forwards >= QUICK.tokens / (QUICK.drafts + 1) - 1
         if kind == "oracle":
             assert found.tested == found.accepted
         if kind == "none":
-            assert found.tested == 0
+            assert found.tested == found.drafts == 0
+        if kind == "drafter":
+            assert found.drafts >= found.forwards
+
+
+def test_a_head_says_what_it_was_planted_with_at_each_depth() -> None:
+    target, says = model("tiny", AFTER), agreeing(AFTER, 0.8, 1)
+    head = planted(SHAPES["tiny"], target, says, [], 3)
+    lm = run.language_model(target, QUICK, QUICK.drafts + 1, head)
+    assert isinstance(lm, CountedHead)
+    text, drafted, expected = walk(AFTER, 7, 40), list[list[int]](), list[list[int]]()
+    lm.forward([Feed(0, 0, text[:10], 1)])
+    for length in range(11, 41):
+        drafted += lm.draft([HeadRequest(0, text[:length], Sampling(), 4)])
+        expected.append(walk(says, says[text[length - 1]], 4))
+        lm.forward([Feed(0, length - 1, [text[length - 1]], 1)])
+    assert drafted == expected
+    assert lm.forwards == 4 * 30
+    assert forward_bytes(head) == 4 * sum(
+        each.numel() for name, each in head.named_parameters() if name not in ("embed_tokens.weight", "fc.weight")
+    )
+
+
+def test_a_head_that_cannot_say_all_ids_says_those_that_are_asked() -> None:
+    target = model("tiny", AFTER)
+    with patch.object(head_module, "DRAFT_VOCABULARY", 32):
+        ids = [planted(SHAPES["tiny"], target, AFTER, said, 3).d2t + torch.arange(32) for said in ([100, 101], [])]
+    assert ids[0].tolist() == [*range(30), 100, 101]
+    assert ids[1].tolist() == [*range(32)]
 
 
 def test_a_floor_is_bytes_by_bandwidth() -> None:
@@ -93,11 +131,12 @@ def test_a_quick_measurement_ends_with_tables_and_a_file(tmp_path: Path, capsys:
     out = tmp_path / "gpu.json"
     assert run.main(["--quick", "--out", str(out), "--tokens", "8", "--sessions", "1"]) == 0
     printed = capsys.readouterr().out
-    for words in ("x floor", "drafting by the oracle", "transformers assisted", "Weights are random"):
+    for words in ("x floor", "by the oracle", "an EAGLE-3 head", "transformers assisted", "Weights are random"):
         assert words in printed
     written = json.loads(out.read_text())
     assert [(step["rows"], step["window"]) for step in written["steps"]] == [(1, 1), (1, 4), (2, 1), (2, 4)]
-    assert len(written["raw"]) == 5
+    assert len(written["raw"]) == 6
+    assert [line["to_floor"] is None for line in written["speeds"]] == [False] * 4 + [True] * 2
     assert "cpu, not compiled: tiny" in gpu_table(written)
 
 

@@ -37,7 +37,7 @@ async def test_the_law_is_the_target_s_under_every_exact_rule(drafter: str, monk
     for rule, found in samples.items():
         verdict = Verdict.of(drafter, rule, found)
         assert not verdict.refused, verdict
-        first = list(DRAFTING).index(drafter) * SESSIONS
+        first = list(DRAFTING).index(drafter) * run.APART
         assert sorted(found.texts) == list(range(first, first + SESSIONS)), "no seed is used for two drafters"
 
 
@@ -92,6 +92,7 @@ def test_chi_square_pools_what_is_rare_and_refuses_what_cannot_be() -> None:
 
 GOOD = Verdict("good", "block", True, 9, 5, 2, 1, p_firsts=0.4, p_steps=0.6)
 POOLED = replace(GOOD, drafter=run.ALL, sessions=run.WANTED)
+HEADED = replace(GOOD, drafter="head", rule="coupled", sessions=run.WANTED_HEADED)
 BROKEN = replace(GOOD, drafter="value-dependent stop", exact=False, p_firsts=1e-9)
 WAY = Way("good", 9, 4, 0)
 
@@ -99,11 +100,12 @@ WAY = Way("good", 9, 4, 0)
 @pytest.mark.parametrize(
     ("verdicts", "ways", "holds"),
     [
-        ([GOOD, POOLED, BROKEN], [WAY], [True, True, True, True]),
-        ([replace(GOOD, p_steps=1e-6), POOLED, BROKEN], [WAY], [False, True, True, True]),
-        ([GOOD, POOLED, replace(BROKEN, p_firsts=1e-4)], [WAY], [True, False, True, True]),
-        ([GOOD, POOLED, BROKEN], [replace(WAY, differing=1)], [True, True, False, True]),
-        ([GOOD, replace(POOLED, sessions=49_999), BROKEN], [WAY], [True, True, True, False]),
+        ([GOOD, HEADED, POOLED, BROKEN], [WAY], [True, True, True, True, True]),
+        ([replace(GOOD, p_steps=1e-6), HEADED, POOLED, BROKEN], [WAY], [False, True, True, True, True]),
+        ([GOOD, HEADED, POOLED, replace(BROKEN, p_firsts=1e-4)], [WAY], [True, False, True, True, True]),
+        ([GOOD, HEADED, POOLED, BROKEN], [replace(WAY, differing=1)], [True, True, False, True, True]),
+        ([GOOD, HEADED, replace(POOLED, sessions=49_999), BROKEN], [WAY], [True, True, True, False, True]),
+        ([GOOD, replace(HEADED, sessions=9_999), POOLED, BROKEN], [WAY], [True, True, True, True, False]),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -116,7 +118,8 @@ def test_what_is_wrong_is_said(
 ) -> None:
     """A record of fewer sessions than are wanted is no failure, and says so."""
 
-    async def told_laws(sessions: int) -> list[Verdict]:
+    async def told_laws(sessions: int, headed: int) -> list[Verdict]:
+        assert (sessions, headed) == (9, 7)
         return verdicts
 
     async def told_ways(of: object, sessions: int) -> list[Way]:
@@ -124,7 +127,8 @@ def test_what_is_wrong_is_said(
 
     monkeypatch.setattr(run, "laws", told_laws)
     monkeypatch.setattr(run, "same_seed", told_ways)
-    assert run.main(["--sessions", "9", "--out", str(tmp_path / "laws.json")]) == (0 if all(holds[:3]) else 1)
+    words = ["--sessions", "9", "--headed", "7", "--out", str(tmp_path / "laws.json")]
+    assert run.main(words) == (0 if all(holds[:3]) else 1)
     found = json.loads((tmp_path / "laws.json").read_text())
     assert [bar["holds"] for bar in found["bars"]] == holds
     page = laws_table(found)
