@@ -134,7 +134,8 @@ class Cell:
             share of draft_us that each further session of a pass adds. row_slope: each further token that it extends.
         repeats: this share of the text is copied from before it, and the verifier guesses from the text.
         head: of a head beside the target, by position how often its token is right where those before it were; none:
-            there is no head. head_us: its forward, for however many sessions. What it reads takes no time.
+            there is no head. head_us: its forward, for however many sessions. What it reads takes no time. tapped_us:
+            by which a forward of the target is longer where features are kept for it.
         append_us: until the session log acknowledges an append.
         drafter_rtt_us: round trip between orchestrator and drafter.
         hop_us: software of every message on its way from one process to the next.
@@ -161,6 +162,7 @@ class Cell:
     repeats: float = 0.0
     head: Sequence[float] = ()
     head_us: float = 0.0
+    tapped_us: float = 0.0
     append_us: float = 0.0
     drafter_rtt_us: float = 0.0
     hop_us: float = 0.0
@@ -171,7 +173,7 @@ class Cell:
         for name in ("V_us", "draft_us"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidCell(f"{name}: must be positive, not {getattr(self, name)}")
-        for name in ("slope", "row_slope", "rtt_us", "append_us", "drafter_rtt_us", "hop_us", "step_us"):
+        for name in ("slope", "row_slope", "rtt_us", "tapped_us", "append_us", "drafter_rtt_us", "hop_us", "step_us"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidCell(f"{name}: must not be negative, not {getattr(self, name)}")
         for name in ("acceptance", "repeats"):
@@ -330,7 +332,7 @@ class _Run:
         self.forward = cell.cost.measured()
         self.ended: list[SimOrchestrator] = []
         target = Machine(self.clock) if cell.contention is None else Host(self.clock, cell.contention)
-        slots, head = sessions, (cell.head_us, len(cell.head))
+        slots, head = sessions, (cell.head_us, len(cell.head), cell.tapped_us)
         self.verifier = SimVerifier(self.clock, target, cell.cost, cell.step_us, policy.patient, slots, *head)
         machines = [target if cell.shared_host else Machine(self.clock) for _ in range(drafters)]
         self.drafters = [

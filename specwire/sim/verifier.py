@@ -20,7 +20,7 @@ from specwire.core.model import Feed, ModelInfo
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.heads import HeadDepth
-from specwire.core.policy.tunables import MOST_HEAD_DEPTH
+from specwire.core.policy.tunables import LEAST_BEHIND, MOST_HEAD_DEPTH
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.guesses import VOCABULARY
 from verify_service.engine.batch import Part
@@ -142,21 +142,40 @@ class SimHead:
 
     Args:
         forward_us: of each of its forwards, for however many sessions; `drafted_us` is what its last draft took.
+        tapped_us: by which a forward of the target is longer where features are kept for the head.
         most: tokens that it can draft in a row.
         says: so many tokens behind a request's text.
     """
 
-    def __init__(self, forward_us: float, most: int, says: Callable[[HeadRequest, int], list[int]]) -> None:
-        self.depth = HeadDepth({1: forward_us}, min(most, MOST_HEAD_DEPTH))
+    def __init__(
+        self, forward_us: float, tapped_us: float, most: int, says: Callable[[HeadRequest, int], list[int]]
+    ) -> None:
+        self.depth = HeadDepth({1: forward_us}, min(most, MOST_HEAD_DEPTH), tapped_us={1: tapped_us})
         self.drafted_us = 0.0
-        self._forward_us = forward_us
+        self._forward_us, self._tapped_us = forward_us, tapped_us
         self._says = says
+        self._heeded: frozenset[int] | None = None
+        # Of slots whose features are kept: from which position on, and up to which.
+        self._known: dict[int, tuple[int, int]] = {}
+
+    def forward_us(self, feeds: Sequence[Feed]) -> float:
+        """What a forward of the target takes longer for features."""
+        tapped_us = 0.0
+        for feed in feeds:
+            if self._heeded is None or feed.slot in self._heeded:
+                origin, _ = self._known.get(feed.slot, (feed.start, 0))
+                self._known[feed.slot] = (origin if feed.start else 0, feed.stop)
+                tapped_us = self._tapped_us
+            else:
+                self._known.pop(feed.slot, None)
+        return tapped_us
 
     def unread(self, slot: int) -> int | None:
-        return 1
+        origin, stop = self._known.get(slot, (1, 1))
+        return 1 if origin == 0 or stop - origin >= LEAST_BEHIND else None
 
     def heed(self, slots: Collection[int] | None) -> None:
-        """Nothing is kept for it."""
+        self._heeded = None if slots is None else frozenset(slots)
 
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         """There is nothing to read."""
@@ -165,7 +184,7 @@ class SimHead:
         """Nothing."""
 
     def stop(self) -> None:
-        """Nothing is kept for it."""
+        self._heeded = frozenset()
 
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         depths = [min(request.depth, self.depth.most) for request in requests]
@@ -212,6 +231,7 @@ class SimVerifier:
         step_us: software between a forward and its verdicts.
         patient: see `specwire.core.policy.scheduler.schedule`.
         head_us, head_most: of a head beside the target: a forward, and how many tokens it can draft; 0 for none.
+        tapped_us: what a forward of the target takes longer where features are kept for it.
     """
 
     def __init__(
@@ -224,11 +244,13 @@ class SimVerifier:
         slots: int = SLOTS,
         head_us: float = 0.0,
         head_most: int = 0,
+        tapped_us: float = 0.0,
     ) -> None:
-        self.model = SimModel(slots, cost.of)
+        self._cost = cost
+        self.model = SimModel(slots, self._forward_us)
         self._clock = clock
         self._texts = SimTexts()
-        self._head = SimHead(head_us, head_most, self._says) if head_most else None
+        self._head = SimHead(head_us, tapped_us, head_most, self._says) if head_most else None
         self._headed: dict[str, HeadSays] = {}
         costs = StepCosts(cost.measured(), cost.batches())
         self.engine = SteppedEngine(
@@ -248,6 +270,9 @@ class SimVerifier:
         self._turn = 0
         self._woken = False
         self._busy_until_us = 0.0
+
+    def _forward_us(self, feeds: Sequence[Feed]) -> float:
+        return self._cost.of(feeds) + (0.0 if self._head is None else self._head.forward_us(feeds))
 
     def _now_us(self) -> float:
         """As its thread sees it, which a head keeps busy between two actions of the clock."""

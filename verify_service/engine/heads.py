@@ -10,7 +10,7 @@ from typing import Protocol
 from specwire.core.draft import HeadRequest
 from specwire.core.policy.estimates import likely
 from specwire.core.policy.heads import HeadDepth
-from specwire.core.policy.tunables import EXPLORED_SHARE, LET_BE, PREFILL_ROWS, PROBE_WINDOW
+from specwire.core.policy.tunables import EXPLORED_SHARE, LEAST_BEHIND, LET_BE, PREFILL_ROWS, PROBE_WINDOW
 from specwire.core.verify.session import VerifySession
 from specwire.core.verify.text_sources import HeadSource, promise
 from verify_service.engine.batch import ShortOfMemory, detect_out_of_memory
@@ -26,7 +26,7 @@ READ_AT = 256
 # Steps without a draft behind which features are no longer kept: where drafting does not pay, as soon as it was thought
 # of in vain for longer than a try waits for its features; else later, because a head that begins anew has lost the text
 # before.
-IDLE_UNPAID, IDLE_PAID = 3 * LET_BE, 4 * LET_BE
+IDLE_UNPAID, IDLE_PAID = LEAST_BEHIND + LET_BE, 4 * LET_BE
 
 
 class Heads(Protocol):

@@ -13,7 +13,7 @@ import torch
 from specwire.core.draft import DraftRow, HeadRequest
 from specwire.core.law.noise import Key
 from specwire.core.model import Feed, ModelInfo, SlotModel
-from specwire.core.policy.tunables import PREFILL_ROWS
+from specwire.core.policy.tunables import LEAST_BEHIND, PREFILL_ROWS
 from specwire.lm.kv_cache import CachedLM, TappedRunner
 from specwire.lm.noise import keep_noise
 from specwire.lm.sampler import draw_among, whole
@@ -103,9 +103,6 @@ class Head(Protocol):
 MOST_UNREAD = 512
 # Rows of a forward of which a slot's are kept as they lie. A part of a larger one is copied: else all of it would stay.
 SMALL_FORWARD = 64
-# Positions behind which a head drafts that begins in the middle of a text. The demo pair's is right 0.87 of the time
-# behind whole texts, 0.84 behind 64 positions and 0.68 behind 16.
-LEAST_BEHIND = 32
 
 
 def waiting_bytes(width: int) -> int:
