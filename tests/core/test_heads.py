@@ -53,7 +53,7 @@ def test_on_a_full_verifier_it_does_not_draft_but_is_tried_now_and_then() -> Non
     assert depth.choose(rates, 1, rising) == 0
     assert not depth.due(200.0 / EXPLORED_SHARE - 1)
     assert depth.due(200.0 / EXPLORED_SHARE)
-    depth.tried(5000.0)  # a long text had to be read
+    depth.tried(5000.0, begins=True)  # a long text had to be read
     assert not depth.due(200.0 / EXPLORED_SHARE)
     assert depth.due(5000.0 / EXPLORED_SHARE)
 

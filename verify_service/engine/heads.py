@@ -109,6 +109,8 @@ class HeadDrafting:
         self._heeding, self._tapping, self._idle = True, False, 0
         # Slots whose prompts were being fed when it was last looked whether to keep features.
         self._prompts: frozenset[int] = frozenset()
+        # What drafts of the present try may still take; 0 for none.
+        self._trying_us = 0.0
 
     def renew(self) -> None:
         """The head has another version, which may work and pay although the former one did not."""
@@ -180,14 +182,22 @@ class HeadDrafting:
             self._read(heads, behind, step, now_us)
         self._propose(heads, [*ready, *behind], step, now_us, thought_us)
         if tried:
-            self._depth.tried(now_us() - began_us + kept_us)
-            self._heeding = False
+            self._tried(now_us() - began_us, kept_us)
+        else:
+            self._trying_us = 0.0
+
+    def _tried(self, took_us: float, kept_us: float) -> None:
+        """Drafting took so long, and keeping features before. That was for this try alone, which goes on as long."""
+        begins = self._trying_us <= 0.0
+        self._depth.tried(took_us + kept_us, begins)
+        self._trying_us = (kept_us if begins else self._trying_us - kept_us) - took_us
+        self._heeding = self._trying_us > 0.0
 
     def _rests(self, step: DraftedStep, now_us: float) -> bool:
         """Whether it is too soon to think of drafting again: where a batch gains nothing, that takes time too."""
         if step.prompts:
             self._in_vain = False  # a text that begins has lost nothing yet
-        if self._let_be >= LET_BE:
+        if self._let_be >= LET_BE or self._trying_us > 0.0:
             return False
         if not self._heeding:
             before, self._prompts = self._prompts, frozenset(step.prompts)
@@ -197,7 +207,7 @@ class HeadDrafting:
     def _heed(self, heads: Heads, step: DraftedStep) -> None:
         """Keep the features of those that take a head's tokens, if of any."""
         if self._idle > (IDLE_PAID if self._depth.pays and not self._in_vain else IDLE_UNPAID):
-            self._heeding = False
+            self._heeding, self._trying_us = False, 0.0
         takers: Collection[int] = ()
         if self._heeding:
             both = (step.decoding, step.prompts)
@@ -225,7 +235,7 @@ class HeadDrafting:
         return self._depth.beats(promise(session.ngram.look()), rates, step.plain_us)
 
     def _chosen(self, asked: Sequence[_Asked], step: DraftedStep, now_us: float) -> list[_Asked]:
-        """The sessions to draft for, and how deep. Where drafting does not pay one is tried now and then.
+        """The sessions to draft for, and how deep. Where drafting does not pay it is tried now and then.
 
         All sessions wait for each forward, so what pays for many need not pay where only a few can bear the charge.
         """
@@ -233,11 +243,7 @@ class HeadDrafting:
         rates = {each.slot: each.source.acceptance.rates(most) for each in asked}
         depth = self._depth.choose(list(rates.values()), decoding, step.V)
         if depth == 0:
-            if not self._depth.due(now_us):
-                return []
-            tried = max(asked, key=lambda each: each.untested_us)
-            tried.depth = self._borne(tried, min(PROBE_WINDOW, most), 1, step)
-            return [tried] if tried.depth else []
+            return self._to_try(asked, step) if self._trying_us > 0.0 or self._depth.due(now_us) else []
         able = [each for each in asked if self._readable(each, len(asked), step)]
         while able and depth:
             for each in able:
@@ -254,6 +260,19 @@ class HeadDrafting:
             asked = able = left
             depth = self._depth.choose([rates[each.slot] for each in left], decoding, step.V) if left else 0
         return []
+
+    def _to_try(self, asked: Sequence[_Asked], step: DraftedStep) -> list[_Asked]:
+        """All whose texts are known, since features are kept for all, and one whose text has still to be read."""
+        behind = [each for each in asked if each.behind]
+        able = [each for each in asked if not each.behind]
+        able += [max(behind, key=lambda each: each.untested_us)] if behind else []
+        while able:
+            for each in able:
+                each.depth = self._borne(each, min(PROBE_WINDOW, self._depth.most), len(able), step)
+            if all(each.depth for each in able):
+                break
+            able = [each for each in able if each.depth]
+        return able
 
     def _borne(self, asked: _Asked, depth: int, sessions: int, step: DraftedStep) -> int:
         spare_us = asked.spare_us - self._owed_us(asked, step)

@@ -90,9 +90,9 @@ class HeadDepth:
         cost_us = max(self.drafting_us(1, min(PROBE_WINDOW, self.most)), self._tried_us)
         return cost_us <= EXPLORED_SHARE * (now_us - self._drafted_us)
 
-    def tried(self, took_us: float) -> None:
-        """It took so long, with all that had to be read before."""
-        self._tried_us = took_us
+    def tried(self, took_us: float, begins: bool) -> None:
+        """It took so long, with all that had to be read and kept before. begins: else the same try goes on."""
+        self._tried_us = took_us if begins else self._tried_us + took_us
 
     def choose(self, rates: Sequence[Sequence[float]], decoding: int, V: Callable[[int], float]) -> int:
         """The depth for a step of `decoding` sessions, for some of which the head may draft; 0 for none.
