@@ -13,6 +13,7 @@ from transformers import Qwen3_5TextConfig
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.heads import HeadDepth
+from specwire.core.policy.tunables import LEAST_BEHIND
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.heads.slots import HeadedModel
 from specwire.rpc.server_options import ModelServiceOptions
@@ -493,14 +494,36 @@ def test_what_pays_for_many_need_not_pay_for_the_few_that_can_bear_it(indebted: 
     assert heads.together.count(1) <= 4
 
 
-def test_where_it_does_not_pay_one_session_is_tried_at_a_time() -> None:
+def test_where_it_does_not_pay_it_is_tried_with_all_texts_that_it_has_read_and_one_more() -> None:
     heads = ScriptedHeads(wrong)
     rig = Rig(MODEL, ngram=False, context=1024, growth=1.0, drafting=HeadDrafting(heads, HeadDepth({1: 2000.0})))
     for handle in range(4):
         rig.open(handle, (*PROMPT, handle), max_tokens=900)
     rig.run()
-    assert set(heads.together) == {1}
-    assert len({request.slot for request in heads.asked}) > 1
+    assert heads.together == [1, 2, 3, 4]
+
+
+def test_a_try_drafts_for_as_long_as_features_were_kept_for_it() -> None:
+    """A draft takes two steps, and the features before it as long as three drafts."""
+    heads, depth = ScriptedHeads(wrong), HeadDepth({1: 1000.0}, tapped_us={1: 200.0})
+    rig = Rig(MODEL, ngram=False, context=4096, growth=1.0, drafting=HeadDrafting(heads, depth))
+    plain_unread, drafted_at = heads.unread, list[int]()
+
+    def unread(slot: int) -> int | None:
+        """As of a text whose features were not kept before."""
+        kept = [slot in slots for slots in heads.heeded[:-LEAST_BEHIND:-1]]
+        return plain_unread(slot) if all(kept) else None
+
+    def slow() -> None:
+        drafted_at.append(len(heads.heeded))
+        rig.now += 2000.0
+
+    heads.unread, heads.slowed = unread, slow  # type: ignore[method-assign]  # of this one
+    rig.open(1, PROMPT, max_tokens=3400)
+    rig.run(most=4000)
+    assert [later - sooner for sooner, later in pairwise(drafted_at[:3])] == [1, 1]
+    assert drafted_at[3] - drafted_at[2] > 10 * LEAST_BEHIND
+    assert [later - sooner for sooner, later in pairwise(drafted_at[3:])] == [1, 1]
 
 
 # A target that drafts by some of its own layers

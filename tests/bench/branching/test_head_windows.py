@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench import head_windows
-from bench.head_windows import DEPTH, MISSED, accepted, likeliest, ranked, tokens_per_forward, window, written
-from bench.record import prompts_of
+from bench.branching import head_windows
+from bench.branching.head_windows import DEPTH, MISSED, accepted, likeliest, ranked, tokens_per_forward, window, written
+from bench.harness.record import prompts_of
 from demo_pair import HEAD, TARGET
 from specwire.core.draft import HeadRequest
 from specwire.lm import Feed, load_model
