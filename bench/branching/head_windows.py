@@ -1,4 +1,4 @@
-"""What runners-up of a head would gain if a window could test several paths: python -m bench.branching.head_windows --help.
+"""What a head's runners-up would gain in windows of several paths: python -m bench.branching.head_windows --help.
 
 The engine's window is one path, so a head drafts one chain. Here the demo target writes texts by its own draws. At each
 place of these it is noted where the token that was drawn stands among what the demo pair's head would draft there, by
@@ -188,7 +188,7 @@ def gain_lines(texts: Sequence[Places]) -> list[str]:
             for rows in range(depth, depth + 2 * RUNNERS_UP + 1)
         },
     ]
-    chains = {(depth,): window(depth) for depth in depths}
+    chains: dict[Path, Window] = {(depth,): window(depth) for depth in depths}
     every = {tested for windows in (chains, *kinds) for tested in windows.values()}
     tokens = {tested: tokens_per_forward(tested, texts) for tested in every}
     rows = []

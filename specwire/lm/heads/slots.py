@@ -264,7 +264,7 @@ class HeadedModel:
 
     @property
     def branches(self) -> bool:
-        """A window is a line here. By a head's runners-up a tree would gain little (`python -m bench.branching.head_windows`)."""
+        """A window is a line here. A head's runners-up would gain little (`python -m bench.branching.head_windows`)."""
         return False
 
     @property
