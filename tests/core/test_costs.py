@@ -263,9 +263,23 @@ def test_one_slow_step_of_a_batch_changes_little() -> None:
     learned = batch_costs()
     windows_us, plain_us = learned.of(4)(16) - learned.plain(4), learned.plain(4)
     learned.observe(4, 16, 1e6, 0.0, drafting=False, waited=False)
-    assert learned.of(4)(16) - plain_us < 1.5 * windows_us
+    assert learned.of(4)(16) - plain_us < 1.7 * windows_us
     learned.observe(4, 4, 1e6, 0.0, drafting=False, waited=False)
     assert learned.plain(4) < 1.02 * plain_us
+
+
+def test_what_any_window_costs_is_learnt_where_rows_were_measured_to_cost_nothing() -> None:
+    """As measured: a step of four sessions takes half as long again with a window of any width, at rest not at all."""
+    learned = StepCosts(ForwardTimes({1: 1000.0, 32: 1000.0}), {(4, 1): 2000.0, (4, 4): 2000.0})
+    assert learned.of(4)(16) == learned.plain(4) == 2000.0
+    for _ in range(100):
+        for window in (2, 6, 12):
+            learned.observe(4, 4 + window, 3000.0 + 40.0 * window, 0.0, drafting=False, waited=False)
+            learned.observe(4, 4, 2000.0, 0.0, drafting=False, waited=False)
+    step_us = learned.of(4)
+    assert step_us(4) == pytest.approx(2000.0, rel=0.01)
+    for window in (1, 8, 16):
+        assert step_us(4 + window) - step_us(4) == pytest.approx(1000.0 + 40.0 * window, rel=0.25)
 
 
 def test_windows_that_were_dear_for_a_while_are_not_thought_so_for_ever() -> None:

@@ -16,9 +16,12 @@ from specwire.core.policy.tunables import (
     GUESSED_SHARE,
     IN_A_ROW,
     LEAST_TIMING_US,
+    LEAST_WINDOW_SHARE,
     LIKELY_SHARE,
     MEANT_OVER,
-    SCALES,
+    NEGLIGIBLE,
+    PRIOR_WINDOW_ROWS,
+    PRIOR_WINDOWS,
     SLACK_DEVIATIONS,
     STEP_OUTLIER,
     STEP_WEIGHT,
@@ -63,37 +66,54 @@ class BatchTimes:
         return interpolated({1: 0.0, **added}, sessions)
 
 
-class Surcharge:
-    """What windows add to the plain steps of batches of about one size: measured, relative to V(m, rows).
+class WindowCosts:
+    """What windows add to the plain steps of batches of about one size: V(m, rows), and what it was seen to be beyond.
 
-    It keeps sums, not a mean of quotients, because a quotient may be anything where windows cost next to nothing.
-    Measurements fade with every step. Else windows that were once too expensive would never run again, and nothing
-    would show that they have become cheaper.
-
-    Args:
-        trusted_us: time for which V(m, rows) is believed without a measurement.
+    V(m, rows) is measured with forwards of one shape in a row. Between plain steps a window also changes the shape,
+    which costs so much for any window, however short. So what was seen beyond V is a straight line over a window's
+    rows: least squares with decay, held to zero as if that had been seen PRIOR_WINDOWS times. Measurements fade with
+    every step. Else windows that were once too expensive would never run again, and nothing would show that they have
+    become cheaper.
     """
 
-    def __init__(self, trusted_us: float) -> None:
-        self._trusted_us = trusted_us
-        self._seen_us = self._expected_us = 0.0
+    def __init__(self) -> None:
+        # Sums over what was seen, of weights, rows, rows squared, microseconds, and rows times microseconds.
+        self._weight = self._rows = self._squares = self._beyond_us = self._product = 0.0
+        self._any_us = self._row_us = 0.0
 
-    @property
-    def scale(self) -> float:
-        """Factor on V(m, rows). It is bounded, because it also contains other reasons for longer or shorter steps."""
-        seen = (self._trusted_us + self._seen_us) / (self._trusted_us + self._expected_us)
-        least, most = SCALES
-        return min(max(seen, least), most)
+    def at(self, rows: int, expected_us: float) -> float:
+        """What windows of so many `rows` add where V says `expected_us`; at least LEAST_WINDOW_SHARE of that."""
+        return max(LEAST_WINDOW_SHARE * expected_us, expected_us + self._any_us + self._row_us * rows)
 
-    def observe(self, seen_us: float, expected_us: float) -> None:
+    def observe(self, rows: int, seen_us: float, expected_us: float) -> None:
         """Note how long a step's windows took beyond its plain step. It may be negative: all of it is measured."""
-        self._seen_us = DECAY * self._seen_us + seen_us
-        self._expected_us = DECAY * self._expected_us + expected_us
+        beyond_us = seen_us - expected_us
+        self._fade(DECAY)
+        self._weight += 1.0
+        self._rows += rows
+        self._squares += rows * rows
+        self._beyond_us += beyond_us
+        self._product += rows * beyond_us
+        self._fit()
 
     def fade(self) -> None:
         """Note a step without windows."""
-        self._seen_us *= FADE
-        self._expected_us *= FADE
+        if self._weight:
+            self._fade(FADE if self._weight > NEGLIGIBLE else 0.0)
+            self._fit()
+
+    def _fade(self, kept: float) -> None:
+        self._weight *= kept
+        self._rows *= kept
+        self._squares *= kept
+        self._beyond_us *= kept
+        self._product *= kept
+
+    def _fit(self) -> None:
+        weight, squares = self._weight + PRIOR_WINDOWS, self._squares + PRIOR_WINDOWS * PRIOR_WINDOW_ROWS**2
+        determinant = weight * squares - self._rows**2
+        self._any_us = (squares * self._beyond_us - self._rows * self._product) / determinant
+        self._row_us = (weight * self._product - self._rows * self._beyond_us) / determinant
 
 
 class StepCosts:
@@ -112,9 +132,9 @@ class StepCosts:
         # only until plain steps are known.
         self._around: dict[int, float] = {}
         # By the size of the batch up to a power of two.
-        self._surcharges: defaultdict[int, Surcharge] = defaultdict(lambda: Surcharge(forward.at(1)))
+        self._window_costs: defaultdict[int, WindowCosts] = defaultdict(WindowCosts)
         self._calm = CALM_STEPS
-        # Whether the last step of a session alone had a window: the one behind it is slower, for what that left behind.
+        # Whether the last step had a window: the one behind it is slower, for what that left behind.
         self._windowed = False
         self._hiccups = Hiccups()
         # What windows add, by (sessions, rows), and steps of a session alone, by rows; forgotten when they are refined.
@@ -126,10 +146,10 @@ class StepCosts:
         if sessions < 2:
             return self._of_one
         plain_us = self.plain(sessions)
-        scale = self._surcharge(sessions).scale
+        costs = self._costs_of_windows(sessions)
 
         def step_us(rows: int) -> float:
-            return plain_us + scale * self._windows(sessions, rows)
+            return plain_us + (costs.at(rows - sessions, self._windows(sessions, rows)) if rows > sessions else 0.0)
 
         return cache(step_us)
 
@@ -191,6 +211,7 @@ class StepCosts:
             self._observe_batch(sessions, rows, forward_us + around_us, calm)
         else:
             self._observe_one(rows, forward_us, around_us, calm)
+        self._windowed = not plain
         self._alone_us.clear()
         return None if plain and not waited else self.plain(sessions)
 
@@ -205,7 +226,6 @@ class StepCosts:
             self.forward.observe(rows, max(window_us, forward_us / STEP_OUTLIER))
         elif calm and not self._windowed:
             self.forward.observe(rows, forward_us)
-        self._windowed = rows > 1
         self._windows_us.clear()
 
     def hiccup_us(self, sessions: int, rows: int, step_us: float) -> float:
@@ -217,20 +237,20 @@ class StepCosts:
         return step_us - self._hiccups.without(step_us, self.of(sessions)(rows)) if rows > sessions else 0.0
 
     def _observe_batch(self, sessions: int, rows: int, step_us: float, calm: bool) -> None:
-        plain_us, surcharge = self.plain(sessions), self._surcharge(sessions)
+        plain_us, costs = self.plain(sessions), self._costs_of_windows(sessions)
         if rows > sessions:
             expected_us = self._windows(sessions, rows)
-            likely_us = likely(step_us, plain_us + surcharge.scale * expected_us)
-            surcharge.observe(likely_us - plain_us, expected_us)
+            likely_us = likely(step_us, plain_us + costs.at(rows - sessions, expected_us))
+            costs.observe(rows - sessions, likely_us - plain_us, expected_us)
         else:
             likely_us = likely(step_us, plain_us)
-            surcharge.fade()
+            costs.fade()
         # A step with windows that is shorter than the known plain step shows that plain steps have become shorter.
-        if likely_us < plain_us or (calm and rows == sessions):
+        if likely_us < plain_us or (calm and rows == sessions and not self._windowed):
             self._plain[sessions] = plain_us + STEP_WEIGHT * (likely_us - plain_us)
 
-    def _surcharge(self, sessions: int) -> Surcharge:
-        return self._surcharges[sessions.bit_length()]
+    def _costs_of_windows(self, sessions: int) -> WindowCosts:
+        return self._window_costs[sessions.bit_length()]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -61,8 +61,10 @@ ENOUGH = 8
 ENOUGH_COMPARED = 48.0
 # Accepted over foretold tokens: within these bounds a drafter's own probabilities are trusted to end its chains.
 CALIBRATED = (0.7, 1.4)
-# Bounds of what windows were seen to cost, as a multiple of V(m, rows): what else made steps longer is in it as well.
-SCALES = (0.5, 4.0)
+# Windows of a batch cost at least this share of what V(m, rows) says: what else made steps shorter is in it as well.
+LEAST_WINDOW_SHARE = 0.5
+# V(m, rows) of a batch's windows counts for so many windows of so many rows that took what it says.
+PRIOR_WINDOWS, PRIOR_WINDOW_ROWS = 3.0, 8
 # Shares of a forward during which the drafter computed: from the first on together, up to the second apart.
 TOGETHER_SHARE, APART_SHARE = 0.5, 0.1
 # Steps in a row without a drafter at work after which plain ones show what they cost: one that was asked to stop ends
