@@ -254,8 +254,7 @@ async def load(
     cores: see ServiceThread. For the rest see `start`.
     """
     share_interpreter()
-    size = options.tensor_parallel_size
-    ranks = Ranks(size, options.loading()) if size > 1 else None
+    ranks = Ranks(options.ranks, options.loading()) if options.ranks > 1 else None
     # Who waits for all that is due tests no guesses of its own.
     text_memory = options.text_memory if options.ngram and not patient else 0
     reader = meter or LoadReader()
@@ -435,7 +434,7 @@ def run(args: argparse.Namespace) -> int:
         patience = QueuePatience(args.queue, args.queue_wait * 1e6)
         check_patience(patience)
         check_deterministic(args.deterministic, args.runtime)
-        check_ranks(args.tensor_parallel_size)
+        check_ranks(args.tensor_parallel_size, args.pipeline_parallel_size, args.engine)
         engine_options(args.engine, args.engine_options)
         text_memory = text_memory_of(args.text_memory)
         telemetry, registration = telemetry_of(args), registry_of(args)
@@ -458,6 +457,7 @@ def run(args: argparse.Namespace) -> int:
             deterministic=args.deterministic,
             heads=args.heads,
             tensor_parallel_size=args.tensor_parallel_size,
+            pipeline_parallel_size=args.pipeline_parallel_size,
             engine=args.engine,
             engine_options=args.engine_options,
         )

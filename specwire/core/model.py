@@ -19,8 +19,8 @@ KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 KV_TYPES = (AUTO_KV, *KV_BYTES)
 # What weights may be rounded to beyond the dtype; under the last one what they multiply, too.
 NONE, INT8, INT8_DYNAMIC = QUANTIZATIONS = ("none", "int8", "int8-dynamic")
-# The option that splits a model over several processes, its ranks.
-RANKS = "tensor-parallel-size"
+# The options that split a model over several processes, its ranks: every layer, or the layers into stages.
+RANKS, STAGES = "tensor-parallel-size", "pipeline-parallel-size"
 
 
 # How the name of a model ends that is a GGUF file.

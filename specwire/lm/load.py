@@ -56,6 +56,7 @@ def load_model(
     engine_options: Mapping[str, Any] | None = None,
     kv_type: str = AUTO_KV,
     gpu_layers: int = 0,
+    stages: int = 1,
 ) -> LanguageModel:
     """Load a causal language model to serve `slots` texts at once.
 
@@ -88,7 +89,8 @@ def load_model(
             is torch; of a scripted model, another one. None for none.
         engine: "specwire", or "vllm": its worker computes the forwards (`specwire.lm.runners.vllm`), and runtime and
             device are its own. A scripted model ignores it.
-        engine_options: further arguments of vLLM's EngineArgs.
+        engine_options: further arguments of vLLM's EngineArgs. stages: into how many groups vLLM splits the layers; the
+            ranks are as many times more.
         kv_type: of a GGUF file's keys and values, one of KV_TYPES. gpu_layers: how many of its layers lie on a GPU.
 
     Raises:
@@ -121,7 +123,7 @@ def load_model(
     with _told_by(ranks):
         if engine == VLLM:
             check_for_vllm(how, heads)
-            return load_in_vllm(spec, size, dtype, device, context, dict(engine_options or {}), ranks)
+            return load_in_vllm(spec, size, dtype, device, context, dict(engine_options or {}), ranks, stages)
         return load_pretrained(
             spec, slots=size, dtype=dtype, device=device, context=context, how=how, ranks=ranks, heads=heads
         )

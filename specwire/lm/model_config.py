@@ -123,6 +123,13 @@ HYBRID = "hybrid"
 RECURRENT_LAYERS = frozenset({"linear_attention", "conv", HYBRID, "moe", "mlp"})
 
 
+def quantized_by(config: PreTrainedConfig) -> str:
+    """The method, such as compressed-tensors, by which the model's files say that they are quantised; "" if none."""
+    said = getattr(config, "quantization_config", None)
+    method = said.get("quant_method") if isinstance(said, dict) else getattr(said, "quant_method", None)
+    return "" if said is None else str(getattr(method, "value", method) or "quantized")
+
+
 def is_recurrent(config: PreTrainedConfig) -> bool:
     """Whether layers keep a state, which is served."""
     return config.get_text_config().model_type in RECURRENT

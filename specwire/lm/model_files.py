@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,11 +74,16 @@ def check_files(spec: str) -> None:
     transformers silently ignores a broken generation_config.json and takes what config.json has.
     """
     with file_of(spec, GENERATION):
-        _check_eos(_object(spec, GENERATION).get("eos_token_id"))
+        _check_eos(stated_eos(spec))
     if Path(spec).is_dir() and not (Path(spec) / "adapter_config.json").exists():
         for file in _weights_of(spec):
             with file_of(spec, file.name), safe_open(file, "pt"):
                 pass  # its header is whole, and says how long the file is
+
+
+def stated_eos(spec: str) -> Any:
+    """What the model's file of generation says of the ids that end a text; None if nothing. Raises ValueError."""
+    return _object(spec, GENERATION).get("eos_token_id")
 
 
 def _check_eos(found: object) -> None:
@@ -158,9 +163,45 @@ def _special_tokens(spec: str) -> dict[str, str]:
 
 def weights_fingerprint(model: nn.Module, config: PreTrainedConfig, precision: str) -> str:
     """sha256 (hex) over precision (dtype and quantization), configuration and every tensor by name."""
+    return _fingerprint(config, precision, sorted(model.state_dict().items()))
+
+
+def files_fingerprint(spec: str, config: PreTrainedConfig, precision: str) -> str:
+    """As `weights_fingerprint`, of the tensors as the files of a directory or hub id have them.
+
+    Raises ModelError, which names the file.
+    """
+    return _fingerprint(config, precision, _tensors_of(spec))
+
+
+def _fingerprint(config: PreTrainedConfig, precision: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """tensors: by name, in order."""
     entries = {key: value for key, value in config.to_dict().items() if key not in INCIDENTAL}
     digest = hashlib.sha256(json.dumps([precision, entries], sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in tensors:
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def _tensors_of(spec: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of all files, by name, in order."""
+    files = {}
+    for file in _weights_of(spec) if Path(spec).is_dir() else _fetched(spec):
+        with file_of(spec, file.name), safe_open(file, "pt") as held:
+            files.update(dict.fromkeys(held.keys(), file))
+    for name, file in sorted(files.items()):
+        with file_of(spec, file.name), safe_open(file, "pt") as held:
+            tensor = held.get_tensor(name)
+        yield name, tensor
+
+
+def _fetched(spec: str) -> list[Path]:
+    """The files that a hub id keeps its weights in, on this machine."""
+    with file_of(spec, INDEX):
+        names = sorted(set(_object(spec, INDEX).get("weight_map", {}).values())) or [WEIGHTS]
+    found = []
+    for name in names:
+        with file_of(spec, name):
+            found.append(Path(str(cached_file(spec, name))))
+    return found

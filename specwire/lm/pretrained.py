@@ -45,11 +45,21 @@ from specwire.lm.model_config import (
     context_of,
     first_line,
     is_recurrent,
+    quantized_by,
 )
-from specwire.lm.model_files import CONFIG, ModelText, check_files, read_text, weights_fingerprint
+from specwire.lm.model_files import (
+    CONFIG,
+    ModelText,
+    check_files,
+    files_fingerprint,
+    read_text,
+    stated_eos,
+    weights_fingerprint,
+)
 from specwire.lm.runners.hybrid import fitting_states, rows_of, state_bytes
 from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.runners.select import (
+    DYNAMIC_TOLERANCE,
     TOLERANCES,
     How,
     OwnTrial,
@@ -215,8 +225,12 @@ def load_in_vllm(
     context: int | None,
     options: Mapping[str, Any],
     ranks: RankGroup | None,
+    stages: int = 1,
 ) -> LanguageModel:
-    """The part of `load_model` for vLLM's worker; the model's own modules are read first, to hold it to them."""
+    """The part of `load_model` for vLLM's worker; the model's own modules are read first, to hold it to them.
+
+    Weights that are quantised in their files only vLLM reads: such a model is held to itself, fed at once.
+    """
     from specwire.lm.runners.vllm import VllmRank, VllmRunner, prepare, reason_of
 
     prepare(device, options)
@@ -225,19 +239,25 @@ def load_in_vllm(
     if is_recurrent(config):
         raise ModelError(f"engine: the recurrent layers of {config.model_type} models are not served with {VLLM}")
     sizes = Sizes(slots_of(slots, config, positions, _dtype(dtype)), positions, config.get_text_config().vocab_size)
-    rank = None if ranks is None else VllmRank(ranks.meet(), ranks.rank, ranks.size)
+    rank = None if ranks is None else VllmRank(ranks.meet(), ranks.rank, ranks.size, stages)
     if rank is not None and rank.number > 0:  # what the model is, and whether it is that, rank 0 says
         follower = VllmRunner(known.location, sizes, _dtype(dtype), options, rank)
         nobody = ModelInfo("", "", sizes.vocabulary, positions, (), dtype, follower.device, "", "", VLLM)
         return CachedLM(follower, nobody, sizes.slots)
-    model = pretrained(spec, _dtype(dtype), CPU)
-    info, unassigned = _describe(spec, model, known, dtype, How())
-    sizes = sizes._replace(vocabulary=info.vocabulary)
-    trial = Trial(model, sizes, _dtype(dtype))
-    del model
+    trial: Trial | None = None
+    if method := quantized_by(config):
+        info, unassigned = _describe_files(spec, known, dtype, method)
+        sizes = sizes._replace(vocabulary=info.vocabulary)
+    else:
+        model = pretrained(spec, _dtype(dtype), CPU)
+        info, unassigned = _describe(spec, model, known, dtype, How())
+        sizes = sizes._replace(vocabulary=info.vocabulary)
+        trial = Trial(model, sizes, _dtype(dtype))
+        del model
     try:
         own = VllmRunner(known.location, sizes, _dtype(dtype), options, rank)
         runner = own if ranks is None else LeadingRunner(own, ranks)
+        trial = trial or OwnTrial(runner, sizes, DYNAMIC_TOLERANCE)
         off = trial.deviation(runner)
     except (ModelError, ModelLost):
         raise
@@ -249,7 +269,8 @@ def load_in_vllm(
             raise ModelError(message) from error
         raise ModelError(f"engine: {reason_of(error)}") from error
     if not off <= 1:
-        message = f"engine: vLLM gives other logits than this {info.architecture}"
+        told = "in pieces than at once" if method else f"than this {info.architecture}"
+        message = f"engine: vLLM gives other logits {told}"
         raise ModelError(f"{message} ({off:.1f} times the tolerance)")
     return CachedLM(runner, replace(info, runtime=VLLM, device=own.device), sizes.slots, unassigned)
 
@@ -400,38 +421,60 @@ def _location(spec: str) -> str:
 
 def _describe(spec: str, model: PreTrainedModel, known: Outline, dtype: str, how: How) -> tuple[ModelInfo, list[int]]:
     """The model's description, and the ids of its vocabulary without a token."""
-    text = known.text
     width = model.get_output_embeddings().weight.shape[0]
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    fingerprint = weights_fingerprint(model, known.config, _precision(dtype, how.quantization))
+    info, unassigned = _described(spec, known, dtype, width, eos, fingerprint)
+    info = replace(
+        info,
+        architecture=type(model).__name__,
+        device=str(next(model.parameters()).device),
+        deterministic=how.deterministic,
+        quantization=how.quantization,
+    )
+    return info, unassigned
+
+
+def _describe_files(spec: str, known: Outline, dtype: str, method: str) -> tuple[ModelInfo, list[int]]:
+    """As `_describe`, of a model that is not loaded: what its files say of it. method: how they are quantised."""
+    width = int(known.config.get_text_config().vocab_size)
+    fingerprint = files_fingerprint(known.location, known.config, _precision(dtype, method))
+    info, unassigned = _described(spec, known, dtype, width, stated_eos(known.location), fingerprint)
+    (architecture, *_) = known.config.architectures or [known.config.model_type]
+    return replace(info, architecture=architecture, quantization=method), unassigned
+
+
+def _described(
+    spec: str, known: Outline, dtype: str, width: int, eos: object, fingerprint: str
+) -> tuple[ModelInfo, list[int]]:
+    """width: number of the output layer's ids. eos: what the model generates by says of its ends; None: nothing."""
+    text = known.text
     tokens = text.vocabulary(width)
     vocabulary = min(max(tokens) + 1, width)
     info = ModelInfo(
         name=Path(known.location).name if Path(known.location).is_dir() else spec,
-        architecture=type(model).__name__,
+        architecture="",
         vocabulary=vocabulary,
         context=known.context,
-        eos_ids=_eos_ids(model),
+        eos_ids=_eos_ids(eos, known.config),
         dtype=dtype,
-        device=str(next(model.parameters()).device),
-        weights_fingerprint=weights_fingerprint(model, known.config, _precision(dtype, how)),
+        device="",
+        weights_fingerprint=fingerprint,
         vocabulary_fingerprint=vocabulary_fingerprint(tokens),
         tokenizer_json=text.tokenizer_json,
         chat_template=text.chat_template,
         special_tokens=text.special_tokens,
-        deterministic=how.deterministic,
-        quantization=how.quantization,
     )
     return info, sorted(set(range(vocabulary)) - tokens.keys())
 
 
-def _precision(dtype: str, how: How) -> str:
-    return dtype if how.quantization == NONE else f"{dtype} {how.quantization}"
+def _precision(dtype: str, quantization: str) -> str:
+    return dtype if quantization == NONE else f"{dtype} {quantization}"
 
 
-def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    generation = getattr(model, "generation_config", None)
-    found = getattr(generation, "eos_token_id", None)
+def _eos_ids(found: Any, config: PreTrainedConfig) -> tuple[int, ...]:
     if found is None:
-        found = getattr(model.config.get_text_config(), "eos_token_id", None)
+        found = getattr(config.get_text_config(), "eos_token_id", None)
     if found is None:
         return ()
     return (found,) if isinstance(found, int) else tuple(found)

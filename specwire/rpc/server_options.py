@@ -11,7 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import AUTO, AUTO_KV, ENGINES, KV_TYPES, QUANTIZATIONS, RUNTIMES, SPECWIRE, TORCH
+from specwire.core.model import (
+    AUTO,
+    AUTO_KV,
+    ENGINES,
+    KV_TYPES,
+    QUANTIZATIONS,
+    RANKS,
+    RUNTIMES,
+    SPECWIRE,
+    STAGES,
+    TORCH,
+)
 from specwire.progress import LAST_LINE
 from specwire.rpc.channel import exposure
 from specwire.rpc.keys import Keys, read_keys
@@ -133,6 +144,7 @@ class ModelServiceOptions:
         heads: what drafts beside a verifier's target (`specwire.lm.load_model`); "" for none. Nothing to a drafter.
         deterministic: a verifier's logits are a function of the text alone, bit for bit; nothing to a drafter.
         tensor_parallel_size: processes over which a verifier splits its model; nothing to a drafter.
+        pipeline_parallel_size: stages that vLLM splits its layers into; each has so many processes.
         engine: what a verifier's forwards are computed with, specwire or vllm; nothing to a drafter.
         engine_options: further arguments of vLLM's EngineArgs, as a JSON object.
         kv_type: of a GGUF file's keys and values. gpu_layers: how many of its layers lie on a GPU.
@@ -160,6 +172,7 @@ class ModelServiceOptions:
     metrics: str = ""
     compiled: bool = False
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     engine: str = SPECWIRE
     engine_options: str = "{}"
     kv_type: str = AUTO_KV
@@ -185,7 +198,7 @@ class ModelServiceOptions:
         for field, value in (("threads", self.threads), ("slots", self.slots)):
             if not 1 <= value <= 1024:
                 raise InvalidParameter(field, f"must be from 1 to 1024, not {value}")
-        check_ranks(self.tensor_parallel_size)
+        check_ranks(self.tensor_parallel_size, self.pipeline_parallel_size, self.engine)
         if self.engine not in ENGINES:
             raise InvalidParameter("engine", f"must be one of {', '.join(ENGINES)}, not {self.engine!r}")
         engine_options(self.engine, self.engine_options)
@@ -213,9 +226,15 @@ class ModelServiceOptions:
             "threads": self.threads,
             "engine": self.engine,
             "engine_options": engine_options(self.engine, self.engine_options),
+            "stages": self.pipeline_parallel_size,
             "kv_type": self.kv_type,
             "gpu_layers": self.gpu_layers,
         }
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def listened(self) -> list[tuple[str, str]]:
@@ -251,10 +270,14 @@ def engine_options(engine: str, text: str) -> dict[str, Any]:
     return options
 
 
-def check_ranks(size: int) -> None:
-    """InvalidParameter unless a model may be split over this many processes."""
+def check_ranks(size: int, stages: int = 1, engine: str = SPECWIRE) -> None:
+    """InvalidParameter unless a model may be split into stages of this many processes each."""
     if not 1 <= size <= MOST_RANKS:
-        raise InvalidParameter("tensor-parallel-size", f"must be from 1 to {MOST_RANKS}, not {size}")
+        raise InvalidParameter(RANKS, f"must be from 1 to {MOST_RANKS}, not {size}")
+    if not 1 <= stages <= MOST_RANKS // size:
+        raise InvalidParameter(STAGES, f"must be from 1 to {MOST_RANKS // size} beside {RANKS} {size}, not {stages}")
+    if stages > 1 and engine == SPECWIRE:
+        raise InvalidParameter(STAGES, f"is vLLM's, and goes with --engine vllm only, not {stages}")
 
 
 def add_model_arguments(
@@ -394,6 +417,13 @@ def add_ranks_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pipeline-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --engine vllm: split the layers into N stages of --tensor-parallel-size each (default: %(default)s)",
+    )
     parser.add_argument(
         "--engine",
         default=SPECWIRE,

@@ -16,13 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.relay.link import Link
+from bench.soak.service import ROOT
 from bench.vllm.server import EAGER, PYTHON, VLLM
+from bench.wan.link import Link
 from demo_pair import DRAFT, TARGET
 from deploy.stack.processes import descendants
 from specwire.client import AsyncClient
 from specwire.client.requests import RequestOptions
 from specwire.core.messages import Outcome
+from specwire.core.model import RANKS, STAGES
 from tests.faults.cells import Cell
 from tests.faults.hostile import ATTACKS, Victim, hostile
 from tests.faults.matrix import CELLS
@@ -167,21 +169,25 @@ def test_no_other_machine_reaches_a_socket_of_vllm_s(running: Place) -> None:
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_any_interleaving_gives_the_plain_forward(family: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [PYTHON, "-m", "tests.vllm.walk_in_vllm", family, str(tmp_path)],
-        cwd=VLLM.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300.0,
-        check=False,
-    )
+    in_vllm("tests.vllm.walk_in_vllm", family, str(tmp_path))
+
+
+def test_weights_that_only_vllm_reads_are_served(tmp_path: Path) -> None:
+    in_vllm("tests.vllm.quantized_in_vllm", str(tmp_path))
+
+
+def in_vllm(*words: str) -> None:
+    """Run a module of ours in vLLM's environment."""
+    done = subprocess.run([PYTHON, "-m", *words], cwd=ROOT, capture_output=True, text=True, timeout=300.0, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-async def test_split_over_two_processes_it_is_the_same_model_and_ends_with_either() -> None:
+@pytest.mark.parametrize("split", [RANKS, STAGES])
+async def test_split_over_two_processes_it_is_the_same_model_and_ends_with_either(split: str) -> None:
     one, prompt = target().model, asked()[0].prompt
     with parts() as owned:
-        verifier = owned.start("verify", str(TARGET), "--tensor-parallel-size=2", "--slots=2", *ENGINE, python=PYTHON)
+        words = ("--dtype=float32", f"--{split}=2", "--slots=2", *ENGINE)
+        verifier = owned.start("verify", str(TARGET), *words, python=PYTHON)
         info, tokens = await written(verifier.ready(), prompt)
         assert info.weights_fingerprint == one.info.weights_fingerprint
         assert len(tokens) == COUNT

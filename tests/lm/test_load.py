@@ -22,6 +22,8 @@ from deploy.cli.diagnosis.doctor import Grade
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM
+from specwire.lm.model_config import quantized_by
+from specwire.lm.pretrained import _describe_files, outline
 from specwire.lm.runners import vllm
 from specwire.lm.runners.hugging_face import HuggingFaceRunner, SlotCache
 from tests.lm.models import COMMON, CONTEXT, ROTARY, VOCABULARY, build, config, plain, save
@@ -341,6 +343,33 @@ def test_a_name_that_vllm_lacks_is_told_from_an_error_of_vllm_s(
     monkeypatch.setattr(os, "environ", os.environ.copy())
     with pytest.raises(ModelError, match=message):
         load_model(save(build(config("llama")), tmp_path), slots=1, dtype="float32", engine="vllm")
+
+
+def test_quantised_files_are_described_without_being_loaded(tmp_path: Path) -> None:
+    """By their own tensors, in however many files these are."""
+    model = build(config("llama"))
+    known = []
+    for name, size in (("whole", "1GB"), ("cut", "10KB")):
+        model.save_pretrained(tmp_path / name, max_shard_size=size)
+        mark_quantized(tmp_path / name)
+        found = outline(str(tmp_path / name))
+        assert quantized_by(found.config) == "awq"
+        known.append(_describe_files(str(tmp_path / name), found, "float32", "awq")[0])
+    assert len([*(tmp_path / "cut").glob("*.safetensors")]) > 1
+    whole, cut = known
+    assert (whole.architecture, whole.quantization, whole.eos_ids) == ("LlamaForCausalLM", "awq", (2,))
+    assert whole.weights_fingerprint == cut.weights_fingerprint
+    tensors = load_file(tmp_path / "whole" / "model.safetensors")
+    tensors["model.norm.weight"][0] += 1
+    save_file(tensors, tmp_path / "whole" / "model.safetensors")
+    other, _ = _describe_files(str(tmp_path / "whole"), outline(str(tmp_path / "whole")), "float32", "awq")
+    assert other.weights_fingerprint != whole.weights_fingerprint
+
+
+def mark_quantized(folder: Path) -> None:
+    config_file = folder / "config.json"
+    said = json.loads(config_file.read_text())
+    config_file.write_text(json.dumps({**said, "quantization_config": {"quant_method": "awq", "bits": 4}}))
 
 
 def test_a_scripted_model_is_served_on_any_engine() -> None:

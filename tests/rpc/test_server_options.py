@@ -23,6 +23,12 @@ from specwire.rpc.server_options import ModelServiceOptions, size_of
         ({"model": "m", "engine": "vllm", "engine_options": "{"}, "engine-options"),
         ({"model": "m", "engine": "vllm", "engine_options": "[1]"}, "engine-options"),
         ({"model": "m", "engine_options": '{"enforce_eager": true}'}, "engine-options"),
+        ({"model": "m", "pipeline_parallel_size": 2}, "pipeline-parallel-size"),
+        ({"model": "m", "engine": "vllm", "pipeline_parallel_size": 0}, "pipeline-parallel-size"),
+        (
+            {"model": "m", "engine": "vllm", "tensor_parallel_size": 8, "pipeline_parallel_size": 9},
+            "pipeline-parallel-size",
+        ),
     ],
 )
 def test_bad_options_name_their_field(options: dict[str, str | int], field: str) -> None:

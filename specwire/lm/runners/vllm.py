@@ -139,11 +139,15 @@ def _is_about_a_name(error: BaseException) -> bool:
 
 
 class VllmRank(NamedTuple):
-    """One process of those that vLLM splits a model over. meeting: path of a file that they find each other by."""
+    """One process of those that vLLM splits a model over. meeting: path of a file that they find each other by.
+
+    stages: of its layers; size / stages processes share each.
+    """
 
     meeting: str
     number: int
     size: int
+    stages: int = 1
 
 
 class VllmRunner(LineRunner):
@@ -166,7 +170,7 @@ class VllmRunner(LineRunner):
         rank: VllmRank | None = None,
     ) -> None:
         with _quietly():
-            config = _configured(location, sizes, dtype, options, 1 if rank is None else rank.size)
+            config = _configured(location, sizes, dtype, options, rank)
             self._executor = _executor(config, rank)
             self._model: Any = self._executor.driver_worker.worker.model_runner
             self._most = int(config.scheduler_config.max_num_batched_tokens)
@@ -299,8 +303,10 @@ class VllmRunner(LineRunner):
         copy_kv_cache_blocks_inplace(self._model.kv_caches, self._blocks, pairs)
 
 
-def _configured(location: str, sizes: Sizes, dtype: torch.dtype, options: Mapping[str, Any], size: int) -> Any:
-    """A VllmConfig."""
+def _configured(
+    location: str, sizes: Sizes, dtype: torch.dtype, options: Mapping[str, Any], rank: VllmRank | None
+) -> Any:
+    """A VllmConfig. Under `external_launcher` vLLM tells every stage the last one's logits: rank 0 has them, too."""
     from vllm.engine.arg_utils import EngineArgs
 
     return EngineArgs(
@@ -309,8 +315,9 @@ def _configured(location: str, sizes: Sizes, dtype: torch.dtype, options: Mappin
         dtype=str(dtype).removeprefix("torch."),
         max_model_len=sizes.context,
         max_num_seqs=sizes.slots,
-        tensor_parallel_size=size,
-        distributed_executor_backend="uni" if size == 1 else "external_launcher",
+        tensor_parallel_size=1 if rank is None else rank.size // rank.stages,
+        pipeline_parallel_size=1 if rank is None else rank.stages,
+        distributed_executor_backend="uni" if rank is None else "external_launcher",
         enable_prefix_caching=False,
         async_scheduling=False,
         disable_hybrid_kv_cache_manager=True,
