@@ -66,6 +66,12 @@ class Site:
         with self._attached():
             return {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get(resource)}
 
+    def reserved(self) -> list[dict[str, float]]:
+        """The bundles of all placement groups."""
+        with self._attached():
+            groups = [each for each in ray.util.placement_group_table().values() if each["state"] != "REMOVED"]
+        return [dict(bundle) for each in groups for bundle in each["bundles"].values()]
+
     def lose(self, node: str) -> float:
         """Kill a node, by its id: its actors' processes end a moment after it. Seconds until Ray knows."""
         [lost] = [each for each in self.cluster.worker_nodes if each.node_id == node]
@@ -89,7 +95,10 @@ class Site:
 
 @contextmanager
 def site(head: Mapping[str, float], *nodes: Mapping[str, float]) -> Iterator[Site]:
-    """A cluster until the block ends: a head with the custom resources `head`, and a node for each of `nodes`."""
+    """A cluster until the block ends: a head with the custom resources `head`, and a node for each of `nodes`.
+
+    GPU, among a node's resources, are devices that Ray takes our word for.
+    """
     with ExitStack() as owned:
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-cluster-")))
         redis = RedisLog(folder)
@@ -98,7 +107,8 @@ def site(head: Mapping[str, float], *nodes: Mapping[str, float]) -> Iterator[Sit
         owned.callback(cluster.shutdown)
         owned.callback(ray.shutdown)
         for resources in nodes:
-            cluster.add_node(num_cpus=1, resources=dict(resources))
+            own = dict(resources)
+            cluster.add_node(num_cpus=1, num_gpus=int(own.pop("GPU", 0)), resources=own)
         yield Site(cluster, redis.ready(), folder)
 
 

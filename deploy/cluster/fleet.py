@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deploy.cluster.commands import ray_token
 from deploy.cluster.replica import Record, Replica, ReplicaSpec
@@ -128,8 +129,8 @@ class Fleet:
         try:
             self._settle(group, actors)
         except BaseException:
-            for actor in actors.values():
-                ray.kill(actor)
+            for name in actors:
+                self.kill(name)
             raise
 
     def _settle(self, group: Group, actors: dict[ReplicaName, Any]) -> None:
@@ -161,8 +162,12 @@ class Fleet:
 
     def begin(self, group: Group, name: ReplicaName) -> Any:
         """Have it started; returns its actor, which may have to wait for a node."""
-        order = ReplicaSpec(group.words, group.port, group.http_port, dict(group.environment))
-        return ray.remote(Replica).options(**_options(group, name)).remote(order)
+        order = ReplicaSpec(group.words, group.port, group.http_port, dict(group.environment), group.python)
+        options = _options(group, name)
+        if group.ranks > 1 and (bundle := _bundle(group)):
+            made = ray.util.placement_group([bundle], "STRICT_PACK", name=str(name), lifetime="detached")
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(made, placement_group_bundle_index=0)
+        return ray.remote(Replica).options(**options).remote(order)
 
     def retire(self, name: ReplicaName) -> None:
         """Tell it to drain, and to go then."""
@@ -170,8 +175,10 @@ class Fleet:
             actor.drain.remote()
 
     def kill(self, name: ReplicaName) -> None:
+        """End it, and give back what was set aside for it."""
         if (actor := _actor(str(name))) is not None:
             ray.kill(actor)
+        _give_back(str(name))
 
     def take_over(self) -> None:
         """End the autoscaler, and wait for those that it, or a command that was broken off, has told to go."""
@@ -180,7 +187,16 @@ class Fleet:
             with suppress(GetTimeoutError, RayError):
                 ray.get(autoscaler.hold.remote(), timeout=HOLD_LIMIT_S)
         AUTOSCALERS.end(AUTOSCALERS.numbers())
+        self._give_back_forgotten()
         self._drain([name for name, place in self.places().items() if place is not None and place.draining])
+
+    def _give_back_forgotten(self) -> None:
+        """What was set aside for replicas that are gone, or never came, as their command was broken off."""
+        living = {str(name) for name in self.seen()}
+        for found in ray.util.placement_group_table().values():
+            name = str(found["name"])
+            if found["state"] != "REMOVED" and replica_name(name) is not None and name not in living:
+                _give_back(name)
 
     def places(
         self, names: Iterable[ReplicaName] | None = None, limit_s: float = ASK_LIMIT_S
@@ -299,6 +315,24 @@ def _options(group: Group, name: ReplicaName) -> dict[str, Any]:
     if group.runtime_env:
         options["runtime_env"] = dict(group.runtime_env)
     return options
+
+
+def _bundle(group: Group) -> dict[str, float]:
+    """What all ranks of a replica take, which is set aside on one node until the replica is gone for good.
+
+    So while it starts again nobody else gets its devices. It is one bundle: an actor is within one, and the ranks are
+    processes below it, which talk over pipes.
+    """
+    asked = {"CPU": group.num_cpus, "GPU": group.num_gpus, **group.resources}
+    if group.accelerator_type:  # as Ray itself asks for one
+        asked[f"accelerator_type:{group.accelerator_type}"] = 0.001
+    return {resource: amount for resource, amount in asked.items() if amount}
+
+
+def _give_back(name: str) -> None:
+    """What was set aside for the replica, if anything was."""
+    with suppress(ValueError):
+        ray.util.remove_placement_group(ray.util.get_placement_group(name))
 
 
 def _actor(name: str) -> Any | None:

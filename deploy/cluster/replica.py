@@ -38,12 +38,16 @@ ADVERTISE = "SPECWIRE_ADVERTISE"
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """What to run. words: after `specwire`. http_port: -1 for none. environment: beside the actor's own."""
+    """What to run. words: after `specwire`. http_port: -1 for none. environment: beside the actor's own.
+
+    python: of another environment, which has specwire of its own; "" for the actor's.
+    """
 
     words: tuple[str, ...]
     port: int
     http_port: int
     environment: Mapping[str, str]
+    python: str = ""
 
 
 class Replica:
@@ -54,8 +58,12 @@ class Replica:
         self._succeeds = bool(context.was_current_actor_reconstructed)
         self._node = str(context.get_node_id())
         self._actor = context.current_actor
+        # What the fleet has set aside for it, if anything.
+        self._reserved = ray.util.get_current_placement_group()
         self._command = command(order, node_address())
         self._environment = {**environment(), **order.environment}
+        if order.python:  # what is installed here is not for another environment
+            self._environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
         self._http = ""
         self._outcome: Future[ThreadOutcome] = Future()
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
@@ -75,12 +83,14 @@ class Replica:
         return ReplicaPlace(outcome.address, self._node, self._http, outcome.error, self._draining.is_set(), registered)
 
     def drain(self) -> None:
-        """Drain and end the service, and the actor with it: waiting callers learn that it is gone."""
+        """Drain and end the service, then the actor: waiting callers learn that it is gone."""
         self._draining.set()
         process = self._process
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
         self._thread.join(DRAIN_LIMIT_S)
+        if self._reserved is not None:
+            ray.util.remove_placement_group(self._reserved)
         ray.kill(self._actor)
 
     def _run(self) -> None:
@@ -129,8 +139,8 @@ class Replica:
 
 def command(order: ReplicaSpec, host: str) -> Sequence[str]:
     """The whole command line of a service on the node whose address is `host`."""
-    http = [f"--http={host}:{order.http_port}"] if order.http_port >= 0 else []
-    return [sys.executable, "-m", "deploy", *order.words, f"--listen={host}:{order.port}", *http, "--json"]
+    where = [f"--listen={host}:{order.port}", *([f"--http={host}:{order.http_port}"] if order.http_port >= 0 else [])]
+    return [order.python or sys.executable, "-m", "deploy", *order.words, *where, "--json"]
 
 
 def node_address() -> str:

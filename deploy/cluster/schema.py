@@ -12,7 +12,9 @@ pools:
     num_gpus: 1
     num_cpus: 4
     tensor_parallel_size: 1
-    engine: specwire                  or vllm, then engine_options: {...} are its EngineArgs
+    engine: specwire                  or vllm, then engine_options: {...} are its EngineArgs, and there may be
+    pipeline_parallel_size: 1
+    python: /opt/vllm/bin/python      on the nodes, of an environment with specwire[vllm]; else that of Ray's workers
     min_replicas: 1
     max_replicas: 4
     scaling: {queue_s: 1}             see docs/DEPLOY.md; between min and max
@@ -42,6 +44,7 @@ from specwire.core.model import SPECWIRE
 from specwire.registry.entry import check_region
 from specwire.registry.options import RegistryOptions
 from specwire.rpc.process import DRAIN_GRACE
+from specwire.rpc.server_options import MOST_RANKS
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A mapping of a YAML file, taken apart by name and type.
@@ -168,6 +171,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 ORCHESTRATORS = "orchestrators"
 KINDS = ("verify", "draft")
+TENSOR, PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
 MOST_REPLICAS = 1024
 DIGEST_CHARACTERS = 10
 # Groups that differ only in these have the same replicas.
@@ -193,6 +197,7 @@ OWN_OPTIONS = (
     "json",
     "config",
     "tensor-parallel-size",
+    "pipeline-parallel-size",
     "engine",
     "engine-options",
     "redis-url",
@@ -206,6 +211,8 @@ class Group:
 
     words: the command line of a replica after `specwire`, without where it listens and who it registers with.
     port, http_port: fixed ones, 0 for any; the latter of orchestrators only, -1 for no HTTP.
+    python: on the node, of the environment that its service runs in; "" for that of Ray's workers. ranks: processes
+    that share a replica's model.
     least, most: replicas. grace: seconds that a replica takes to end at most. scaling: what else there is to say in a
     `ScalingRule`. The rest is what Ray is asked for, for each replica.
     """
@@ -224,6 +231,8 @@ class Group:
     resources: Mapping[str, float] = field(default_factory=dict)
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     scaling: Mapping[str, float] = field(default_factory=dict)
+    python: str = ""
+    ranks: int = 1
 
     @property
     def digest(self) -> str:
@@ -306,11 +315,11 @@ def _pool(name: str, keys: YamlKeys, shared: Mapping[str, str], runtime_env: Map
     kind, model = keys.choice("kind", KINDS), keys.text("model")
     least = keys.count("min_replicas", 1, least=0, most=MOST_REPLICAS)
     most = keys.count("max_replicas", max(least, 1), least=max(least, 1), most=MOST_REPLICAS)
-    ranks = keys.count("tensor_parallel_size", 1, least=1, most=64)
-    if ranks > 1 and kind != "verify":
-        raise InvalidConfig(keys.of("tensor_parallel_size"), f"is of verifiers only, not {ranks}")
-    split = (f"--tensor-parallel-size={ranks}",) if ranks > 1 else ()
-    first = (*split, *_engine(keys, kind))
+    tensor, stages = (keys.count(size, 1, least=1, most=MOST_RANKS) for size in (TENSOR, PIPELINE))
+    if tensor > 1 and kind != "verify":
+        raise InvalidConfig(keys.of(TENSOR), f"is of verifiers only, not {tensor}")
+    split = (f"--tensor-parallel-size={tensor}",) if tensor > 1 else ()
+    first = (*split, *_engine(keys, kind, stages))
     options = _options(keys)
     if kind == "verify":
         options = {"grace": VERIFY_GRACE_S, **options}
@@ -325,12 +334,24 @@ def _pool(name: str, keys: YamlKeys, shared: Mapping[str, str], runtime_env: Map
         **_asked_for(keys, 1.0),
         runtime_env=dict(runtime_env),
         scaling=_scaling(keys, least, most),
+        python=_python(keys),
+        ranks=tensor * stages,
     )
+    if 0 < group.num_gpus < group.ranks:
+        asked = f"must be at least {group.ranks}, one for each rank, or 0, not {group.num_gpus:g}"
+        raise InvalidConfig(keys.of("num_gpus"), asked)
     keys.end()
     return group
 
 
-def _engine(keys: YamlKeys, kind: str) -> tuple[str, ...]:
+def _python(keys: YamlKeys) -> str:
+    python = keys.text("python", "")
+    if python and not python.startswith("/"):
+        raise InvalidConfig(keys.of("python"), f"must be an absolute path on the nodes, not {python!r}")
+    return python
+
+
+def _engine(keys: YamlKeys, kind: str, stages: int) -> tuple[str, ...]:
     """What a verifier's forwards are computed with, as on its command line."""
     engine, options = keys.text("engine", SPECWIRE), keys.mapping("engine_options")
     if kind != "verify" and engine != SPECWIRE:
@@ -338,6 +359,9 @@ def _engine(keys: YamlKeys, kind: str) -> tuple[str, ...]:
     words = (f"--engine={engine}",) if engine != SPECWIRE else ()
     if options and engine == SPECWIRE:
         raise InvalidConfig(keys.of("engine_options"), f"are of engine: vllm only, not {options}")
+    if stages > 1 and engine == SPECWIRE:
+        raise InvalidConfig(keys.of(PIPELINE), f"is of engine: vllm only, not {stages}")
+    words += (f"--pipeline-parallel-size={stages}",) if stages > 1 else ()
     return words + ((f"--engine-options={json.dumps(options)}",) if options else ())
 
 

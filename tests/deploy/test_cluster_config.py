@@ -18,6 +18,7 @@ import verify_service.server
 from deploy.cli import main as cli
 from deploy.cluster import fleet
 from deploy.cluster.commands import carried_out, counts_of, drain_timeout_of, ray_token, table
+from deploy.cluster.replica import ReplicaSpec, command
 from deploy.cluster.rollout import ReplicaName
 from deploy.cluster.scaling import ScalingRule
 from deploy.cluster.schema import InvalidConfig, parse
@@ -184,6 +185,24 @@ def test_a_verifier_on_vllm() -> None:
         parse(WHOLE.replace("tensor_parallel_size: 2", "engine: own"))
 
 
+def test_a_verifier_on_vllm_is_split_by_layers_too_and_has_a_python_of_its_own() -> None:
+    split = "tensor_parallel_size: 2\n    pipeline_parallel_size: 2\n    engine: vllm\n    python: /opt/vllm/bin/python"
+    text = WHOLE.replace("tensor_parallel_size: 2", split).replace("num_gpus: 2", "num_gpus: 4")
+    large = parse(text).groups[0]
+    assert large.words[2:5] == ("--tensor-parallel-size=2", "--engine=vllm", "--pipeline-parallel-size=2")
+    assert (large.ranks, large.python) == (4, "/opt/vllm/bin/python")
+    assert fleet._bundle(large) == {"CPU": 4.0, "GPU": 4.0, "big": 1.0, "accelerator_type:H100": 0.001}
+    order = ReplicaSpec(large.words, large.port, large.http_port, large.environment, large.python)
+    assert command(order, "10.0.0.1")[:4] == ["/opt/vllm/bin/python", "-m", "deploy", "verify"]
+    for now, then, named in (
+        ("num_gpus: 4", "num_gpus: 2", "num_gpus: must be at least 4, one for each rank, or 0, not 2"),
+        ("engine: vllm", "engine: specwire", "pipeline_parallel_size: is of engine: vllm only, not 2"),
+        ("/opt", "opt", "python: must be an absolute path on the nodes, not 'opt/vllm/bin/python'"),
+    ):
+        with pytest.raises(InvalidConfig, match=rf"^pools\.large\.{named}"):
+            parse(text.replace(now, then))
+
+
 def test_a_digest_says_what_a_replica_is_made_by() -> None:
     large = parse(WHOLE).groups[0]
     assert parse(WHOLE).groups[0].digest == large.digest
@@ -291,6 +310,7 @@ def test_a_replica_that_goes_between_two_questions_needs_no_end(monkeypatch: pyt
 
     monkeypatch.setattr("ray.get_actor", get_actor)
     monkeypatch.setattr("ray.kill", lambda actor: told.append("kill"))
+    monkeypatch.setattr("ray.util.get_placement_group", get_actor)
     its = fleet.Fleet(told.append, 1.0, 1.0)
     name = ReplicaName("large", "ab", 0)
     its.kill(name)
