@@ -16,7 +16,7 @@ EXTRAS := services,lm,ray,embedded-redis,http,openvino,constrained,rag,otel,benc
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.
-statistics test-unit test-integration test-faults test-faults-all test-floors test-cluster bench-failover: export OMP_NUM_THREADS ?= 1
+statistics statistics-vllm test-unit test-integration test-faults test-faults-all test-floors test-cluster bench-failover: export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
@@ -37,7 +37,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-box bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-box bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
 .SILENT:
 
 help: ## show this list
@@ -207,6 +207,10 @@ HEADED ?= 10000
 statistics: $(STAMP) ## the law of many short texts under each exact rule, and biased drafters refused (make statistics SESSIONS=50000 HEADED=10000, half an hour)
 	$(BIN)/python -m bench.laws.run --sessions $(SESSIONS) --headed $(HEADED)
 
+statistics-vllm: SESSIONS = 5000
+statistics-vllm: $(VLLM) ## the same of texts that a verifier on vLLM's worker decides, as on our own engine (make statistics-vllm SESSIONS=5000)
+	$(BIN)/python -m bench.laws.vllm --sessions $(SESSIONS)
+
 lint: $(STAMP) ## formatting, types, import order, protocol, files of deploy/
 	+$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) lint-types lint-rest
 
@@ -308,6 +312,9 @@ bench-heads: $(STAMP) ## measure heads beside the demo target with 1 to 32 sessi
 
 bench-vllm: $(VLLM) ## measure drafters beside vLLM's own speculation, in vLLM (needs 12 GB, twenty minutes)
 	$(BIN)/python -m bench.vllm.run
+
+bench-vllm-profile: $(VLLM) ## account for a step of a streamed vLLM server and of our service on vLLM's worker (needs 4 GB, three minutes)
+	$(BIN)/python -m bench.vllm.profile
 
 bench-heads-ordinary: $(STAMP) ## the same without AVX-512
 	$(BIN)/python -m bench.heads --out bench/results/heads_ordinary.json

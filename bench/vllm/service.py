@@ -1,0 +1,71 @@
+"""Our service on vLLM's worker: a verifier, an orchestrator for each distance of the drafter, their log in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.soak.redis_log import RedisLog, free_port
+from bench.soak.service import ANY_PORT, Process, Service
+from bench.vllm.server import CONTEXT, EAGER, PYTHON, Front
+from bench.wan.link import Link
+from demo_pair import DRAFT, TARGET
+from deploy.stack.processes import environment
+
+# What may propose.
+ENGINE_OFF, ENGINE_BOTH = "engine vllm, off", "engine vllm, drafter and n-grams"
+ENGINE = {0: "engine vllm, drafter at 0 ms", 20: "engine vllm, drafter at 20 ms"}
+ENGINES = (ENGINE_OFF, *ENGINE.values(), ENGINE_BOTH)
+VERIFIER, LOG, ORCHESTRATOR = "verifier", "log", "orchestrator"
+# As vLLM's own rows are.
+COMPUTED = ("--dtype", "float32", "--threads", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineService:
+    """fronts: where rows are asked for. parts: the processes, of orchestrators the nearest drafter's.
+
+    metrics: HOST:PORT of the verifier's figures.
+    """
+
+    fronts: Mapping[str, Front]
+    parts: Mapping[str, Process]
+    metrics: str
+
+
+def drafter_of(owned: ExitStack, folder: Path) -> Service:
+    """Start the demo pair's drafter. Raises BenchError."""
+    words = ("draft", str(DRAFT), *COMPUTED, "--slots", "64")
+    drafter = Service(words, environment(), folder / "draft.stderr", ANY_PORT)
+    owned.callback(drafter.kill)
+    drafter.ready()
+    return drafter
+
+
+def engine_service(owned: ExitStack, folder: Path, links: Mapping[int, Link], sessions: int) -> EngineService:
+    """Start it. links: to the drafter, by their delay in ms. Raises BenchError."""
+    log = RedisLog(folder)
+    owned.callback(log.kill)
+    told = {**environment(), "OMP_NUM_THREADS": "1"}
+    metrics = f"127.0.0.1:{free_port()}"
+    engine = ("--engine", "vllm", "--engine-options", EAGER, "--metrics", metrics)
+    words = ("verify", str(TARGET), *COMPUTED, "--slots", str(sessions), "--context", str(CONTEXT), *engine)
+    verifier = Service(words, told, folder / "verify.stderr", ANY_PORT, python=PYTHON)
+    owned.callback(verifier.kill)
+    logged = ("--redis-url", f"redis://{log.ready()}", "--http", ANY_PORT)
+    verifier.ready()
+    orchestrators = {}
+    for rtt in ENGINE:
+        line = ("orchestrate", "--verifier", verifier.address, "--drafter", links[rtt].address, *logged)
+        orchestrators[rtt] = one = Service(line, environment(), folder / f"orchestrate-{rtt}.stderr", ANY_PORT)
+        owned.callback(one.kill)
+        one.ready()
+    nearest = orchestrators[min(orchestrators)]
+    fronts = {
+        ENGINE_OFF: Front(nearest.http, "off"),
+        **{row: Front(orchestrators[rtt].http, "drafters") for rtt, row in ENGINE.items()},
+        ENGINE_BOTH: Front(nearest.http, "auto"),
+    }
+    return EngineService(fronts, {VERIFIER: verifier, ORCHESTRATOR: nearest, LOG: log}, metrics)
