@@ -64,8 +64,8 @@ class VllmServer:
         self.address = address
         host, _, port = address.rpartition(":")
         environment = {**os.environ, "HOME": str(folder), "SPECWIRE_PROPOSER": proposer, **ALONE}
-        options = ("--dtype", dtype, "--max-model-len", str(CONTEXT), "--max-num-seqs", str(sessions))
-        options += ("--enforce-eager",)
+        sizes = ("--max-model-len", str(CONTEXT), "--max-num-seqs", str(sessions))
+        options = ("--dtype", dtype, *sizes, "--enforce-eager")
         named = ("--model", str(model), "--host", host, "--port", port, "--served-model-name", "target")
         speculative = () if speculation is None else ("--speculative-config", json.dumps(dict(speculation)))
         self.process = Process((*LOGGED, *SERVE, *named, *options, *speculative), environment, folder / "vllm.stderr")

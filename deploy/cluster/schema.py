@@ -356,7 +356,7 @@ def _engine(keys: YamlKeys, kind: str, stages: int) -> tuple[str, ...]:
     engine, options = keys.text("engine", SPECWIRE), keys.mapping("engine_options")
     if kind != "verify" and engine != SPECWIRE:
         raise InvalidConfig(keys.of("engine"), f"is of verifiers only, not {engine}")
-    words = (f"--engine={engine}",) if engine != SPECWIRE else ()
+    words: tuple[str, ...] = (f"--engine={engine}",) if engine != SPECWIRE else ()
     if options and engine == SPECWIRE:
         raise InvalidConfig(keys.of("engine_options"), f"are of engine: vllm only, not {options}")
     if stages > 1 and engine == SPECWIRE:

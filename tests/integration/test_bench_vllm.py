@@ -10,6 +10,7 @@ import pytest
 from bench.laws import vllm as laws
 from bench.vllm import profile
 from bench.vllm.server import VLLM, VllmLibrary
+from bench.vllm.service import ENGINE, ENGINE_OFF
 from demo_pair import TARGET
 from scripts.figures.exact import laws_table
 from scripts.figures.speed import vllm_profile_table
@@ -37,7 +38,7 @@ def test_a_step_is_accounted_for(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "vLLM's forward" in capsys.readouterr().out
     found = json.loads(out.read_text())
     accounts = {(each["row"], each["level"]): each for each in found["accounts"]}
-    assert set(accounts) == {(row, level) for row in ("off", profile.ENGINE_OFF, profile.ENGINE[0]) for level in (1, 4)}
+    assert set(accounts) == {(row, level) for row in ("off", ENGINE_OFF, ENGINE[0]) for level in (1, 4)}
     for (row, level), each in accounts.items():
         assert 0 < each["tokens"] <= 24 * level
         assert (row == "off") == (not each["parts_ms"])
