@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not there: make setup-vllm"),
 ]
-TENSOR, STAGES, LENGTH = 2, 2, 48
+TENSOR, STAGES, LENGTH = 2, 1, 48
 RANKS = TENSOR * STAGES
 FILE = """
 redis: redis://{redis}/0

@@ -175,6 +175,8 @@ class VllmRunner(LineRunner):
             self._model: Any = self._executor.driver_worker.worker.model_runner
             self._most = int(config.scheduler_config.max_num_batched_tokens)
             self._set_aside(config, sizes.slots, sizes.context)
+            if rank is not None and rank.number >= rank.size // rank.stages:
+                self._receive_states(dtype)
         self._feeds: dict[str, Feed] = {}
         self._prepare = self._model._prepare_inputs
         self._model._prepare_inputs = self._prepare_rows
@@ -210,6 +212,16 @@ class VllmRunner(LineRunner):
             )
         self._executor.initialize_from_config([cache])
         self._executor.compile_or_warm_up_model()
+
+    def _receive_states(self, dtype: torch.dtype) -> None:
+        """Of a later stage: where the states go that the one before it sends.
+
+        vLLM makes that room as it warms up, which it leaves out on CPUs where nothing is compiled.
+        """
+        if self._model.intermediate_tensors is None:
+            self._model.intermediate_tensors = self._model.model.make_empty_intermediate_tensors(
+                batch_size=self._model.max_num_tokens, dtype=dtype, device=self._model.device
+            )
 
     @property
     def device(self) -> str:
