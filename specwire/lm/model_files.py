@@ -180,7 +180,7 @@ def _fingerprint(config: PreTrainedConfig, precision: str, tensors: Iterable[tup
     digest = hashlib.sha256(json.dumps([precision, entries], sort_keys=True, default=str).encode())
     for name, tensor in tensors:
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
