@@ -25,19 +25,18 @@ import torch
 from scipy.stats import chi2
 from transformers import LlamaForCausalLM
 
-from bench import record
-from bench.bars import Bar, at_least, at_most
-from bench.entry import terminable
-from bench.interval import Estimate
+from bench.harness import RESULTS, record
+from bench.harness.entry import terminable
+from bench.harness.interleave import tracked
+from bench.harness.interval import Estimate
+from bench.harness.report import Bar, at_least, at_most
+from bench.harness.runs import BenchError
+from bench.harness.services import ANY_PORT, Service
 from bench.laws.exact import chi_square
 from bench.laws.pair import PROMPT, SEEDS, joint, model, write
 from bench.laws.run import ALPHA, FIRSTS, Verdict, report
 from bench.laws.same_seed import NGRAM, OFF, Way
 from bench.laws.sampling import AT_ONCE, RULES, Sample, all_of, sample
-from bench.progress import tracked
-from bench.runs import BenchError
-from bench.settings import HERE
-from bench.soak.service import ANY_PORT, Service
 from bench.vllm.server import EAGER, PYTHON, VLLM
 from deploy.stack.processes import environment
 from orchestrator import server
@@ -45,7 +44,7 @@ from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient
 from specwire.rpc.process import say
 
-OUT = HERE / "results" / "laws_vllm.json"
+OUT = RESULTS / "laws_vllm.json"
 # What the issue of vLLM's engine asks for, of each rule.
 WANTED = 5_000
 ENGINE = ("--engine", "vllm", "--engine-options", EAGER)

@@ -1,4 +1,4 @@
-"""The process in which vLLM is a library: `LLM.generate`, in vLLM's own environment, asked as `bench.child` asks."""
+"""The process in which vLLM is a library: `LLM.generate`, in its own environment, asked as `bench.harness.child` asks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from vllm import LLM, SamplingParams, TokensPrompt
 
-from bench.answering import Answer, Methods, Request, answer_asker
+from bench.peers.answering import Answer, Methods, Request, answer_asker
 
 
 class Library:

@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench import record
-from bench.child import cpu_seconds
-from bench.entry import terminable
-from bench.report import table
-from bench.runs import BenchError
-from bench.settings import HERE
-from bench.soak.redis_log import free_port
+from bench.harness import RESULTS, record
+from bench.harness.child import cpu_seconds
+from bench.harness.entry import terminable
+from bench.harness.report import table
+from bench.harness.runs import BenchError
+from bench.harness.services import free_port
+from bench.relay.link import Link
 from bench.vllm.run import LEVELS, OFF, write
 from bench.vllm.server import VLLM, Front, VllmServer
 from bench.vllm.service import (
@@ -39,12 +39,11 @@ from bench.vllm.service import (
     drafter_of,
     engine_service,
 )
-from bench.wan.link import Link
 from demo_pair import TARGET
 from deploy.stack.processes import descendants
 from specwire.rpc.process import say
 
-OUT = HERE / "results" / "vllm_profile.json"
+OUT = RESULTS / "vllm_profile.json"
 # Figures of the verifier's thread, in seconds, and what they are called here.
 PARTS = {
     "forward_seconds_sum": "vLLM's forward",

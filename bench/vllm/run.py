@@ -22,24 +22,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench import machine
-from bench.bars import Bar, at_least
-from bench.entry import terminable
-from bench.interleave import schedule
-from bench.interval import Estimate, estimate
-from bench.progress import tracked
-from bench.record import prompts_of, refused
-from bench.report import table
-from bench.runs import BenchError
-from bench.settings import HERE
-from bench.soak.redis_log import free_port
+from bench.harness import RESULTS, machine
+from bench.harness.entry import terminable
+from bench.harness.interleave import schedule, tracked
+from bench.harness.interval import Estimate, estimate
+from bench.harness.record import prompts_of, refused
+from bench.harness.report import Bar, at_least, table
+from bench.harness.runs import BenchError
+from bench.harness.services import free_port
+from bench.relay.link import Link
 from bench.vllm.server import PROPOSER, VLLM, Front, Speculation, VllmLibrary, VllmServer
 from bench.vllm.service import ENGINE, ENGINE_BOTH, ENGINE_OFF, ENGINES, drafter_of, engine_service
-from bench.wan.link import Link
 from demo_pair import DRAFT, TARGET
 from specwire.rpc.process import say
 
-OUT = HERE / "results" / "vllm.json"
+OUT = RESULTS / "vllm.json"
 OFF, NGRAM, MODEL, IDLE, BOTH = "off", "its ngram", "its draft model", "nothing proposed", "drafter and n-grams"
 # Plain decoding without a server; `off` is plain decoding streamed.
 LIBRARY = "LLM.generate"

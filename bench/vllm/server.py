@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.child import Child
-from bench.runs import BenchError
-from bench.soak.service import ROOT, Process
+from bench.harness import ROOT
+from bench.harness.child import Child
+from bench.harness.runs import BenchError
+from bench.harness.services import Process
 
 VLLM = ROOT / ".venv" / "vllm" / ".stamp"
 PYTHON = str(VLLM.parent / "bin" / "python")

@@ -7,10 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.soak.redis_log import RedisLog, free_port
-from bench.soak.service import ANY_PORT, Process, Service
+from bench.harness.services import ANY_PORT, Process, RedisLog, Service, free_port
+from bench.relay.link import Link
 from bench.vllm.server import CONTEXT, EAGER, PYTHON, Front
-from bench.wan.link import Link
 from demo_pair import DRAFT, TARGET
 from deploy.stack.processes import environment
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak.service import ROOT
+from bench.harness import ROOT
+from bench.relay.link import Link
 from bench.vllm.server import EAGER, PYTHON, VLLM
-from bench.wan.link import Link
 from demo_pair import DRAFT, TARGET
 from deploy.stack.processes import descendants
 from specwire.client import AsyncClient
