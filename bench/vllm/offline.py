@@ -1,4 +1,4 @@
-"""The process in which vLLM is a library: `LLM.generate`, in its own environment, asked as `bench.harness.child` asks."""
+"""The process in which vLLM is a library, `LLM.generate`, in its own environment; `bench.harness.child` asks it."""
 
 from __future__ import annotations
 
