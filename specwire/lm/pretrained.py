@@ -68,6 +68,7 @@ from specwire.lm.runners.select import (
     check_recurrent,
     runner_for,
     split_way,
+    takes_trees,
 )
 from specwire.lm.runners.tensor_parallel import LeadingRunner, join, rank_device, split, turn
 from specwire.progress import LAST_LINE
@@ -321,6 +322,7 @@ def load_gguf(
             f"{file.path.name} gives other logits in pieces than at once ({off:.1f} times the tolerance), so it "
             "cannot be served"
         )
+    runner.branches = runner.branches and takes_trees(trial, runner, file.path.name)
     info = ModelInfo(
         name=file.path.stem,
         architecture=file.architecture,

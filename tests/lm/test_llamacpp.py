@@ -13,16 +13,18 @@ from gguf import GGMLQuantizationType as Type
 from transformers import PreTrainedModel
 
 from demo_pair import DRAFT, TARGET, held_out_prompts
+from specwire.core.model import TreeFeed
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.runners import llamacpp
 from specwire.lm.runners.llamacpp import GgufWeights, LlamaCppRunner
+from specwire.lm.runners.llamacpp_sequences import SequenceRun, SequenceTable
 from specwire.text import encode, load_tokenizer
 from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import rounded, write, written
 from tests.lm.models import CONTEXT, EMBEDDING, VOCABULARY, build, config, plain, save
-from tests.lm.walk import Texts
+from tests.lm.walk import Texts, Trees, last_rows
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="llama_cpp is not there: make setup-llamacpp"
@@ -47,6 +49,52 @@ def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(kind: s
     texts = Texts(model, load(model, tmp_path), seed=len(kind))
     for _ in range(60):
         texts.step()
+
+
+@pytest.mark.parametrize(("kind", "for_branches"), [("llama", 64), ("llama", 2), ("qwen3", 3)])
+def test_any_growing_and_pruning_gives_each_node_the_logits_of_its_line(
+    kind: str, for_branches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few sequences branches give theirs up to others, and their rows are fed again."""
+    monkeypatch.setattr(llamacpp, "FOR_BRANCHES", for_branches)
+    model = build(config(kind))
+    lm = load(model, tmp_path)
+    assert lm.branches
+    walk = Trees(model, lm, seed=len(kind))
+    for _ in range(60):
+        walk.step()
+    assert walk.aside > 60
+    assert walk.moved > 30
+
+
+def test_a_text_with_branches_is_not_harmed_by_another_that_is_not_finite(tmp_path: Path) -> None:
+    model = spoilt(build(config("llama")))
+    lm = load(model, tmp_path)
+    text = [1, 2, 3, 4, 5]
+    lm.forward([Feed(0, 0, text, 0)])
+    lm.forward([Feed(0, 5, [10, 11], 2, TreeFeed(5, ((), ())))])
+    lm.forward([Feed(1, 0, [9, 7, 9], 1), Feed(0, 7, [12], 1, TreeFeed(5, ((6,),)))])
+    assert lm.failed == {1}
+    rows = lm.forward([Feed(0, 8, [13, 14], 2, TreeFeed(5, ((5,), (6, 7))))])
+    expected = last_rows(model, [[*text, 10, 13], [*text, 11, 12, 14]])
+    torch.testing.assert_close(rows, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("hindrance", ["slots", "trial"])
+def test_a_drafter_without_sequences_for_branches_drafts_chains(
+    hindrance: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so does one that the trial at load finds to compute something else in a tree."""
+    model = build(config("llama"))
+    if hindrance == "slots":
+        assert not load(model, tmp_path, slots=255).branches
+        assert load(model, tmp_path, slots=254).branches
+        return
+    monkeypatch.setattr(SequenceTable, "keep", lambda *_: None)
+    lm = load(model, tmp_path)
+    assert not lm.branches
+    with pytest.raises(ValueError, match="tree: this model takes none"):
+        lm.forward([Feed(0, 0, [1], 1, TreeFeed(0, ((),)))])
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.F16])
@@ -92,13 +140,18 @@ def test_a_text_behind_a_copied_prefix_is_unlike_what_the_prefix_goes_on_with(tm
     torch.testing.assert_close(lm.forward([Feed(1, 24, other[24:], 1)])[0], expected[0], atol=1e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+def spoilt(model: PreTrainedModel) -> PreTrainedModel:
+    """Behind the first layer token 7, and only that, is beyond float32."""
+    model.get_parameter(EMBEDDING)[:, 31] = torch.arange(VOCABULARY) == 7
+    model.get_parameter("model.layers.0.self_attn.o_proj.weight")[31] = 0
+    for name in ("gate", "up"):
+        model.get_parameter(f"model.layers.0.mlp.{name}_proj.weight")[0, 31] = 1e25
+    return model
+
+
 def test_a_text_whose_logits_are_not_finite_harms_no_other(tmp_path: Path) -> None:
-    model = build(config("llama"))
-    with torch.no_grad():  # behind the first layer one token, and only that, is beyond float32
-        model.get_parameter(EMBEDDING)[:, 31] = torch.arange(VOCABULARY) == 7
-        model.get_parameter("model.layers.0.self_attn.o_proj.weight")[31] = 0
-        for name in ("gate", "up"):
-            model.get_parameter(f"model.layers.0.mlp.{name}_proj.weight")[0, 31] = 1e25
+    model = spoilt(build(config("llama")))
     lm = load(model, tmp_path)
     text = [1, 2, 3, 4, 5]
     lm.forward([Feed(0, 0, text, 0)])
@@ -206,9 +259,9 @@ def test_a_file_that_llama_cpp_cannot_load_is_refused_with_its_reason(tmp_path: 
 def test_a_runner_that_disagrees_with_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = llamacpp.LlamaBatch.filled
 
-    def wrong(batch: llamacpp.LlamaBatch, feeds: Sequence[Feed], count: int) -> Any:
+    def wrong(batch: llamacpp.LlamaBatch, runs: Sequence[SequenceRun], count: int) -> Any:
         return right(
-            batch, [feed._replace(tokens=[1] * len(feed.tokens)) if feed.start else feed for feed in feeds], count
+            batch, [run._replace(tokens=[1] * len(run.tokens)) if run.position else run for run in runs], count
         )
 
     monkeypatch.setattr(llamacpp.LlamaBatch, "filled", wrong)

@@ -15,7 +15,7 @@ from specwire.lm.kv_cache import CachedLM, Sizes
 from specwire.lm.runners.decoder import MOST_COLUMNS, leading
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.llama import LlamaRunner
-from specwire.lm.runners.select import tree_deviation
+from specwire.lm.runners.select import Trial
 from tests.lm.families import ALONE, CHUNKED, SERVED, SLIDING, WINDOW, Family
 from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Trees, last_rows
@@ -274,7 +274,8 @@ class InPlace(LlamaRunner):
 @pytest.mark.parametrize(("runner", "right"), [(LlamaRunner, True), (ByRow, False), (InPlace, False)])
 def test_the_trial_at_load_tells_runners_apart(runner: type[LlamaRunner], right: bool) -> None:
     model, sizes = build(config("llama")), Sizes(1, CONTEXT, VOCABULARY)
-    assert (tree_deviation(model, runner(model, *sizes), sizes) <= 1) is right
+    trial = Trial(model, sizes, torch.float32)
+    assert (trial.tree_deviation(runner(model, *sizes)) <= 1) is right
 
 
 @pytest.mark.parametrize(("context", "branches"), [(5, False), (6, True)])

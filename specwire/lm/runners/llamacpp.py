@@ -1,11 +1,12 @@
 """GGUF files behind our interface: llama.cpp computes the forwards, by llama-cpp-python's low-level functions.
 
-A slot is a sequence of llama.cpp's. All sequences share one cache (`kv_unified`), so that a prefix is copied by marking
-its cells as the copy's, too, and a rollback is the removal of positions from a sequence.
+A slot's text is a sequence of llama.cpp's, and each branch of a tree behind it is one (`llamacpp_sequences`). All
+sequences share one cache (`kv_unified`), so that a prefix is copied by marking its cells as the copy's, too, and a
+rollback is the removal of positions from a sequence.
 
     forward             one llama_decode of a ragged batch: (token, position, sequence) each
-    rollback to p       llama_memory_seq_rm(slot, p, end), at the next feed of the slot
-    copy of a prefix    llama_memory_seq_cp(source, target, 0, stop): no bytes are moved
+    rollback to p       llama_memory_seq_rm(sequence, p, end), at the next feed of the slot
+    prefix, branch      llama_memory_seq_cp(source, target, 0, stop): no bytes are moved
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ import torch
 
 from specwire.core.model import Feed, ModelError
 from specwire.lm.gguf_file import GgufFile
-from specwire.lm.kv_cache import LineRunner, Sizes
+from specwire.lm.kv_cache import Sizes
+from specwire.lm.runners.llamacpp_sequences import SequenceRun, SequenceTable
 from specwire.text import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Sequences of one llama.cpp context (LLAMA_MAX_SEQ).
-MOST_SLOTS = 256
+# Sequences of one llama.cpp context (LLAMA_MAX_SEQ); each takes a row of logits.
+MOST_SEQUENCES = 256
+# For branches, beside the slots'. Trees need two.
+FOR_BRANCHES, LEAST_FOR_BRANCHES = 64, 2
 # What llama_decode returns where an allocator failed.
 NO_MEMORY = -2
 # Levels of llama.cpp's log (ggml.h): the latest errors are kept for ours.
@@ -139,32 +143,51 @@ class GgufWeights:
         return list(room[:count])
 
 
-class LlamaCppRunner(LineRunner):
-    """`Runner` over llama.cpp.
+class LlamaMemory:
+    """The sequences of a llama.cpp context; see `SequenceMemory`."""
 
-    Invariant: sequence i holds positions [0, tips[i]) of slot i, some of them stale.
-    """
+    def __init__(self, llama: Any, context: Any) -> None:
+        self._llama, self._memory = llama, llama.llama_get_memory(context)
+
+    def remove(self, sequence: int, start: int) -> None:
+        if not self._llama.llama_memory_seq_rm(self._memory, sequence, start, -1):
+            raise RuntimeError(f"llama.cpp cannot remove the positions from {start} on of sequence {sequence}")
+
+    def share(self, source: int, target: int, stop: int) -> None:
+        self._llama.llama_memory_seq_cp(self._memory, source, target, 0, stop)
+
+    def zero(self) -> None:
+        """Zero all cells, and let no sequence have any."""
+        self._llama.llama_memory_clear(self._memory, True)
+
+
+class LlamaCppRunner:
+    """`Runner` over llama.cpp."""
 
     def __init__(self, weights: GgufWeights, file: GgufFile, sizes: Sizes, kv_type: str, threads: int) -> None:
         """kv_type: of keys and values, see `GgufFile.kv_type`. ModelError if llama.cpp makes no such cache."""
-        if sizes.slots > MOST_SLOTS:
-            raise ModelError(f"slots: llama.cpp holds {MOST_SLOTS} texts at most, not {sizes.slots}")
+        if sizes.slots > MOST_SEQUENCES:
+            raise ModelError(f"slots: llama.cpp holds {MOST_SEQUENCES} texts at most, not {sizes.slots}")
         self._weights, self._library = weights, weights.library
         llama = self._llama = weights.library.functions
-        self._context = llama.llama_init_from_model(weights.model, self._parameters(sizes, kv_type, threads))
+        sequences = min(MOST_SEQUENCES, sizes.slots + FOR_BRANCHES)
+        # Whoever tries the runner may find that its model takes none.
+        self.branches = sequences - sizes.slots >= LEAST_FOR_BRANCHES
+        parameters = self._parameters(sizes, sequences, kv_type, threads)
+        self._context = llama.llama_init_from_model(weights.model, parameters)
         if not self._context:
             raise ModelError(f"runtime: llamacpp cannot make a cache of {kv_type}: {self._library.reason()}")
         self._free = weakref.finalize(self, llama.llama_free, self._context)
-        self._memory = llama.llama_get_memory(self._context)
         self.kv_bytes = int(int(llama.llama_n_ctx(self._context)) * file.position_bytes(kv_type))
-        self._tips = [0] * sizes.slots
+        self._memory = LlamaMemory(llama, self._context)
+        self._table = SequenceTable(self._memory, sizes.slots, sequences)
         self._batch = LlamaBatch(llama, 64)
 
-    def _parameters(self, sizes: Sizes, kv_type: str, threads: int) -> Any:
+    def _parameters(self, sizes: Sizes, sequences: int, kv_type: str, threads: int) -> Any:
         llama, on_gpu = self._llama, self._weights.gpu_layers > 0
         params = llama.llama_context_default_params()
         params.n_ctx = params.n_batch = sizes.slots * sizes.context
-        params.n_seq_max = sizes.slots
+        params.n_seq_max = sequences
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = True  # streams of their own cannot share the cells of a part of a text
         params.swa_full = True
@@ -181,23 +204,25 @@ class LlamaCppRunner(LineRunner):
         return rows if _finite(rows) else self._apart(feeds)
 
     def _decoded(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """Logits of the feeds."""
+        parts = [self._computed(runs) for runs in self._table.runs(feeds)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _computed(self, runs: Sequence[SequenceRun]) -> torch.Tensor:
         """Logits of one forward."""
         llama = self._llama
-        for feed in feeds:
-            if self._tips[feed.slot] > feed.start:
-                self._remove(feed.slot, feed.start)
-            self._tips[feed.slot] = feed.stop
-        count = sum(len(feed.tokens) for feed in feeds)
+        count = sum(len(run.tokens) for run in runs)
         if count > self._batch.room:
             self._batch = LlamaBatch(llama, count)
-        status = llama.llama_decode(self._context, self._batch.filled(feeds, count))
+        status = llama.llama_decode(self._context, self._batch.filled(runs, count))
         if status != 0:
+            self._table.lost(runs)
             told = f"llama.cpp computed nothing (status {status}): {self._library.reason()}"
             raise MemoryError(told) if status == NO_MEMORY else RuntimeError(told)
-        wanted = sum(max(feed.wanted, 1) for feed in feeds)
         # A copy: llama.cpp writes the next logits to the same place.
-        rows = torch.empty(wanted, self._weights.width)
-        ctypes.memmove(rows.data_ptr(), llama.llama_get_logits(self._context), rows.nbytes)
+        rows = torch.empty(sum(run.wanted for run in runs), self._weights.width)
+        if rows.numel():
+            ctypes.memmove(rows.data_ptr(), llama.llama_get_logits(self._context), rows.nbytes)
         return rows
 
     def _apart(self, feeds: Sequence[Feed]) -> torch.Tensor:
@@ -207,13 +232,13 @@ class LlamaCppRunner(LineRunner):
         same forward. What is not finite by itself is taken out of the cache again.
         """
         for feed in feeds:
-            self._remove(feed.slot, feed.start)
+            self._table.cut(feed.slot, feed.start)
         self._scrub()
         parts = []
         for feed in feeds:
             parts.append(self._decoded([feed]))
             if not _finite(parts[-1]):
-                self._remove(feed.slot, feed.start)
+                self._table.cut(feed.slot, feed.start)
                 self._scrub()
         return torch.cat(parts)
 
@@ -222,35 +247,34 @@ class LlamaCppRunner(LineRunner):
 
         So they are not zeroed here. What is not finite never stays in them.
         """
-        self._remove(slot, 0)
+        self._table.cut(slot, 0)
+
+    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
+        self._table.keep(slot, start, rows)
 
     def copy(self, source: int, target: int, stop: int) -> None:
-        self._remove(target, 0)
-        self._llama.llama_memory_seq_cp(self._memory, source, target, 0, stop)
-        self._tips[target] = stop
-
-    def _remove(self, slot: int, start: int) -> None:
-        """Remove positions from `start` on."""
-        if not self._llama.llama_memory_seq_rm(self._memory, slot, start, -1):
-            raise RuntimeError(f"llama.cpp cannot remove the positions from {start} on of slot {slot}")
-        self._tips[slot] = start
+        self._table.copy(source, target, stop)
 
     def _scrub(self) -> None:
-        """Zero every cell that no text holds. llama.cpp zeroes all or none: what they hold is taken out and back."""
-        llama = self._llama
-        held = {slot: self._state(slot) for slot, tip in enumerate(self._tips) if tip > 0}
-        llama.llama_memory_clear(self._memory, True)
-        for slot, state in held.items():
-            buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
-            if llama.llama_state_seq_set_data(self._context, buffer, len(state), slot) != len(state):
-                raise RuntimeError(f"llama.cpp cannot put back what slot {slot} held: {self._library.reason()}")
+        """Zero every cell that no text holds. llama.cpp zeroes all or none: what they hold is taken out and back.
 
-    def _state(self, slot: int) -> bytearray:
+        Only texts are: put back, two sequences share no cells, and branches would need more than there are.
+        """
         llama = self._llama
-        state = bytearray(llama.llama_state_seq_get_size(self._context, slot))
+        self._table.give_trees_up()
+        held = {line: self._state(line) for line in self._table.lines}
+        self._memory.zero()
+        for line, state in held.items():
+            buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
+            if llama.llama_state_seq_set_data(self._context, buffer, len(state), line) != len(state):
+                raise RuntimeError(f"llama.cpp cannot put back what sequence {line} held: {self._library.reason()}")
+
+    def _state(self, sequence: int) -> bytearray:
+        llama = self._llama
+        state = bytearray(llama.llama_state_seq_get_size(self._context, sequence))
         buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
-        if llama.llama_state_seq_get_data(self._context, buffer, len(state), slot) != len(state):
-            raise RuntimeError(f"llama.cpp cannot give what slot {slot} holds: {self._library.reason()}")
+        if llama.llama_state_seq_get_data(self._context, buffer, len(state), sequence) != len(state):
+            raise RuntimeError(f"llama.cpp cannot give what sequence {sequence} holds: {self._library.reason()}")
         return state
 
 
@@ -274,16 +298,16 @@ class LlamaBatch:
             _pointer(self._wanted, ctypes.c_int8),
         )
 
-    def filled(self, feeds: Sequence[Feed], count: int) -> Any:
-        """A llama_batch, until the next call. A feed of which no row is wanted wants its last one."""
+    def filled(self, runs: Sequence[SequenceRun], count: int) -> Any:
+        """A llama_batch of so many tokens, until the next call."""
         at = 0
         self._wanted[:count] = 0
-        for feed in feeds:
-            stop = at + len(feed.tokens)
-            self._token[at:stop] = feed.tokens
-            self._position[at:stop] = np.arange(feed.start, feed.stop)
-            self._sequence[at:stop] = feed.slot
-            self._wanted[stop - max(feed.wanted, 1) : stop] = 1
+        for run in runs:
+            stop = at + len(run.tokens)
+            self._token[at:stop] = run.tokens
+            self._position[at:stop] = np.arange(run.position, run.position + len(run.tokens))
+            self._sequence[at:stop] = run.sequence
+            self._wanted[stop - run.wanted : stop] = 1
             at = stop
         self._batch.n_tokens = count
         return self._batch

@@ -244,7 +244,8 @@ def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool)
     runner = HuggingFaceRunner(model, sizes.slots, sizes.context, window, alone)
     generic = _checked(model, DeterministicRunner(runner, ALONE, sizes.slots) if how.deterministic else runner, sizes)
     if generic.branches:
-        runner.branches = _takes_trees(model, runner, sizes)
+        trial = Trial(model, sizes, next(model.parameters()).dtype)
+        runner.branches = takes_trees(trial, runner, type(model).__name__)
     return generic
 
 
@@ -265,10 +266,10 @@ def _checked(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> Runner:
     return runner
 
 
-def _takes_trees(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> bool:
-    name = type(model).__name__
+def takes_trees(trial: Trial, runner: Runner, name: str) -> bool:
+    """Whether a model on a runner that takes trees agrees with the trial's in one; it is said if not."""
     try:
-        error = tree_deviation(model, runner, sizes)
+        error = trial.tree_deviation(runner)
     except Exception as failure:  # as for any mask
         if out_of_memory(failure):
             raise
@@ -338,6 +339,30 @@ class Trial:
         _clean(runner, feeds, split + 1)
         return float(error / self._expected.abs().max().clamp(min=1.0)) / self._tolerance
 
+    @torch.inference_mode()
+    def tree_deviation(self, runner: Runner) -> float:
+        """Likewise of a branch whose rows are not its positions, and of the line that is left of it.
+
+        Behind a text stand two tokens beside the branch's first two, and rows are kept before the last is fed. Infinity
+        where the context has no room for that.
+        """
+        count, vocabulary = min(TRIAL_TOKENS, self._sizes.context - 1), self._sizes.vocabulary
+        if count < LEAST_TREE:
+            return math.inf
+        text, trunk, expected = self._text[:count], count - 4, self._expected[count - 4 : count, :vocabulary]
+        other = text[trunk + 2 :]
+        ancestors = ((), (), (trunk + 1,), (trunk + 1,), (trunk + 1, trunk + 3))
+        branch = Feed(
+            0, trunk, [other[0], text[trunk], other[1], *text[trunk + 1 : trunk + 3]], 5, TreeFeed(trunk, ancestors)
+        )
+        runner.run([Feed(0, 0, text[:trunk], 1)])
+        rows = runner.run([branch])[[1, 3, 4]]
+        runner.keep(0, trunk, (trunk + 1, trunk + 3, trunk + 4))
+        got = torch.cat((rows, runner.run([Feed(0, trunk + 3, text[trunk + 3 :], 1)]))).float()
+        runner.zero(0, branch.stop)
+        error = (got[:, :vocabulary].to(expected.device) - expected).abs().max()
+        return float(error / expected.abs().max().clamp(min=1.0)) / self._tolerance
+
 
 class OwnTrial(Trial):
     """What a runner itself gives for a text that it is fed at once, where there is nothing else to hold it to."""
@@ -356,33 +381,6 @@ def tolerance_of(model: PreTrainedModel, dtype: torch.dtype) -> float:
 
 def trial_text(sizes: Sizes) -> list[int]:
     return [(7 * (at % TRIAL_IDS) + 3) % sizes.vocabulary for at in range(min(TRIAL_TOKENS, sizes.context))]
-
-
-@torch.inference_mode()
-def tree_deviation(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> float:
-    """Like `deviation`, of a branch whose rows are not its positions, and of the line that is left of it.
-
-    Behind a text stand two tokens beside the branch's first two, and rows are kept before the last is fed. Infinity
-    where the context has no room for that.
-    """
-    count = min(TRIAL_TOKENS, sizes.context - 1)
-    if count < LEAST_TREE:
-        return math.inf
-    text = [(7 * (index % TRIAL_IDS) + 3) % sizes.vocabulary for index in range(count)]
-    trunk, parameter = count - 4, next(model.parameters())
-    expected = model(input_ids=torch.tensor([text], device=parameter.device), use_cache=False).logits[0, trunk:].float()
-    other = text[trunk + 2 :]
-    ancestors = ((), (), (trunk + 1,), (trunk + 1,), (trunk + 1, trunk + 3))
-    branch = Feed(
-        0, trunk, [other[0], text[trunk], other[1], *text[trunk + 1 : trunk + 3]], 5, TreeFeed(trunk, ancestors)
-    )
-    runner.run([Feed(0, 0, text[:trunk], 1)])
-    rows = runner.run([branch])[[1, 3, 4]]
-    runner.keep(0, trunk, (trunk + 1, trunk + 3, trunk + 4))
-    got = torch.cat((rows, runner.run([Feed(0, trunk + 3, text[trunk + 3 :], 1)]))).float()
-    runner.zero(0, branch.stop)
-    error = (got[:, : sizes.vocabulary] - expected[:, : sizes.vocabulary]).abs().max()
-    return float(error / expected.abs().max().clamp(min=1.0)) / tolerance_of(model, parameter.dtype)
 
 
 def _clean(runner: Runner, feeds: Sequence[Feed], written: int) -> None:
