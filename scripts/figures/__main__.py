@@ -119,6 +119,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "bars": ("main.json", "make bench", bars_table),
     "box": ("box.json", "make bench-box", speed_table),
     "box-bars": ("box.json", "make bench-box", bars_table),
+    "box-ordinary": ("box_ordinary.json", "make bench-box-ordinary", speed_table),
     "step": ("step.json", "make bench-step", step_table),
     "batch": ("batch.json", "make bench-batch", batch_table),
     "heads": ("heads.json", "make bench-heads", heads_table),

@@ -296,6 +296,14 @@ def add_model_arguments(
     add_runtime_argument(parser, runtime)
     add_gguf_arguments(parser)
     parser.add_argument("--threads", default=threads, type=int, metavar="N", help="CPU threads (default: %(default)s)")
+    add_cache_arguments(parser)
+    add_compile_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+    add_listening_arguments(parser, "orchestrators")
+
+
+def add_cache_arguments(parser: argparse._ActionsContainer) -> None:
+    """`ModelServiceOptions.slots`, `kv_memory` and `context`."""
     parser.add_argument("--slots", default=16, type=int, metavar="N", help="sessions at once (default: %(default)s)")
     parser.add_argument(
         "--kv-memory",
@@ -303,9 +311,6 @@ def add_model_arguments(
         help="of keys and values, a head's too, such as 8G: as many slots as fit, whatever --slots says",
     )
     parser.add_argument("--context", type=int, metavar="N", help="positions per session (default: the model's)")
-    add_compile_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
-    add_listening_arguments(parser, "orchestrators")
 
 
 def add_compile_argument(parser: argparse._ActionsContainer) -> None:

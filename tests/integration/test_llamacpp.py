@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bench import vocabularies
 from demo_pair import DRAFT, TARGET
 from specwire.client import Client, Completion
 from tests.faults.parts import Parts, Service, parts
@@ -25,19 +26,21 @@ pytestmark = pytest.mark.skipif(
 LENGTH = 96
 ANY_PORT = ("--listen", "127.0.0.1:0")
 # On one machine a drafter does not pay for a target of a few milliseconds, and would soon be left alone.
-ALWAYS = ("--plan", "stream:4,8")
+ALWAYS = ("--plan", "stream:4,8,0,4")
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Give files of the pair, the target's with its tokenizer beside it."""
+    """Give files of the pair, the target's with its tokenizer beside it, and the drafter's in other tokens."""
     from gguf import GGMLQuantizationType as Type
 
     from tests.lm.gguf_files import written
 
     folder = tmp_path_factory.mktemp("gguf")
     shutil.copy(TARGET / "tokenizer.json", folder)
+    pieces = Path(vocabularies.save(folder / "pieces", vocabularies.sentencepiece))
     return {
+        "pieces": written(pieces, folder / "pieces" / "draft.gguf"),
         "draft": written(DRAFT, folder / "draft.gguf", Type.Q8_0),
         "target": written(TARGET, folder / "target.gguf"),
     }
@@ -92,11 +95,17 @@ def test_a_drafter_of_a_file_drafts_for_a_verifier_of_safetensors(
     assert all(one.stats.accepted > LENGTH / 8 for one in texts(orchestrator.address))
 
 
-def test_an_edge_in_one_command(verifier: Service, files: dict[str, str]) -> None:
-    with running("edge", "--verifier", verifier.address, "--draft", files["draft"], *ANY_PORT, "--json") as command:
+@pytest.mark.parametrize("draft", ["draft", "pieces"])
+def test_an_edge_in_one_command(draft: str, verifier: Service, files: dict[str, str]) -> None:
+    """With the target's vocabulary, and with another one that is told by the file alone."""
+    more = ("--context", "512", "--slots", "2", "--json")
+    with running("edge", "--verifier", verifier.address, "--draft", files[draft], *ANY_PORT, *more) as command:
         ready: dict[str, Any] = json.loads(command.line() or f'"{command.said()}"')
-        assert ready["draft"] == files["draft"]
+        assert ready["draft"] == files[draft]
+        assert ready["resident_bytes"] > 0
+        assert ready["age_s"] > 0
         texts(ready["address"])
+        assert ("are shared (100% of a text)" in command.said()) is (draft == "pieces")
 
 
 def test_both_models_of_files(files: dict[str, str]) -> None:

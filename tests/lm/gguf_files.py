@@ -50,8 +50,8 @@ def write(
 ) -> str:
     """Write the model in `kind`, where a row has whole blocks, else in float32; the path.
 
-    tokenizer: a tokenizer.json of byte-level BPE; None for none. padding: ids behind its own. changed: entries of the
-    architecture. cut: how the tokenizer cuts texts, by its name.
+    tokenizer: a tokenizer.json of byte-level BPE, or of BPE as SentencePiece has it; None for none. padding: ids behind
+    its own. changed: entries of the architecture. cut: how a byte-level tokenizer cuts texts, by its name.
     """
     architecture = ARCHITECTURES[model.config.model_type]
     writer = gguf.GGUFWriter(path, architecture)
@@ -116,12 +116,21 @@ def _add_tokenizer(writer: gguf.GGUFWriter, path: Path, padding: int, cut: str) 
         tokens[added["id"]] = added["content"]
         types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
     width = max(tokens) + 1 + padding
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(cut)
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in told["model"]["merges"]]
+    if told["model"]["byte_fallback"]:
+        types |= {id_: gguf.TokenType.BYTE for id_, token in tokens.items() if token.startswith("<0x")}
+        types[0] = gguf.TokenType.UNKNOWN
+        ranks = {merge.replace(" ", ""): rank for rank, merge in enumerate(merges)}
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores([-float(ranks.get(tokens.get(id_, ""), width)) for id_ in range(width)])
+        writer.add_unk_token_id(0)
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(cut)
+        writer.add_token_merges(merges)
     writer.add_token_list([tokens.get(id_, f"[PAD{id_}]") for id_ in range(width)])
     writer.add_token_types([types.get(id_, gguf.TokenType.UNUSED) for id_ in range(width)])
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in told["model"]["merges"]])
-    writer.add_eos_token_id(0)
+    writer.add_eos_token_id(min(added["id"] for added in told["added_tokens"]))
 
 
 def _tensors(model: PreTrainedModel, architecture: str) -> Iterator[tuple[str, Array]]:

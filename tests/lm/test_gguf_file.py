@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from gguf import GGMLQuantizationType as Type
 
+from bench import vocabularies
 from demo_pair import DRAFT, TARGET
 from deploy.cli.diagnosis.doctor import Grade
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.lm import ModelError
-from specwire.lm.gguf_file import read_gguf
+from specwire.lm.gguf_file import NORMAL, read_gguf
+from specwire.text import load_tokenizer
 from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import ids_of, write, written
 from tests.lm.models import CONTEXT, VOCABULARY, build, config
@@ -124,3 +128,33 @@ def test_the_doctor_holds_a_file_against_the_target(draft: Path) -> None:
     assert facts.kv_bytes == 2048 * (256 + 256) * 2
     assert facts.weight_bytes == draft.stat().st_size
     assert all(each.grade is not Grade.BAD for each in found if each.topic != "llamacpp")
+
+
+def pieces_of(text: str, scores: Mapping[str, float]) -> list[str]:
+    """As SentencePiece has it: of neighbours that make a token the best scored are merged, the left ones first."""
+    parts = list("\u2581" + text.replace(" ", "\u2581"))
+    while found := [
+        (scores[one + other], -at) for at, (one, other) in enumerate(pairwise(parts)) if one + other in scores
+    ]:
+        at = -max(found)[1]
+        parts[at : at + 2] = ["".join(parts[at : at + 2])]
+    return [
+        token for part in parts for token in ([part] if part in scores else map("<0x{:02X}>".format, part.encode()))
+    ]
+
+
+def test_a_tokenizer_of_pieces_is_made_of_the_files_scores(tmp_path: Path) -> None:
+    """So a drafter of another family needs no tokenizer.json beside its file to draft by token."""
+    path = written(Path(vocabularies.save(tmp_path / "pieces", vocabularies.sentencepiece)), tmp_path / "pieces.gguf")
+    file = read_gguf(path)
+    told, made = file.tokenizer(), load_tokenizer(file.tokenizer())
+    kinds, scores = (file.metadata[f"tokenizer.ggml.{name}"] for name in ("token_type", "scores"))
+    pieces = {name: scores[id_] for id_, name in file.tokens.items() if kinds[id_] == NORMAL}
+    for text in ("def area(width, height):\n    return", "  naïve – 日本語 🙂 \t and  then", "x"):
+        encoded = made.encode(text, add_special_tokens=False)
+        assert encoded.tokens == pieces_of(text, pieces)
+        assert made.decode(encoded.ids) == text
+    assert vocabulary_fingerprint(vocabulary_map(told, 0)) == vocabulary_fingerprint(file.tokens)
+    (pair,) = [each for each in check_models(str(TARGET), [path], "float32", 4, 8 << 30) if each.topic == "pair"]
+    assert pair.grade is Grade.OK
+    assert "tokens are shared (100% of a text); it drafts in these" in pair.text

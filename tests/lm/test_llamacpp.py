@@ -12,6 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import PreTrainedModel
 
+from bench import vocabularies
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.model import TreeFeed
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
@@ -24,7 +25,7 @@ from specwire.text import encode, load_tokenizer
 from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import rounded, write, written
 from tests.lm.models import CONTEXT, EMBEDDING, VOCABULARY, build, config, plain, save
-from tests.lm.walk import Texts, Trees, last_rows
+from tests.lm.walk import DraftedTrees, Texts, Trees, last_rows
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="llama_cpp is not there: make setup-llamacpp"
@@ -65,6 +66,14 @@ def test_any_growing_and_pruning_gives_each_node_the_logits_of_its_line(
         walk.step()
     assert walk.aside > 60
     assert walk.moved > 30
+
+
+def test_a_drafter_branches(tmp_path: Path) -> None:
+    model = build(config("llama"))
+    drafting = DraftedTrees(model, load(model, tmp_path), seed=3)
+    for _ in range(8):
+        drafting.step()
+    assert drafting.branches > 8
 
 
 def test_a_text_with_branches_is_not_harmed_by_another_that_is_not_finite(tmp_path: Path) -> None:
@@ -188,6 +197,17 @@ def test_a_tokenizer_is_made_of_the_files_table(cut: str, tmp_path: Path) -> Non
         assert ids == weights.tokens(text)
         assert tokenizer.decode(ids) == text
     assert vocabulary_fingerprint(vocabulary_map(info.tokenizer_json, 0)) == info.vocabulary_fingerprint
+
+
+def test_a_tokenizer_is_made_of_the_pieces_of_a_files_table(tmp_path: Path) -> None:
+    folder = vocabularies.save(tmp_path / "pieces", vocabularies.sentencepiece)
+    path = written(Path(folder), tmp_path / "pieces.gguf")
+    tokenizer = load_tokenizer(load_model(path, slots=1, context=64).info.tokenizer_json)
+    weights = GgufWeights(read_gguf(path))
+    for text in llamacpp.TRIAL_TEXTS:
+        ids = encode(tokenizer, text)
+        assert ids == weights.tokens(text)
+        assert tokenizer.decode(ids) == text
 
 
 def test_a_tokenizer_that_makes_other_tokens_than_llama_cpp_is_not_served(

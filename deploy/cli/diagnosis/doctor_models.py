@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from deploy.cli.diagnosis.doctor import Finding, bad, ok, warn
-from specwire.core.model import AUTO, AUTO_KV, INT8_DYNAMIC, is_gguf
+from specwire.core.model import AUTO, AUTO_KV, INT8_DYNAMIC, ModelError, is_gguf
 from specwire.core.policy.tunables import LEAST_SHARED
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_memory import position_bytes, readable
@@ -127,9 +127,15 @@ def facts_of(model: str, dtype: str) -> Facts:
 
 
 def _check_llamacpp() -> Finding:
-    if importlib.util.find_spec("llama_cpp") is None:
-        return bad("llamacpp", "llama_cpp not installed: no GGUF file is served", "pip install 'specwire[llamacpp]'")
-    return ok("llamacpp", f"llama_cpp {version('llama-cpp-python')}")
+    """Loads its library, which may be another one than it came with."""
+    from specwire.lm.runners.llamacpp import library
+
+    try:
+        loaded = library().functions
+    except ModelError as error:
+        return bad("llamacpp", f"no GGUF file is served: {error}", "pip install 'specwire[llamacpp]'")
+    where = "layers may lie on a GPU (--gpu-layers)" if loaded.llama_supports_gpu_offload() else "built for CPUs only"
+    return ok("llamacpp", f"llama_cpp {version('llama-cpp-python')}, {where}")
 
 
 def _weight_bytes(path: str, config: object, dtype: torch.dtype) -> int | None:

@@ -30,11 +30,13 @@ from specwire.rpc.channel import open_channel
 from specwire.rpc.process import Footprint, run_until_signalled, say, share_interpreter
 from specwire.rpc.server_options import (
     ModelServiceOptions,
+    add_cache_arguments,
     add_dtype_argument,
     add_gguf_arguments,
     add_runtime_argument,
     check_listen,
     drain_grace,
+    size_of,
 )
 from specwire.telemetry.metrics import Registry
 from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
@@ -220,7 +222,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-threads", type=int, default=1, metavar="N", help="CPU threads of the draft model (default: 1)"
     )
-    parser.add_argument("--slots", type=int, default=16, metavar="N", help="sessions drafted for at once (default: 16)")
+    add_cache_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
     add_registry_arguments(parser, "verifiers are found")
     add_cloud_arguments(parser, "verifiers")
@@ -245,6 +247,8 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
         quantization=args.quantization,
         threads=args.draft_threads,
         slots=args.slots,
+        kv_memory=size_of("kv-memory", args.kv_memory),
+        context=args.context,
         kv_type=args.kv_type,
         gpu_layers=args.gpu_layers,
     )
