@@ -12,6 +12,8 @@ from deploy.cli import main as cli
     [
         (("edge", "--draft", "scripted:7"), "edge: error: verifiers: at least one address is needed, or --registry"),
         (("edge", "--draft", "scripted:7", "--registry", "radish://a"), "edge: error: registry: "),
+        (("edge", "--draft", "a.gguf", "--verifier", "127.0.0.1:1", "--kv-memory", "much"), "edge: error: kv-memory: "),
+        (("edge", "--draft", "a.gguf", "--verifier", "127.0.0.1:1", "--context", "1"), "edge: error: context: "),
         (("draft", "scripted:7", "--connect", "127.0.0.1:1", "--connect", "nowhere"), "draft: error: connect: "),
     ],
 )
