@@ -52,7 +52,7 @@ def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(kind: s
         texts.step()
 
 
-@pytest.mark.parametrize(("kind", "for_branches"), [("llama", 64), ("llama", 2), ("qwen3", 3)])
+@pytest.mark.parametrize(("kind", "for_branches"), [("llama", 32), ("llama", 2), ("qwen3", 3)])
 def test_any_growing_and_pruning_gives_each_node_the_logits_of_its_line(
     kind: str, for_branches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

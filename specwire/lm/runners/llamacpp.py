@@ -30,10 +30,10 @@ from specwire.text import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Sequences of one llama.cpp context (LLAMA_MAX_SEQ); each takes a row of logits.
+# Sequences of one llama.cpp context (LLAMA_MAX_SEQ).
 MOST_SEQUENCES = 256
-# For branches, beside the slots'. Trees need two.
-FOR_BRANCHES, LEAST_FOR_BRANCHES = 64, 2
+# For branches, beside the slots'; trees need two. For each llama.cpp sets aside the memory of two rows of logits.
+FOR_BRANCHES, LEAST_FOR_BRANCHES = 32, 2
 # What llama_decode returns where an allocator failed.
 NO_MEMORY = -2
 # Levels of llama.cpp's log (ggml.h): the latest errors are kept for ours.
