@@ -276,7 +276,7 @@ bench-box: $(STAMP) ## measure specwire in one process and in several beside Ope
 	$(BIN)/python -m bench.main.run --box
 
 bench-box-ordinary: $(STAMP) ## the same without AVX-512
-	$(BIN)/python -m bench.run --box --out bench/results/box_ordinary.json
+	$(BIN)/python -m bench.main.run --box --out bench/results/box_ordinary.json
 
 bench-copy: $(STAMP) ## measure proposals from the text itself on prompts that ask for a copy
 	$(BIN)/python -m bench.copy
