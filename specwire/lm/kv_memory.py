@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -37,21 +38,33 @@ def position_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     return int(2 * layers * kv_heads * size * dtype.itemsize)
 
 
-def slots_of(asked: int | KvMemory, config: PreTrainedConfig, context: int, dtype: torch.dtype, beside: int = 0) -> int:
-    return slots_within(asked.size, config, context, dtype, beside) if isinstance(asked, KvMemory) else asked
+@dataclass(frozen=True, slots=True)
+class SlotMemory:
+    """What one slot takes: keys and values of so many `positions` in `dtype`; `beside`: bytes of a head, of states."""
 
+    config: PreTrainedConfig
+    positions: int
+    dtype: torch.dtype
+    beside: int = 0
 
-def slots_within(memory: int, config: PreTrainedConfig, context: int, dtype: torch.dtype, beside: int = 0) -> int:
-    """Slots of `context` positions that fit into `memory` bytes; ModelError if not one does.
+    @property
+    def size(self) -> int:
+        """Bytes of all that."""
+        return self.positions * position_bytes(self.config, self.dtype) + self.beside
 
-    beside: bytes that a head needs for each, or the states of recurrent layers.
-    """
-    whose = "recurrent layers" if is_recurrent(config) else "head"
-    return slots_of_size(memory, context * position_bytes(config, dtype) + beside, context, beside, whose)
+    def slots(self, asked: int | KvMemory) -> int:
+        """As many as were asked for, or as fit into the memory; ModelError if not one does."""
+        if not isinstance(asked, KvMemory):
+            return asked
+        whose = "recurrent layers" if is_recurrent(self.config) else "head"
+        return slots_of_size(asked.size, self.size, self.positions, self.beside, whose)
 
 
 def slots_of_size(memory: int, slot: int, context: int, beside: int = 0, whose: str = "head") -> int:
-    """Likewise of slots of so many bytes each."""
+    """Slots of so many bytes each that fit into `memory` bytes; ModelError if not one does.
+
+    context: positions of each. beside: bytes of it that are for `whose`.
+    """
     if slot > memory:
         of_head = f", {readable(beside)} of them for its {whose}" if beside else ""
         raise ModelError(

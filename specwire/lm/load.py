@@ -62,33 +62,23 @@ def load_model(
 
     Args:
         spec: local directory, hub id, GGUF file, a scripted model (`specwire.lm.scripted.USAGE`), or a table of
-            n-grams (`table:FILE`), which ignores most of what follows.
+            n-grams (`table:FILE`). Of what follows, the last two know only context and, a scripted model, heads; a
+            GGUF file ignores dtype and runtime, because llama.cpp computes it, in the file's own numbers.
         dtype: float32, bfloat16, float16, or "auto": what `native_dtype` says of the device, with int8-dynamic float32,
-            which the model then tells as its own. A scripted model ignores it, and the device.
+            which the model then tells as its own.
         context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
         threads: threads that PyTorch computes with in this process; unchanged if None.
-        lean: use our own decoder where the model has one; False keeps to the model's own modules.
-        runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, the Llama family, on cpu; its
-            weights take room as float32 too while it loads); or "auto": openvino where it is installed and agrees with
-            the model, else torch. A scripted model ignores it, and so does a GGUF file, which llama.cpp computes (the
-            extra llamacpp) in the file's own numbers: dtype is ignored as well.
-        deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
-            computed with it (`specwire.lm.runners.deterministic`; cpu and torch only). The same bits come from the same
-            machine, build and number of threads. A scripted model always does so.
-        quantization: "none", "int8": linear layers' weights rounded to 8 bits, or "int8-dynamic": what they multiply,
-            too, in float32 (`specwire.lm.runners.linear`). A scripted model ignores it.
-        compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
-            (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer. A scripted model ignores it.
+        runtime, lean, deterministic, quantization, compiled: how it is computed, see `specwire.lm.runners.select.How`.
         kv_memory: bytes for keys and values, states, and for what a head beside the model keeps of each text; `slots`
             is then as many as fit. If not one does with all states of a window, a slot has fewer, and windows are
-            shorter. A scripted model ignores it.
+            shorter.
         ranks: the ranks that the model is split over (`runners.tensor_parallel`), each of which loads it with the same
             arguments; None for one process.
         heads: directory of a head (EAGLE-3, Medusa, Hydra, MTP layers), which drafts beside the model
             (`specwire.lm.heads`); or which of its own layers draft (`specwire.lm.heads.self_speculation`), then `auto`
             is torch; of a scripted model, another one. None for none.
         engine: "specwire", or "vllm": its worker computes the forwards (`specwire.lm.runners.vllm`), and runtime and
-            device are its own. A scripted model ignores it.
+            device are its own.
         engine_options: further arguments of vLLM's EngineArgs. stages: into how many groups vLLM splits the layers; the
             ranks are as many times more.
         kv_type: of a GGUF file's keys and values, one of KV_TYPES. gpu_layers: how many of its layers lie on a GPU.
@@ -102,28 +92,27 @@ def load_model(
         return _scripted(spec, slots, context, ranks, heads)
     if spec.startswith(TABLE_PREFIX):
         return _table(spec, slots, context, ranks, heads)
-    if not is_gguf(spec):
+    asked = {"deterministic": deterministic, "quantization": quantization != NONE, "compile": compiled, "heads": heads}
+    if is_gguf(spec):
+        _check_for_gguf(asked, device, ranks, engine)
+    else:
         _check_for_gguf_only(spec, runtime, kv_type, gpu_layers)
         check_directory(spec)
     # Imported here because transformers takes seconds to import: neither a scripted model, nor a table, nor whoever is
     # told of a mistake needs to wait for it.
     from specwire.lm.kv_memory import KvMemory
-    from specwire.lm.pretrained import check_for_gguf, check_for_vllm, load_gguf, load_in_vllm, load_pretrained
+    from specwire.lm.pretrained import load_gguf, load_in_vllm, load_pretrained
     from specwire.lm.runners.select import How
 
-    if quantization == INT8_DYNAMIC:
-        dtype = _dynamic_dtype(dtype)
-    elif dtype == AUTO:
-        dtype = native_dtype(device if engine != VLLM or not torch.cuda.is_available() else "cuda")
-    how = How(runtime, lean, deterministic, quantization, compiled)
     size = slots if kv_memory is None else KvMemory(kv_memory)
     if is_gguf(spec):
-        check_for_gguf(device, how, ranks, heads, engine)
         return load_gguf(spec, size, context, kv_type, gpu_layers)
+    dtype = _computed_in(dtype, quantization, engine, device)
     with _told_by(ranks):
         if engine == VLLM:
-            check_for_vllm(how, heads)
+            _refuse({"runtime": runtime != TORCH, **asked}, f"--engine {VLLM}")
             return load_in_vllm(spec, size, dtype, device, context, dict(engine_options or {}), ranks, stages)
+        how = How(runtime, lean, deterministic, quantization, compiled)
         return load_pretrained(
             spec, slots=size, dtype=dtype, device=device, context=context, how=how, ranks=ranks, heads=heads
         )
@@ -172,11 +161,28 @@ def _check(slots: int, runtime: str, quantization: str, engine: str) -> None:
         raise ModelError(f"engine: must be one of {', '.join(ENGINES)}, not {engine!r}")
 
 
-def _dynamic_dtype(dtype: str) -> str:
-    """What is computed in beside products of integers: float32, as OpenVINO rounds no other activations."""
-    if dtype not in (AUTO, "float32"):
-        raise ModelError(f"dtype: must be float32 with quantization {INT8_DYNAMIC}, not {dtype}")
-    return "float32"
+def _computed_in(dtype: str, quantization: str, engine: str, device: str) -> str:
+    """The dtype of what is computed."""
+    if quantization == INT8_DYNAMIC:  # beside products of integers OpenVINO rounds no other activations
+        if dtype not in (AUTO, "float32"):
+            raise ModelError(f"dtype: must be float32 with quantization {INT8_DYNAMIC}, not {dtype}")
+        return "float32"
+    if dtype != AUTO:
+        return dtype
+    return native_dtype("cuda" if engine == VLLM and torch.cuda.is_available() else device)
+
+
+def _refuse(asked: Mapping[str, object], by: str) -> None:
+    """ModelError that names the first of these that was asked for, and what does not serve it."""
+    for name, value in asked.items():
+        if value:
+            raise ModelError(f"{name}: is not served with {by}")
+
+
+def _check_for_gguf(asked: Mapping[str, object], device: str, ranks: RankGroup | None, engine: str) -> None:
+    if device != "cpu":
+        raise ModelError(f"device: is not served with a {GGUF} file; its layers go to a GPU by --gpu-layers")
+    _refuse({**asked, RANKS: ranks, "engine": engine != SPECWIRE}, f"a {GGUF} file")
 
 
 def _check_for_gguf_only(spec: str, runtime: str, kv_type: str, gpu_layers: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -18,11 +19,9 @@ from transformers.utils import logging as transformers_logging
 from specwire.core.model import (
     AUTO,
     AUTO_KV,
-    GGUF,
     LLAMACPP,
     NONE,
     RANKS,
-    SPECWIRE,
     TORCH,
     VLLM,
     ModelError,
@@ -32,11 +31,11 @@ from specwire.core.model import (
     out_of_memory,
 )
 from specwire.lm.gguf_file import read_gguf
-from specwire.lm.heads.select import Over, load_head
+from specwire.lm.heads.select import LoadedHead, Over, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
 from specwire.lm.heads.slots import Head, HeadedModel
 from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes, SkimmingRunner, TappedRunner
-from specwire.lm.kv_memory import KvMemory, position_bytes, readable, slots_of, slots_of_size
+from specwire.lm.kv_memory import KvMemory, SlotMemory, readable, slots_of_size
 from specwire.lm.model_config import (
     check_class,
     check_kind,
@@ -117,62 +116,44 @@ def load_pretrained(
     ranks: RankGroup | None = None,
     heads: str | None = None,
 ) -> LanguageModel:
-    """The part of `load_model` that needs transformers."""
+    """The part of `load_model` for directories and hub ids."""
     target = usable_device(device if ranks is None else rank_device(device, ranks))
     if how.deterministic and target.type != "cpu":
         raise ModelError(f"deterministic: is known to hold on cpu only, not on {device}")
     if heads is not None and ranks is not None:
         raise ModelError(f"heads: are not served with {RANKS}, over {ranks.size} ranks")
     known = outline(spec, context)
-    how = how._replace(skims=heads is not None and is_self(heads))
-    config, positions = known.config, known.context
-    if is_recurrent(config):
-        check_recurrent(config, how, None if ranks is None else ranks.size)
-    if is_recurrent(config) and how.runtime == AUTO:
-        how = how._replace(runtime=TORCH)
-    if how.skims:
-        how = _beside_torch(how, config, target)
-    cache = _cache_dtype(_dtype(dtype), how, target)
-    count, beside = slots_of(slots, config, positions, cache), 0
+    computing = Computing(known.config, _dtype(dtype), target, how._replace(skims=heads is not None and is_self(heads)))
+    computing.settle_runtime(ranks)
+    memory = computing.slot_memory(known.context)
+    memory.slots(slots)  # whoever asks for too much need not wait for weights
     rank = None
     if ranks is not None:
-        how = split_way(config, how, ranks.size)
+        computing.how = split_way(known.config, computing.how, ranks.size)
         rank = join(ranks, target)
     with turn(rank):
         model = pretrained(spec, _dtype(dtype), target if rank is None else CPU)
-        info, unassigned = _describe(spec, model, known, dtype, how)
-        kept = kept_layers(heads, config.get_text_config().num_hidden_layers, info) if heads and how.skims else ()
-        head = None if heads is None or kept else load_head(heads, model, info)
+        info, unassigned = _describe(spec, model, known, dtype, computing.how)
+        skimmed, head = _drafting(heads, model, info, computing.how)
         if head is not None:
-            how = how._replace(taps=head.taps, fuse=head.fuse)
-            if head.fuse is None:
-                how = _beside_torch(how, config, target)
-                cache = _cache_dtype(_dtype(dtype), how, target)
-            beside = head.slot_bytes(positions, cache)
-        if is_recurrent(config):
-            one = state_bytes(model)
-            how = _with_states(how, slots, positions * position_bytes(config, cache) + beside, one)
-            beside += how.states * one
-        count = slots_of(slots, config, positions, cache, beside)
+            memory = computing.with_head(head, known.context)
+        if is_recurrent(known.config):
+            memory = computing.with_states(slots, state_bytes(model), memory)
         if rank is not None:
             split(model, rank)
-            how = how._replace(rank=rank)
+            computing.how = computing.how._replace(rank=rank)
             nn.Module.to(model, target)
-    try:
-        runner, used = runner_for(model, Sizes(count, positions, info.vocabulary), how)
-        drafting = None if head is None else head.over(count, positions, cache, used)
-    except Exception as error:
-        if not out_of_memory(error):
-            raise
-        size = readable(count * (positions * position_bytes(config, cache) + beside))
-        message = f"slots: no memory for {count} of {positions} positions ({size}); give fewer, or a shorter context"
-        raise ModelError(message) from error
+    count = memory.slots(slots)
+    with _memory_told(count, memory):
+        runner, used = runner_for(model, Sizes(count, known.context, info.vocabulary), computing.how)
+        drafter = None if head is None else head.over(count, known.context, memory.dtype, used)
     if ranks is not None and ranks.rank == 0:
         runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
-    lm = _over_slots(runner, info, count, unassigned, kept, drafting)
+    lm = _over_slots(runner, info, count, unassigned, skimmed, drafter)
     if head is not None and head.another is not None and isinstance(lm, HeadedModel):
-        lm.version, lm.another = head.version, partial(_another, head.another, count, positions, cache, used)
+        lm.version = head.version
+        lm.another = partial(_another, head.another, count, known.context, memory.dtype, used)
     return lm
 
 
@@ -182,40 +163,82 @@ def _another(
     return load(folder)(slots, context, dtype, runtime)
 
 
-def _beside_torch(how: How, config: PreTrainedConfig, device: torch.device) -> How:
-    """`auto` is torch beside what OpenVINO does not draft by: two runtimes take what it gains (docs/LOG.md)."""
-    if how.runtime != AUTO:
-        return how
-    served = config.model_type in MODEL_TYPES and device.type == "cpu" and not (how.compiled or how.deterministic)
-    if served and find_spec("openvino") is not None:
-        logger.warning(
-            "heads: beside heads of this kind the runtime auto is torch, without them openvino, which is often the "
-            "faster of the two: compare them"
-        )
-    return how._replace(runtime=TORCH)
+@dataclass(slots=True)
+class Computing:
+    """How and where a model is computed, which is settled bit by bit: by its layers, by what drafts beside it, by room.
+
+    dtype: of its weights and forwards.
+    """
+
+    config: PreTrainedConfig
+    dtype: torch.dtype
+    device: torch.device
+    how: How
+
+    def settle_runtime(self, ranks: RankGroup | None) -> None:
+        """ModelError for what recurrent layers are not served with."""
+        if is_recurrent(self.config):
+            check_recurrent(self.config, self.how, None if ranks is None else ranks.size)
+            if self.how.runtime == AUTO:
+                self.how = self.how._replace(runtime=TORCH)
+        if self.how.skims:
+            self._beside_torch()
+
+    def slot_memory(self, positions: int) -> SlotMemory:
+        kept = cache_dtype(self.dtype, self.how) if self.device.type == "cpu" else self.dtype
+        return SlotMemory(self.config, positions, kept)
+
+    def with_head(self, head: LoadedHead, positions: int) -> SlotMemory:
+        """Tap the layers whose states the head reads; what a slot then takes."""
+        self.how = self.how._replace(taps=head.taps, fuse=head.fuse)
+        if head.fuse is None:
+            self._beside_torch()
+        memory = self.slot_memory(positions)
+        return replace(memory, beside=head.slot_bytes(positions, memory.dtype))
+
+    def with_states(self, slots: int | KvMemory, state: int, memory: SlotMemory) -> SlotMemory:
+        """Keep as many states of so many bytes as a slot has room for; what it then takes. ModelError if too few."""
+        if isinstance(slots, KvMemory):
+            self.how = self.how._replace(states=fitting_states(slots.size, memory.size, state))
+        if self.how.taps and rows_of(self.how.states) == 1:
+            raise ModelError("heads: kv_memory has no room for the states of a window; give more, or no heads")
+        return replace(memory, beside=memory.beside + self.how.states * state)
+
+    def _beside_torch(self) -> None:
+        """`auto` is torch beside what OpenVINO does not draft by: two runtimes take what it gains (docs/LOG.md)."""
+        if self.how.runtime != AUTO:
+            return
+        on_cpu = self.device.type == "cpu" and not (self.how.compiled or self.how.deterministic)
+        if on_cpu and self.config.model_type in MODEL_TYPES and find_spec("openvino") is not None:
+            logger.warning(
+                "heads: beside heads of this kind the runtime auto is torch, without them openvino, which is often the "
+                "faster of the two: compare them"
+            )
+        self.how = self.how._replace(runtime=TORCH)
 
 
-def _with_states(how: How, slots: int | KvMemory, keys: int, state: int) -> How:
-    """With as many states of so many bytes a slot as there is room for, beside `keys` bytes; ModelError if too few."""
-    if isinstance(slots, KvMemory):
-        how = how._replace(states=fitting_states(slots.size, keys, state))
-    if how.taps and rows_of(how.states) == 1:
-        raise ModelError("heads: kv_memory has no room for the states of a window; give more, or no heads")
-    return how
+def _drafting(
+    heads: str | None, model: PreTrainedModel, info: ModelInfo, how: How
+) -> tuple[Sequence[int], LoadedHead | None]:
+    """What drafts beside the model: those of its own layers, or a head; neither for no `heads`."""
+    if heads is None:
+        return (), None
+    own = kept_layers(heads, model.config.get_text_config().num_hidden_layers, info) if how.skims else ()
+    return own, None if own else load_head(heads, model, info)
 
 
-def check_for_vllm(how: How, heads: str | None) -> None:
-    """ModelError, which names it, for what vLLM's worker does not do here."""
-    given = {
-        "runtime": how.runtime if how.runtime != TORCH else "",
-        "deterministic": how.deterministic,
-        "quantization": how.quantization if how.quantization != NONE else "",
-        "compile": how.compiled,
-        "heads": heads,
-    }
-    for name, value in given.items():
-        if value:
-            raise ModelError(f"{name}: is not served with --engine {VLLM}")
+@contextmanager
+def _memory_told(count: int, memory: SlotMemory) -> Iterator[None]:
+    """ModelError that says how much was asked for, where memory runs out."""
+    try:
+        yield
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise ModelError(
+            f"slots: no memory for {count} of {memory.positions} positions ({readable(count * memory.size)}); give "
+            "fewer, or a shorter context"
+        ) from error
 
 
 def load_in_vllm(
@@ -239,7 +262,8 @@ def load_in_vllm(
     config, positions = known.config, known.context
     if is_recurrent(config):
         raise ModelError(f"engine: the recurrent layers of {config.model_type} models are not served with {VLLM}")
-    sizes = Sizes(slots_of(slots, config, positions, _dtype(dtype)), positions, config.get_text_config().vocab_size)
+    count = SlotMemory(config, positions, _dtype(dtype)).slots(slots)
+    sizes = Sizes(count, positions, config.get_text_config().vocab_size)
     rank = None if ranks is None else VllmRank(ranks.meet(), ranks.rank, ranks.size, stages)
     if rank is not None and rank.number > 0:  # what the model is, and whether it is that, rank 0 says
         follower = VllmRunner(known.location, sizes, _dtype(dtype), options, rank)
@@ -274,23 +298,6 @@ def load_in_vllm(
         message = f"engine: vLLM gives other logits {told}"
         raise ModelError(f"{message} ({off:.1f} times the tolerance)")
     return CachedLM(runner, replace(info, runtime=VLLM, device=own.device), sizes.slots, unassigned)
-
-
-def check_for_gguf(device: str, how: How, ranks: RankGroup | None, heads: str | None, engine: str) -> None:
-    """ModelError, which names it, for what a GGUF file is not served with."""
-    given = {
-        "device": device if device != "cpu" else "",
-        "deterministic": how.deterministic,
-        "quantization": how.quantization if how.quantization != NONE else "",
-        "compile": how.compiled,
-        "heads": heads,
-        RANKS: ranks,
-        "engine": engine if engine != SPECWIRE else "",
-    }
-    for name, value in given.items():
-        if value:
-            instead = "; its layers go to a GPU by --gpu-layers" if name == "device" else ""
-            raise ModelError(f"{name}: is not served with a {GGUF} file{instead}")
 
 
 def load_gguf(
@@ -339,10 +346,6 @@ def load_gguf(
         special_tokens=text.special_tokens,
     )
     return CachedLM(runner, info, count, sorted(set(range(vocabulary)) - text.tokens.keys()))
-
-
-def _cache_dtype(dtype: torch.dtype, how: How, device: torch.device) -> torch.dtype:
-    return cache_dtype(dtype, how) if device.type == "cpu" else dtype
 
 
 def _over_slots(

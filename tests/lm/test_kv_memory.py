@@ -14,7 +14,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.policy.tunables import PREFILL_ROWS
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.kv_memory import MOST_SLOTS, position_bytes, readable, slots_within
+from specwire.lm.kv_memory import MOST_SLOTS, KvMemory, SlotMemory, position_bytes, readable
 from tests.lm.heads import test_mtp, test_slots
 from tests.lm.heads.medusa_by_hand import FORMATS, written
 from tests.lm.models import CONTEXT, build, config, save
@@ -31,8 +31,8 @@ def test_as_many_slots_as_fit(tmp_path: Path) -> None:
     slot = CONTEXT * position_bytes(config("llama"), torch.float32)
     lm = load_model(save(build(config("llama")), tmp_path), slots=16, kv_memory=3 * slot - 1)
     assert (lm.slots, lm.kv_bytes) == (2, 2 * slot)
-    assert slots_within(slot * 10**6, config("llama"), CONTEXT, torch.float32) == MOST_SLOTS
-    assert slots_within(slot, config("llama"), CONTEXT, torch.bfloat16) == 2
+    assert SlotMemory(config("llama"), CONTEXT, torch.float32).slots(KvMemory(slot * 10**6)) == MOST_SLOTS
+    assert SlotMemory(config("llama"), CONTEXT, torch.bfloat16).slots(KvMemory(slot)) == 2
 
 
 def test_too_little_for_one_text_is_an_error_that_says_how_much_it_takes(tmp_path: Path) -> None:

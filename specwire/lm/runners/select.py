@@ -52,10 +52,24 @@ OPENVINO_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class How(NamedTuple):
-    """How a model is to be computed; see `specwire.lm.load.load_model`.
+    """How a model is to be computed. Scripted models and GGUF files know nothing of it.
 
-    rank: of a model that is split already. taps: see `specwire.lm.runners.decoder.Decoder`. fuse: what OpenVINO makes
-    of them; None for nothing. skims: by a runner that can leave layers out. states: of a slot with recurrent layers.
+    Attributes:
+        runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, the Llama family, on cpu; its
+            weights take room as float32 too while it loads); or "auto": openvino where it is installed and agrees with
+            the model, else torch.
+        lean: use our own decoder where the model has one; False keeps to the model's own modules.
+        deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
+            computed with it (`specwire.lm.runners.deterministic`; cpu and torch only). The same bits come from the same
+            machine, build and number of threads. A scripted model always does so.
+        quantization: "none", "int8": linear layers' weights rounded to 8 bits, or "int8-dynamic": what they multiply,
+            too, in float32 (`specwire.lm.runners.linear`).
+        compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
+            (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer.
+        rank: of a model that is split already.
+        taps: see `specwire.lm.runners.decoder.Decoder`. fuse: what OpenVINO makes of them; None for nothing.
+        skims: by a runner that can leave layers out.
+        states: of a slot with recurrent layers.
     """
 
     runtime: str = TORCH
