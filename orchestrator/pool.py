@@ -460,11 +460,11 @@ class Pool:
 
     @property
     def decides(self) -> bool:
-        """A verifier is there."""
+        """Whether a verifier is there."""
         return any(verifier.up for verifier in self.verifiers)
 
     def decides_for(self, record: SessionRecord) -> bool:
-        """A verifier is there that may go on with the session."""
+        """Whether a verifier is there that may go on with the session."""
         identity = identity_of(self.models.completed(record))
         return any(each.up and each.serves(identity, record.end) for each in self.verifiers)
 

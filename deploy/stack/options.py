@@ -456,9 +456,9 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
 
 
 def included_head(args: argparse.Namespace) -> str:
-    """The demo target's head, unless what proposes is said otherwise, or the target is served as no head can be.
+    """The demo target's head; "" where the user says what proposes, or how the target is served rules heads out.
 
-    Not everything takes it: where text is copied a good deal, n-grams on the fastest runtime gain more.
+    It is not for everything: where text is copied a good deal, n-grams on the fastest runtime gain more.
     """
     otherwise = args.no_heads or args.target is not None or args.speculative_config is not None
     headless = args.compile or args.deterministic or args.tensor_parallel_size > 1 or args.device != "cpu"

@@ -433,7 +433,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
 @contextmanager
 def _naming_tools(chat: ChatPrompt | None) -> Iterator[None]:
-    """A refusal of the form that tools demand is one of the tools."""
+    """Where the constraint that a chat's tools demand is refused, name the tools: the caller sent no constraint."""
     try:
         yield
     except (InvalidParameter, StatusError) as error:

@@ -33,7 +33,7 @@ from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, verify_pb2, verif
 # ----------------------------------------------------------------------------------------------------------------------
 # What the registry says of a peer, for placement. Whether a peer can be used, its connection tells.
 
-# Two heartbeats and a bit without a new one.
+# Seconds without a heartbeat after which a report is stale: two are missed, and a bit.
 STALE_S = 2.5 * HEARTBEAT_S
 # Seconds for which a service that is neither registered nor connected is still dialled.
 GIVEN_UP_S = 10.0
@@ -412,7 +412,7 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
 
     targets: the models that it may draft for. A drafter of another vocabulary than one of theirs is told that.
 
-    `_strays` is what it may say, in tokens or else replies, that no open session's quota is charged for.
+    `_strays`: what it may still say for sessions that were closed, in tokens or replies.
     """
 
     def __init__(

@@ -480,8 +480,9 @@ class SessionStore(Protocol):
     ) -> Bound:
         """Bind a request id, or keep it bound for another `ttl_s`; returns what it stands for: the first binding wins.
 
-        gone: a session that has no log. An id that is bound to it is free, but within BEGINNING_S of the first binding
-        only if it was bound again, which its owner does once the session has begun.
+        gone: a session that has no log: an id that is bound to it may be bound anew. Within BEGINNING_S of the first
+        binding that is so only if its owner has bound it a second time, which it does once the session has begun:
+        until then the log may just not be written yet.
         """
         ...
 

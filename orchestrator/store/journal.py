@@ -145,7 +145,7 @@ class JournalFile:
         return file
 
     def write(self, records: Sequence[bytes]) -> None:
-        """One frame. What fails is written over by the next one."""
+        """Write one frame. The next one overwrites a frame that failed."""
         self._put(frame(records, self._salt))
 
     def _put(self, data: bytes) -> None:
@@ -438,7 +438,7 @@ class Journal:
             raise
 
     def _drop_next(self) -> None:
-        """Void where there is none."""
+        """Remove the file that a rewrite had begun, if there is one."""
         if self._next is not None:
             new, self._next = self._next, None
             new.close()

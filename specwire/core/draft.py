@@ -107,7 +107,7 @@ class DraftRow:
 
     @property
     def seed(self) -> int:
-        """Of what is weighed."""
+        """The seed that a weighed token is drawn with, which depends on all text before it."""
         assert self.prefix_hash is not None
         return seed_behind(self.sampling.seed, self.epoch, self.prefix_hash)
 
@@ -250,15 +250,15 @@ class DraftSession:
         return [*self.text.tokens, *(node.token for node in self._continuation())]
 
     def _continuation(self) -> Iterator[DraftNode]:
-        """The likeliest one of the decided text, as far as it is drafted: all of a chain."""
+        """The likeliest continuation of the decided text, as far as it is drafted; of a chain that is all."""
         node = self.root
         while node.children:
             node = next(iter(node.children.values()))
             yield node
 
     def lateness(self, end: int) -> tuple[int, int]:
-        """How many of the positions that an advance to `end` decides the run-ahead allowed, and how many of these are
-        not proposed yet: the likeliest continuation that was sent ends before them.
+        """Of the positions that an advance to `end` decides: how many the run-ahead had allowed to draft, and how many
+        of these lie beyond the likeliest continuation that was sent.
         """
         due = max(0, min(end - self.decided, self.pace.run_ahead))
         sent = sum(1 for _ in takewhile(lambda node: node.number is not None, islice(self._continuation(), due)))
@@ -284,7 +284,7 @@ class DraftSession:
 
     @property
     def _is_candidate(self) -> bool:
-        """Whether what is to be extended next becomes a node only then."""
+        """Whether what is to be extended next is a candidate, no node yet: it becomes one when it is taken."""
         if self.root.drawn is None:
             return False
         _, _, parent, rank = self._frontier[0]
@@ -293,7 +293,7 @@ class DraftSession:
 
     @property
     def probability(self) -> float | None:
-        """That the path is decided which is to be extended next; None while there is none."""
+        """Probability that the path to what is extended next is decided; None while nothing is."""
         if self.root.drawn is None:
             return None if self._taken else 1.0
         self._skip_stale()
@@ -372,9 +372,9 @@ class DraftSession:
     # What is decided
 
     def advance(self, position: int, tokens: Sequence[int], pace: Pace, epoch: int = 0) -> int:
-        """Take in decided tokens; returns up to where what was held before, text or nodes, equals the text now.
+        """Take in decided tokens; returns the position up to which the text equals what was held before.
 
-        Where all that was decided had been drafted that is the end of the `line`.
+        That is decided text, then nodes. Where all that was decided had been drafted it is the end of the `line`.
 
         Raises:
             Desynchronised: `position` lies behind the decided text known here.

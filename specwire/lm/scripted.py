@@ -48,7 +48,7 @@ SPREAD = 16.0
 NEVER = -64.0
 # Independent streams of coins and logits.
 AGREE_STREAM, EOS_STREAM, OTHER_STREAM, ELSEWHERE_STREAM = 1, 2, 3, 4
-# Of these at most one is said.
+# At most one of these may be given.
 EITHER = {"agree", "trace", "ranks"}
 # A sleep's lateness counts up to this many seconds, and is averaged over this many sleeps.
 MOST_LATE_S, LATE_SPAN = 2e-4, 8

@@ -520,7 +520,7 @@ class Engine:
             return None
         drafting = any(_may_be_drafted(part) for part in parts)
         waited, rows = timings.waited_us > 0, timings.rows
-        # What a head has of it is the head's: plain decoding would not have kept features.
+        # The time that features take counts as the head's: plain decoding would not have kept any.
         tapped_us = 0.0 if self._drafting is None else self._drafting.tapped_us(len(parts))
         forward_us = max(0.0, timings.forward_us - tapped_us)
         return self.costs.observe(len(parts), rows, forward_us, timings.gap_us, drafting, waited)
@@ -537,8 +537,8 @@ class Engine:
         self.sessions.report_of(held).urgent |= _may_be_drafted(part)
         chosen = choice.tokens[: len(window) + 1]
         verdict = session.resolve(chosen, window, part.share.kind, part.source, choice.report, choice.judge)
-        # What was decided behind the window is not fed, also where the window was clipped before it: what comes next
-        # comes from its row.
+        # The token decided behind the window was not fed yet, also where a draft token of that position was, behind
+        # a window that was clipped: the next step feeds it, and takes the next token from its row.
         self.lm.rollback(held.slot, verdict.position + min(verdict.accepted, len(window)))
         self.tally.verdict(verdict)
         if self._sharing is not None:

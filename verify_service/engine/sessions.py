@@ -462,7 +462,7 @@ class SlotScheduler:
     def _shared(self, scope: bytes, beginning: Sequence[int] = ()) -> list[Prefix]:
         """What running sessions of this scope have in their slots, without draft tokens of a step under way.
 
-        beginning: of their texts.
+        beginning: only of those whose texts begin so.
         """
         sharing = [held for held in self._roster if held.scope == scope and not held.waiting] if scope else []
         texts = [(held.slot, held.session.text.tokens) for held in sharing]

@@ -270,10 +270,10 @@ class Stage(IntEnum):
     """What a reader has already got, beside the text that came with the tokens before its position."""
 
     OPENED = 0  # nothing, not even what its text begins with (`echo`)
-    GOING = 1  # that
-    COMPLETE = 2  # and what the end has released
-    ENDED = 3  # and why it ended
-    COUNTED = 4  # and the usage of all
+    GOING = 1  # what the text begins with
+    COMPLETE = 2  # also the text that the end released
+    ENDED = 3  # also why it ended
+    COUNTED = 4  # also the usage of all choices
 
 
 @dataclass(frozen=True, slots=True)

@@ -374,7 +374,7 @@ class SideBySide:
         if apart is None:
             return None  # the times of forwards are not told, or too few yet
         if not self._alone:
-            return None  # one session's gain says nothing of a batch, for all of which the drafter would draft
+            return None  # in a batch the drafter would draft for all, of which one session's gain says nothing
         if self._since_try < TRIAL_VERDICTS:
             return Beside(draft_us, "trying side by side")
         turns = _turns(rates, draft_us, overhead_us, apart)
@@ -425,8 +425,8 @@ class Probing:
     all that was decided since it last heard. All sessions of a batch wait for it, so each probes the less often.
     Elsewhere nobody waits.
 
-    verdicts: since the last probe began, each divided by the sessions that waited with it. left: of the probe under
-    way. price_us: of the last one. ended: one did, with the last verdict.
+    verdicts: since the last probe began, each divided by the sessions that waited with it. left: verdicts that the
+    probe under way may still take. price_us: what the last probe cost. ended: a probe ended with the last verdict.
     """
 
     verdicts: float = 0.0
@@ -583,9 +583,9 @@ class Controller:
         self._overhead_us = smoothed(None if nearer else known, overhead_us, least=LEAST_TIMING_US)
 
     def drafter_changed(self) -> None:
-        """See `Planner`. What the other line's answers cost, and that they were not tested, is of no account.
+        """See `Planner`. What answers cost on the old line, and that they were not tested, is forgotten.
 
-        Else a drafter that was put off behind a slow line would hardly be probed behind a fast one.
+        Otherwise a drafter that did not pay over a slow line would hardly be probed over a fast one.
         """
         self._overhead_us = None
         self._ignored = 0
@@ -640,7 +640,7 @@ class Controller:
         return Plan(Discipline.STREAM, pace, 0, beside.reason)
 
     def _streaming(self, rates: Sequence[float], draft_us: float) -> Streaming:
-        """By V of the session alone: in a batch the verifier divides the rows, and drafting elsewhere costs nobody."""
+        """Plan by V of the session alone: the verifier divides a batch's rows, and drafting elsewhere costs nobody."""
         branches = 1 if self._shared else self._branches
         known = self._agreement.rate, draft_us, self._overhead_us or 0.0, self._forward
         return Streaming(rates, *known, branches, self._waits)

@@ -86,7 +86,7 @@ class WindowCosts:
         return max(LEAST_WINDOW_SHARE * expected_us, expected_us + self._any_us + self._row_us * rows)
 
     def observe(self, rows: int, seen_us: float, expected_us: float) -> None:
-        """Note how long a step's windows took beyond its plain step. It may be negative: all of it is measured."""
+        """Note how long a step's windows took beyond its plain step. It may be negative, because both are measured."""
         beyond_us = seen_us - expected_us
         self._fade(DECAY)
         self._weight += 1.0
@@ -216,10 +216,10 @@ class StepCosts:
         return None if plain and not waited else self.plain(sessions)
 
     def _observe_one(self, rows: int, forward_us: float, around_us: float, calm: bool) -> None:
-        """What a window adds around its forward is the window's.
+        """Note a step of one session. What a window adds to the time around its forward counts as the window's.
 
-        It hardly takes less than its forward: where the plain steps met a busy machine and windows did not, the
-        difference would be negative, and so would V.
+        A window is taken to last at least about as long as its forward. If plain steps met a busy machine and windows
+        did not, the difference would be negative, and V with it.
         """
         if rows > 1:
             window_us = forward_us + around_us - self._around[1]
@@ -440,7 +440,7 @@ class Ledger:
     def spare_us(self, plain_step_us: float, ahead: bool = False) -> float:
         """What the next step may lose at worst; negative in debt.
 
-        ahead: what a text of MEANT_OVER tokens may lose may be lost at its beginning.
+        ahead: a text may lose at its beginning already what it may lose over MEANT_OVER tokens.
         """
         elapsed_us = max(self.elapsed_us, MEANT_OVER * plain_step_us) if ahead else self.elapsed_us
         return TOLERATED_SHARE * elapsed_us + TOLERATED_STEPS * plain_step_us - self.balance_us

@@ -231,7 +231,7 @@ class CandidateRates:
         own = CANDIDATES_WEIGHT / whole
         rates = [(times + own * share) / seen for share, times in zip(shares, right, strict=False)]
         for rank in reversed(range(len(rates) - 1)):
-            # A worse rank that was right more often does not come first: a better one may as well be as likely.
+            # A worse rank that was right more often, by chance, is not put first: the better one counts as likely.
             rates[rank] = max(rates[rank], rates[rank + 1])
         chances = [log(min(1.0, max(rate, LEAST_PROBABILITY))) for rate in rates]
         return known, chances
@@ -269,7 +269,7 @@ class RowTimes:
             self.row_us = max(0.0, (self._products - self._rows * self._times / self._count) / spread)
 
     def spurned(self) -> None:
-        """Note that no row was added, because of what one costs."""
+        """Note that no row was added because it seemed too dear."""
         self.row_us *= ROW_FADE
 
     def at(self, rows: int) -> float:
@@ -398,7 +398,8 @@ def typical(values: Sequence[float]) -> float:
 class Calibration:
     """How well a drafter's own estimates foretell acceptance: decayed sums over tested windows.
 
-    windows: those counted. expected, accepted: draft tokens, foretold and real. announced: foretold since the last one.
+    windows: those counted. expected: accepted tokens that were foretold for them. accepted: those that were accepted.
+    announced: tokens foretold since the last window.
     """
 
     windows: float = 0.0
@@ -527,7 +528,10 @@ class Forward(NamedTuple):
 
 @dataclass(slots=True)
 class _Stretch:
-    """Forwards of one kind: their time as a multiple of V(m) on a quiet machine. age: settled ones since the last."""
+    """Forwards of one kind: their time as a multiple of V(m) on a quiet machine.
+
+    age: forwards of any kind that were settled since the last one of this kind.
+    """
 
     mean: float | None = None
     seen: int = 0

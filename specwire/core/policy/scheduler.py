@@ -52,7 +52,7 @@ class StepCandidate(NamedTuple):
         missing: draft tokens that are due and not here yet.
         guess: what the verifier itself proposes.
         guess_untested_us: time spent since such a guess was last tested.
-        chain_untested_us: the same of a token of a chain.
+        chain_untested_us: time spent since a token of a chain was last tested.
         whole: the only widths that a window of the chain may have; None where it may have any.
     """
 
@@ -89,7 +89,10 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Run `shares` now, or first wait until `wait_until_us` for the proposals of `awaited`, slots that pay for it."""
+    """Run `shares` now, or first wait until `wait_until_us` for proposals.
+
+    awaited: slots that are waited for, and pay for it.
+    """
 
     shares: tuple[Share, ...]
     wait_until_us: float | None = None

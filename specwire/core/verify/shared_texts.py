@@ -66,9 +66,9 @@ Hashes = TypeVar("Hashes", int, NDArray[np.int64])
 class SharedText:
     """A text, or the end of one: `tokens[0]` stands at position `start`.
 
-    beginning: by which texts that begin alike are found; empty for a shorter one. base: number of the text that it is
-    the same as before position `own_from`; None: of none. What a conversation's turns have in common is kept, and
-    counted, once. hashes: of the n-grams at its end, where the last token came alone.
+    beginning: its first tokens, by which texts that begin alike are found; empty for a text shorter than that. base:
+    number of the text that it equals before position `own_from`; None: it equals none. So what a conversation's turns
+    have in common is kept, and counted, once. hashes: of the n-grams at its end, where the last token came alone.
     """
 
     session_id: str
@@ -96,10 +96,10 @@ class Occurrence(NamedTuple):
 class ScopeTexts:
     """The texts of one scope, and where the n-grams of each length of SHARED_ORDERS ended in them.
 
-    Every end of an n-gram has a *slot*, used in turn; heads[bucket] is the latest slot of a hash, a slot's link the one
-    before it, as numbers from 1 on. Its tag is another part of the hash, by which most others are told without a look
-    at their tokens. A link whose slot was used again is told by its age, and an end whose text is gone or differs by
-    comparing tokens: so nothing follows evictions.
+    Every end of an n-gram has a *slot*; slots are used in turn. heads[bucket] is the latest slot with a hash, and a
+    slot's link is the one before it (numbers from 1 on; 0: none). A slot's tag is another part of the hash: it rules
+    most other n-grams out without a look at their tokens. A link whose slot was used again is recognised by its age,
+    and an end whose text is gone, or differs, by comparing tokens. So an eviction has no links to mend.
 
     Invariant: a text of which a slot is used again is gone as a whole.
 
@@ -125,7 +125,7 @@ class ScopeTexts:
         )
 
     def _keep(self, slots: NDArray[np.uint32], heads: list[NDArray[np.uint32]]) -> None:
-        """From now on these are the slots and, by order, the heads; and views of them, whose numbers are Python's."""
+        """Use these slots and, by order, these heads, through views of them that give Python's own integers."""
         self._slots, self._heads = slots, heads
         self._words, self._latest = slots.reshape(-1).data, [each.data for each in heads]
 

@@ -287,7 +287,7 @@ class HeadedModel:
         self._slots[slot].cut(start + len(rows))
 
     def rollback(self, slot: int, length: int) -> None:
-        """To one position less where the head has read more."""
+        """Also of the head. One position fewer is kept where the head has read on with another token (see above)."""
         own = self._slots[slot]
         kept = own.kept(length)
         self._lm.rollback(slot, kept)
@@ -306,7 +306,7 @@ class HeadedModel:
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
-        """Of one position less where the head has read more."""
+        """Of the head, too. One position fewer is copied where the head has read on with another token (see above)."""
         own, other = self._slots[target], self._slots[source]
         length = other.kept(length)
         self._lm.copy(source, target, length)
@@ -431,7 +431,7 @@ class HeadedModel:
         return Feed(request.slot, start, tokens[start + 1 :], 1)
 
     def _read(self, feeds: Sequence[Feed]) -> HeadStep:
-        """Rows of texts. The last one's features stay, for another successor."""
+        """Have the head read rows of texts. The last features stay: another token may yet follow them."""
         held = [self._slots[feed.slot].features.between(feed.start, feed.stop) for feed in feeds]
         step = self._head.read(self._rows(feeds), torch.cat(held))
         for feed in feeds:

@@ -159,7 +159,7 @@ def _seen(feed: Feed, tree: TreeFeed, span: int, first: int = 0) -> Iterator[int
 
 
 def _show(mask: torch.Tensor, cells: Sequence[int]) -> None:
-    """Of a mask in which what is not 0, or not False, is hidden."""
+    """Uncover these cells of a mask: what is 0, or False, is seen."""
     mask.view(-1).index_fill_(0, torch.tensor(cells, device=mask.device), 0)
 
 
@@ -313,7 +313,7 @@ class DecoderLayers(nn.Module):
         masks: list[torch.Tensor],
         batch: AttentionBatch,
     ) -> torch.Tensor:
-        """What the heads found (rows, heads x head_dim)."""
+        """Attention's result for every row (rows, heads x head_dim), before its output layer."""
         heads = self._multiply(4 * layer, x).view(x.size(0), -1, self.head_dim)
         heads = self._turned(layer, heads, rotation)
         queries = heads.narrow(1, 0, self.heads).to(x.dtype)

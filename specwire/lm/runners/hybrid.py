@@ -47,9 +47,9 @@ def fitting_states(memory: int, keys: int, state: int) -> int:
 
 
 class KeptStates:
-    """Which states of one slot are kept: by how many tokens they stand behind, their place. At 0 it is zero, and free.
+    """Which states of one slot are kept. The state behind no token is zero, and needs no place.
 
-    tokens: that the slot was fed.
+    tokens: that the slot was fed. places: by the number of tokens that a state stands behind, its place.
     """
 
     def __init__(self, states: int = STATES) -> None:
@@ -177,7 +177,7 @@ class HybridCache(SlotCache):
     # What the models' modules ask.
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Then single rows go the way of several."""
+        """Say yes: the modules then compute a single row as they compute several."""
         return True
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:

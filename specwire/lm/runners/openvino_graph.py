@@ -167,7 +167,7 @@ def paged(stateless: Stateless) -> openvino.Model:
 
 
 def without(graph: openvino.Model, output: str) -> openvino.Model:
-    """The same graph over the same constants, but for an output and what leads to nothing else."""
+    """A copy of the graph over the same constants, without one output and without what led only to it."""
     rest = graph.clone()
     names = [port.any_name for port in rest.outputs]
     rest.remove_result(rest.results[names.index(output)])
@@ -270,7 +270,7 @@ def compile_options(dtype: torch.dtype, threads: int, group: int = 0) -> dict[st
 
 
 class CompiledGraph:
-    """One compilation of a graph. What it was given last stays, so that a like forward is given less."""
+    """One compilation of a graph. It keeps its last inputs: a forward of the same shape is given only what changed."""
 
     def __init__(self, graph: openvino.Model, options: Mapping[str, object], caches: Sequence[Any] = ()) -> None:
         """caches: tensors, see `name_caches`; they may be named later."""
@@ -428,9 +428,9 @@ class PagedGraph:
         return torch.from_numpy(values.reshape(-1, values.shape[-1])).clone()
 
     def _place(self, feeds: Sequence[Feed], wanted: int) -> None:
-        """Give what the graph that `paged` makes takes of feeds; of the first `wanted` rows are wanted.
+        """Give the graph where the feeds' tokens lie in its pages. Logits are wanted of the first `wanted` feeds only.
 
-        A session is fed as before as often as not: then of its place only the positions change.
+        Often the same sessions are fed as many tokens as before: then only the positions change.
         """
         compiled, give, stops = self._compiled, self._compiled.give, [feed.stop for feed in feeds]
         layout = [(feed.slot, len(feed.tokens), feed.wanted) for feed in feeds], wanted
@@ -483,7 +483,7 @@ MOST_PRICE = 16
 # Beyond so many rows a growth is to a multiple of it, where a change costs as much: with windows that come and go, a
 # batch has another number of rows in every step.
 GRAIN = 4
-# Share of a graph's uses that the next forward keeps.
+# Factor by which the count of a graph's uses fades with each forward.
 USES_KEPT = 0.95
 # Constants of a graph that is compiled twice. A larger one has forwards beside which a change costs little.
 MOST_COPIED_BYTES = 256 << 20
