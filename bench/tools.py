@@ -35,9 +35,9 @@ from bench.harness.report import Bar, at_most, table
 from bench.harness.rows import up
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.rpc.process import say
-from specwire.text.call_readers import ToolFunction
-from specwire.text.tool_calls import OutputParser, ParsedOutput, gathered
-from specwire.text.tool_formats import FORMATS
+from specwire.text.tool_calls.formats import FORMATS
+from specwire.text.tool_calls.parser import OutputParser, ParsedOutput, gathered
+from specwire.text.tool_calls.readers import ToolFunction
 
 OUT = RESULTS / "tools.json"
 TEMPLATE = ROOT / "examples" / "chatml.jinja"

@@ -20,7 +20,7 @@ from specwire.rpc.keys import Token
 from specwire.rpc.renewal import Renewable
 from specwire.rpc.server_options import check_exposure, check_listen, check_metrics
 from specwire.rpc.tls import ClientTls, ServerTls
-from specwire.text.tool_formats import FORMATS
+from specwire.text.tool_calls.formats import FORMATS
 
 # ----------------------------------------------------------------------------------------------------------------------
 # How long the session log is kept, and what it survives: the options of every command that runs an orchestrator.
@@ -224,7 +224,7 @@ class OrchestratorOptions:
         there, too. "" for nowhere.
     log_prompts: what is asked and answered may be logged, at level info.
     chat_template: Jinja source in place of the model's own; "" takes that.
-    tool_format: of `specwire.text.tool_formats.FORMATS`; "" for what the chat template tells.
+    tool_format: of `specwire.text.tool_calls.formats.FORMATS`; "" for what the chat template tells.
     http_access: what is let in there.
     sse_keep_alive: a stream of events over HTTP that is silent for so long gets a comment.
     plan: auto, or a fixed plan for every session (`specwire.core.policy.controller.parse_plan`), for measurements.

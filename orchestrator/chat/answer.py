@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from orchestrator.chat.talk import Talk
 from specwire.core.law.constraint import Constraint
-from specwire.text.call_readers import ToolFunction
-from specwire.text.tool_calls import (
+from specwire.text.tool_calls.formats import FORMATS, ChatFamily
+from specwire.text.tool_calls.parser import (
     CallBegun,
     CallDelta,
     CallEnded,
@@ -20,7 +20,7 @@ from specwire.text.tool_calls import (
     OutputParser,
     ReasoningDelta,
 )
-from specwire.text.tool_formats import FORMATS, ChatFamily
+from specwire.text.tool_calls.readers import ToolFunction
 from specwire.v1 import generation_pb2 as pb
 
 CALL_ID_BYTES = 12

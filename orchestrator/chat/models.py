@@ -11,7 +11,7 @@ from orchestrator.pool import Pool
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.model_info import Identity
 from specwire.text.sandbox import Busy
-from specwire.text.tool_formats import ChatFamily
+from specwire.text.tool_calls.formats import ChatFamily
 
 INSTEAD = "complete a text instead (/v1/completions), or start the service with --chat-template FILE"
 

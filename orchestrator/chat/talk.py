@@ -14,9 +14,9 @@ from orchestrator.chat.messages import take_messages
 from orchestrator.chat.templates import ChatMessage
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from specwire.text.call_grammar import call_grammar
-from specwire.text.call_readers import ToolFunction
-from specwire.text.tool_formats import THINK, THOUGHT, ChatFamily
+from specwire.text.tool_calls.formats import THINK, THOUGHT, ChatFamily
+from specwire.text.tool_calls.grammar import call_grammar
+from specwire.text.tool_calls.readers import ToolFunction
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The fields: `tools`, `tool_choice`, `parallel_tool_calls`.

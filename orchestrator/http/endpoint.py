@@ -16,14 +16,7 @@ from orchestrator.api.calls import GenerationHandler
 from orchestrator.chat.fields import Fields
 from orchestrator.chat.models import ChatModel, ChatModels
 from orchestrator.chat.talk import Talk
-from orchestrator.http.bodies import (
-    RETRY_S,
-    Bodies,
-    BodyParser,
-    check_length,
-    most_body_bytes,
-    read_body,
-)
+from orchestrator.http.bodies import RETRY_S, Bodies, BodyParser, check_length, most_body_bytes, read_body
 from orchestrator.http.errors import INVALID, SERVER, Failure, failure_of
 from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
@@ -32,7 +25,7 @@ from specwire.rpc.errors import StatusError
 from specwire.rpc.model_info import Identity
 from specwire.text.sandbox import Busy
 from specwire.text.tokenizer import TokenBytes
-from specwire.text.tool_formats import ChatFamily
+from specwire.text.tool_calls.formats import ChatFamily
 from specwire.v1 import generation_pb2 as pb
 
 # ----------------------------------------------------------------------------------------------------------------------

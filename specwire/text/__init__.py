@@ -1,4 +1,4 @@
-"""Tokens to text: incremental detokenisation, stop strings, and constraints on the form of a text. No torch."""
+"""Tokens to text: incremental detokenisation, stop strings, tool calls, constraints on a text's form. No torch."""
 
 from specwire.text.output import (
     MOST_STOP_CHARACTERS,

@@ -9,7 +9,7 @@ import pytest
 
 from bench import tools
 from bench.tools import ToldCall
-from specwire.text.tool_formats import FORMATS
+from specwire.text.tool_calls.formats import FORMATS
 
 # Of each format two greedy ones and two sampled ones.
 CALLS = 4 * len(FORMATS)

@@ -31,7 +31,8 @@ from specwire.core.law.sampling import finite
 from specwire.core.text import extend_hash
 from specwire.rpc.errors import StatusError
 from specwire.text.tokenizer import TokenBytes
-from specwire.text.tool_calls import (
+from specwire.text.tool_calls.formats import ChatFamily
+from specwire.text.tool_calls.parser import (
     CallBegun,
     CallDelta,
     CallEnded,
@@ -41,7 +42,6 @@ from specwire.text.tool_calls import (
     ReasoningDelta,
     gathered,
 )
-from specwire.text.tool_formats import ChatFamily
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 

@@ -9,14 +9,7 @@ from typing import Any
 from orchestrator.chat.fields import shown
 from orchestrator.chat.messages import text_of
 from specwire.core.invalid import InvalidParameter
-from specwire.text.tool_calls import (
-    CallBegun,
-    CallDelta,
-    CallEnded,
-    ContentDelta,
-    OutputEvent,
-    ReasoningDelta,
-)
+from specwire.text.tool_calls.parser import CallBegun, CallDelta, CallEnded, ContentDelta, OutputEvent, ReasoningDelta
 
 Json = dict[str, Any]
 

@@ -38,9 +38,9 @@ from specwire.rpc import convert
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import TRACEPARENT
 from specwire.text import OutputText
-from specwire.text.call_readers import ToolFunction
-from specwire.text.tool_calls import OutputParser
-from specwire.text.tool_formats import ChatFamily
+from specwire.text.tool_calls.formats import ChatFamily
+from specwire.text.tool_calls.parser import OutputParser
+from specwire.text.tool_calls.readers import ToolFunction
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 

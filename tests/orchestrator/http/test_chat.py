@@ -12,8 +12,8 @@ from orchestrator.chat.fields import Fields
 from orchestrator.chat.talk import ToolUse, take_talk
 from orchestrator.chat.template_process import ChatTemplate
 from specwire.core.invalid import InvalidParameter
-from specwire.text.tool_calls import OutputParser, gathered
-from specwire.text.tool_formats import ChatFamily
+from specwire.text.tool_calls.formats import ChatFamily
+from specwire.text.tool_calls.parser import OutputParser, gathered
 from tests.text.tokenizers_for_tests import byte_level
 
 # As the families' templates are made, each with what its own does: namespaces, loop controls, filters, calls as JSON.

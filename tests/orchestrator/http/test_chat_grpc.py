@@ -21,8 +21,8 @@ from specwire.client.requests import generate_request
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import FinishReason
 from specwire.core.text import extend_hash
-from specwire.text.call_readers import ToolFunction
-from specwire.text.tool_formats import FORMATS
+from specwire.text.tool_calls.formats import FORMATS
+from specwire.text.tool_calls.readers import ToolFunction
 from specwire.v1 import generation_pb2 as pb
 from specwire.v1 import generation_pb2_grpc
 from tests.orchestrator.http.front import CHAT, LIMIT_S, Front, another, front

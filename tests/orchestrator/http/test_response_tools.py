@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from orchestrator.http.openai.response_items import OutputItems
-from specwire.text.call_readers import ToolFunction
-from specwire.text.tool_calls import OutputParser
-from specwire.text.tool_formats import FORMATS
+from specwire.text.tool_calls.formats import FORMATS
+from specwire.text.tool_calls.parser import OutputParser
+from specwire.text.tool_calls.readers import ToolFunction
 from tests.orchestrator.http.front import LIMIT_S, Front, another, front
 from tests.orchestrator.http.test_tools import HERMES, WEATHER
 from tests.orchestrator.tiny import tiny

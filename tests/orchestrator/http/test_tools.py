@@ -10,7 +10,7 @@ import jsonschema
 import openai
 import pytest
 
-from specwire.text.tool_formats import FORMATS
+from specwire.text.tool_calls.formats import FORMATS
 from tests.orchestrator.http.front import CHAT, LIMIT_S, Front, another, front
 from tests.orchestrator.tiny import tiny
 

@@ -1,7 +1,7 @@
 """One call of a function in a model's text, a character at a time: as JSON, behind its name, as Python.
 
 However a family writes a call, what is read of it are a name and arguments as JSON. A reader takes characters until it
-is `done`. Text that cannot go on to be a call of a known function raises BrokenCall. `xml_calls` has those in tags.
+is `done`. Text that cannot go on to be a call of a known function raises BrokenCall. `xml` has those in tags.
 """
 
 from __future__ import annotations
@@ -12,16 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specwire.text.call_values import (
-    HEX,
-    MOST_DEPTH,
-    MOST_DIGITS,
-    NUMBER,
-    SPACE,
-    BrokenCall,
-    PythonValue,
-    quoted,
-)
+from specwire.text.tool_calls.values import HEX, MOST_DEPTH, MOST_DIGITS, NUMBER, SPACE, BrokenCall, PythonValue, quoted
 
 LITERAL = re.compile(rf"true|false|null|{NUMBER.pattern}")
 IN_LITERAL = frozenset("0123456789+-.eEtrufalsn")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from specwire.text.call_readers import MOST_KEY, CallReader, Functions
-from specwire.text.call_values import (
+from specwire.text.tool_calls.readers import MOST_KEY, CallReader, Functions
+from specwire.text.tool_calls.values import (
     ANY_TYPE,
     ONLY_TEXT,
     SPACE,

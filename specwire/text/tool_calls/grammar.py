@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specwire.text.call_readers import NamedCall, ToolFunction
-from specwire.text.call_values import branches_of, resolved, types_of
-from specwire.text.tool_formats import THOUGHT, JsonStyle, NamedStyle, PythonStyle, ToolFormat, XmlStyle
-from specwire.text.xml_calls import XmlTags
+from specwire.text.tool_calls.formats import THOUGHT, JsonStyle, NamedStyle, PythonStyle, ToolFormat, XmlStyle
+from specwire.text.tool_calls.readers import NamedCall, ToolFunction
+from specwire.text.tool_calls.values import branches_of, resolved, types_of
+from specwire.text.tool_calls.xml import XmlTags
 
 Json = Mapping[str, Any]
 

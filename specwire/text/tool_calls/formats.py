@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from specwire.text.call_readers import CallReader, Functions, JsonCall, NamedCall, PythonCall
-from specwire.text.xml_calls import CALL_END, DSML, GLM45, GLM47, QWEN, XmlCall, XmlTags
+from specwire.text.tool_calls.readers import CallReader, Functions, JsonCall, NamedCall, PythonCall
+from specwire.text.tool_calls.xml import CALL_END, DSML, GLM45, GLM47, QWEN, XmlCall, XmlTags
 
 Json = Mapping[str, Any]
 

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from specwire.text.call_grammar import call_grammar
-from specwire.text.call_readers import ToolFunction
-from specwire.text.call_values import as_json, typed, types_of
 from specwire.text.constraint_process import Grammars
-from specwire.text.tool_calls import CallBegun, CallDelta, OutputParser, gathered
-from specwire.text.tool_formats import FORMATS
-from tests.text.test_tool_calls import PIECES, events_of, told
+from specwire.text.tool_calls.formats import FORMATS
+from specwire.text.tool_calls.grammar import call_grammar
+from specwire.text.tool_calls.parser import CallBegun, CallDelta, OutputParser, gathered
+from specwire.text.tool_calls.readers import ToolFunction
+from specwire.text.tool_calls.values import as_json, typed, types_of
 from tests.text.tokenizers_for_tests import byte_level
+from tests.text.tool_calls.test_parser import PIECES, events_of, told
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",

@@ -1,8 +1,8 @@
 """Tool calls and reasoning in a model's text, found while the text comes.
 
-Each family of models writes a call in its own way (`specwire.text.tool_formats`). `OutputParser` is fed the text, in
-pieces of any size, and gives events; how the text was cut changes nothing but how events are cut. What is no whole call
-is text, never an error.
+Each family of models writes a call in its own way (`specwire.text.tool_calls.formats`). `OutputParser` is fed the text,
+in pieces of any size, and gives events; how the text was cut changes nothing but how events are cut. What is no whole
+call is text, never an error.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from specwire.text.call_readers import CallReader, Functions, JsonCall, ToolFunction
-from specwire.text.call_values import SPACE, BrokenCall
-from specwire.text.tool_formats import THINK, THOUGHT, ToolFormat
+from specwire.text.tool_calls.formats import THINK, THOUGHT, ToolFormat
+from specwire.text.tool_calls.readers import CallReader, Functions, JsonCall, ToolFunction
+from specwire.text.tool_calls.values import SPACE, BrokenCall
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Events, and what they come to.

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from specwire.text.call_grammar import call_grammar
-from specwire.text.call_readers import ToolFunction
 from specwire.text.constraint_process import Grammars
-from specwire.text.tool_calls import (
+from specwire.text.tool_calls.formats import FORMATS, ChatFamily
+from specwire.text.tool_calls.grammar import call_grammar
+from specwire.text.tool_calls.parser import (
     CallBegun,
     CallDelta,
     CallEnded,
@@ -27,7 +27,7 @@ from specwire.text.tool_calls import (
     ReasoningDelta,
     gathered,
 )
-from specwire.text.tool_formats import FORMATS, ChatFamily
+from specwire.text.tool_calls.readers import ToolFunction
 from tests.text.tokenizers_for_tests import byte_level
 
 SCHEMA = {
