@@ -87,8 +87,9 @@ def _learnt(versions: VersionFolder, target: PreTrainedModel, info: ModelInfo) -
     if is_recurrent(target.config):
         raise ModelError(f"heads: {folder}: beside recurrent layers no head that learns is served")
     found = _eagle3(folder, target, info)
-    layers, device = target.config.get_text_config().num_hidden_layers, target.get_input_embeddings().weight.device
-    embedding, told = target.get_input_embeddings().weight.detach(), Eagle3Config.read(folder, layers)
+    layers = target.config.get_text_config().num_hidden_layers
+    embedding: torch.Tensor = target.get_input_embeddings().get_parameter("weight").detach()
+    told, device = Eagle3Config.read(folder, layers), embedding.device
     if told.rope is not None:
         raise ModelError(f"heads: {folder}: a head that learns has the default rotation")
 

@@ -179,7 +179,8 @@ class HeadStudent(Student):
         known, model = _loaded("target", target, "teach", device)
         folder, shape = Path(spec).expanduser(), known.config.get_text_config()
         config = _head_config(folder, target, shape)
-        self._layers, self._embedding = shape.num_hidden_layers, model.get_input_embeddings().weight.detach().cpu()
+        self._layers = shape.num_hidden_layers
+        self._embedding = model.get_input_embeddings().get_parameter("weight").detach().cpu()
         head = eagle3.load(folder, self._layers, self._embedding)
         dtype = head.fc.weight.dtype
         self._head = head.float().to(device)
