@@ -135,7 +135,11 @@ class ForwardTimes:
 
 
 class AcceptanceByPosition:
-    """P(accept | tested) for each position of the window: decayed counts with a weak prior."""
+    """P(accept | tested) for each position of the window: decayed counts with a weak prior.
+
+    A verifier has one for each source of a session, which under exact rules also counts paths that it has not tested. A
+    controller has one of windows that were tested, over sessions: planned by the verifier's, batches were slower (LOG).
+    """
 
     def __init__(self, most: int = 32, prior: float = PRIOR_RATE) -> None:
         self._prior = prior
@@ -440,7 +444,8 @@ REMEMBERED_CHAINS = 1024
 class Agreement:
     """P(a source had the decided token | it had all before it in this tree), as decayed counts with a weak prior.
 
-    For a chain: that its next token is the decided one. For a tree that branches: that one of several is.
+    For a chain: that its next token is the decided one. For a tree that branches: that one of several is. No verifier
+    keeps it: an orchestrator beside a far drafter has drafts and text a round trip before a verifier could tell.
     """
 
     compared: float = 0.0
