@@ -81,7 +81,7 @@ async def test_links_end_and_new_ones_get_the_new_version(folder: VersionFolder,
             await peer.open(1, TEXT)
             assert tokens_of(await peer.proposal(1)) == continuation(models[1], TEXT, 4)
     assert (first.model, second.model) == ("draft@0", "draft@1")
-    assert (second.learnt.version, second.learnt.tenants) == ("draft@1", ["*"])
+    assert (second.learnt.version, list(second.learnt.tenants)) == ("draft@1", ["*"])
     assert (second.learnt.acceptance_after, second.learnt.HasField("loss_after")) == (0.6, False)
     assert first.weights_fingerprint != second.weights_fingerprint
     assert first.vocabulary_fingerprint == second.vocabulary_fingerprint

@@ -392,8 +392,12 @@ def test_another_version_of_a_head_is_another_source(failed: bool) -> None:
     """Sessions go on, and learn anew how good it is; it is asked although the one before it was bad, or failed."""
     heads = ScriptedHeads(wrong)
     rig, taken = rig_with(heads), list[int]()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
     if failed:
-        heads.slowed = lambda: 1 // 0
+        heads.slowed = fail
     for handle in range(2):
         rig.open(handle, (*PROMPT, handle), max_tokens=200)
     while len(rig.tokens.get(1, [])) < 100:

@@ -17,6 +17,7 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
+from specwire.core.policy.tunables import LEAST_BEHIND
 from specwire.lm import RowSampling, choose, load_model, noise
 from specwire.lm.heads import slots
 from specwire.lm.heads.eagle3 import Eagle3, save
@@ -370,11 +371,11 @@ def test_behind_what_was_not_kept_the_head_begins_anew(runtime: str, tmp_path: P
     lm.heed(())
     lm.forward([Feed(0, 4, text[4:7], 1)])
     lm.heed([0])
-    end = 7 + slots.LEAST_BEHIND
+    end = 7 + LEAST_BEHIND
     for at in range(7, end):
         assert lm.unread(0) is None
         lm.forward([Feed(0, at, [text[at]], 1)])
-    assert lm.unread(0) == slots.LEAST_BEHIND
+    assert lm.unread(0) == LEAST_BEHIND
     own = features_of(target, text[: end + 1])[7:]
     with torch.no_grad():
         drafted = ByHand(head).draft(own, text[7 : end + 1], 3)

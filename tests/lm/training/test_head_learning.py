@@ -14,10 +14,11 @@ import torch
 from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
+from specwire.core.policy.tunables import LEAST_BEHIND
 from specwire.lm import load_model
 from specwire.lm.heads import eagle3
 from specwire.lm.heads.eagle3 import Eagle3Config
-from specwire.lm.heads.slots import LEAST_BEHIND, HeadedModel
+from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.training.online import Learner, LearnerOptions
 from specwire.lm.training.students import HEAD_DEPTH, HeadStudent
 from specwire.lm.training.texts import DecidedText, session_hash, windows_of
