@@ -125,8 +125,10 @@ class Fleet:
         """Start replicas and return when all are ready."""
         if group is None:
             return
-        actors = {name: self.begin(group, name) for name in names}
+        actors: dict[ReplicaName, Any] = {}
         try:
+            for name in names:
+                actors[name] = self.begin(group, name)
             self._settle(group, actors)
         except BaseException:
             for name in actors:
@@ -164,10 +166,15 @@ class Fleet:
         """Have it started; returns its actor, which may have to wait for a node."""
         order = ReplicaSpec(group.words, group.port, group.http_port, dict(group.environment), group.python)
         options = _options(group, name)
-        if group.ranks > 1 and (bundle := _bundle(group)):
-            made = ray.util.placement_group([bundle], "STRICT_PACK", name=str(name), lifetime="detached")
+        if group.ranks < 2 or not (bundle := _bundle(group)):
+            return ray.remote(Replica).options(**options).remote(order)
+        made = ray.util.placement_group([bundle], "STRICT_PACK", name=str(name), lifetime="detached")
+        try:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(made, placement_group_bundle_index=0)
-        return ray.remote(Replica).options(**options).remote(order)
+            return ray.remote(Replica).options(**options).remote(order)
+        except BaseException:  # nobody would know of it, and it holds its devices
+            ray.util.remove_placement_group(made)
+            raise
 
     def retire(self, name: ReplicaName) -> None:
         """Tell it to drain, and to go then."""

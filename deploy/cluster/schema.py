@@ -316,6 +316,9 @@ def _pool(name: str, keys: YamlKeys, shared: Mapping[str, str], runtime_env: Map
     least = keys.count("min_replicas", 1, least=0, most=MOST_REPLICAS)
     most = keys.count("max_replicas", max(least, 1), least=max(least, 1), most=MOST_REPLICAS)
     tensor, stages = (keys.count(size, 1, least=1, most=MOST_RANKS) for size in (TENSOR, PIPELINE))
+    if stages > MOST_RANKS // tensor:
+        most_stages = f"must be at most {MOST_RANKS // tensor} beside {TENSOR} {tensor}"
+        raise InvalidConfig(keys.of(PIPELINE), f"{most_stages}, not {stages}")
     if tensor > 1 and kind != "verify":
         raise InvalidConfig(keys.of(TENSOR), f"is of verifiers only, not {tensor}")
     split = (f"--tensor-parallel-size={tensor}",) if tensor > 1 else ()

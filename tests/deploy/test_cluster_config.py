@@ -197,6 +197,11 @@ def test_a_verifier_on_vllm_is_split_by_layers_too_and_has_a_python_of_its_own()
     for now, then, named in (
         ("num_gpus: 4", "num_gpus: 2", "num_gpus: must be at least 4, one for each rank, or 0, not 2"),
         ("engine: vllm", "engine: specwire", "pipeline_parallel_size: is of engine: vllm only, not 2"),
+        (
+            "pipeline_parallel_size: 2",
+            "pipeline_parallel_size: 33",
+            "pipeline_parallel_size: must be at most 32 beside tensor_parallel_size 2, not 33",
+        ),
         ("/opt", "opt", "python: must be an absolute path on the nodes, not 'opt/vllm/bin/python'"),
     ):
         with pytest.raises(InvalidConfig, match=rf"^pools\.large\.{named}"):
@@ -321,6 +326,31 @@ def test_a_replica_that_goes_between_two_questions_needs_no_end(monkeypatch: pyt
     its.retire(name)
     assert told == ["kill", f"drain {name}"]
     assert its.places([name]) == {}
+
+
+def test_what_was_set_aside_for_a_replica_that_cannot_begin_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two: its devices are free again, the first is ended, and the error is told."""
+    told: list[str] = []
+    group = parse(WHOLE).groups[0]
+    first, second = (ReplicaName("large", group.digest, number) for number in (0, 1))
+
+    def options(name: str, **_: object) -> SimpleNamespace:
+        def remote(order: ReplicaSpec) -> str:
+            if name == str(second):
+                raise RuntimeError("no such environment")
+            return name
+
+        return SimpleNamespace(remote=remote)
+
+    monkeypatch.setattr("ray.remote", lambda what: SimpleNamespace(options=options))
+    monkeypatch.setattr("ray.util.placement_group", lambda bundles, strategy, name, lifetime: name)
+    monkeypatch.setattr("ray.util.get_placement_group", str)
+    monkeypatch.setattr("ray.util.remove_placement_group", lambda made: told.append(f"give back {made}"))
+    monkeypatch.setattr("ray.get_actor", str)
+    monkeypatch.setattr("ray.kill", lambda actor: told.append(f"kill {actor}"))
+    with pytest.raises(RuntimeError, match="no such environment"):
+        fleet.Fleet(told.append, 1.0, 1.0)._start(group, [first, second])
+    assert told == [f"give back {second}", f"kill {first}", f"give back {first}"]
 
 
 def test_a_token_is_found_where_ray_looks_for_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
