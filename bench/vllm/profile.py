@@ -15,7 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -137,7 +137,9 @@ def wire_seconds(pid: int) -> float:
     """Of a process whose main thread has the event loop: that one, and gRPC's own."""
     found = 0.0
     for task in Path(f"/proc/{pid}/task").iterdir():
-        name = (task / "comm").read_text(errors="replace").strip()
+        name = ""
+        with suppress(OSError):  # a thread that has ended meanwhile
+            name = (task / "comm").read_text(errors="replace").strip()
         if int(task.name) == pid or name.startswith(("grpc", "event_engine", "timer", "resolver")):
             found += cpu_seconds(pid, int(task.name))
     return found
