@@ -1,18 +1,20 @@
-"""All measurements. `make bench-NAME` runs the file or the room of that name, a room by its module `run`.
+"""All measurements. `make bench-NAME` runs the file or the room of that name, a room by its module `run`;
+bench-ROOM-MODULE runs another module of a room. With -ordinary it is the same without AVX-512.
 
-main          make bench, bench-box: one session beside transformers and OpenVINO GenAI
+main          make bench, bench-box, bench-box-ordinary: one session beside transformers and OpenVINO GenAI
 batch         many sessions at once
-heads         heads beside the target (bench-heads-ordinary, too)
+heads         heads beside the target; bench-heads-ordinary, too
 copy, suffix  proposals from the text itself, and from other texts
 learn, rag    a drafter that learns; Speculative RAG
 step, dtypes, deterministic, gpu    the target's step by itself
 large, hybrid, vocabularies, vllm   other models, other engines
+vllm.profile  make bench-vllm-profile: where the time of a step goes
 constrained, tools                  what constraints and forced calls do to drafting
 wan, capacity, sweep, branching     drafters that are far away: real sockets and virtual time
 edges, cluster, ingress             many verifiers and orchestrators
 client        what a client takes by itself
 soak, soak_load                     make soak, soak-demo, soak-vllm; make soak-load
-laws          make statistics
+laws          make statistics; make statistics-vllm by laws.vllm
 
 harness       what all of them share
 peers         the other engines
