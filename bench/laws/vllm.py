@@ -60,7 +60,7 @@ COINS = 1
 Texts = Sequence[tuple[int, ...]]
 
 
-class Pair:
+class LawServices:
     """Addresses of the verifiers, on vLLM and on our engine, and of the drafters, by what they are."""
 
     def __init__(self, owned: ExitStack) -> None:
@@ -75,13 +75,13 @@ class Pair:
             owned.callback(service.kill)
             return service
 
-        services = {
+        started = {
             "vllm": start("vllm", "verify", str(target), *ENGINE, python=PYTHON),
             "ours": start("ours", "verify", str(target)),
             RIGHT: start("right", "draft", str(target)),
             OTHER: start("other", "draft", str(draft)),
         }
-        self._addresses = {name: service.ready() for name, service in services.items()}
+        self._addresses = {name: service.ready() for name, service in started.items()}
 
     @asynccontextmanager
     async def asked(self, verifier: str, drafter: str = "") -> AsyncIterator[AsyncClient]:
@@ -144,13 +144,13 @@ class Law:
         )
 
 
-async def laws(pair: Pair, sessions: int) -> list[Verdict]:
+async def laws(services: LawServices, sessions: int) -> list[Verdict]:
     """So many of each rule, over both drafters."""
     law, samples = Law(SEEDS[0]), dict[str, dict[str, Sample]]()
     each = -(-sessions // len(PLANS))
     for place, name in enumerate(PLANS):
         seeds = range(place * each, (place + 1) * each)
-        async with pair.asked("vllm", name) as client:
+        async with services.asked("vllm", name) as client:
             samples[name] = {
                 rule: await sample(client, rule, tracked(seeds, each, f"{name}, {rule}")) for rule in RULES
             }
@@ -161,16 +161,16 @@ async def laws(pair: Pair, sessions: int) -> list[Verdict]:
     return verdicts + [other.verdict("held to another model's law", rule, pooled[rule], False) for rule in RULES]
 
 
-async def same_seed(pair: Pair, sessions: int) -> list[Way]:
+async def same_seed(services: LawServices, sessions: int) -> list[Way]:
     """So many seeds, drafted for in each way, and on our own engine."""
     found = {}
-    async with pair.asked("vllm") as client:
+    async with services.asked("vllm") as client:
         found[OFF] = await sample(client, "coupled", iter(range(sessions)), drafting=False)
         found[NGRAM] = await sample(client, "coupled", iter(range(sessions)), drafting=False, ngram=True)
     for name in PLANS:
-        async with pair.asked("vllm", name) as client:
+        async with services.asked("vllm", name) as client:
             found[name] = await sample(client, "coupled", iter(range(sessions)))
-    async with pair.asked("ours") as client:
+    async with services.asked("ours") as client:
         found[ELSEWHERE] = await sample(client, "coupled", iter(range(sessions)), drafting=False)
     return [Way.of(name, each, found[OFF]) for name, each in found.items()]
 
@@ -206,9 +206,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     try:
         with terminable(), ExitStack() as owned:
-            pair = Pair(owned)
-            verdicts = asyncio.run(laws(pair, args.sessions))
-            ways = asyncio.run(same_seed(pair, max(100, args.sessions // 10)))
+            services = LawServices(owned)
+            verdicts = asyncio.run(laws(services, args.sessions))
+            ways = asyncio.run(same_seed(services, max(100, args.sessions // 10)))
     except BenchError as error:
         say(f"bench: error: {error}")
         return 1

@@ -10,7 +10,7 @@ from vllm import LLM, SamplingParams, TokensPrompt
 from bench.peers.answering import Answer, Methods, Request, answer_asker
 
 
-class Library:
+class VllmInProcess:
     """One model. Whole texts come back, of all prompts at once."""
 
     def __init__(self) -> None:
@@ -40,4 +40,4 @@ class Library:
 if __name__ == "__main__":
     # An exit in order: vLLM ends its engine's process then.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    answer_asker(Library().methods)
+    answer_asker(VllmInProcess().methods)

@@ -123,29 +123,29 @@ def load_pretrained(
     if heads is not None and ranks is not None:
         raise ModelError(f"heads: are not served with {RANKS}, over {ranks.size} ranks")
     known = outline(spec, context)
-    computing = Computing(known.config, _dtype(dtype), target, how._replace(skims=heads is not None and is_self(heads)))
-    computing.settle_runtime(ranks)
-    memory = computing.slot_memory(known.context)
+    plan = ComputePlan(known.config, _dtype(dtype), target, how._replace(skims=heads is not None and is_self(heads)))
+    plan.settle_runtime(ranks)
+    memory = plan.slot_memory(known.context)
     memory.slots(slots)  # whoever asks for too much need not wait for weights
     rank = None
     if ranks is not None:
-        computing.how = split_way(known.config, computing.how, ranks.size)
+        plan.how = split_way(known.config, plan.how, ranks.size)
         rank = join(ranks, target)
     with turn(rank):
         model = pretrained(spec, _dtype(dtype), target if rank is None else CPU)
-        info, unassigned = _describe(spec, model, known, dtype, computing.how)
-        skimmed, head = _drafting(heads, model, info, computing.how)
+        info, unassigned = _describe(spec, model, known, dtype, plan.how)
+        skimmed, head = _drafting(heads, model, info, plan.how)
         if head is not None:
-            memory = computing.with_head(head, known.context)
+            memory = plan.with_head(head, known.context)
         if is_recurrent(known.config):
-            memory = computing.with_states(slots, state_bytes(model), memory)
+            memory = plan.with_states(slots, state_bytes(model), memory)
         if rank is not None:
             split(model, rank)
-            computing.how = computing.how._replace(rank=rank)
+            plan.how = plan.how._replace(rank=rank)
             nn.Module.to(model, target)
     count = memory.slots(slots)
     with _memory_told(count, memory):
-        runner, used = runner_for(model, Sizes(count, known.context, info.vocabulary), computing.how)
+        runner, used = runner_for(model, Sizes(count, known.context, info.vocabulary), plan.how)
         drafter = None if head is None else head.over(count, known.context, memory.dtype, used)
     if ranks is not None and ranks.rank == 0:
         runner = LeadingRunner(runner, ranks)
@@ -164,7 +164,7 @@ def _another(
 
 
 @dataclass(slots=True)
-class Computing:
+class ComputePlan:
     """How and where a model is computed, which is settled bit by bit: by its layers, by what drafts beside it, by room.
 
     dtype: of its weights and forwards.

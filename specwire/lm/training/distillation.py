@@ -93,14 +93,14 @@ class Optimiser:
 class Lesson:
     """What a target says of windows. taps: (rows, length, taps x hidden). logits: (rows, length, vocabulary), float32.
 
-    The last tap is behind the target's last norm. learnt: (rows, length), which of the tokens are to be said; None for
-    all.
+    The last tap is behind the target's last norm. scored: (rows, length), which tokens count where they are
+    predicted; None for all.
     """
 
     tokens: torch.Tensor
     taps: torch.Tensor
     logits: torch.Tensor
-    learnt: torch.Tensor | None = None
+    scored: torch.Tensor | None = None
 
 
 @torch.no_grad()
@@ -108,18 +108,18 @@ def lesson(
     target: Any,
     tokens: torch.Tensor,
     taps: tuple[int, ...],
-    learnt: torch.Tensor | None = None,
+    scored: torch.Tensor | None = None,
     *,
-    halved: bool = True,
+    in_bfloat16: bool = True,
 ) -> Lesson:
-    """target: a causal model of transformers. tokens: (rows, length). learnt: see `Lesson`.
+    """target: a causal model of transformers. tokens: (rows, length). scored: see `Lesson`.
 
-    halved: compute in bfloat16, where autocast has it so.
+    in_bfloat16: compute in bfloat16, where autocast has it so.
     """
-    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=halved):
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=in_bfloat16):
         found = target(input_ids=tokens, use_cache=False, output_hidden_states=True)
     features = torch.cat([found.hidden_states[tap] for tap in taps], -1)
-    return Lesson(tokens, features.float(), found.logits.float(), learnt)
+    return Lesson(tokens, features.float(), found.logits.float(), scored)
 
 
 def unrolled(head: Taught, given: Lesson, depth: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -136,7 +136,7 @@ def loss_of(head: Taught, given: Lesson, depth: int, decay: float) -> torch.Tens
     """Cross-entropy to the target's distribution and half of that to its best id, in nats, over steps."""
     total = torch.zeros((), device=given.logits.device)
     for step, (own, target) in enumerate(unrolled(head, given, depth)):
-        log_q, wanted = _learnt(given, step, own).float().log_softmax(-1), _learnt(given, step, target)
+        log_q, wanted = _scored(given, step, own).float().log_softmax(-1), _scored(given, step, target)
         if len(wanted) == 0:
             continue
         soft = -(wanted.softmax(-1) * log_q).sum(-1).mean()
@@ -144,14 +144,14 @@ def loss_of(head: Taught, given: Lesson, depth: int, decay: float) -> torch.Tens
     return total
 
 
-def said(of: torch.Tensor, step: int, places: int) -> torch.Tensor:
-    """Of (rows, length, ...) what is about the tokens that a step says, of each of its places."""
+def at_predicted(of: torch.Tensor, step: int, places: int) -> torch.Tensor:
+    """Of (rows, length, ...) what stands at the tokens that a step predicts: (rows, places, ...)."""
     return of[:, step + 2 : step + 2 + places]
 
 
-def _learnt(given: Lesson, step: int, rows: torch.Tensor) -> torch.Tensor:
-    """Of a step's (rows, places, ...) those whose token is to be said, one behind the other."""
-    return rows.flatten(0, 1) if given.learnt is None else rows[said(given.learnt, step, rows.shape[1])]
+def _scored(given: Lesson, step: int, rows: torch.Tensor) -> torch.Tensor:
+    """Of a step's (rows, places, ...) those that predict a scored token, one behind the other."""
+    return rows.flatten(0, 1) if given.scored is None else rows[at_predicted(given.scored, step, rows.shape[1])]
 
 
 @torch.no_grad()

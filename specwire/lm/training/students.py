@@ -26,7 +26,7 @@ from specwire.lm.load import check_directory
 from specwire.lm.model_files import CONFIG, GENERATION, copy_beside, weights_fingerprint
 from specwire.lm.pretrained import Outline, outline, pretrained
 from specwire.lm.scripted import PREFIX
-from specwire.lm.training.distillation import Lesson, lesson, loss_of, said, unrolled
+from specwire.lm.training.distillation import Lesson, at_predicted, lesson, loss_of, unrolled
 from specwire.lm.training.texts import TrainingWindow
 from specwire.text.tokenizer import vocabulary_fingerprint
 from specwire.versions import DRAFT, HEAD, Kind
@@ -114,7 +114,7 @@ class Student(ABC):
         self.model.load_state_dict(state, strict=False)
 
     @property
-    def _halved(self) -> bool:
+    def _in_bfloat16(self) -> bool:
         """Whether it is computed in bfloat16, where autocast has it so."""
         return self.device.type != "cpu"
 
@@ -139,22 +139,22 @@ class DraftStudent(Student):
         return weights_fingerprint(self.model, self._config, "float32")
 
     def loss(self, batch: Sequence[TrainingWindow]) -> torch.Tensor | None:
-        ids, learnt = padded(batch, self.device)
-        labels = ids.masked_fill(~learnt, IGNORED)[:, 1:]
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._halved):
+        ids, scored = padded(batch, self.device)
+        labels = ids.masked_fill(~scored, IGNORED)[:, 1:]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bfloat16):
             logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
 
     @torch.no_grad()
     def test(self, batch: Sequence[TrainingWindow]) -> Tested:
-        ids, learnt = padded(batch, self.device)
+        ids, scored = padded(batch, self.device)
         best = self.model(input_ids=ids, use_cache=False).logits[:, :-1].argmax(-1)
-        same = (best == ids[:, 1:]) & learnt[:, 1:]
+        same = (best == ids[:, 1:]) & scored[:, 1:]
         chained, alive = 0, same
         for further in range(1, CHAIN + 1):
             chained += int(alive.sum())
             alive = alive[:, :-1] & same[:, further:]
-        return Tested(int(learnt[:, 1:].sum()), int(same.sum()), chained)
+        return Tested(int(scored[:, 1:].sum()), int(same.sum()), chained)
 
     def write(self, folder: Path) -> None:
         whole: Any = self._on_cpu()
@@ -193,7 +193,7 @@ class HeadStudent(Student):
         taught = weights_fingerprint(model, known.config, "float32")
         self._fingerprint = weights_fingerprint(self._head, known.config, f"beside {taught}")
         self._target = model.requires_grad_(False)
-        if self._halved:
+        if self._in_bfloat16:
             nn.Module.to(self._target, dtype=torch.bfloat16)
 
     @property
@@ -203,26 +203,26 @@ class HeadStudent(Student):
 
     def loss(self, batch: Sequence[TrainingWindow]) -> torch.Tensor | None:
         given = self._lesson(*padded(batch, self.device, HEAD_DEPTH - 1))
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._halved):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bfloat16):
             found = loss_of(self._head, given, HEAD_DEPTH, DECAY)
         return found if found.requires_grad else None
 
     @torch.no_grad()
     def test(self, batch: Sequence[TrainingWindow]) -> Tested:
-        ids, learnt = padded(batch, self.device, HEAD_DEPTH - 1)
+        ids, scored = padded(batch, self.device, HEAD_DEPTH - 1)
         tokens = right = chained = 0
         alive: torch.Tensor | None = None
-        for step, (own, _) in enumerate(unrolled(self._head, self._lesson(ids, learnt), HEAD_DEPTH)):
-            best, counted = self._head.target_ids(own.argmax(-1)), said(learnt, step, own.shape[1])
-            same = (best == said(ids, step, own.shape[1])) & counted
+        for step, (own, _) in enumerate(unrolled(self._head, self._lesson(ids, scored), HEAD_DEPTH)):
+            best, counted = self._head.target_ids(own.argmax(-1)), at_predicted(scored, step, own.shape[1])
+            same = (best == at_predicted(ids, step, own.shape[1])) & counted
             if alive is None:
                 tokens, right, alive = int(counted.sum()), int(same.sum()), torch.ones_like(same)
             alive = alive & same
             chained += int(alive.sum())
         return Tested(tokens, right, chained)
 
-    def _lesson(self, ids: torch.Tensor, learnt: torch.Tensor) -> Lesson:
-        return lesson(self._target, ids, self._taps, learnt, halved=self._halved)
+    def _lesson(self, ids: torch.Tensor, scored: torch.Tensor) -> Lesson:
+        return lesson(self._target, ids, self._taps, scored, in_bfloat16=self._in_bfloat16)
 
     def write(self, folder: Path) -> None:
         whole = self._on_cpu()
@@ -238,17 +238,17 @@ class HeadStudent(Student):
 def padded(
     batch: Sequence[TrainingWindow], device: torch.device, further: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids, and which of them are learnt: (windows, the longest one and `further`, at least).
+    """Ids, and which of them are scored: (windows, the longest one and `further`, at least).
 
     What stands behind a window's end is seen by nothing before it.
     """
     longest = max(LEAST_LENGTH, *(len(window.tokens) for window in batch)) + further
     ids = torch.zeros(len(batch), longest, dtype=torch.long)
-    learnt = torch.zeros(len(batch), longest, dtype=torch.bool)
+    scored = torch.zeros(len(batch), longest, dtype=torch.bool)
     for row, (tokens, first) in enumerate(batch):
         ids[row, : len(tokens)] = torch.tensor(tokens)
-        learnt[row, first : len(tokens)] = True
-    return ids.to(device), learnt.to(device)
+        scored[row, first : len(tokens)] = True
+    return ids.to(device), scored.to(device)
 
 
 def _loaded(option: str, spec: str, does: str, device: torch.device) -> tuple[Outline, PreTrainedModel]:

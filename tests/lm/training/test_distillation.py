@@ -280,18 +280,18 @@ def test_a_checkpoint_of_something_else_is_refused(held: Any, target: LlamaForCa
         gone_on(target, kept, 20)
 
 
-def test_only_what_is_to_be_said_is_learnt(target: LlamaForCausalLM) -> None:
-    """Tokens that are all to be said are as many as without a word of it; of others nothing counts."""
+def test_only_scored_tokens_are_learnt(target: LlamaForCausalLM) -> None:
+    """All tokens scored is as without a mask; of tokens that are not nothing counts."""
     head, tokens = head_of(target), next(windows())
     every = torch.ones_like(tokens, dtype=torch.bool)
-    whole = loss_of(head, lesson(target, tokens, CONFIG.taps, halved=False), 3, 0.8)
-    assert torch.allclose(loss_of(head, lesson(target, tokens, CONFIG.taps, every, halved=False), 3, 0.8), whole)
+    whole = loss_of(head, lesson(target, tokens, CONFIG.taps, in_bfloat16=False), 3, 0.8)
+    assert torch.allclose(loss_of(head, lesson(target, tokens, CONFIG.taps, every, in_bfloat16=False), 3, 0.8), whole)
     one = torch.zeros_like(every)
-    one[0, 7] = True  # step 0 says it at place 5, step 1 at place 4
-    given = lesson(target, tokens, CONFIG.taps, one, halved=False)
+    one[0, 7] = True  # step 0 predicts it at place 5, step 1 at place 4
+    given = lesson(target, tokens, CONFIG.taps, one, in_bfloat16=False)
     expected = torch.zeros(())
     for step, (own, said) in enumerate(unrolled(head, given, 2)):
         log_q, wanted = own[0, 5 - step].log_softmax(-1), said[0, 5 - step]
         expected = expected + 0.8**step * (-(wanted.softmax(-1) * log_q).sum() - 0.5 * log_q[wanted.argmax()])
     assert torch.allclose(loss_of(head, given, 2, 0.8), expected)
-    assert not loss_of(head, lesson(target, tokens, CONFIG.taps, ~every, halved=False), 2, 0.8).requires_grad
+    assert not loss_of(head, lesson(target, tokens, CONFIG.taps, ~every, in_bfloat16=False), 2, 0.8).requires_grad
