@@ -30,8 +30,8 @@ UNFINISHED = ".unfinished"
 Kind = Literal["draft", "head"]
 DRAFT: Kind = "draft"
 HEAD: Kind = "head"
-# The tenant of who calls a service without keys, which must be named on purpose.
-NOBODY = "*"
+# The tenant of whoever calls a service without keys, which must be named on purpose. It is not all tenants.
+ANONYMOUS = "*"
 
 Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Held = TypeVar("Held")
@@ -83,7 +83,7 @@ class HistoryEntry(Struct, frozen=True):
 
 
 class _Purpose(Struct, frozen=True):
-    """What a folder is for. draft: fingerprint of the first version's weights."""
+    """What a folder is for. draft: fingerprint of the first version's weights; of a head, with its target's."""
 
     tenants: tuple[str, ...]
     draft: str
@@ -125,8 +125,10 @@ class VersionFolder:
         except (OSError, msgspec.MsgspecError) as error:
             raise VersionError(f"{self.path / HISTORY}: cannot be read: {error}") from error
 
-    def claim(self, tenants: Sequence[str], draft: str) -> None:
+    def claim(self, tenants: Sequence[str], draft: str, option: str = DRAFT) -> None:
         """Be the one who writes here, for these tenants, from the model of this fingerprint on.
+
+        option: what named that model, for people.
 
         Raises VersionError: somebody else writes, or the folder was made for others.
         """
@@ -145,7 +147,8 @@ class VersionFolder:
             self.release()
             differs = "tenants" if found.tenants != asked.tenants else "draft"
             ours, theirs = getattr(asked, differs), getattr(found, differs)
-            raise VersionError(f"{self.path}: {differs}: is for {shown(theirs)}, not for {shown(ours)}: take another")
+            name = option if differs == "draft" else differs
+            raise VersionError(f"{self.path}: {name}: is for {shown(theirs)}, not for {shown(ours)}: take another")
         for left in (self.path / VERSIONS).glob(f"*{UNFINISHED}"):
             shutil.rmtree(left)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specwire.versions import DRAFT, HEAD, KEPT, Current, HistoryEntry, VersionError, VersionFolder
+from specwire.versions import ANONYMOUS, DRAFT, HEAD, KEPT, Current, HistoryEntry, VersionError, VersionFolder
 
-ANYBODY = ("*",)
+CALLERS = (ANONYMOUS,)
 
 
 def add(folder: VersionFolder, number: int, since: int | None = None, sessions: tuple[str, ...] = ()) -> None:
@@ -22,13 +22,13 @@ def add(folder: VersionFolder, number: int, since: int | None = None, sessions: 
 
 
 def use(folder: VersionFolder, number: int) -> None:
-    folder.use(Current(number, "a/draft", ANYBODY, "learnt", 0.5, 0.6))
+    folder.use(Current(number, "a/draft", CALLERS, "learnt", 0.5, 0.6))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> VersionFolder:
     found = VersionFolder(tmp_path / "out")
-    found.claim(ANYBODY, "f" * 64)
+    found.claim(CALLERS, "f" * 64)
     return found
 
 
@@ -38,7 +38,7 @@ def test_what_is_used_is_read_again(folder: VersionFolder) -> None:
     add(folder, 0)
     use(folder, 0)
     again = VersionFolder(folder.path)
-    assert again.current() == Current(0, "a/draft", ANYBODY, "learnt", 0.5, 0.6)
+    assert again.current() == Current(0, "a/draft", CALLERS, "learnt", 0.5, 0.6)
     assert (again.version(0) / "weights").read_text() == "0"
     assert again.next_number() == 1
 
@@ -60,7 +60,7 @@ def test_a_learner_that_is_killed_while_it_writes_leaves_the_version_in_use(fold
     (folder.path / "current.unfinished").write_bytes(b'{"vers')
     folder.release()
     again = VersionFolder(folder.path)
-    again.claim(ANYBODY, "f" * 64)
+    again.claim(CALLERS, "f" * 64)
     current = again.current()
     assert current is not None
     assert current.version == 0
@@ -74,15 +74,17 @@ def test_a_learner_that_is_killed_while_it_writes_leaves_the_version_in_use(fold
 
 def test_a_folder_is_for_those_for_whom_it_was_made(folder: VersionFolder) -> None:
     with pytest.raises(VersionError, match="another `specwire learn` writes there"):
-        VersionFolder(folder.path).claim(ANYBODY, "f" * 64)
+        VersionFolder(folder.path).claim(CALLERS, "f" * 64)
     folder.release()
     for tenants, draft, message in (
         (("b", "a"), "f" * 64, r"out: tenants: is for \*, not for a, b: take another"),
-        (ANYBODY, "e" * 64, "out: draft: is for ffffffffffff, not for eeeeeeeeeeee: take another"),
+        (CALLERS, "e" * 64, "out: draft: is for ffffffffffff, not for eeeeeeeeeeee: take another"),
     ):
         with pytest.raises(VersionError, match=message):
             VersionFolder(folder.path).claim(tenants, draft)
-    VersionFolder(folder.path).claim((*ANYBODY, *ANYBODY), "f" * 64)
+    with pytest.raises(VersionError, match="out: heads or target: is for ffffffffffff, not for e"):
+        VersionFolder(folder.path).claim(CALLERS, "e" * 64, "heads or target")
+    VersionFolder(folder.path).claim((*CALLERS, *CALLERS), "f" * 64)
 
 
 def test_the_order_of_tenants_does_not_matter(tmp_path: Path) -> None:
@@ -122,11 +124,11 @@ def test_a_folder_tells_what_it_has_versions_of(folder: VersionFolder) -> None:
     assert folder.begun
     assert not VersionFolder(folder.path / "versions").begun
     add(folder, 0)
-    folder.use(Current(0, "some/head", ANYBODY, "begun", kind=HEAD))
-    assert folder.current() == folder.current(HEAD) == Current(0, "some/head", ANYBODY, "begun", kind=HEAD)
+    folder.use(Current(0, "some/head", CALLERS, "begun", kind=HEAD))
+    assert folder.current() == folder.current(HEAD) == Current(0, "some/head", CALLERS, "begun", kind=HEAD)
     with pytest.raises(VersionError, match="out: has versions of a head, not of a draft"):
         folder.current(DRAFT)
-    assert Current(7, "some/head", ANYBODY, "learnt").name == "head@7"
+    assert Current(7, "some/head", CALLERS, "learnt").name == "head@7"
 
 
 def test_old_weights_go_and_the_history_stays(folder: VersionFolder) -> None:

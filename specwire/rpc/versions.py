@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from specwire.rpc.process import keep_loaded, one_line, say
 from specwire.v1 import common_pb2
-from specwire.versions import NOBODY, Current, Kind, VersionError, VersionFolder
+from specwire.versions import ANONYMOUS, Current, Kind, VersionError, VersionFolder
 
 # Seconds between two looks at what is in use.
 WATCH_S = 2.0
@@ -97,4 +97,4 @@ def learnt_of(current: Current) -> common_pb2.Learnt:
 
 def agreed(info: common_pb2.GetModelInfoResponse | None, tenant: str) -> bool:
     """Whether sessions of a tenant may be proposed what a service has learnt; tenant: "" for callers without keys."""
-    return info is None or not info.HasField("learnt") or (tenant or NOBODY) in info.learnt.tenants
+    return info is None or not info.HasField("learnt") or (tenant or ANONYMOUS) in info.learnt.tenants

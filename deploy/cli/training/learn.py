@@ -25,7 +25,7 @@ from specwire.rpc.process import SIGNALS, say
 from specwire.rpc.server_options import check_metrics
 from specwire.telemetry.listener import listen
 from specwire.telemetry.metrics import Families, Registry, by_label, counter, gauge, process_families
-from specwire.versions import NOBODY, VersionError
+from specwire.versions import ANONYMOUS, VersionError
 
 LEARNER = "learner"
 EPILOG = """\
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         nargs="+",
         metavar="TENANT",
-        help=f"whose sessions; {NOBODY} where callers have no keys",
+        help=f"whose sessions; {ANONYMOUS} are callers without keys, not all tenants",
     )
     add("--redis-url", metavar="URL", help="session log to learn from (default: none)")
     add("--texts", nargs="+", default=[], type=Path, metavar="FILE", help="files to learn from (default: none)")
@@ -164,7 +164,7 @@ class LoggedTexts:
         return found
 
     def _agreed(self, tenant: str, private: bool) -> bool:
-        return (tenant or NOBODY) in self._tenants and not private
+        return (tenant or ANONYMOUS) in self._tenants and not private
 
     async def _read(self, session_id: str) -> SessionText | None:
         try:
@@ -194,7 +194,7 @@ class TextLine(Struct, forbid_unknown_fields=True):
     output: str | list[int] | None = None
     text: str | None = None
     prompt: str | list[int] = ""
-    tenant: str = NOBODY
+    tenant: str = ANONYMOUS
     session: str = ""
 
 

@@ -86,7 +86,11 @@ class HeadDepth:
         self._drafted_us = now_us
 
     def due(self, now_us: float) -> bool:
-        """Whether one session may be drafted for although it does not pay: for EXPLORED_SHARE of the time."""
+        """Whether drafting may be tried although it does not pay: for EXPLORED_SHARE of the time.
+
+        A try is for all sessions whose texts are known. It is expected to take as long as the last one took, and at
+        least as long as a draft for one session.
+        """
         cost_us = max(self.drafting_us(1, min(PROBE_WINDOW, self.most)), self._tried_us)
         return cost_us <= EXPLORED_SHARE * (now_us - self._drafted_us)
 

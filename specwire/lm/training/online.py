@@ -130,7 +130,7 @@ class Learner:
         self.memory = TextMemory(options.memory)
         self._student = _student(options)
         self._generator = torch.Generator().manual_seed(SEED)
-        self._folder.claim(options.tenants, self._student.fingerprint)
+        self._folder.claim(options.tenants, self._student.fingerprint, "heads or target" if options.target else "draft")
         try:
             for session_id in options.forgotten:
                 gone = self._folder.forget(session_hash(session_id))

@@ -38,6 +38,8 @@ CHAIN = 8
 # Guesses in a row that a head learns, and what each further one weighs.
 HEAD_DEPTH, DECAY = 4, 0.8
 IGNORED = -100
+# Names of weights in a message.
+SHOWN = 3
 # Of a batch: a head says the third token of a text first.
 LEAST_LENGTH = 3
 CPU = torch.device("cpu")
@@ -99,9 +101,12 @@ class Student(ABC):
 
     def state(self) -> State:
         """A copy of what is trained, on the CPU."""
-        still = {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
-        found = self.model.state_dict()
+        still, found = self._still(), self.model.state_dict()
         return {name: tensor.detach().cpu().clone() for name, tensor in found.items() if name not in still}
+
+    def _still(self) -> set[str]:
+        """Names of the parameters that are not trained."""
+        return {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
 
     def rounded(self) -> State:
         """As it would be written."""
@@ -111,7 +116,11 @@ class Student(ABC):
         }
 
     def load(self, state: State) -> None:
-        self.model.load_state_dict(state, strict=False)
+        """Take what `state` or `read` returned. ModelError where it lacks something trained, or has something else."""
+        lacking, unknown = self.model.load_state_dict(state, strict=False)
+        wrong = sorted({*unknown, *lacking} - self._still())
+        if wrong:
+            raise ModelError(f"{self.kind}: a version has other weights than what learns: {', '.join(wrong[:SHOWN])}")
 
     @property
     def _in_bfloat16(self) -> bool:
