@@ -33,7 +33,7 @@ from specwire.registry.service import RemoteDirectory
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token, read_peer_token
 from specwire.rpc.model_info import model_info_to_wire
-from specwire.rpc.process import run_until_signalled, say, share_interpreter
+from specwire.rpc.process import keep_loaded, one_line, run_until_signalled, say, share_interpreter
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
@@ -244,12 +244,21 @@ def _follower(
         if ours != theirs:
             await loaded.stop()
             raise InvalidParameter("vocabulary", "is another one than this drafter's")
-        await swap(loaded).stop()
+        await _retire(swap(loaded))
+        keep_loaded()  # and lets go of the former one
 
     number = None if current is None else current.version
     follower = VersionFollower(versions, DRAFT, number, take, ("specwire draft", "follow"))
     registry.add(DRAFTER, lambda: version_families(DRAFT, follower.number, follower.swaps, follower.failures))
     return follower
+
+
+async def _retire(former: LoadedDrafter) -> None:
+    """Stop it. Where that fails another one serves all the same."""
+    try:
+        await former.stop()
+    except Exception as error:  # whatever a handler or a thread raises
+        say(f"specwire draft: follow: the former version did not stop: {one_line(error)}")
 
 
 async def _listen(registry: Registry, options: ModelServiceOptions, started: AsyncExitStack) -> MetricsListener | None:

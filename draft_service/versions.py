@@ -31,8 +31,10 @@ class LoadedDrafter(NamedTuple):
 
     async def stop(self) -> None:
         """End the thread, and the handler's tasks. Idempotent."""
-        await self.handler.stop()
-        await self.thread.stop()
+        try:
+            await self.handler.stop()
+        finally:
+            await self.thread.stop()
 
 
 class ServedDrafter:

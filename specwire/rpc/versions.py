@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from specwire.rpc.process import keep_loaded, one_line, say
+from specwire.rpc.process import one_line, say
 from specwire.v1 import common_pb2
 from specwire.versions import ANONYMOUS, Current, Kind, VersionError, VersionFolder
 
@@ -75,7 +75,6 @@ class VersionFollower:
             return
         self.number, self._trouble, self._refused = current.version, "", None
         self.swaps += 1
-        keep_loaded()  # and lets go of the former one
         say(f"{self._command}: {current.name} is in use")
 
     def _tell(self, trouble: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from draft_service import server
 from draft_service.server import RunningDrafter, start
 from draft_service.versions import first_model
 from specwire.core.invalid import InvalidParameter
@@ -87,6 +89,31 @@ async def test_links_end_and_new_ones_get_the_new_version(folder: VersionFolder,
     assert first.vocabulary_fingerprint == second.vocabulary_fingerprint
     assert running.follower is not None
     assert (running.follower.number, running.follower.swaps, running.follower.failures) == (1, 1, 0)
+
+
+async def test_a_former_version_that_does_not_stop_keeps_none_from_serving(
+    folder: VersionFolder, models: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def failing() -> None:
+        raise ZeroDivisionError
+
+    drafters: list[int] = []
+    monkeypatch.setattr(server, "keep_loaded", lambda: drafters.append(threads()))
+    async with following(folder, models[0]) as running:
+        before = threads()
+        monkeypatch.setattr(running._served.now.handler, "stop", failing)
+        publish(folder, 1, models[1])
+        await look(running)
+        assert await drafted(running) == continuation(models[1], TEXT, 4)
+        assert running.follower is not None
+        assert (running.follower.number, running.follower.swaps, running.follower.failures) == (1, 1, 0)
+    assert drafters == [before], "what it frees has ended by then"
+    assert "specwire draft: follow: the former version did not stop: ZeroDivisionError" in capsys.readouterr().err
+
+
+def threads() -> int:
+    """Drafters that there are."""
+    return sum(each.name == server.DRAFTER for each in threading.enumerate())
 
 
 async def test_a_version_that_cannot_be_loaded_is_told_once_and_the_present_one_stays(
