@@ -8,37 +8,37 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.versions import VersionFollower, learnt_of
 from specwire.telemetry.metrics import Families, version_families
 from specwire.v1 import common_pb2
-from specwire.versions import HEAD, Current, VersionFolder
+from specwire.versions import HEAD, Current, VersionFolder, shown
 from verify_service.engine.messages import HeadRenewed
 
 
 class HeadedModel(Protocol):
     """A target beside a head that learns; see `specwire.lm.heads.slots.HeadedModel`."""
 
-    version: int | None
-    another: Callable[[Path], Any] | None
+    load_version: Callable[[Path], Any] | None
 
-    def take(self, head: Any, version: int) -> None: ...
+    def take(self, head: Any, current: Current) -> None: ...
 
 
 class HeadVersions:
     """The versions that a verifier's head has. `learnt`: what is told of the one in use.
 
     Args:
-        model: what drafts by them, whose head is a version by now.
+        model: what drafts by them.
+        current: the version that was loaded with it. The folder may have a later one by now.
     """
 
-    def __init__(self, folder: Path, model: HeadedModel) -> None:
-        self.learnt = common_pb2.Learnt()
+    def __init__(self, folder: Path, model: HeadedModel, current: Current) -> None:
+        self.learnt = learnt_of(current)
         self._folder = VersionFolder(folder)
         self._model = model
+        self._number = current.version
+        self._tenants = frozenset(current.tenants)
         self._follower: VersionFollower | None = None
-        current = self._folder.current(HEAD)
-        if current is not None:
-            self.learnt = learnt_of(current)
 
     def follow(self, send: Callable[[HeadRenewed], None], tell: Callable[[common_pb2.Learnt], None]) -> None:
         """From now on have each version taken that comes into use, until `stop`.
@@ -48,15 +48,21 @@ class HeadVersions:
 
         async def take(current: Current) -> None:
             """Load it beside the one that drafts; sessions go on meanwhile, and after."""
-            if self._model.another is None:
+            self._check_tenants(current)
+            if self._model.load_version is None:
                 raise AssertionError("a head that learns loads its next version")
-            head = await asyncio.to_thread(self._model.another, self._folder.version(current.version))
-            send(HeadRenewed(partial(self._model.take, head, current.version)))
+            head = await asyncio.to_thread(self._model.load_version, self._folder.version(current.version))
+            send(HeadRenewed(partial(self._model.take, head, current)))
             self.learnt = learnt_of(current)
             tell(self.learnt)
 
-        follower = VersionFollower(self._folder, HEAD, self._model.version, take, ("specwire verify", "heads"))
-        self._follower = follower
+        self._follower = VersionFollower(self._folder, HEAD, self._number, take, ("specwire verify", "heads"))
+
+    def _check_tenants(self, current: Current) -> None:
+        """InvalidParameter for other ones, of a folder that was made again: running sessions are of those before."""
+        if frozenset(current.tenants) != self._tenants:
+            theirs, ours = shown(current.tenants), shown(sorted(self._tenants))
+            raise InvalidParameter("tenants", f"are {theirs} by now, not {ours}: restart to follow them")
 
     def families(self) -> Families:
         follower = self._follower

@@ -187,6 +187,10 @@ async def start(
     )
     async with AsyncExitStack() as started:
         started.push_async_callback(thread.stop)
+        if versions is not None:
+            versions.follow(thread.send, servicer.tell_learnt)
+            started.push_async_callback(versions.stop)
+            registry.add(VERIFIER, versions.families)
         metrics = await listen(registry, options.metrics, options.tls) if options.metrics else None
         if metrics is not None:
             started.push_async_callback(metrics.stop)
@@ -195,9 +199,6 @@ async def start(
         started.pop_all()
     if usage is not None:
         usage.start()
-    if versions is not None:
-        versions.follow(thread.send, servicer.tell_learnt)
-        registry.add(VERIFIER, versions.families)
     renewal = _renewal(options, server, shares, tenants)
     return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter, usage, versions)
 
@@ -284,7 +285,8 @@ async def load(
         registry.add(VERIFIER, lambda: families(engine))
         reader.read = lambda: load_of(engine)
         info = _described(lm, costs, text_memory)
-        if (found := _versions_of(lm, options.heads)) is not None:
+        # A patient verifier uses no head.
+        if not patient and (found := _versions_of(lm, options.heads)) is not None:
             versions.append(found)
             info.learnt.CopyFrom(found.learnt)
         return engine, info
@@ -327,9 +329,9 @@ def _versions_of(lm: SlotModel, heads: str) -> HeadVersions | None:
     """None where no head learns."""
     from specwire.lm.heads.slots import HeadedModel
 
-    if not isinstance(lm, HeadedModel) or lm.version is None:
+    if not isinstance(lm, HeadedModel) or lm.current is None:
         return None
-    return HeadVersions(Path(heads).expanduser(), lm)
+    return HeadVersions(Path(heads).expanduser(), lm, lm.current)
 
 
 def _known(lm: SlotModel, options: ModelServiceOptions) -> KnownTexts:

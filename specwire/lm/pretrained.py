@@ -31,7 +31,7 @@ from specwire.core.model import (
     out_of_memory,
 )
 from specwire.lm.gguf_file import read_gguf
-from specwire.lm.heads.select import LoadedHead, Over, load_head
+from specwire.lm.heads.select import HeadFactory, LoadedHead, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
 from specwire.lm.heads.slots import Head, HeadedModel
 from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes, SkimmingRunner, TappedRunner
@@ -146,19 +146,19 @@ def load_pretrained(
     count = memory.slots(slots)
     with _memory_told(count, memory):
         runner, used = runner_for(model, Sizes(count, known.context, info.vocabulary), plan.how)
-        drafter = None if head is None else head.over(count, known.context, memory.dtype, used)
+        drafter = None if head is None else head.make(count, known.context, memory.dtype, used)
     if ranks is not None and ranks.rank == 0:
         runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
     lm = _over_slots(runner, info, count, unassigned, skimmed, drafter)
-    if head is not None and head.another is not None and isinstance(lm, HeadedModel):
-        lm.version = head.version
-        lm.another = partial(_another, head.another, count, known.context, memory.dtype, used)
+    if head is not None and head.load_version is not None and isinstance(lm, HeadedModel):
+        lm.current = head.current
+        lm.load_version = partial(_load_version, head.load_version, count, known.context, memory.dtype, used)
     return lm
 
 
-def _another(
-    load: Callable[[Path], Over], slots: int, context: int, dtype: torch.dtype, runtime: str, folder: Path
+def _load_version(
+    load: Callable[[Path], HeadFactory], slots: int, context: int, dtype: torch.dtype, runtime: str, folder: Path
 ) -> Head:
     return load(folder)(slots, context, dtype, runtime)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import shutil
 from collections.abc import AsyncIterator
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from specwire.core.invalid import InvalidParameter
+from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.shares import TenantShares
 from specwire.rpc import versions
+from specwire.rpc.server import ListenError
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.telemetry.metrics import Registry
 from specwire.v1 import common_pb2, verify_pb2
@@ -21,6 +24,9 @@ from specwire.versions import HEAD, Current, HistoryEntry, VersionFolder
 from tests.lm.heads.by_hand import nearly_bigram
 from tests.verify_service.peer import Peer, connected
 from tests.wait import asked
+from verify_service import server
+from verify_service.engine import calibration
+from verify_service.engine.calibration import step_costs
 from verify_service.server import RunningVerifier, start
 
 CONTEXT, LENGTH = 512, 300
@@ -44,15 +50,19 @@ def folder(pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return made
 
 
-def publish(folder: VersionFolder, number: int, head: Path) -> None:
+def publish(folder: VersionFolder, number: int, head: Path, tenants: tuple[str, ...] = ONE) -> None:
     before = max(0, number - 1)
     folder.add(lambda path: shutil.copytree(head, path, dirs_exist_ok=True), HistoryEntry(number, before, before, ()))
-    folder.use(Current(number, "some/head", ONE, "learnt", 0.5, 0.75, HEAD, 2.0, 1.5))
+    folder.use(Current(number, "some/head", tenants, "learnt", 0.5, 0.75, HEAD, 2.0, 1.5))
+
+
+def options_of(target: str, folder: VersionFolder) -> ModelServiceOptions:
+    return ModelServiceOptions(target, slots=2, context=CONTEXT, ngram=False, heads=str(folder.path))
 
 
 @asynccontextmanager
-async def serving(target: str, folder: VersionFolder) -> AsyncIterator[RunningVerifier]:
-    running = await start(ModelServiceOptions(target, slots=2, context=CONTEXT, ngram=False, heads=str(folder.path)))
+async def serving(target: str, folder: VersionFolder, patient: bool = False) -> AsyncIterator[RunningVerifier]:
+    running = await start(options_of(target, folder), patient)
     try:
         yield running
     finally:
@@ -142,6 +152,64 @@ async def test_a_version_that_cannot_be_loaded_is_told_once_and_the_present_one_
     told = [line for line in capsys.readouterr().err.splitlines() if "heads" in line]
     assert len(told) == 1
     assert "specwire verify: heads: version 1 cannot be taken: " in told[0]
+
+
+async def test_what_is_told_is_what_drafts(
+    folder: VersionFolder, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what came into use, or broke, while the target was measured."""
+
+    def published(*arguments: object) -> StepCosts:
+        publish(folder, 1, Path(pair[1]))
+        (folder.path / "current").rename(folder.path / "later")
+        (folder.path / "current").write_text("{")
+        return step_costs(*arguments)  # type: ignore[arg-type]  # whatever it is called with
+
+    monkeypatch.setattr(calibration, "step_costs", published)
+    async with serving(pair[0], folder) as running:
+        assert running.info.learnt.version == "head@0"
+        (folder.path / "later").rename(folder.path / "current")
+        await look(running)
+        assert running.info.learnt.version == "head@1"
+
+
+async def test_a_folder_for_others_is_not_followed(
+    folder: VersionFolder, pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sessions that run are of tenants of the one before."""
+    async with serving(pair[0], folder) as running:
+        publish(folder, 1, Path(pair[1]), ("bob",))
+        for _ in range(2):
+            await look(running)
+        assert (running.info.learnt.version, list(running.info.learnt.tenants)) == ("head@0", ["ada"])
+    told = [line for line in capsys.readouterr().err.splitlines() if "heads" in line]
+    why = "tenants: are bob by now, not ada: restart to follow them"
+    assert told == [f"specwire verify: heads: version 1 cannot be taken: {why}"]
+
+
+async def test_a_patient_verifier_follows_none(folder: VersionFolder, pair: tuple[str, str]) -> None:
+    async with serving(pair[0], folder, patient=True) as running:
+        assert running._versions is None
+        assert not running.info.HasField("learnt")
+
+
+async def test_a_verifier_that_cannot_listen_follows_no_more(
+    folder: VersionFolder, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed: list[bool] = []
+
+    async def failing(*_: object, **__: object) -> None:
+        followed.append(following())
+        raise ListenError("taken")
+
+    def following() -> bool:
+        return any(task.get_name() == "versions" for task in asyncio.all_tasks())
+
+    monkeypatch.setattr(server, "serve", failing)
+    with pytest.raises(ListenError):
+        await start(options_of(pair[0], folder))
+    assert followed == [True]
+    assert not following()
 
 
 async def test_orchestrators_that_are_tenants_themselves_are_not_trusted_with_that(

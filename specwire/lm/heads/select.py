@@ -23,26 +23,26 @@ from specwire.lm.heads.slots import Head, waiting_bytes
 from specwire.lm.model_config import is_recurrent
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import MODEL_TYPES, Unsuited, rotations_of
-from specwire.versions import HEAD, VersionError, VersionFolder
+from specwire.versions import HEAD, Current, VersionError, VersionFolder
 
-# Makes a head over slots of so many positions, whose keys and values have a dtype, beside a target of a runtime.
-Over = Callable[[int, int, torch.dtype, str], Head]
+# Makes a head over so many slots of so many positions, whose keys and values have a dtype, beside a runtime's target.
+HeadFactory = Callable[[int, int, torch.dtype, str], Head]
 
 
 class LoadedHead(NamedTuple):
-    """taps: of the target, see `specwire.lm.runners.decoder.Decoder`. over: the head over slots. width: of features.
+    """taps: of the target, see `specwire.lm.runners.decoder.Decoder`. make: makes it over slots. width: of features.
     kept: numbers that it keeps of each position that it read. fuse: what it reads of features, if OpenVINO computes it,
-    too. Of a head that learns, version: its number; another: loads one like it from another folder, or raises
-    ModelError.
+    too. Of a head that learns, current: the version that this is; load_version: reads another one from its folder, or
+    raises ModelError.
     """
 
     taps: tuple[int, ...]
-    over: Over
+    make: HeadFactory
     width: int
     kept: int = 0
     fuse: nn.Module | None = None
-    version: int | None = None
-    another: Callable[[Path], Over] | None = None
+    current: Current | None = None
+    load_version: Callable[[Path], HeadFactory] | None = None
 
     def slot_bytes(self, context: int, dtype: torch.dtype) -> int:
         """What it needs of memory for one text, with features that wait to be read."""
@@ -86,38 +86,35 @@ def _learnt(versions: VersionFolder, target: PreTrainedModel, info: ModelInfo) -
     folder = versions.version(current.version)
     if is_recurrent(target.config):
         raise ModelError(f"heads: {folder}: beside recurrent layers no head that learns is served")
-    found = _eagle3(folder, target, info)
-    layers = target.config.get_text_config().num_hidden_layers
-    embedding: torch.Tensor = target.get_input_embeddings().get_parameter("weight").detach()
-    told, device = Eagle3Config.read(folder, layers), embedding.device
+    head = _read_eagle3(folder, target, info)
+    told, layers, embedding = head.config, target.config.get_text_config().num_hidden_layers, _embedding_of(target)
     if told.rope is not None:
         raise ModelError(f"heads: {folder}: a head that learns has the default rotation")
 
-    def over(head: Eagle3, slots: int, context: int, dtype: torch.dtype, _runtime: str) -> Head:
-        return Eagle3Runner(head, info.vocabulary, slots, context, dtype, None, device)
+    def make(version: Eagle3, slots: int, context: int, dtype: torch.dtype, _runtime: str) -> Head:
+        return Eagle3Runner(version, info.vocabulary, slots, context, dtype, None, embedding.device)
 
-    def another(newer: Path) -> Over:
-        head = eagle3.load(newer, layers, embedding)
-        if head.config != told:
+    def load_version(newer: Path) -> HeadFactory:
+        version = eagle3.load(newer, layers, embedding)
+        if version.config != told:
             raise ModelError(f"heads: {newer}: is of another shape than the head in use")
-        return partial(over, head)
+        return partial(make, version)
 
-    return found._replace(over=another(folder), fuse=None, version=current.version, another=another)
+    return _as_loaded(told, partial(make, head))._replace(current=current, load_version=load_version)
 
 
 def _medusa(folder: Path, whole: dict[str, Any], target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
     config: Any = target.config.get_text_config()
     _check(folder, info, "vocab_size", whole.get("vocab_size"), config.vocab_size)
     _check(folder, info, "hidden_size", whole.get("hidden_size"), config.hidden_size)
-    embedding: torch.Tensor = target.get_input_embeddings().get_parameter("weight").detach()
-    heads = medusa.load(folder, whole, config.num_hidden_layers, embedding, info.vocabulary)
+    heads = medusa.load(folder, whole, config.num_hidden_layers, _embedding_of(target), info.vocabulary)
     _check_ids(folder, info, heads.ids)
     norm = _last_norm(target, folder / CONFIG) if heads.config.normed else None
 
-    def over(_slots: int, _context: int, dtype: torch.dtype, _runtime: str) -> Head:
+    def make(_slots: int, _context: int, dtype: torch.dtype, _runtime: str) -> Head:
         return MedusaRunner(heads, norm, dtype)
 
-    return LoadedHead(heads.config.taps, over, config.hidden_size)
+    return LoadedHead(heads.config.taps, make, config.hidden_size)
 
 
 def _last_norm(target: PreTrainedModel, path: Path) -> nn.Module:
@@ -128,26 +125,40 @@ def _last_norm(target: PreTrainedModel, path: Path) -> nn.Module:
 
 
 def _eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
-    config: Any = target.config.get_text_config()
-    embedding: torch.Tensor = target.get_input_embeddings().get_parameter("weight").detach()
-    told = Eagle3Config.read(folder, config.num_hidden_layers)
-    _check(folder, info, "vocab_size", told.vocabulary, config.vocab_size)
-    _check(folder, info, "target_hidden_size", told.target_hidden or told.hidden, config.hidden_size)
-    if told.rope is not None:
-        _check_rotation(folder, told, target)
-    head = eagle3.load(folder, config.num_hidden_layers, embedding)
-    _check_ids(folder, info, head.target_ids(torch.arange(told.draft_vocabulary, device=head.d2t.device)))
+    head, device = _read_eagle3(folder, target, info), _embedding_of(target).device
+    told = head.config
 
-    def over(slots: int, context: int, dtype: torch.dtype, runtime: str) -> Head:
+    def make(slots: int, context: int, dtype: torch.dtype, runtime: str) -> Head:
         turns = None if told.rope is None else rotations_of(target, context, told.head_dim)
         if runtime != OPENVINO:
-            return Eagle3Runner(head, info.vocabulary, slots, context, dtype, turns, embedding.device)
+            return Eagle3Runner(head, info.vocabulary, slots, context, dtype, turns, device)
         # An extra, and slow to import.
         from specwire.lm.heads.eagle3_openvino import Eagle3Openvino
 
         return Eagle3Openvino(head, info.vocabulary, slots, context, dtype, turns)
 
-    return LoadedHead(told.taps, over, told.fused, 2 * told.key_heads * told.head_dim, Fuse(head))
+    return _as_loaded(told, make)._replace(fuse=Fuse(head))
+
+
+def _as_loaded(told: Eagle3Config, make: HeadFactory) -> LoadedHead:
+    return LoadedHead(told.taps, make, told.fused, 2 * told.key_heads * told.head_dim)
+
+
+def _read_eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> Eagle3:
+    """A head that is of this target."""
+    config: Any = target.config.get_text_config()
+    told = Eagle3Config.read(folder, config.num_hidden_layers)
+    _check(folder, info, "vocab_size", told.vocabulary, config.vocab_size)
+    _check(folder, info, "target_hidden_size", told.target_hidden or told.hidden, config.hidden_size)
+    if told.rope is not None:
+        _check_rotation(folder, told, target)
+    head = eagle3.load(folder, config.num_hidden_layers, _embedding_of(target))
+    _check_ids(folder, info, head.target_ids(torch.arange(told.draft_vocabulary, device=head.d2t.device)))
+    return head
+
+
+def _embedding_of(target: PreTrainedModel) -> torch.Tensor:
+    return target.get_input_embeddings().get_parameter("weight").detach()
 
 
 def _check_rotation(folder: Path, told: Eagle3Config, target: PreTrainedModel) -> None:
@@ -184,13 +195,13 @@ def _mtp(
     if config.model_type in mtp.ZERO_CENTRED:
         norm = 1 + norm.float()
 
-    def over(slots: int, context: int, dtype: torch.dtype, _runtime: str) -> Head:
+    def make(slots: int, context: int, dtype: torch.dtype, _runtime: str) -> Head:
         shared = Shared(embedding, norm, output, _rotations(folder, own, target, context))
         return MtpRunner(layers, shared, slots, context, dtype)
 
     count = len(layers.layers)
     kept = 2 * count * own.key_heads * own.head_dim + (count - 1) * own.hidden
-    return LoadedHead((config.num_hidden_layers,), over, own.hidden, kept)
+    return LoadedHead((config.num_hidden_layers,), make, own.hidden, kept)
 
 
 def _repeated(own: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor:

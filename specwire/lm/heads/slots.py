@@ -17,6 +17,7 @@ from specwire.core.policy.tunables import LEAST_BEHIND, PREFILL_ROWS
 from specwire.lm.kv_cache import CachedLM, TappedRunner
 from specwire.lm.noise import keep_noise
 from specwire.lm.sampler import draw_among, whole
+from specwire.versions import Current
 
 
 @runtime_checkable
@@ -232,8 +233,8 @@ class HeadedModel:
     A text that goes on otherwise, in this slot or in one that it was copied to, has another token t + 1. So where the
     features of its last position are gone, that position is not kept either: the target computes it again.
 
-    Of a head that learns, `version` is its number; `another` loads one like it from another folder, beside the thread
-    that computes, or raises ModelError.
+    Of a head that learns, `current` is the version that drafts; `load_version` reads another one from its folder, which
+    the thread that computes need not do, or raises ModelError.
 
     Invariants, of each slot that is not lost: rows from `origin` to `fed` are the head's, of the text; features are
     held from `fed` - 1 on, or from `fed`, up to what the target has cached.
@@ -242,8 +243,8 @@ class HeadedModel:
     def __init__(self, lm: CachedLM, target: TappedRunner, head: Head) -> None:
         """target: which computes what is `lm`."""
         self._lm, self._target, self._head = lm, target, head
-        self.version: int | None = None
-        self.another: Callable[[Path], Head] | None = None
+        self.current: Current | None = None
+        self.load_version: Callable[[Path], Head] | None = None
         self._slots = [_Slot(head.width) for _ in range(lm.slots)]
         self._proven = False
         self._heeded: frozenset[int] | None = None
@@ -356,9 +357,9 @@ class HeadedModel:
         for own in self._slots:
             own.begin(own.features.stop)
 
-    def take(self, head: Head, version: int) -> None:
+    def take(self, head: Head, current: Current) -> None:
         """Draft by another version of the head from now on. It knows no text, and goes on behind what there is."""
-        self._head, self.version, self._proven = head, version, False
+        self._head, self.current, self._proven = head, current, False
         for slot, own in enumerate(self._slots):
             own.written, own.lost = 0, False
             own.begin(self._lm.cached(slot))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.training.online import Learner, LearnerOptions
 from specwire.lm.training.students import HEAD_DEPTH, HeadStudent
 from specwire.lm.training.texts import DecidedText, session_hash, windows_of
-from specwire.versions import HEAD, VersionFolder
+from specwire.versions import HEAD, VersionError, VersionFolder
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, head_of, nearly_bigram
 from tests.lm.training import test_online
@@ -115,12 +116,13 @@ def test_it_learns_and_each_version_is_served(
     assert torch.equal(*(each.embed_tokens.weight for each in stored))
     assert not torch.equal(*(each.fc.weight for each in stored))
     lm, text = served(target, out), [*asked[0].prompt, *asked[0].output]
-    assert lm.version == 1
-    assert lm.another is not None
+    assert lm.current == current
+    assert lm.load_version is not None
     both = [drafts(served(target, folder.version(number)), text) for number in (0, 1)]
     assert both[0] != both[1]
     assert drafts(lm, text) == both[1]
-    lm.take(lm.another(folder.version(0)), 0)
+    lm.take(lm.load_version(folder.version(0)), msgspec.structs.replace(current, version=0))
+    assert lm.current.version == 0
     assert drafts(lm, text, slot=1) == both[0]
 
 
@@ -131,9 +133,10 @@ def test_a_text_goes_on_behind_what_the_version_before_has_read(
     learner.round(asked)
     folder, text = VersionFolder(tmp_path / "out"), [*asked[0].prompt, *asked[0].output]
     lm = served(target, tmp_path / "out")
-    assert lm.another is not None
+    assert lm.load_version is not None
     assert drafts(lm, text)
-    lm.take(lm.another(folder.version(1)), 1)
+    assert lm.current is not None
+    lm.take(lm.load_version(folder.version(1)), lm.current)
     assert lm.unread(0) is None
     assert lm.draft([HeadRequest(0, text, GREEDY, 2)]) == [[]]
     more = [*text, *(3 + at % 40 for at in range(LEAST_BEHIND + 1))]
@@ -181,8 +184,9 @@ def test_a_head_without_an_embedding_has_the_target_s(target: str, asked: list[D
     learner = Learner(options(head, tmp_path / "out", target=target), lambda _: None)
     assert learner.round(asked).version == 1
     learner.close()
-    names = served(target, tmp_path / "out")
-    assert names.version == 1
+    current = served(target, tmp_path / "out").current
+    assert current is not None
+    assert current.version == 1
     again = Learner(options(head, tmp_path / "out", target=target), lambda _: None)
     assert again.version == 1
     again.close()
@@ -203,6 +207,26 @@ def test_what_cannot_learn_is_refused(changed: dict[str, object], message: str, 
         Learner(options(head, tmp_path / "out", target=target), lambda _: None)
 
 
+def test_a_folder_of_another_head_is_told_by_what_was_given(learner: Learner, target: str, tmp_path: Path) -> None:
+    learner.close()
+    other = ignorant(tmp_path / "other", target, replace(SHAPE, inner=40))
+    with pytest.raises(VersionError, match=r"out: heads or target: is for \w{12}, not for \w{12}: take another"):
+        Learner(options(other, tmp_path / "out", target=target), lambda _: None)
+
+
+def test_weights_of_something_else_are_not_taken(target: str, tmp_path: Path) -> None:
+    student = HeadStudent(ignorant(tmp_path / "head", target), target, CPU)
+    state = student.state()
+    assert eagle3.EMBEDDING not in state
+    student.load(state)
+    for changed, name in (
+        ({**state, "unknown": torch.zeros(1)}, "unknown"),
+        ({each: state[each] for each in state if each != "fc.weight"}, "fc.weight"),
+    ):
+        with pytest.raises(ModelError, match=f"head: a version has other weights than what learns: {name}$"):
+            student.load(changed)
+
+
 def test_other_kinds_and_targets_are_refused(target: str, tmp_path: Path) -> None:
     (tmp_path / "medusa").mkdir()
     (tmp_path / "medusa" / "config.json").write_text(json.dumps({"medusa_num_heads": 2}))
@@ -220,9 +244,9 @@ def test_a_verifier_takes_no_folder_without_a_version_and_none_of_drafters(
     out = tmp_path / "out"
     other = ignorant(tmp_path / "other", target, replace(SHAPE, inner=40))
     lm = served(target, out)
-    assert lm.another is not None
+    assert lm.load_version is not None
     with pytest.raises(ModelError, match="other: is of another shape than the head in use"):
-        lm.another(Path(other))
+        lm.load_version(Path(other))
     current = json.loads((out / "current").read_text())
     (out / "current").write_text(json.dumps({**current, "kind": "draft"}))
     with pytest.raises(ModelError, match="heads: .*out: has versions of a draft, not of a head"):
