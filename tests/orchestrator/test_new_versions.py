@@ -15,7 +15,6 @@ import torch
 
 import draft_service.server
 import specwire.lm.sampler
-from draft_service import versions
 from draft_service.server import RunningDrafter
 from specwire.client import Chunk, Completion
 from specwire.client.events import PartialCompletion
@@ -23,6 +22,7 @@ from specwire.client.requests import RequestOptions
 from specwire.core.draft import DraftRow
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Weights
+from specwire.rpc import versions
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.versions import Current, HistoryEntry, VersionFolder
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, TURNS, Stack, plain, stack

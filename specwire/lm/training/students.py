@@ -36,7 +36,7 @@ WINDOW = 256
 # The longest chain that counts.
 CHAIN = 8
 # Guesses in a row that a head learns, and what each further one weighs.
-HEAD_DEPTH, DECAY = 4, 0.8
+HEAD_DEPTH, FURTHER_WEIGHT = 4, 0.8
 IGNORED = -100
 # Names of weights in a message.
 SHOWN = 3
@@ -213,7 +213,7 @@ class HeadStudent(Student):
     def loss(self, batch: Sequence[TrainingWindow]) -> torch.Tensor | None:
         given = self._lesson(*padded(batch, self.device, HEAD_DEPTH - 1))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bfloat16):
-            found = loss_of(self._head, given, HEAD_DEPTH, DECAY)
+            found = loss_of(self._head, given, HEAD_DEPTH, FURTHER_WEIGHT)
         return found if found.requires_grad else None
 
     @torch.no_grad()
