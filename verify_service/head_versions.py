@@ -16,8 +16,8 @@ from specwire.versions import HEAD, Current, VersionFolder, shown
 from verify_service.engine.messages import HeadRenewed
 
 
-class HeadedModel(Protocol):
-    """A target beside a head that learns; see `specwire.lm.heads.slots.HeadedModel`."""
+class TakesHeads(Protocol):
+    """A target beside a head that learns: a `specwire.lm.heads.slots.HeadedModel`, named here without torch."""
 
     load_version: Callable[[Path], Any] | None
 
@@ -32,7 +32,7 @@ class HeadVersions:
         current: the version that was loaded with it. The folder may have a later one by now.
     """
 
-    def __init__(self, folder: Path, model: HeadedModel, current: Current) -> None:
+    def __init__(self, folder: Path, model: TakesHeads, current: Current) -> None:
         self.learnt = learnt_of(current)
         self._folder = VersionFolder(folder)
         self._model = model
