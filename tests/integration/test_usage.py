@@ -6,9 +6,11 @@ import asyncio
 import json
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.request import urlopen
 
 from specwire.client import AsyncClient, Chunk
 from tests.integration.stack_process import running
+from tests.ports import free_address
 from tests.wait import LIMIT_S, until
 from verify_service.usage import read_records, totals
 
@@ -23,14 +25,25 @@ async def read(client: AsyncClient, text: list[int]) -> None:
             text += event.tokens
 
 
+def linked(figures: str) -> bool:
+    """Whether a verifier has the orchestrator's link. One that has none yet gets no session."""
+    with urlopen(f"http://{figures}/metrics", timeout=LIMIT_S) as page:
+        return b'specwire:links_up{service="verifier"} 1' in page.read()
+
+
 async def test_a_killed_verifier_loses_no_token_that_another_goes_on_behind(tmp_path: Path) -> None:
     files = [tmp_path / "one", tmp_path / "two"]
     with ExitStack() as owned:
-        verifiers = [owned.enter_context(running("verify", SLOW, "--usage-log", str(file), *PLACE)) for file in files]
+        figures = [free_address() for _ in files]
+        verifiers = [
+            owned.enter_context(running("verify", SLOW, "--usage-log", str(file), "--metrics", address, *PLACE))
+            for file, address in zip(files, figures, strict=True)
+        ]
         addresses = [json.loads(verifier.line())["address"] for verifier in verifiers]
         both = (word for address in addresses for word in ("--verifier", address))
         orchestrator = owned.enter_context(running("orchestrate", *both, "--plan", "off", *PLACE))
         async with AsyncClient(json.loads(orchestrator.line())["address"]) as client, asyncio.timeout(LIMIT_S):
+            await until(lambda: all(map(linked, figures)))
             first: list[int] = []
             second: list[int] = []
             async with asyncio.TaskGroup() as texts:
