@@ -232,7 +232,9 @@ class TranslatingModel(DraftModel):
                 at.append(-1)
         computed = self._model.forward(fed) if fed else None
         self.failed = self._model.failed if fed else frozenset()
-        self._draft_on(computed, {at[row]: foreign.slot for row, foreign in by_text.items()})
+        if by_text and computed is not None:
+            computed = computed.clone()  # the next forward may overwrite it
+            self._draft_on(computed, {at[row]: foreign.slot for row, foreign in by_text.items()})
         return Computed(computed, at, answers | {row: foreign.answer() for row, foreign in by_text.items()})
 
     def _own(self, feed: Feed) -> tuple[Feed | None, Drawn]:

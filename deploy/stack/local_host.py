@@ -51,9 +51,14 @@ class CorePlan(NamedTuple):
 
 
 def threads_told(services: Mapping[str, ModelServiceOptions], placement: CorePlan) -> str:
-    """Such as "verifier, 1 thread; drafter, 1 thread: all threads share all cores"."""
-    counts = (f"{role}, {each.threads} thread{'s' if each.threads > 1 else ''}" for role, each in services.items())
-    return f"{'; '.join(counts)}: {placement}"
+    """Such as "verifier, 1 thread (2 for prompts); drafter, 1 thread: all threads share all cores"."""
+
+    def told(options: ModelServiceOptions) -> str:
+        prompts = options.prompt_threads or options.threads
+        further = f" ({prompts} for prompts)" if prompts != options.threads else ""
+        return f"{options.threads} thread{'s' if options.threads > 1 else ''}{further}"
+
+    return f"{'; '.join(f'{role}, {told(each)}' for role, each in services.items())}: {placement}"
 
 
 def _cores(numbers: frozenset[int]) -> str:
@@ -81,7 +86,6 @@ class LocalHost:
     async def start(self) -> dict[str, str]:
         """One after the other, verifiers last: who measures its forwards then has the interpreter to itself."""
         self._report(threads_told(self._services, self._placement))
-        self._place(self._placement.others)
         addresses: dict[str, str] = {}
         try:
             async with asyncio.timeout(self._start_timeout):
@@ -90,6 +94,7 @@ class LocalHost:
         except TimeoutError:
             raise StackError(f"not ready within {self._start_timeout:.0f} s") from None
         keep_loaded()
+        self._place(self._placement.others)  # runtimes count the cores that they may use when they load
         return {role: addresses[role] for role in self._services}
 
     def _place(self, cores: frozenset[int]) -> None:

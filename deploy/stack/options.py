@@ -204,7 +204,8 @@ class StackOptions:
         redis_url: of the session log, see `specwire.redis.urls`; None starts a private Redis.
         durability, retention: see OrchestratorOptions.
         listen: HOST:PORT of the orchestrator; the other services take free ports on loopback.
-        target_threads, draft_threads: CPU threads of the models' forwards.
+        target_threads, draft_threads: CPU threads of the models' forwards. target_prompt_threads: of the target's that
+            feed a long part of a prompt; 0: as many.
         slots: sessions held at once by each service.
         runtime: what computes the forwards of both models.
         device, compiled: see ModelServiceOptions. draft_device: of the drafters; "" for the target's.
@@ -237,6 +238,7 @@ class StackOptions:
     deterministic: bool = False
     tensor_parallel_size: int = 1
     target_threads: int = 1
+    target_prompt_threads: int = 0
     draft_threads: int = 1
     slots: int = 16
     ngram: bool = True
@@ -294,6 +296,7 @@ class StackOptions:
             deterministic=self.deterministic,
             tensor_parallel_size=self.tensor_parallel_size,
             threads=self.target_threads,
+            prompt_threads=self.target_prompt_threads,
             slots=self.slots,
             ngram=self.ngram,
             text_memory=self.text_memory,
@@ -407,6 +410,13 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="CPU threads (default: half of the cores, %(default)s here)",
     )
+    group.add_argument(
+        "--target-prompt-threads",
+        type=int,
+        default=cores(),
+        metavar="N",
+        help="CPU threads for long parts of prompts (default: all cores, %(default)s here)",
+    )
     group.add_argument("--draft-threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     group.add_argument("--slots", type=int, default=16, metavar="N", help="sessions at once (default: %(default)s)")
     add_log_arguments(parser)
@@ -442,6 +452,7 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         deterministic=args.deterministic,
         tensor_parallel_size=args.tensor_parallel_size,
         target_threads=args.target_threads,
+        target_prompt_threads=args.target_prompt_threads,
         draft_threads=args.draft_threads,
         slots=args.slots,
         ngram=bool(speculative.ngram),

@@ -134,6 +134,8 @@ class PlainService:
             o.quantization,
             "--threads",
             str(o.threads),
+            "--prompt-threads",
+            str(o.prompt_threads),
             "--slots",
             str(o.slots),
         ]

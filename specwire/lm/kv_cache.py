@@ -107,6 +107,15 @@ class LineRunner:
         raise NotImplementedError(f"{type(self).__name__} takes no trees: rows {[*rows]} of slot {slot} stay")
 
 
+# Tokens of a feed that want no row, from which on it counts as a prompt's: a window's rows are all wanted.
+PROMPT_TOKENS = 32
+
+
+def feeds_prompt(feeds: Sequence[Feed]) -> bool:
+    """Whether a long part of a prompt is among them: the forward then pays for more threads than a step does."""
+    return any(len(feed.tokens) - feed.wanted >= PROMPT_TOKENS for feed in feeds)
+
+
 class LanguageModel(SlotModel, Protocol):
     """A causal language model whose rows are logits."""
 
@@ -114,7 +123,8 @@ class LanguageModel(SlotModel, Protocol):
         """Feed tokens of several slots in one pass.
 
         Returns:
-            float32 logits (sum of wanted, vocabulary) on the model's device, in the order of the feeds.
+            float32 logits (sum of wanted, vocabulary) on the model's device, in the order of the feeds. The next
+            forward may overwrite them.
 
         Raises:
             ValueError: a feed is invalid; nothing was fed.
@@ -125,8 +135,13 @@ class LanguageModel(SlotModel, Protocol):
 class CachedLM:
     """A `LanguageModel` on a `Runner`."""
 
-    def __init__(self, runner: Runner, info: ModelInfo, slots: int, unassigned: Sequence[int] = ()) -> None:
-        """`unassigned` are ids below info.vocabulary that no token has: their logits are masked."""
+    def __init__(
+        self, runner: Runner, info: ModelInfo, slots: int, unassigned: Sequence[int] = (), prompt_threads: int = 0
+    ) -> None:
+        """unassigned: ids below info.vocabulary that no token has: their logits are masked.
+
+        prompt_threads: of PyTorch's, in a forward that feeds a long part of a prompt; 0: as many as in others.
+        """
         self.info = info
         self.failed: frozenset[int] = frozenset()
         self.runner = runner
@@ -134,6 +149,7 @@ class CachedLM:
         self._stateful = runner if isinstance(runner, StatefulRunner) else None
         self._table = SlotTable(slots, info.context, info.vocabulary, runner.branches)
         self._unassigned = torch.tensor(unassigned, dtype=torch.long, device=info.device)
+        self._prompt_threads = prompt_threads
 
     @property
     def slots(self) -> int:
@@ -188,13 +204,23 @@ class CachedLM:
         self._table.check(feeds)
         self.failed = frozenset()
         self._table.write(feeds)
-        raw = self.runner.run([_straight(feed) for feed in feeds])
+        raw = self._run([_straight(feed) for feed in feeds])
         self._table.commit(feeds)
         rows, finite = logits_of(raw, self.info.vocabulary, self._unassigned)
         if not finite:
             self._contain(feeds, rows)
             rows.index_fill_(1, self._unassigned, -torch.inf)
         return _drop_unwanted(feeds, rows)
+
+    def _run(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        if not self._prompt_threads or not feeds_prompt(feeds):
+            return self.runner.run(feeds)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self._prompt_threads)
+        try:
+            return self.runner.run(feeds)
+        finally:
+            torch.set_num_threads(threads)
 
     @torch.inference_mode()
     def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:

@@ -44,6 +44,7 @@ def load_model(
     device: str = "cpu",
     context: int | None = None,
     threads: int | None = None,
+    prompt_threads: int = 0,
     lean: bool = True,
     runtime: str = TORCH,
     deterministic: bool = False,
@@ -67,7 +68,8 @@ def load_model(
         dtype: float32, bfloat16, float16, or "auto": what `native_dtype` says of the device, with int8-dynamic float32,
             which the model then tells as its own.
         context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
-        threads: threads that PyTorch computes with in this process; unchanged if None.
+        threads: threads that PyTorch computes with in this process; unchanged if None. prompt_threads: of forwards that
+            feed a long part of a prompt, as `How` has it.
         runtime, lean, deterministic, quantization, compiled: how it is computed, see `specwire.lm.runners.select.How`.
         kv_memory: bytes for keys and values, states, and for what a head beside the model keeps of each text; `slots`
             is then as many as fit. If not one does with all states of a window, a slot has fewer, and windows are
@@ -106,13 +108,13 @@ def load_model(
 
     size = slots if kv_memory is None else KvMemory(kv_memory)
     if is_gguf(spec):
-        return load_gguf(spec, size, context, kv_type, gpu_layers)
+        return load_gguf(spec, size, context, kv_type, gpu_layers, prompt_threads)
     dtype = _computed_in(dtype, quantization, engine, device)
     with _told_by(ranks):
         if engine == VLLM:
             _refuse({"runtime": runtime != TORCH, **asked}, f"--engine {VLLM}")
             return load_in_vllm(spec, size, dtype, device, context, dict(engine_options or {}), ranks, stages)
-        how = How(runtime, lean, deterministic, quantization, compiled)
+        how = How(runtime, lean, deterministic, quantization, compiled, prompt_threads=prompt_threads)
         return load_pretrained(
             spec, slots=size, dtype=dtype, device=device, context=context, how=how, ranks=ranks, heads=heads
         )

@@ -150,7 +150,7 @@ def load_pretrained(
     if ranks is not None and ranks.rank == 0:
         runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
-    lm = _over_slots(runner, info, count, unassigned, skimmed, drafter)
+    lm = _over_slots(runner, info, count, unassigned, skimmed, drafter, _threads_of_prompts(plan.how, info))
     if head is not None and head.load_version is not None and isinstance(lm, HeadedModel):
         lm.current = head.current
         lm.load_version = partial(_load_version, head.load_version, count, known.context, memory.dtype, used)
@@ -301,7 +301,12 @@ def load_in_vllm(
 
 
 def load_gguf(
-    spec: str, slots: int | KvMemory, context: int | None, kv_type: str = AUTO_KV, gpu_layers: int = 0
+    spec: str,
+    slots: int | KvMemory,
+    context: int | None,
+    kv_type: str = AUTO_KV,
+    gpu_layers: int = 0,
+    prompt_threads: int = 0,
 ) -> LanguageModel:
     """The part of `load_model` for GGUF files. They say in which numbers they are computed."""
     from specwire.lm.runners.llamacpp import GgufWeights, LlamaCppRunner
@@ -318,7 +323,7 @@ def load_gguf(
     count = slots_of_size(slots.size, slot, positions) if isinstance(slots, KvMemory) else slots
     sizes = Sizes(count, positions, vocabulary)
     file.check_rotation(count, positions)
-    runner = LlamaCppRunner(weights, file, sizes, kept, torch.get_num_threads())
+    runner = LlamaCppRunner(weights, file, sizes, kept, (torch.get_num_threads(), prompt_threads))
     try:
         trial = OwnTrial(runner, sizes, TOLERANCES[torch.float32 if kept == "f32" else torch.float16])
         off = trial.deviation(runner)
@@ -349,19 +354,31 @@ def load_gguf(
 
 
 def _over_slots(
-    runner: Runner, info: ModelInfo, slots: int, unassigned: Sequence[int], kept: Sequence[int], head: Head | None
+    runner: Runner,
+    info: ModelInfo,
+    slots: int,
+    unassigned: Sequence[int],
+    kept: Sequence[int],
+    head: Head | None,
+    prompt_threads: int,
 ) -> LanguageModel:
     """kept: layers that draft, or none. head: what drafts beside the model."""
     if kept:
         if not isinstance(runner, SkimmingRunner):
             raise ModelError(f"heads: a {info.architecture} is not computed by a runner that can leave layers out")
         return SkimmingModel(runner, info, slots, unassigned, kept)
-    lm = CachedLM(runner, info, slots, unassigned)
+    lm = CachedLM(runner, info, slots, unassigned, prompt_threads)
     if head is None:
         return lm
     if not isinstance(runner, TappedRunner):
         raise ModelError(f"heads: a {info.architecture} is not computed by a runner that tells its features")
     return HeadedModel(lm, runner, head)
+
+
+def _threads_of_prompts(how: How, info: ModelInfo) -> int:
+    """PyTorch's, in forwards that feed a long part of a prompt; 0 for as many as in others. See `How`."""
+    counted = info.runtime == TORCH and info.device == CPU.type and how.rank is None and not how.deterministic
+    return how.prompt_threads if counted else 0
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -128,7 +128,8 @@ class ModelServiceOptions:
         dtype: of weights and arithmetic; auto: bfloat16 where the device computes it itself, else float32.
         runtime: what computes the forwards; auto: openvino where it is installed and agrees with the model, else torch.
             A GGUF file is computed by llamacpp, whatever it says.
-        threads: CPU threads of the model's forwards.
+        threads: CPU threads of the model's forwards. prompt_threads: of those that feed a long part of a prompt; 0: as
+            many.
         slots: sessions held at once. kv_memory: bytes for their keys and values, a head's too; as many slots as fit.
         context: positions per slot; None takes the model's own.
         insecure: listen on an address other than loopback without encryption.
@@ -156,6 +157,7 @@ class ModelServiceOptions:
     device: str = "cpu"
     runtime: str = "torch"
     threads: int = 1
+    prompt_threads: int = 0
     slots: int = 16
     context: int | None = None
     insecure: bool = False
@@ -195,9 +197,13 @@ class ModelServiceOptions:
                 "quantization", f"must be one of {', '.join(QUANTIZATIONS)}, not {self.quantization!r}"
             )
         check_deterministic(self.deterministic, self.runtime)
-        for field, value in (("threads", self.threads), ("slots", self.slots)):
-            if not 1 <= value <= 1024:
-                raise InvalidParameter(field, f"must be from 1 to 1024, not {value}")
+        for field, value, least in (
+            ("threads", self.threads, 1),
+            ("prompt-threads", self.prompt_threads, 0),
+            ("slots", self.slots, 1),
+        ):
+            if not least <= value <= 1024:
+                raise InvalidParameter(field, f"must be from {least} to 1024, not {value}")
         check_ranks(self.tensor_parallel_size, self.pipeline_parallel_size, self.engine)
         if self.engine not in ENGINES:
             raise InvalidParameter("engine", f"must be one of {', '.join(ENGINES)}, not {self.engine!r}")
@@ -224,6 +230,7 @@ class ModelServiceOptions:
             "heads": self.heads or None,
             "context": self.context,
             "threads": self.threads,
+            "prompt_threads": self.prompt_threads,
             "engine": self.engine,
             "engine_options": engine_options(self.engine, self.engine_options),
             "stages": self.pipeline_parallel_size,
@@ -296,6 +303,13 @@ def add_model_arguments(
     add_runtime_argument(parser, runtime)
     add_gguf_arguments(parser)
     parser.add_argument("--threads", default=threads, type=int, metavar="N", help="CPU threads (default: %(default)s)")
+    parser.add_argument(
+        "--prompt-threads",
+        default=0,
+        type=int,
+        metavar="N",
+        help="CPU threads for long parts of prompts, which all cores speed up (default: 0, as many as --threads)",
+    )
     add_cache_arguments(parser)
     add_compile_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
@@ -453,6 +467,7 @@ def model_options(args: argparse.Namespace) -> ModelServiceOptions:
         quantization=args.quantization,
         compiled=args.compile,
         threads=args.threads,
+        prompt_threads=args.prompt_threads,
         slots=args.slots,
         kv_memory=size_of("kv-memory", args.kv_memory),
         context=args.context,

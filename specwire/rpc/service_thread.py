@@ -138,7 +138,7 @@ class ServiceThread(Generic[Command, Reports, Info]):
         name: of the service, for people.
         step_limit_s: a step that takes longer counts as a failure.
         helpers: ended with the thread; the end of one is a failure.
-        cores: that the thread and those which its model starts may use; none for all that the process may.
+        cores: that the thread may use once its model is loaded; none for all that the process may.
     """
 
     def __init__(
@@ -233,13 +233,15 @@ class ServiceThread(Generic[Command, Reports, Info]):
     # In the thread
 
     def _run(self) -> None:
-        if self._cores:
-            os.sched_setaffinity(0, self._cores)  # of this thread; those that it starts inherit it
         try:
             runnable, info = self._load(self._deliver, self._go_on)
         except BaseException as error:
             self._tell(self._fail_start, error)
             return
+        if self._cores:
+            # Of this thread. Those that its model has started may use all cores that the process may: prompts are
+            # computed by them, too.
+            os.sched_setaffinity(0, self._cores)
         self._inbox = runnable.inbox
         self._tell(self._start_watching, runnable)
         self._tell(_settle, self._ready, info)

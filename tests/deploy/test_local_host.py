@@ -15,7 +15,7 @@ import httpx2 as httpx
 import pytest
 
 from deploy.stack import stack
-from deploy.stack.local_host import CorePlan
+from deploy.stack.local_host import CorePlan, threads_told
 from deploy.stack.options import StackError, StackOptions, core_numbers
 from specwire.client import AsyncClient, Chunk, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
@@ -100,13 +100,7 @@ async def test_cancel_and_deadline_end_a_text(tmp_path: Path) -> None:
             return told.finish_reason is FinishReason.CANCELLED
 
         await until(cancelled)
-        late: Any = None
-        try:
-            late = (await client.complete(PROMPT, max_tokens=4000, ignore_eos=True, timeout=0.5)).finish_reason
-        except SpecwireError as error:
-            late = error.code
-        # The orchestrator tells of it, where it is the first to see it.
-        assert late in (FinishReason.DEADLINE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        await check_late(client, 0.5)
         done = await client.complete(PROMPT, max_tokens=20, ignore_eos=True)
         assert (list(done.tokens), done.finish_reason) == (plain(TARGET, PROMPT, 20), FinishReason.LENGTH)
 
@@ -116,10 +110,19 @@ async def test_a_model_that_fails_ends_it_with_the_reason(tmp_path: Path, monkey
     async with running(tmp_path) as (parts, client):
         failing = asyncio.create_task(parts.failed())
         monkeypatch.setattr(Engine, "step", broken)
-        with pytest.raises(SpecwireError):
-            await client.complete(PROMPT, max_tokens=4000, ignore_eos=True, timeout=5.0)
+        await check_late(client, 5.0)
         async with asyncio.timeout(LIMIT_S):
             assert await failing == "the verifier failed: RuntimeError: broken"
+
+
+async def check_late(client: AsyncClient, timeout: float) -> None:
+    """Whoever is the first to see it tells of it, client or orchestrator."""
+    late: Any = None
+    try:
+        late = (await client.complete(PROMPT, max_tokens=4000, ignore_eos=True, timeout=timeout)).finish_reason
+    except SpecwireError as error:
+        late = error.code
+    assert late in (FinishReason.DEADLINE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def broken(*_: object) -> None:
@@ -143,6 +146,14 @@ def test_the_verifier_has_cores_of_its_own_where_one_is_left() -> None:
     shared = (wide, replace(one, also=("scripted:8",)), replace(one, device="cuda:0"))
     assert {str(CorePlan.of([0, 1], each.services())) for each in shared} == {"all threads share all cores"}
     assert CorePlan.of([], one.services()) == CorePlan()
+
+
+def test_threads_of_prompts_are_told_where_they_are_others() -> None:
+    one = StackOptions(TARGET, DRAFT, one_process=True, target_threads=2, target_prompt_threads=4)
+    shared = "drafter, 1 thread: all threads share all cores"
+    assert threads_told(one.services(), CorePlan()) == f"verifier, 2 threads (4 for prompts); {shared}"
+    equal = replace(one, target_prompt_threads=2)
+    assert threads_told(equal.services(), CorePlan()) == f"verifier, 2 threads; {shared}"
 
 
 async def test_where_its_threads_run_is_told_and_is_over_with_it(tmp_path: Path) -> None:

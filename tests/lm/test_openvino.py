@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from demo_pair import TARGET, held_out_prompts
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.kv_cache import CachedLM, Sizes
+from specwire.lm.kv_cache import PROMPT_TOKENS, CachedLM, Sizes
 from specwire.lm.kv_memory import position_bytes
+from specwire.lm.runners.llama import LlamaRunner
 from specwire.lm.runners.openvino import OpenvinoRunner
 from specwire.lm.runners.openvino_graph import CompiledGraph, PagedGraph, computed_in
 from specwire.lm.runners.select import How, runner_for
@@ -204,12 +206,49 @@ def test_the_shortest_context_has_no_room_for_padding(tmp_path: Path) -> None:
     assert not lm.branches
 
 
-def test_logits_stay_as_they_are_when_the_next_forward_runs(tmp_path: Path) -> None:
-    lm = _load(build(config("llama")), tmp_path)
-    first = lm.forward([Feed(0, 0, [1, 2, 3], 1)])
-    kept = first.clone()
-    lm.forward([Feed(0, 3, [4], 1)])
-    assert torch.equal(first, kept)
+@pytest.mark.parametrize("runtime", ["openvino", "torch"])
+def test_long_parts_of_prompts_have_threads_of_their_own(
+    runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With them the logits are the plain forward's, and so are those of the windows behind."""
+    used: list[int] = []
+    kind: Any = LlamaRunner if runtime == "torch" else CompiledGraph
+    name = "run" if runtime == "torch" else "give"
+    threads: dict[Any, int] = {}
+    init, original = kind.__init__, getattr(kind, name)
+
+    def begun(self: Any, graph: Any, options: Any, *further: Any, **others: Any) -> None:
+        init(self, graph, options, *further, **others)
+        threads[self] = 0 if runtime == "torch" else options["INFERENCE_NUM_THREADS"]
+
+    def counted(self: Any, what: Any, *further: Any) -> Any:
+        if what != "position_ids" and runtime == "openvino":
+            return original(self, what, *further)
+        used.append(threads[self] or torch.get_num_threads())
+        return original(self, what, *further)
+
+    monkeypatch.setattr(kind, "__init__", begun)
+    monkeypatch.setattr(kind, name, counted)
+    model, own = build(config("llama")), torch.get_num_threads()
+    lm = load_model(save(model, tmp_path), slots=2, runtime=runtime, threads=1, prompt_threads=2)
+    text = [(7 * at) % VOCABULARY for at in range(PROMPT_TOKENS + 8)]
+    used.clear()
+    parts = [(text[:-7], 1), (text[-7:-6], 1), (text[-6:], 6)]
+    got, start = [], 0
+    for tokens, wanted in parts:
+        got.append(lm.forward([Feed(0, start, tokens, wanted)]).clone())
+        start += len(tokens)
+    lm.forward([Feed(1, 0, text[:PROMPT_TOKENS], 1)])
+    torch.set_num_threads(own)
+    torch.testing.assert_close(torch.cat(got), plain(model, text)[-8:], atol=TOLERANCE, rtol=TOLERANCE)
+    assert used == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_where_bits_count_prompts_have_the_threads_of_steps(deterministic: bool, tmp_path: Path) -> None:
+    lm = load_model(save(build(config("llama")), tmp_path), slots=1, deterministic=deterministic, prompt_threads=2)
+    assert isinstance(lm, CachedLM)
+    assert lm._prompt_threads == (0 if deterministic else 2)
 
 
 def test_the_weights_fingerprint_is_that_of_torch_and_the_runtime_is_named(tmp_path: Path) -> None:

@@ -92,18 +92,23 @@ async def test_it_tells_what_it_loaded_and_wakes_for_commands() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not place threads")
-async def test_its_thread_keeps_to_its_cores() -> None:
+async def test_its_thread_keeps_to_its_cores_once_its_model_is_loaded() -> None:
     own, before = frozenset({max(os.sched_getaffinity(0))}), os.sched_getaffinity(0)
     found: list[set[int]] = []
 
+    class Placed(Echo):
+        def run(self) -> None:
+            found.append(os.sched_getaffinity(0))
+            super().run()
+
     def load(deliver: Deliver, _: GoOn) -> tuple[Echo, str]:
         found.append(os.sched_getaffinity(0))
-        return Echo(deliver), "a model"
+        return Placed(deliver), "a model"
 
     thread: Thread = ServiceThread("echo", load, cores=own)
     await thread.start()
     await thread.stop()
-    assert found == [own]
+    assert found == [before, own]
     assert os.sched_getaffinity(0) == before
 
 

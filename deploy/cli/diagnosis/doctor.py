@@ -244,7 +244,12 @@ def check_cores(folder: Path = CGROUP) -> Finding:
 
 def check_placement() -> Finding:
     """Where threads are with `up --one-process` and no further option."""
-    options = StackOptions(str(demo_pair.TARGET), str(demo_pair.DRAFT), target_threads=target_threads())
+    options = StackOptions(
+        str(demo_pair.TARGET),
+        str(demo_pair.DRAFT),
+        target_threads=target_threads(),
+        target_prompt_threads=cores(),
+    )
     services = options.services()
     return ok("threads", f"up --one-process has {threads_told(services, CorePlan.of(core_numbers(), services))}")
 

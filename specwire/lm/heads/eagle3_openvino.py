@@ -87,7 +87,7 @@ class Eagle3Openvino(OverPages):
         self, head: Eagle3, served: int, slots: int, context: int, dtype: torch.dtype, turns: torch.Tensor | None = None
     ) -> None:
         """The arguments are those of `Eagle3Runner`."""
-        config, threads = head.config, torch.get_num_threads()
+        config, threads = head.config, (torch.get_num_threads(), 0)
         self.width = config.hidden
         head = head.float().eval()
         ids = head.target_ids(torch.arange(config.draft_vocabulary))
@@ -106,4 +106,4 @@ class Eagle3Openvino(OverPages):
 
     def _run(self, feeds: Sequence[Feed], states: torch.Tensor) -> HeadStep:
         self._graph.run(feeds, {STATES: states.numpy()})
-        return HeadStep(self._graph.told(NEXT_STATES), self._graph.told(LOGITS))
+        return HeadStep(self._graph.told(NEXT_STATES).clone(), self._graph.told(LOGITS).clone())

@@ -164,8 +164,13 @@ class LlamaMemory:
 class LlamaCppRunner:
     """`Runner` over llama.cpp."""
 
-    def __init__(self, weights: GgufWeights, file: GgufFile, sizes: Sizes, kv_type: str, threads: int) -> None:
-        """kv_type: of keys and values, see `GgufFile.kv_type`. ModelError if llama.cpp makes no such cache."""
+    def __init__(
+        self, weights: GgufWeights, file: GgufFile, sizes: Sizes, kv_type: str, threads: tuple[int, int]
+    ) -> None:
+        """kv_type: of keys and values, see `GgufFile.kv_type`. ModelError if llama.cpp makes no such cache.
+
+        threads: of forwards of a token, and of those of several, windows too; 0: as many.
+        """
         if sizes.slots > MOST_SEQUENCES:
             raise ModelError(f"slots: llama.cpp holds {MOST_SEQUENCES} texts at most, not {sizes.slots}")
         self._weights, self._library = weights, weights.library
@@ -183,12 +188,12 @@ class LlamaCppRunner:
         self._table = SequenceTable(self._memory, sizes.slots, sequences)
         self._batch = LlamaBatch(llama, 64)
 
-    def _parameters(self, sizes: Sizes, sequences: int, kv_type: str, threads: int) -> Any:
+    def _parameters(self, sizes: Sizes, sequences: int, kv_type: str, threads: tuple[int, int]) -> Any:
         llama, on_gpu = self._llama, self._weights.gpu_layers > 0
         params = llama.llama_context_default_params()
         params.n_ctx = params.n_batch = sizes.slots * sizes.context
         params.n_seq_max = sequences
-        params.n_threads = params.n_threads_batch = threads
+        params.n_threads, params.n_threads_batch = threads[0], threads[1] or threads[0]
         params.kv_unified = True  # streams of their own cannot share the cells of a part of a text
         params.swa_full = True
         params.type_k = params.type_v = getattr(llama, f"GGML_TYPE_{kv_type.upper()}")

@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from specwire.core.model import INT8_DYNAMIC, NONE, Feed
-from specwire.lm.kv_cache import LineRunner
+from specwire.lm.kv_cache import LineRunner, feeds_prompt
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
 from specwire.lm.runners.linear import GROUP, PROBE_TOLERANCE, Int8Linear, LinearWeights
 from specwire.lm.runners.llama import model_of, shape_of
@@ -160,12 +160,14 @@ class OpenvinoRunner(OverPages, LineRunner):
         context: int,
         vocabulary: int,
         dtype: torch.dtype,
-        threads: int,
+        threads: tuple[int, int],
         quantization: str = NONE,
         taps: Sequence[int] = (),
         fuse: nn.Module | None = None,
     ) -> None:
         """Compute in `computed_in(dtype)` with the weights of a model that is in float32, rounded by `quantization`.
+
+        threads: see `PagedGraph`.
 
         Raises Unsuited for a model that only looks like the family, and whatever OpenVINO raises for one that it cannot
         trace, page or compile.
@@ -182,9 +184,9 @@ class OpenvinoRunner(OverPages, LineRunner):
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         telling = self._taps > 0 and self.tapping
-        fed = self._graph.run(feeds, telling=telling)
+        fed = self._graph.run(feeds, telling=telling, prompt=feeds_prompt(feeds))
         if telling:
-            self.tapped = self._graph.told(TAPPED)[:fed]
+            self.tapped = self._graph.told(TAPPED)[:fed].clone()
         return self._graph.told(LOGITS)
 
 

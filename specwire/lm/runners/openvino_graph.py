@@ -325,7 +325,8 @@ class PagedGraph:
     place. Rows of padding are a session of their own, behind all rows that are wanted.
 
     A small graph is compiled twice, over the same caches: plain steps and steps with windows then keep a shape each.
-    So is a small one that tells less, for the forwards of which nothing else is asked.
+    So is a small one that tells less, for the forwards of which nothing else is asked, and one for long parts of
+    prompts, whose threads are others.
     """
 
     def __init__(
@@ -334,12 +335,13 @@ class PagedGraph:
         slots: int,
         context: int,
         dtype: torch.dtype,
-        threads: int,
+        threads: tuple[int, int],
         given: Mapping[str, int] = MappingProxyType({}),
         quiet: openvino.Model | None = None,
         group: int = 0,
     ) -> None:
-        """given: what each token is given, and how many numbers that is. quiet: the same graph, which tells less.
+        """threads: of forwards, and of those that feed a long part of a prompt; 0: as many.
+        given: what each token is given, and how many numbers that is. quiet: the same graph, which tells less.
 
         group: activations that are rounded with one scale, where their product's weights are integers; 0 rounds none.
         Attention that differs in its last bit would be rounded to other integers, and logits be off by a fortieth of
@@ -347,7 +349,7 @@ class PagedGraph:
         plain steps are; to the bit, by one thread.
         """
         self._lone = group > 0
-        options = compile_options(computed_in(dtype), threads, group)
+        options = compile_options(computed_in(dtype), threads[0], group)
         self._compiled = CompiledGraph(graph, options)
         self._widths = dict(given)
         ports = self._compiled.caches
@@ -360,10 +362,13 @@ class PagedGraph:
         self._compiled.name_caches(tensors)
         self._indices = np.arange((slots + 1) * self._pages, dtype=np.int32).reshape(slots + 1, self._pages)
         self._telling = self._quiet = Compilations([self._compiled], 0)
+        self._prompts: CompiledGraph | None = None
+        copied = constant_bytes(graph) <= MOST_COPIED_BYTES
+        if copied and threads[1] not in (0, threads[0]):
+            self._prompts = CompiledGraph(graph, options | {"INFERENCE_NUM_THREADS": threads[1]}, tensors)
         if context < FEW:
             return
         price = min(price_of_change(self._time), context)
-        copied = constant_bytes(graph) <= MOST_COPIED_BYTES
         times = 2 if price and copied else 1
         further = [CompiledGraph(graph, options, tensors) for _ in range(1, times)]
         self._telling = self._quiet = Compilations([self._compiled, *further], price)
@@ -406,13 +411,22 @@ class PagedGraph:
         feeds: Sequence[Feed],
         given: Mapping[str, npt.NDArray[np.float32]] = MappingProxyType({}),
         telling: bool = True,
+        prompt: bool = False,
     ) -> int:
-        """Returns how many tokens were fed. given: (tokens, any). telling: what the quiet graph does not tell, too."""
+        """Returns how many tokens were fed.
+
+        given: (tokens, any). telling: what the quiet graph does not tell, too. prompt: with the threads of prompts.
+        """
         if self._lone:
             feeds = [*chain.from_iterable(map(alone, feeds))]
-        needed, compilations = sum(len(feed.tokens) for feed in feeds), self._telling if telling else self._quiet
-        index, rows = compilations.steady.shape(needed)
-        self._compiled, spare = compilations.graphs[index], rows - needed
+        needed = rows = sum(len(feed.tokens) for feed in feeds)
+        if prompt and self._prompts is not None:
+            self._compiled = self._prompts
+        else:
+            compilations = self._telling if telling else self._quiet
+            index, rows = compilations.steady.shape(needed)
+            self._compiled = compilations.graphs[index]
+        spare = rows - needed
         padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
         self._place([*feeds, *padding], len(feeds))
         for name, numbers in given.items():
@@ -423,9 +437,9 @@ class PagedGraph:
         return needed
 
     def told(self, name: str) -> torch.Tensor:
-        """(rows, any) of the last forward; the next one overwrites what it is copied from."""
+        """(rows, any) of the last forward, in memory that the next one overwrites."""
         values: npt.NDArray[np.float32] = self._compiled.request.get_tensor(name).data
-        return torch.from_numpy(values.reshape(-1, values.shape[-1])).clone()
+        return torch.from_numpy(values.reshape(-1, values.shape[-1]))
 
     def _place(self, feeds: Sequence[Feed], wanted: int) -> None:
         """Give the graph where the feeds' tokens lie in its pages. Logits are wanted of the first `wanted` feeds only.

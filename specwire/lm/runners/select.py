@@ -66,6 +66,8 @@ class How(NamedTuple):
             too, in float32 (`specwire.lm.runners.linear`).
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
             (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer.
+        prompt_threads: CPU threads of a forward that feeds a long part of a prompt, where more than a step's pay; 0: as
+            many as others have. On cpu, of PyTorch and of OpenVINO's small graphs; not under `deterministic`.
         rank: of a model that is split already.
         taps: see `specwire.lm.runners.decoder.Decoder`. fuse: what OpenVINO makes of them; None for nothing.
         skims: by a runner that can leave layers out.
@@ -77,6 +79,7 @@ class How(NamedTuple):
     deterministic: bool = False
     quantization: str = NONE
     compiled: bool = False
+    prompt_threads: int = 0
     rank: Rank | None = None
     taps: tuple[int, ...] = ()
     fuse: nn.Module | None = None
@@ -208,7 +211,7 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     try:
         for module in filter(None, (model, how.fuse)):
             module.float()  # what OpenVINO rounds back; each value of a shorter type has its own in float32
-        threads = torch.get_num_threads()
+        threads = torch.get_num_threads(), how.prompt_threads
         runner = OpenvinoRunner(model, *sizes, dtype, threads, how.quantization, how.taps, how.fuse)
         _round(model, how)
         off = deviation(model, runner, *sizes, dtype)
@@ -384,7 +387,7 @@ class OwnTrial(Trial):
     @torch.inference_mode()
     def __init__(self, runner: Runner, sizes: Sizes, tolerance: float) -> None:
         self._text, self._sizes, self._tolerance = trial_text(sizes), sizes, tolerance
-        self._expected = runner.run([Feed(0, 0, self._text, len(self._text))]).float()
+        self._expected = runner.run([Feed(0, 0, self._text, len(self._text))]).float().clone()
         runner.zero(0, len(self._text))
 
 
