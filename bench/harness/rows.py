@@ -22,7 +22,7 @@ RUN_LIMIT = 600.0
 
 PLAIN, ASSISTED, DRAFTING_OFF, DRAFTING_ON, WITH_HEAD = "a", "b", "c", "d", "h"
 GENAI, GENAI_DRAFT, GENAI_LOOKUP = "e", "e-draft", "e-lookup"
-FORWARD, ONE_OFF, ONE_ON, SEVERAL_OFF, SEVERAL_ON = "f", "o-off", "o-on", "s-off", "s-on"
+FORWARD, PAUSED, ONE_OFF, ONE_ON, SEVERAL_OFF, SEVERAL_ON = "f", "g", "o-off", "o-on", "s-off", "s-on"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Rows of a box (`make bench-box`): specwire on its fastest runtime, in one process and in several; the forward alone.
 
 The log is a file in either, and a client in a process of its own asks through gRPC. The forward alone, in a loop with
-all cores, is the floor that no server is below.
+all cores, is the floor that no server is below. On one core with a pause before each it is as a service computes it:
+weights that nobody reads for a while leave the caches.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from bench.harness.rows import (
     LOAD_LIMIT,
     ONE_OFF,
     ONE_ON,
+    PAUSED,
     RUN_LIMIT,
     SEVERAL_OFF,
     SEVERAL_ON,
@@ -36,6 +38,8 @@ from specwire.core.model import AUTO
 ONE, SEVERAL = "one process", "several processes"
 KEYS = {(ONE, False): ONE_OFF, (ONE, True): ONE_ON, (SEVERAL, False): SEVERAL_OFF, (SEVERAL, True): SEVERAL_ON}
 LABEL = "the forward alone"
+# Milliseconds from the end of a forward to the start of the next, as the rows of a box have them (`bench.main.gaps`).
+PAUSE_MS = 0.28
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,13 @@ class ForwardRow:
     """Greedy decoding by our runtime, without a server: `bench.step.peer`."""
 
     peer: Child
-    key: str = FORWARD
-    label: str = LABEL
+    key: str
+    label: str
+    pause_ms: float = 0.0
 
     def run(self, prompt: Sequence[int], tokens: int) -> Run:
-        answer = self.peer.ask({"do": "generate", "prompt": list(prompt), "tokens": tokens}, RUN_LIMIT)
+        request = {"do": "generate", "prompt": list(prompt), "tokens": tokens, "pause_ms": self.pause_ms}
+        answer = self.peer.ask(request, RUN_LIMIT)
         seconds, first = answer["seconds"], answer["first_token_seconds"]
         return Run(exactly(tokens, answer["tokens"], self.label), seconds, first, forwards=tokens)
 
@@ -69,11 +75,18 @@ class BoxRow(SpecwireRow):
 
 def start(settings: Settings, cleanup: ExitStack) -> tuple[list[Row], dict[str, CpuSeconds]]:
     """The rows, and the clocks of their processes, which `cleanup` ends."""
-    floor = cleanup.enter_context(Child(LABEL, [sys.executable, "-m", "bench.step.peer"]))
-    loading = {"target": settings.target, "dtype": settings.dtype, "threads": cores(), "slots": 1, "runtime": AUTO}
-    floor.ask({"do": "load", **loading}, LOAD_LIMIT)
-    rows: list[Row] = [ForwardRow(floor)]
-    clocks = {LABEL: floor.cpu_seconds}
+    floors = (
+        (FORWARD, LABEL, cores(), 0.0),
+        (PAUSED, f"{LABEL}, on one core, {PAUSE_MS} ms between two", 1, PAUSE_MS),
+    )
+    rows: list[Row] = []
+    clocks: dict[str, CpuSeconds] = {}
+    for key, label, threads, pause_ms in floors:
+        floor = cleanup.enter_context(Child(label, [sys.executable, "-m", "bench.step.peer"]))
+        loading = {"target": settings.target, "dtype": settings.dtype, "threads": threads, "slots": 1, "runtime": AUTO}
+        floor.ask({"do": "load", **loading}, LOAD_LIMIT)
+        rows.append(ForwardRow(floor, key, label, pause_ms))
+        clocks[label] = floor.cpu_seconds
     folder = Path(cleanup.enter_context(TemporaryDirectory(prefix="specwire-box-")))
     for processes, options in ((ONE, ("--one-process",)), (SEVERAL, ())):
         log = f"file:{folder / processes.partition(' ')[0]}.log"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from bench.harness.interval import CONFIDENCE
 from bench.harness.report import bar_lines, table
@@ -14,7 +14,7 @@ from bench.main.results import Results, RowResult, VariantResult
 
 def report(results: Results) -> str:
     sections = (
-        _rows(results.rows),
+        _rows(results.rows, results.cores),
         _variants(results.variants) if results.variants else [],
         _gaps(results.figures),
         _cores(results),
@@ -25,10 +25,15 @@ def report(results: Results) -> str:
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
-def _rows(rows: Sequence[RowResult]) -> list[str]:
+def core_ms(used: Mapping[str, float], tokens_per_second: float) -> float:
+    """Processor time of a token in milliseconds, all processes together. used: cores in use by each of them."""
+    return sum(used.values()) / tokens_per_second * 1e3
+
+
+def _rows(rows: Sequence[RowResult], cores: Mapping[str, Mapping[str, float]]) -> list[str]:
     head = (
         *("row", "tokens/s", *(f"x {peer}" for peer in rows[0].to), f"x {PLAIN}, by prompt"),
-        *("tokens/forward", "acceptance", "first token ms"),
+        *("tokens/forward", "acceptance", "first token ms", "core-ms/token"),
     )
     body = [
         (
@@ -39,6 +44,7 @@ def _rows(rows: Sequence[RowResult]) -> list[str]:
             f"{row.tokens_per_forward:.2f}",
             "-" if row.acceptance is None else f"{row.acceptance:.3f}",
             f"{row.first_token_ms:.1f}",
+            f"{core_ms(cores[row.key], row.tokens_per_second.value):.2f}" if row.key in cores else "-",
         )
         for row in rows
     ]

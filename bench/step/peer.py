@@ -46,8 +46,11 @@ class Peer:
         return {"tokens": text[len(request["prompt"]) :]}
 
     def generate(self, request: Request) -> Answer:
-        """The forward alone: greedily, a forward of the prompt, then one for each token, with nothing around them."""
-        lm, text, fed = self._loaded(), list(request["prompt"]), 0
+        """The forward alone: greedily, a forward of the prompt, then one for each token, with nothing around them.
+
+        pause_ms: to wait before each, busily, as a thread that has something else to do.
+        """
+        lm, text, fed, pause = self._loaded(), list(request["prompt"]), 0, request.get("pause_ms", 0.0) / 1e3
         lm.discard(0)
         self._held[0] = ()
         began, ended = time.perf_counter(), []
@@ -55,6 +58,8 @@ class Peer:
             text += _step(lm, [Feed(0, fed, text[fed:], 1)])
             fed = len(text) - 1
             ended.append(time.perf_counter() - began)
+            while time.perf_counter() - began < ended[-1] + pause:
+                pass
         tokens = text[len(request["prompt"]) :]
         return {"tokens": tokens, "seconds": ended[-1], "first_token_seconds": ended[0]}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench.main.report import core_ms
 from scripts.figures.markdown import bars_table, grid, interval
 
 # Rows that others are a multiple of.
@@ -13,16 +14,19 @@ PEERS = {"a": "transformers", "b": "assisted", "e": "OpenVINO GenAI"}
 def speed_table(results: dict[str, Any]) -> str:
     """Render the rows of `make bench` or `make bench-box`: median and 95 % interval over the repeats."""
     peers = [f"x {PEERS[peer]}" for peer in results["rows"][0]["to"]]
-    rows = [["row", "tokens/s", *peers, "tokens per forward", "acceptance"]]
+    rows = [["row", "tokens/s", *peers, "tokens per forward", "acceptance", "first token, ms", "core-ms per token"]]
     for row in results["rows"]:
+        speed = row["tokens_per_second"]["value"]
         accepted = "" if row["acceptance"] is None else f"{row['acceptance']:.2f}"
         rows.append(
             [
                 f"({row['key']}) {row['label']}",
-                f"{row['tokens_per_second']['value']:.0f}",
+                f"{speed:.0f}",
                 *map(interval, row["to"].values()),
                 f"{row['tokens_per_forward']:.2f}",
                 accepted,
+                f"{row['first_token_ms']:.0f}",
+                f"{core_ms(results['cores_in_use'][row['key']], speed):.2f}",
             ]
         )
     machine, arguments = results["machine"], results["arguments"]

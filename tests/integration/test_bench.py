@@ -66,7 +66,7 @@ def test_a_box_is_measured_in_one_process_and_in_several(
     assert code == 0, printed
     assert set(descendants(os.getpid())) <= before
     found = json.loads(out.read_text())
-    assert [row["key"] for row in found["rows"]] == ["a", "f", "o-off", "o-on", "s-off", "s-on"]
+    assert [row["key"] for row in found["rows"]] == ["a", "f", "g", "o-off", "o-on", "s-off", "s-on"]
     assert all(row["label"] in printed for row in found["rows"])
     assert all(row["to"].keys() == {"a"} for row in found["rows"])
     assert found["variants"] == []
