@@ -31,9 +31,10 @@ from specwire.core.model import (
     out_of_memory,
 )
 from specwire.lm.gguf_file import read_gguf
+from specwire.lm.heads.head import Head
 from specwire.lm.heads.select import HeadFactory, LoadedHead, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
-from specwire.lm.heads.slots import Head, HeadedModel
+from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes, SkimmingRunner, TappedRunner
 from specwire.lm.kv_memory import KvMemory, SlotMemory, readable, slots_of_size
 from specwire.lm.model_config import (

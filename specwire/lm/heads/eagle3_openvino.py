@@ -5,34 +5,24 @@ A draft is a handful of very short forwards: as a graph of few operations one ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch.nn import functional
 
-from specwire.core.model import Feed
 from specwire.lm.heads.eagle3 import Eagle3
 from specwire.lm.heads.eagle3_runner import layer_of
-from specwire.lm.heads.slots import HeadStep
+from specwire.lm.heads.openvino_steps import NEXT_STATES, STATES, OpenvinoHead
 from specwire.lm.runners.decoder import DecoderShape, Model
 from specwire.lm.runners.linear import LEAST_ROUNDED
 from specwire.lm.runners.openvino import OpenvinoDecoder
 from specwire.lm.runners.openvino_graph import (
     EXAMPLE,
-    LOGITS,
     ROWS,
     Given,
-    OverPages,
-    PagedGraph,
     causal_mask,
-    computed_in,
     normed,
     paged,
     round_weights,
 )
-
-# Inputs and outputs share one space of names.
-STATES, NEXT_STATES = "states", "next_states"
 
 
 class Eagle3Graph(OpenvinoDecoder):
@@ -74,36 +64,20 @@ class Eagle3Graph(OpenvinoDecoder):
         return functional.linear(last, *model.head), keys, values, last if self._config.norm_output else x
 
 
-class Eagle3Openvino(OverPages):
-    """A `Head`: EAGLE-3 over `slots` texts, whose features are fused already.
+class Eagle3Openvino(OpenvinoHead):
+    """A `Head`: EAGLE-3 over `slots` texts, whose features are fused already. Large weights are in 8 bits.
 
-    Raises what OpenVINO raises for a graph that it cannot make. Weights are in 8 bits where it computes in float32:
-    with bfloat16 that is no faster.
+    Raises what OpenVINO raises for a graph that it cannot make.
     """
-
-    most_depth: int | None = None
 
     def __init__(
         self, head: Eagle3, served: int, slots: int, context: int, dtype: torch.dtype, turns: torch.Tensor | None = None
     ) -> None:
         """The arguments are those of `Eagle3Runner`."""
-        config, threads = head.config, (torch.get_num_threads(), 0)
-        self.width = config.hidden
+        config, threads = head.config, torch.get_num_threads()
         head = head.float().eval()
         ids = head.target_ids(torch.arange(config.draft_vocabulary))
-        self.target_ids = ids[ids < served]
         shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
-        layer = paged(Eagle3Graph(head, shape, layer_of(head, ids < served, context, turns)))
-        if computed_in(dtype) == torch.float32:
-            round_weights(layer, LEAST_ROUNDED)
-        self._graph = PagedGraph(layer, slots, context, dtype, threads, {STATES: config.hidden})
-
-    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
-        return self._run(feeds, features)
-
-    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> HeadStep:
-        return self._run(feeds, states)
-
-    def _run(self, feeds: Sequence[Feed], states: torch.Tensor) -> HeadStep:
-        self._graph.run(feeds, {STATES: states.numpy()})
-        return HeadStep(self._graph.told(NEXT_STATES).clone(), self._graph.told(LOGITS).clone())
+        step = paged(Eagle3Graph(head, shape, layer_of(head, ids < served, context, turns)))
+        round_weights(step, LEAST_ROUNDED)
+        super().__init__(step, ids[ids < served], config.hidden, slots, context, dtype, threads)

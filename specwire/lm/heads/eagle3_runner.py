@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from specwire.core.model import Feed
 from specwire.lm.heads.eagle3 import Eagle3
+from specwire.lm.heads.head import HeadStep, SteppedHead
 from specwire.lm.heads.layer import HeadCache, HeadLayers, rotations
-from specwire.lm.heads.slots import HeadStep
 from specwire.lm.runners.decoder import AttentionBatch, DecoderShape, Layer, Model, compiled
 from specwire.lm.runners.linear import LinearWeights, pack_rounded
 from specwire.lm.runners.llama import fused, pairwise
@@ -67,7 +67,7 @@ class Eagle3Layer(HeadLayers):
         return normed if self.normed_output else last, self._multiply(4, normed)
 
 
-class Eagle3Runner(HeadCache):
+class Eagle3Runner(HeadCache, SteppedHead):
     """A `Head`: EAGLE-3 over `slots` texts. served: ids from this one on are no tokens, and are not said."""
 
     def __init__(

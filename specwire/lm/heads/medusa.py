@@ -43,7 +43,7 @@ from torch.nn import functional
 
 from specwire.core.model import Feed, ModelError
 from specwire.lm.heads.files import CONFIG, ConfigKeys, Tensors
-from specwire.lm.heads.slots import HeadStep
+from specwire.lm.heads.head import HeadStep, SteppedHead
 from specwire.lm.runners.linear import LinearWeights, pack_rounded
 
 MEDUSA, HYDRA = "medusa", "hydra"
@@ -184,7 +184,7 @@ class PackedLayer(nn.Module):
         return y
 
 
-class MedusaRunner:
+class MedusaRunner(SteppedHead):
     """A `Head` of either kind. It keeps nothing of a text."""
 
     kv_bytes = 0

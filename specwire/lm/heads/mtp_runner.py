@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional
 
 from specwire.core.model import Feed
+from specwire.lm.heads.head import HeadStep, SteppedHead
 from specwire.lm.heads.layer import HeadCache, HeadLayers
 from specwire.lm.heads.mtp import Mtp, MtpLayer
-from specwire.lm.heads.slots import HeadStep
 from specwire.lm.runners.decoder import AttentionBatch, DecoderShape, Layer, Model, compiled
 from specwire.lm.runners.linear import LinearWeights, PlainLinear, pack_rounded
 from specwire.lm.runners.llama import fused, pair_order, pairwise
@@ -85,7 +85,7 @@ class MtpLayers(HeadLayers):
         return x, logits
 
 
-class MtpRunner(HeadCache):
+class MtpRunner(HeadCache, SteppedHead):
     """A `Head`: MTP layers over `slots` texts.
 
     Layer k's row t is of the token at t + k + 1. So behind a text that ends with the token at T - 1 layer 0 has rows to

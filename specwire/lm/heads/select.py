@@ -16,10 +16,11 @@ from specwire.lm.heads import eagle3, medusa, mtp
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config, Fuse
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.files import CONFIG, read_config
+from specwire.lm.heads.head import Head
 from specwire.lm.heads.layer import rotations
 from specwire.lm.heads.medusa import MedusaRunner
 from specwire.lm.heads.mtp_runner import MtpRunner, Shared
-from specwire.lm.heads.slots import Head, waiting_bytes
+from specwire.lm.heads.slots import waiting_bytes
 from specwire.lm.model_config import is_recurrent
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import MODEL_TYPES, Unsuited, rotations_of

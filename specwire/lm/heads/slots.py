@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
-from itertools import count
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
-from specwire.core.draft import DraftRow, HeadRequest
+from specwire.core.draft import HeadRequest
 from specwire.core.law.noise import Key
 from specwire.core.model import Feed, ModelInfo, SlotModel
 from specwire.core.policy.tunables import LEAST_BEHIND, PREFILL_ROWS
+from specwire.lm.heads.head import Head
 from specwire.lm.kv_cache import CachedLM, TappedRunner
 from specwire.lm.noise import keep_noise
-from specwire.lm.sampler import draw_among, whole
+from specwire.lm.sampler import whole
 from specwire.versions import Current
 
 
@@ -59,45 +58,6 @@ class DraftingModel(SlotModel, Protocol):
 
 class HeadFailed(Exception):
     """A head cannot go on; what it drafts is of no use. One clause."""
-
-
-class HeadStep(NamedTuple):
-    """What a head's forward leads to, a row for each feed: what its next step reads, and logits over its own ids."""
-
-    states: torch.Tensor
-    logits: torch.Tensor
-
-
-class Head(Protocol):
-    """Drafts over the slots of a target, from its features.
-
-    Row t of a slot is of the target's features at position t and of the text's token t + 1, and says what token t + 2
-    may be. As a `Runner` it keeps no valid lengths: a feed says where its rows are, and rows behind them are void.
-
-    width: of a position's features, those of all taps side by side. target_ids: of each of its own ids the target's.
-    most_depth: tokens that it can draft in a row; None for any number.
-    """
-
-    width: int
-    target_ids: torch.Tensor
-    most_depth: int | None
-
-    @property
-    def kv_bytes(self) -> int: ...
-
-    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
-        """Rows of the text. features: (sum of tokens, width), of all tokens of the feeds, one behind the other."""
-        ...
-
-    def follow(self, feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> HeadStep:
-        """One row for each feed, behind its own last token. states: of the step before. depth: 1 for the first."""
-        ...
-
-    def zero(self, slot: int, stop: int) -> None: ...
-
-    def copy(self, source: int, target: int, stop: int) -> None:
-        """The first `stop` rows."""
-        ...
 
 
 # Positions whose features wait to be read, at most: what a text has beyond is not kept, and the head is lost for it.
@@ -388,7 +348,8 @@ class HeadedModel:
             if count > 0:
                 feeds.append(feed._replace(tokens=feed.tokens[:count]))
         if feeds:
-            self._read(feeds)
+            self._head.read(self._rows(feeds, 0), self._held(feeds))
+            self._mark_read(feeds)
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
@@ -401,27 +362,30 @@ class HeadedModel:
             HeadFailed: nothing that it said was ever finite. Where something was, the text is lost.
         """
         drafted: list[list[int]] = [[] for _ in requests]
-        live = [at for at, request in enumerate(requests) if self._begins(request)]
-        if not live:
+        asked = [(at, request._replace(depth=self._depth(request))) for at, request in enumerate(requests)]
+        asked = [(at, request) for at, request in asked if request.depth > 0]
+        if not asked:
             return drafted
-        step = self._read([self._feed(requests[at]) for at in live])
-        for depth in count(1):
-            live, step = self._finite(requests, live, step)
-            rows = [_row(requests[at], len(drafted[at])) for at in live]
-            chosen = draw_among(self._head.target_ids, step.logits, rows, self.info.vocabulary)
-            for at, token in zip(live, chosen, strict=True):
-                drafted[at].append(token)
-            going = [row for row, at in enumerate(live) if self._goes_on(requests[at], len(drafted[at]))]
-            if not going:
-                break
-            states = step.states if len(going) == len(live) else step.states[going]
-            live = [live[row] for row in going]
-            step = self._head.follow(self._rows([_next(requests[at], drafted[at]) for at in live]), states, depth)
+        live = [request for _, request in asked]
+        feeds, deepest = [self._feed(request) for request in live], max(request.depth for request in live)
+        found = self._head.draft(self._rows(feeds, deepest - 1), self._held(feeds), live, self.info.vocabulary)
+        self._mark_read(feeds)
+        for (at, request), tokens in zip(asked, found, strict=True):
+            drafted[at] = tokens
+            self._proven = self._proven or len(tokens) > 0
+            if len(tokens) < request.depth:
+                self._void(request.slot)
+                self._slots[request.slot].lose()
+        if not self._proven:
+            raise HeadFailed("its logits are not finite")
         return drafted
 
-    def _begins(self, request: HeadRequest) -> bool:
-        own = self._slots[request.slot]
-        return request.depth > 0 and len(request.tokens) > 1 and own.able
+    def _depth(self, request: HeadRequest) -> int:
+        """How many tokens are to be drafted."""
+        if len(request.tokens) < 2 or not self._slots[request.slot].able:
+            return 0
+        most = request.depth if self._head.most_depth is None else min(request.depth, self._head.most_depth)
+        return min(most, self.info.context - len(request.tokens))
 
     def _feed(self, request: HeadRequest) -> Feed:
         """The rows that the head lacks; the last one again if it has them all."""
@@ -431,50 +395,23 @@ class HeadedModel:
             start -= 1
         return Feed(request.slot, start, tokens[start + 1 :], 1)
 
-    def _read(self, feeds: Sequence[Feed]) -> HeadStep:
-        """Have the head read rows of texts. The last features stay: another token may yet follow them."""
-        held = [self._slots[feed.slot].features.between(feed.start, feed.stop) for feed in feeds]
-        step = self._head.read(self._rows(feeds), torch.cat(held))
+    def _held(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """The features that the head is to read there."""
+        return torch.cat([self._slots[feed.slot].features.between(feed.start, feed.stop) for feed in feeds])
+
+    def _mark_read(self, feeds: Sequence[Feed]) -> None:
+        """The last features stay: another token may yet follow them."""
         for feed in feeds:
             own = self._slots[feed.slot]
             own.fed, own.successor = feed.stop, feed.tokens[-1]
             own.features.forget_before(feed.stop - 1)
-        return step
 
-    def _rows(self, feeds: Sequence[Feed]) -> list[Feed]:
-        """Feeds of positions as those of the head's rows, which it will write."""
+    def _rows(self, feeds: Sequence[Feed], behind: int) -> list[Feed]:
+        """Feeds of positions as those of the head's rows, which it will write, and up to so many behind each feed."""
         rows = []
         for feed in feeds:
             own = self._slots[feed.slot]
             row = feed._replace(start=feed.start - own.origin) if own.origin else feed
-            own.written = max(own.written, row.stop)
+            own.written = max(own.written, min(row.stop + behind, self.info.context))
             rows.append(row)
         return rows
-
-    def _finite(self, requests: Sequence[HeadRequest], live: list[int], step: HeadStep) -> tuple[list[int], HeadStep]:
-        """What is left where a text's values are not finite: it is lost."""
-        # A finite sum proves it in one cheap pass; sums can also overflow.
-        if math.isfinite(step.logits.sum()) or all(finite := torch.isfinite(step.logits).all(dim=1).tolist()):
-            self._proven = True
-            return live, step
-        if not self._proven:
-            raise HeadFailed("its logits are not finite")
-        for at, fine in zip(live, finite, strict=True):
-            if not fine:
-                self._void(requests[at].slot)
-                self._slots[requests[at].slot].lose()
-        rows = [row for row, fine in enumerate(finite) if fine]
-        return [live[row] for row in rows], HeadStep(step.states[rows], step.logits[rows])
-
-    def _goes_on(self, request: HeadRequest, drafted: int) -> bool:
-        most = request.depth if self._head.most_depth is None else min(request.depth, self._head.most_depth)
-        return drafted < most and len(request.tokens) + drafted < self.info.context
-
-
-def _row(request: HeadRequest, drafted: int) -> DraftRow:
-    return DraftRow(len(request.tokens) + drafted, request.sampling, rate=False)
-
-
-def _next(request: HeadRequest, drafted: Sequence[int]) -> Feed:
-    """Behind its own tokens the head reads what it made of the one before."""
-    return Feed(request.slot, len(request.tokens) - 2 + len(drafted), [drafted[-1]], 1)

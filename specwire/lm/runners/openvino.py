@@ -181,6 +181,7 @@ class OpenvinoRunner(OverPages, LineRunner):
         quiet = without(graph, TAPPED) if taps else None
         group = GROUP if quantization == INT8_DYNAMIC else 0
         self._graph = PagedGraph(graph, slots, context, dtype, threads, quiet=quiet, group=group)
+        self._pages = self._graph.pages
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         telling = self._taps > 0 and self.tapping

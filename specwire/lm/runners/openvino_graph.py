@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, chain
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -230,7 +229,8 @@ DEVICE = "CPU"
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 CACHES = ("key_cache.", "value_cache.")
 
-Numbers = npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32] | npt.NDArray[np.bool_]
+NOTHING: npt.NDArray[np.float32] = np.zeros(0, np.float32)
 
 
 @cache
@@ -297,6 +297,48 @@ class CompiledGraph:
         self._given[name] = fresh = numbers.copy()
         self.request.set_tensor(name, openvino.Tensor(fresh, shared_memory=True))
 
+    def held(self, name: str) -> npt.NDArray[Any]:
+        """What was given last, to be changed where it lies; nothing if nothing was."""
+        return self._given.get(name, NOTHING)
+
+
+class Pages:
+    """Keys and values of so many slots: each slot is a fixed run of pages of caches that lie here.
+
+    tensors: the caches as graphs take them. per_slot: pages of a slot, of `size` positions each.
+    """
+
+    def __init__(self, ports: Sequence[Any], slots: int, context: int) -> None:
+        """ports: of a graph's caches. A page is as long as this processor's kernels want it."""
+        self.size = int(ports[0].partial_shape[2].get_length())
+        self.per_slot = -(-context // self.size)
+        allocated = [self._allocate(port, slots) for port in ports]
+        self._caches, self.tensors = [memory for memory, _ in allocated], [tensor for _, tensor in allocated]
+
+    def _allocate(self, port: Any, slots: int) -> tuple[torch.Tensor, Any]:
+        """One layer's keys or values, zero: (slots x pages, heads, page, head_dim x size) bytes, and as a tensor."""
+        shape = [slots * self.per_slot, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))]
+        memory = torch.zeros(*shape[:3], shape[3] * port.element_type.size, dtype=torch.uint8)
+        return memory, openvino.Tensor(memory.numpy(), openvino.Shape(shape), port.element_type)
+
+    def zero(self, slot: int, stop: int) -> None:
+        """Zero at least [0, stop): whole pages."""
+        for memory in self._caches:
+            memory[self._up_to(slot, stop)].zero_()
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        """Whole pages, so the last one may hold more than [0, stop)."""
+        for memory in self._caches:
+            memory[self._up_to(target, stop)] = memory[self._up_to(source, stop)]
+
+    @property
+    def kv_bytes(self) -> int:
+        return sum(memory.nbytes for memory in self._caches)
+
+    def _up_to(self, slot: int, stop: int) -> slice:
+        first = slot * self.per_slot
+        return slice(first, first - (-stop // self.size))
+
 
 class Compilations:
     """Of one graph, and which of them takes how many rows. price: see `SteadyRows`."""
@@ -336,12 +378,11 @@ class PagedGraph:
         context: int,
         dtype: torch.dtype,
         threads: tuple[int, int],
-        given: Mapping[str, int] = MappingProxyType({}),
         quiet: openvino.Model | None = None,
         group: int = 0,
     ) -> None:
         """threads: of forwards, and of those that feed a long part of a prompt; 0: as many.
-        given: what each token is given, and how many numbers that is. quiet: the same graph, which tells less.
+        quiet: the same graph, which tells less.
 
         group: activations that are rounded with one scale, where their product's weights are integers; 0 rounds none.
         Attention that differs in its last bit would be rounded to other integers, and logits be off by a fortieth of
@@ -351,16 +392,11 @@ class PagedGraph:
         self._lone = group > 0
         options = compile_options(computed_in(dtype), threads[0], group)
         self._compiled = CompiledGraph(graph, options)
-        self._widths = dict(given)
-        ports = self._compiled.caches
-        # Positions of a page, as this processor's kernels want it.
-        self._page = int(ports[0].partial_shape[2].get_length())
-        self._pages = -(-context // self._page)
         self._padding = slots
-        allocated = [self._allocate(port, slots + 1) for port in ports]
-        self._caches, tensors = [memory for memory, _ in allocated], [tensor for _, tensor in allocated]
+        self.pages = Pages(self._compiled.caches, slots + 1, context)
+        tensors, total = self.pages.tensors, (slots + 1) * self.pages.per_slot
         self._compiled.name_caches(tensors)
-        self._indices = np.arange((slots + 1) * self._pages, dtype=np.int32).reshape(slots + 1, self._pages)
+        self._indices = np.arange(total, dtype=np.int32).reshape(slots + 1, self.pages.per_slot)
         self._telling = self._quiet = Compilations([self._compiled], 0)
         self._prompts: CompiledGraph | None = None
         copied = constant_bytes(graph) <= MOST_COPIED_BYTES
@@ -375,47 +411,16 @@ class PagedGraph:
         if quiet is not None and copied:
             self._quiet = Compilations([CompiledGraph(quiet, options, tensors) for _ in range(times)], price)
 
-    def _allocate(self, port: Any, slots: int) -> tuple[torch.Tensor, Any]:
-        """One layer's keys or values, zero: (slots x pages, heads, page, head_dim x size) bytes, and as a tensor."""
-        shape = [slots * self._pages, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))]
-        memory = torch.zeros(*shape[:3], shape[3] * port.element_type.size, dtype=torch.uint8)
-        return memory, openvino.Tensor(memory.numpy(), openvino.Shape(shape), port.element_type)
-
-    def zero(self, slot: int, stop: int) -> None:
-        """Zero at least [0, stop): whole pages."""
-        for memory in self._caches:
-            memory[self._pages_of(slot, stop)].zero_()
-
-    def copy(self, source: int, target: int, stop: int) -> None:
-        """Whole pages, so the last one may hold more than [0, stop)."""
-        for memory in self._caches:
-            memory[self._pages_of(target, stop)] = memory[self._pages_of(source, stop)]
-
-    @property
-    def kv_bytes(self) -> int:
-        return sum(memory.nbytes for memory in self._caches)
-
-    def _pages_of(self, slot: int, stop: int) -> slice:
-        first = slot * self._pages
-        return slice(first, first - (-stop // self._page))
-
     def _time(self, rows: int) -> float:
         """Seconds of a forward of so many rows, on the slot of the padding."""
-        given = {name: np.zeros((rows, width), np.float32) for name, width in self._widths.items()}
         began = time.perf_counter()
-        self.run([Feed(self._padding, 0, [0] * rows, 1)], given)
+        self.run([Feed(self._padding, 0, [0] * rows, 1)])
         return time.perf_counter() - began
 
-    def run(
-        self,
-        feeds: Sequence[Feed],
-        given: Mapping[str, npt.NDArray[np.float32]] = MappingProxyType({}),
-        telling: bool = True,
-        prompt: bool = False,
-    ) -> int:
+    def run(self, feeds: Sequence[Feed], telling: bool = True, prompt: bool = False) -> int:
         """Returns how many tokens were fed.
 
-        given: (tokens, any). telling: what the quiet graph does not tell, too. prompt: with the threads of prompts.
+        telling: what the quiet graph does not tell, too. prompt: with the threads of prompts.
         """
         if self._lone:
             feeds = [*chain.from_iterable(map(alone, feeds))]
@@ -429,9 +434,6 @@ class PagedGraph:
         spare = rows - needed
         padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
         self._place([*feeds, *padding], len(feeds))
-        for name, numbers in given.items():
-            whole = np.concatenate((numbers, np.zeros((spare, numbers.shape[1]), np.float32))) if spare else numbers
-            self._compiled.give(name, whole[:, None])
         # What is told is read by name, so no copy of all of it is made here.
         self._compiled.request.infer(share_outputs=True)
         return needed
@@ -448,7 +450,7 @@ class PagedGraph:
         """
         compiled, give, stops = self._compiled, self._compiled.give, [feed.stop for feed in feeds]
         layout = [(feed.slot, len(feed.tokens), feed.wanted) for feed in feeds], wanted
-        counts = [-(-stop // self._page) for stop in stops]
+        counts = [-(-stop // self.pages.size) for stop in stops]
         if layout != compiled.layout:
             ends = list(accumulate(len(feed.tokens) for feed in feeds))
             rows = [range(end - max(feed.wanted, 1), end) for end, feed in zip(ends, feeds[:wanted], strict=False)]
@@ -470,17 +472,17 @@ class PagedGraph:
 class OverPages:
     """What a runner and a head have of the slots that their graph has."""
 
-    _graph: PagedGraph
+    _pages: Pages
 
     def zero(self, slot: int, stop: int) -> None:
-        self._graph.zero(slot, stop)
+        self._pages.zero(slot, stop)
 
     def copy(self, source: int, target: int, stop: int) -> None:
-        self._graph.copy(source, target, stop)
+        self._pages.copy(source, target, stop)
 
     @property
     def kv_bytes(self) -> int:
-        return self._graph.kv_bytes
+        return self._pages.kv_bytes
 
 
 # ----------------------------------------------------------------------------------------------------------------------

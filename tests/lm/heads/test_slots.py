@@ -23,7 +23,8 @@ from specwire.lm.heads import slots
 from specwire.lm.heads.eagle3 import Eagle3, save
 from specwire.lm.heads.eagle3_openvino import Eagle3Openvino
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
-from specwire.lm.heads.slots import HeadedModel, HeadFailed, HeadStep
+from specwire.lm.heads.head import HeadStep
+from specwire.lm.heads.slots import HeadedModel, HeadFailed
 from specwire.lm.runners.compiled import CompiledRunner
 from specwire.lm.runners.openvino import OpenvinoRunner
 from tests.lm import models
@@ -192,9 +193,10 @@ def test_what_it_draws_by_is_what_the_target_will_draw_by_and_can_be_there_befor
     assert noise._kept_row.cache_info().misses == known, "the target draws among few ids there"
 
 
-def test_nothing_is_drafted_beyond_the_context_or_behind_one_token(tmp_path: Path) -> None:
+@RUNTIMES
+def test_nothing_is_drafted_beyond_the_context_or_behind_one_token(runtime: str, tmp_path: Path) -> None:
     _, _, where, beside = built(tmp_path)
-    lm = headed(where, beside)
+    lm = headed(where, beside, runtime)
     text = [3 + index % 40 for index in range(models.CONTEXT - 1)]
     lm.forward([Feed(0, 0, text[:-1], 1)])
     assert len(lm.draft([HeadRequest(0, text, GREEDY, 8)])[0]) == 1
@@ -279,7 +281,7 @@ def test_a_long_text_is_read_in_parts_while_it_is_fed(tmp_path: Path, monkeypatc
     reads = list[int]()
     read = lm._head.read
 
-    def watched(feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
+    def watched(feeds: Sequence[Feed], features: torch.Tensor) -> object:
         reads.append(len(feeds[0].tokens))
         return read(feeds, features)
 
@@ -487,6 +489,7 @@ def test_a_text_whose_values_are_not_finite_is_lost_alone(tmp_path: Path, monkey
     asked = [HeadRequest(slot, text, GREEDY, 3) for slot in range(2)]
     own = expected(target, head, text, 3)
     assert lm.draft(asked) == [own, own]
+    assert isinstance(lm._head, Eagle3Runner)
     follow = lm._head.follow
 
     def broken(feeds: Sequence[Feed], states: torch.Tensor, depth: int) -> HeadStep:
@@ -524,12 +527,14 @@ def test_behind_a_draft_that_lacked_memory_it_drafts_what_a_plain_loop_does(
     assert lm.draft([HeadRequest(0, longer, GREEDY, 3)]) == [expected(target, head, longer, 3)]
 
 
-def test_logits_that_are_not_finite_are_a_failure(tmp_path: Path) -> None:
+@RUNTIMES
+def test_logits_that_are_not_finite_are_a_failure(runtime: str, tmp_path: Path) -> None:
     _, head, where, _ = built(tmp_path)
     with torch.no_grad():
-        head.lm_head.weight[3] = 3e38
+        head.norm.weight.fill_(1e30)
+        head.lm_head.weight[3] = 1e30
     save(head, tmp_path / "broken", where, with_embedding=True)
-    lm = headed(where, str(tmp_path / "broken"))
+    lm = headed(where, str(tmp_path / "broken"), runtime)
     lm.forward([Feed(0, 0, [3, 17, 8], 1)])
     with pytest.raises(HeadFailed, match="not finite"):
         lm.draft([HeadRequest(0, [3, 17, 8, 29], GREEDY, 3)])

@@ -1,0 +1,288 @@
+"""Steps of a head by OpenVINO, which choose what is said: between two of them hardly anything is done.
+
+All steps of a draft behind the first run the same graph over the same memory. As one graph of all steps they took
+longer: each step's operations lie elsewhere then, and a target's forward has left none of them in the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino
+import torch
+from openvino import Type
+from openvino import opset13 as opset
+
+from specwire.core.draft import HeadRequest
+from specwire.core.law.noise import Key
+from specwire.core.law.sampling import Sampling
+from specwire.core.model import Feed
+from specwire.lm.noise import gumbel_of
+from specwire.lm.runners.linear import GROUP
+from specwire.lm.runners.openvino_graph import (
+    LOGITS,
+    MOST_COPIED_BYTES,
+    ROWS,
+    CompiledGraph,
+    OverPages,
+    Pages,
+    SteadyRows,
+    compile_options,
+    computed_in,
+    constant_bytes,
+)
+from specwire.lm.sampler import CANDIDATES, whole
+
+# Inputs and outputs share one space of names.
+STATES, NEXT_STATES = "states", "next_states"
+TOKENS, SUMS = "tokens", "sums"
+NOISE, SCALE, FILTERED, TOP_K, TOP_P = "noise", "scale", "filtered", "top_k", "top_p"
+
+# What a change of shape costs a small head: of the rows that are read, in rows; of the texts, in texts.
+ROW_PRICE, TEXT_PRICE = 12, 8
+# Rows of padding with which the first step's graph goes on. With more of them another one does, which is not in the
+# caches.
+SPARE_ROWS = 6
+# Tokens of a feed that are a sequence each. OpenVINO's attention over sequences of one token is the quicker one, as
+# long as these are few.
+FEW_TOKENS = 8
+
+GREEDY = Sampling()
+Node = Any
+Floats = npt.NDArray[np.float32]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The graph.
+
+
+def choosing(step: openvino.Model, target_ids: torch.Tensor) -> openvino.Model:
+    """A step that says tokens in place of logits; `step` is changed.
+
+    step: a graph that `paged` made, which tells LOGITS over the head's own ids and the STATES of its next step.
+    target_ids: of each of its own ids the target's.
+
+    Further inputs: NOISE (texts, own ids), SCALE, TOP_K, TOP_P (texts, 1), FILTERED (). Outputs: TOKENS and SUMS of the
+    logits (texts,), and NEXT_STATES.
+    """
+    noise = _parameter(NOISE, [-1, len(target_ids)], Type.f32)
+    scale, top_k, top_p = (_parameter(name, [-1, 1], Type.f32) for name in (SCALE, TOP_K, TOP_P))
+    filtered = _parameter(FILTERED, [], Type.boolean)
+    logits, states = (step.output(name).get_node().input_value(0) for name in (LOGITS, NEXT_STATES))
+    logits = opset.reshape(logits, opset.constant([-1, len(target_ids)]), special_zero=False)
+    scaled, none = opset.multiply(logits, scale), opset.constant(np.float32(-np.inf))
+    inner = [opset.parameter([-1, size], Type.f32) for size in (len(target_ids), 1, 1)]
+    least, every = (opset.result(node) for node in (_least_kept(*inner), opset.constant([[np.float32(-np.inf)]])))
+    # What is read within the first body alone is not copied where nothing is filtered.
+    choice = opset.if_op(filtered)
+    choice.set_then_body(openvino.Model([least], inner, "filtered"))
+    choice.set_else_body(openvino.Model([every], [], "whole"))
+    for value, parameter in zip((scaled, top_k, top_p), inner, strict=True):
+        choice.set_input(value.output(0), parameter, None)
+    heard = opset.select(opset.less(scaled, choice.set_output(least, every)), none, opset.add(scaled, noise))
+    loudest = opset.topk(heard, opset.constant(1), 1, "max", "none", index_element_type="i32").output(1)
+    tokens = opset.gather(
+        opset.constant(target_ids.numpy()), opset.squeeze(loudest, opset.constant([1])), opset.constant(0)
+    )
+    results = []
+    for name, value in ((TOKENS, tokens), (SUMS, opset.reduce_sum(logits, opset.constant([1]))), (NEXT_STATES, states)):
+        results.append(opset.result(value))
+        results[-1].input_value(0).get_tensor().set_names({name})
+    return openvino.Model(results, [*step.get_parameters(), noise, scale, top_k, top_p, filtered], "step")
+
+
+def _parameter(name: str, shape: list[int], kind: Type) -> Node:
+    node = opset.parameter(shape, kind, name=name)
+    node.output(0).get_tensor().set_names({name})
+    return node
+
+
+def _least_kept(scaled: Node, top_k: Node, top_p: Node) -> Node:
+    """The smallest score of each row that filters leave, (rows, 1). They apply in the target's order.
+
+    top_k: CANDIDATES + 1 for none.
+    """
+    width = scaled.get_output_partial_shape(0)[1].get_length()
+    most, axis, zero = min(CANDIDATES, width), opset.constant([1]), opset.constant(np.float32(0.0))
+    scores = opset.topk(scaled, opset.constant(most), 1, "max", "value", index_element_type="i32").output(0)
+    largest = opset.reduce_max(scores, axis, keep_dims=True)
+    ranks = opset.constant(np.arange(most, dtype=np.float32)[None])
+    within = opset.less(ranks, top_k)
+    weights = opset.select(within, opset.exp(opset.subtract(scores, largest)), zero)
+    every = opset.reduce_sum(opset.exp(opset.subtract(scaled, largest)), axis, keep_dims=True)
+    limited = opset.less_equal(top_k, opset.constant(np.float32(CANDIDATES)))
+    mass = opset.select(limited, opset.reduce_sum(weights, axis, keep_dims=True), every)
+    before = opset.cum_sum(weights, opset.constant(1), exclusive=True)
+    likely = opset.logical_or(opset.less(before, opset.multiply(mass, top_p)), opset.equal(ranks, zero))
+    kept = opset.select(opset.logical_and(within, likely), scores, opset.constant(np.float32(np.inf)))
+    return opset.reduce_min(kept, axis, keep_dims=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# As it is run.
+
+
+class _Step:
+    """A compilation of the graph. texts: rows that are drawn, with padding. loud: whether any noise is not 0."""
+
+    def __init__(self, graph: CompiledGraph, row_price: int, text_price: int) -> None:
+        self.graph, self.rows, self._steady = graph, SteadyRows(row_price), SteadyRows(text_price)
+        self.texts, self._loud = 0, False
+
+    def choose(self, requests: Sequence[HeadRequest], own: int) -> None:
+        """Say how the requests' tokens are chosen. own: how many ids the head has."""
+        _, self.texts = self._steady.shape(len(requests))
+        scale, top_k, top_p = (np.full((self.texts, 1), value, np.float32) for value in (1.0, CANDIDATES + 1, 1.0))
+        filtered = False
+        for row, sampling in enumerate(request.sampling for request in requests):
+            if sampling.temperature > 0.0:
+                scale[row] = 1.0 / sampling.temperature
+                if not whole(sampling):
+                    filtered, top_p[row] = True, sampling.top_p
+                    top_k[row] = min(sampling.top_k or CANDIDATES + 1, CANDIDATES + 1)
+        for name, values in ((SCALE, scale), (TOP_K, top_k), (TOP_P, top_p), (FILTERED, np.array(filtered))):
+            self.graph.give(name, values)
+        if self._loud or self.graph.held(NOISE).shape != (self.texts, own):
+            self.graph.give(NOISE, np.zeros((self.texts, own), np.float32))
+            self._loud = False
+
+    def hear(self, requests: Sequence[HeadRequest], drafted: int, ids: npt.NDArray[np.int64], vocabulary: int) -> None:
+        """Give it the noise that the target will draw by, of the tokens behind so many."""
+        for row, request in enumerate(requests):
+            sampling = request.sampling
+            if sampling.temperature > 0.0 and drafted < request.depth:
+                key = Key(sampling.seed, sampling.choice, len(request.tokens) + drafted)
+                self.graph.held(NOISE)[row] = gumbel_of(key, ids, vocabulary)
+                self._loud = True
+
+    def told(self, name: str, count: int) -> Any:
+        """Of the first `count` texts; the next step overwrites it."""
+        return self.graph.request.get_tensor(name).data[:count]
+
+
+class OpenvinoHead(OverPages):
+    """A `Head` whose step is a paged graph.
+
+    Products with weights that were rounded before round activations, too, where the processor has instructions for
+    products of integers: guesses need not be exact.
+    """
+
+    most_depth: int | None = None
+
+    def __init__(
+        self,
+        step: openvino.Model,
+        target_ids: torch.Tensor,
+        width: int,
+        slots: int,
+        context: int,
+        dtype: torch.dtype,
+        threads: int,
+    ) -> None:
+        """step, target_ids: see `choosing`. width: of a state."""
+        self.width = width
+        self._ids, self._context, self._padding = target_ids.numpy(), context, slots
+        graph, options = choosing(step, target_ids), compile_options(computed_in(dtype), threads, GROUP)
+        first = CompiledGraph(graph, options)
+        self._pages = Pages(first.caches, slots + 1, context)
+        first.name_caches(self._pages.tensors)
+        if constant_bytes(graph) <= MOST_COPIED_BYTES:
+            further = CompiledGraph(graph, options, self._pages.tensors)
+            self._first, self._further = (_Step(each, ROW_PRICE, TEXT_PRICE) for each in (first, further))
+        else:
+            self._first = self._further = _Step(first, 0, 0)
+
+    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> None:
+        self._first.choose([HeadRequest(feed.slot, (), GREEDY, 1) for feed in feeds], len(self._ids))
+        self._begin(feeds, features.numpy())
+
+    def draft(
+        self, feeds: Sequence[Feed], features: torch.Tensor, requests: Sequence[HeadRequest], vocabulary: int
+    ) -> list[list[int]]:
+        texts, deepest, step = len(feeds), max(request.depth for request in requests), self._first
+        step.choose(requests, len(self._ids))
+        step.hear(requests, 0, self._ids, vocabulary)
+        rows = self._begin(feeds, features.numpy())
+        tokens, sums = [step.told(TOKENS, texts).copy()], [step.told(SUMS, texts).copy()]
+        if deepest > 1:
+            states = step.told(NEXT_STATES, texts)
+            if rows - step.texts > SPARE_ROWS:
+                step = self._further
+                step.choose(requests, len(self._ids))
+                rows = step.texts
+                step.graph.give(STATES, np.zeros((rows, 1, self.width), np.float32))
+            behind = [
+                Feed(feed.slot, feed.stop, [token], 1) for feed, token in zip(feeds, tokens[0].tolist(), strict=True)
+            ]
+            self._place(step, [*behind, *self._padded(rows - texts)], range(texts), deepest - 1)
+            graph = step.graph
+            fed, positions, past, read = (
+                graph.held(name) for name in ("input_ids", "position_ids", "past_lens", STATES)
+            )
+            for drafted in range(1, deepest):
+                if drafted > 1:
+                    fed[:texts] = tokens[-1]
+                    # A text that wants no more may be at the end of its slot.
+                    np.minimum(positions[:texts] + 1, self._context - 1, out=positions[:texts])
+                    past[:texts] = positions[:texts]
+                read[:texts] = states
+                step.hear(requests, drafted, self._ids, vocabulary)
+                graph.request.infer(share_outputs=True)
+                tokens.append(step.told(TOKENS, texts).copy())
+                sums.append(step.told(SUMS, texts).copy())
+                states = step.told(NEXT_STATES, texts)
+        finite = np.isfinite(sums).cumprod(axis=0).sum(axis=0).tolist()
+        drawn = np.stack(tokens, axis=1).tolist()
+        return [each[: min(count, request.depth)] for each, count, request in zip(drawn, finite, requests, strict=True)]
+
+    def _begin(self, feeds: Sequence[Feed], features: Floats) -> int:
+        """Run the first step; returns its rows."""
+        step, needed = self._first, len(features)
+        _, rows = step.rows.shape(needed)
+        sequences = [*chain.from_iterable(map(_sequences, feeds)), *self._padded(rows - needed)]
+        ends = accumulate(len(feed.tokens) for feed in feeds)
+        self._place(step, sequences, [end - 1 for end in ends], 0)
+        states = np.zeros((rows, 1, self.width), np.float32)
+        states[:needed, 0] = features
+        step.graph.give(STATES, states)
+        step.graph.request.infer(share_outputs=True)
+        return rows
+
+    def _padded(self, count: int) -> list[Feed]:
+        """Rows that nobody asks for."""
+        return [Feed(self._padding, 0, [0], 0)] * count
+
+    def _place(self, step: _Step, sequences: Sequence[Feed], drawn: Iterable[int], further: int) -> None:
+        """Give the graph where its rows lie in the pages, and which are drawn.
+
+        further: how many rows of each text will follow, for which pages are named, too.
+        """
+        give, size, per_slot = step.graph.give, self._pages.size, self._pages.per_slot
+        rows = [*drawn]
+        rows += [0] * (step.texts - len(rows))
+        stops = [min(each.stop + further, self._context) for each in sequences]
+        counts = [-(-stop // size) for stop in stops]
+        pages = [
+            range(each.slot * per_slot, each.slot * per_slot + count)
+            for each, count in zip(sequences, counts, strict=True)
+        ]
+        positions = chain.from_iterable(range(each.start, each.stop) for each in sequences)
+        give("input_ids", np.array([*chain.from_iterable(each.tokens for each in sequences)], np.int64))
+        give("position_ids", np.array([*positions], np.int64))
+        give("past_lens", np.array([each.start for each in sequences], np.int32))
+        give("subsequence_begins", np.array([0, *accumulate(len(each.tokens) for each in sequences)], np.int32))
+        give("block_indices", np.array([*chain.from_iterable(pages)], np.int32))
+        give("block_indices_begins", np.array([0, *accumulate(counts)], np.int32))
+        give("max_context_len", np.array(max(stops), np.int32))
+        give(ROWS, np.array(rows, np.int32))
+
+
+def _sequences(feed: Feed) -> Sequence[Feed]:
+    """See FEW_TOKENS. Each sees those before it in the same forward."""
+    if not 1 < len(feed.tokens) <= FEW_TOKENS:
+        return (feed,)
+    return [Feed(feed.slot, at, (token,), 0) for at, token in enumerate(feed.tokens, feed.start)]
