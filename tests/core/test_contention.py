@@ -9,9 +9,11 @@ import pytest
 from specwire.core.messages import Discipline, Outcome, Plan, Proposal, Verdict
 from specwire.core.policy.controller import Controller
 from specwire.core.policy.estimates import Contention, Forward, ForwardTimes
-from specwire.core.policy.tunables import ENOUGH, PROBE_EVERY, STALE_AFTER, TRIAL_EVERY, TRIAL_VERDICTS
+from specwire.core.policy.tunables import ENOUGH, PROBE_EVERY, STALE_AFTER, TRIAL_VERDICTS
 
 QUIET = {1: 10_000.0, 4: 10_000.0, 16: 10_000.0}
+# Verdicts, many times those between two tries.
+LONG = 1024
 
 
 class Watched:
@@ -150,7 +152,7 @@ def side_by_side(plans: list[Plan]) -> float:
 
 
 def test_where_no_times_are_told_they_take_turns() -> None:
-    assert disciplines(Host(1.0, told=False).verdicts(3 * TRIAL_EVERY)) == {Discipline.LOCKSTEP}
+    assert disciplines(Host(1.0, told=False).verdicts(3 * LONG)) == {Discipline.LOCKSTEP}
 
 
 def test_where_they_do_not_disturb_each_other_they_work_side_by_side() -> None:
@@ -177,7 +179,7 @@ def test_in_a_batch_they_take_turns_and_begin_again_behind_it() -> None:
 def test_where_they_do_they_take_turns_and_try_again_now_and_then(slowdown: float) -> None:
     host = Host(slowdown)
     host.verdicts(PROBE_EVERY + 2 * TRIAL_VERDICTS)
-    later = host.verdicts(4 * TRIAL_EVERY)
+    later = host.verdicts(8 * LONG)
     tried = [plan for plan in later if plan.discipline is Discipline.STREAM]
     assert {plan.reason for plan in tried} == {"trying side by side"}
     assert 0 < len(tried) <= 0.02 * len(later)
@@ -186,22 +188,22 @@ def test_where_they_do_they_take_turns_and_try_again_now_and_then(slowdown: floa
 def test_what_side_by_side_really_brings_goes_before_what_is_expected_of_it() -> None:
     host = Host(1.0, lost_us=15_000.0)
     host.verdicts(PROBE_EVERY + 4 * TRIAL_VERDICTS)
-    assert 0 < side_by_side(host.verdicts(4 * TRIAL_EVERY)) <= 0.04
+    assert 0 < side_by_side(host.verdicts(4 * LONG)) <= 0.04
 
 
 def test_what_changes_is_noticed() -> None:
     host = Host(2.5)
     host.verdicts(PROBE_EVERY + 2 * TRIAL_VERDICTS)
     host.slowdown = 1.0
-    assert host.verdicts(3 * TRIAL_EVERY)[-1].discipline is Discipline.STREAM
+    assert host.verdicts(4 * LONG)[-1].discipline is Discipline.STREAM
     host.slowdown = 2.5
     host.verdicts(STALE_AFTER)
-    assert side_by_side(host.verdicts(TRIAL_EVERY)) <= 0.02
+    assert side_by_side(host.verdicts(LONG)) <= 0.02
 
 
 def test_it_is_not_tried_where_it_could_not_pay() -> None:
     """A drafter that takes no time is hidden behind nothing."""
-    assert disciplines(Host(1.0, draft_us=10.0).verdicts(2 * TRIAL_EVERY)) == {Discipline.LOCKSTEP}
+    assert disciplines(Host(1.0, draft_us=10.0).verdicts(2 * LONG)) == {Discipline.LOCKSTEP}
 
 
 @pytest.mark.parametrize("move", [lambda host: ForwardTimes(QUIET), lambda host: host.controller._forward])

@@ -10,6 +10,7 @@ from specwire.core.policy.estimates import (
     AcceptanceByPosition,
     ForwardTimes,
     RowTimes,
+    affordable,
     expected_tokens,
     lockstep_rate,
     smoothed,
@@ -93,6 +94,13 @@ def test_what_a_few_tests_said_of_a_position_fades_while_windows_are_shorter() -
     first, second = rates.rates(2)
     assert unlucky < 0.6
     assert second > 0.9 * first
+
+
+def test_a_try_is_paid_by_the_time_since_the_last_one() -> None:
+    """0.5 % of it."""
+    assert affordable(1_000.0, 201_000.0)
+    assert not affordable(1_000.0, 199_000.0)
+    assert affordable(0.0, 0.0)
 
 
 @pytest.mark.parametrize("window", range(4))

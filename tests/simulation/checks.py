@@ -296,7 +296,7 @@ class VerifierChecks:
         """By a head, which rules that look at draft tokens have no use for."""
         facts, head, sampling = self._facts, held.session.head, held.session.sampling
         facts.require(head is None or sampling.guessed, "a head drafts under a rule that looks at it:", sampling.rule)
-        if head is not None and head.tested_us > 0:
+        if head is not None and head.proposed:
             facts.headed.add(held.session_id)
         elif head is None and held.session_id in facts.headed:
             facts.passed_on.add(held.session_id)

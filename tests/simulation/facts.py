@@ -31,7 +31,7 @@ class Facts:
     ending: sessions that somebody has cancelled or deleted. deleted, cancelled: those whose deletion or
     cancellation was acknowledged, and when. delay: seconds by which what has happened may hold up an end, without
     outages of the log. skew: by which clocks may be apart. heard: what verifiers have taken in of drafters' trees.
-    sent: what each drafter's session has sent. headed: sessions of which a head's tokens were tested, passed_on: those
+    sent: what each drafter's session has sent. headed: sessions that a head has drafted for, passed_on: those
     that were then held by a verifier without a head; switched_off: heads that failed. branched: pieces of trees that
     branch which verifiers have taken in.
     """

@@ -77,10 +77,6 @@ class _Asked:
         """Sessions that wait while it reads. The first reading is like a prompt's prefill: its own does not count."""
         return len(step.decoding) - (not self.source.read and self.slot in step.decoding)
 
-    @property
-    def untested_us(self) -> float:
-        return self.session.ledger.elapsed_us - self.source.tested_us
-
 
 class HeadDrafting:
     """Lets a head draft where that is expected to pay. A head that fails is switched off, and ends nothing.
@@ -265,7 +261,7 @@ class HeadDrafting:
         """All whose texts are known, since features are kept for all, and one whose text has still to be read."""
         behind = [each for each in asked if each.behind]
         able = [each for each in asked if not each.behind]
-        able += [max(behind, key=lambda each: each.untested_us)] if behind else []
+        able += [max(behind, key=lambda each: each.session.untested_us)] if behind else []
         while able:
             for each in able:
                 each.depth = self._borne(each, min(PROBE_WINDOW, self._depth.most), len(able), step)

@@ -24,6 +24,7 @@ from specwire.core.policy.estimates import (
     Contention,
     Forward,
     ForwardTimes,
+    affordable,
     expected_tokens,
     lockstep_rate,
     smoothed,
@@ -35,7 +36,6 @@ from specwire.core.policy.tunables import (
     DECAY,
     ENOUGH,
     ENOUGH_COMPARED,
-    EXPLORED_SHARE,
     EXTRA_WINDOW,
     FIRST_PACE,
     FIRST_WINDOW,
@@ -55,10 +55,7 @@ from specwire.core.policy.tunables import (
     NEGLIGIBLE,
     PLAN_EVERY,
     PROBE_EVERY,
-    PROBE_PACE,
-    PROBE_VERDICTS,
     PROBE_WINDOW,
-    TRIAL_EVERY,
     TRIAL_VERDICTS,
     USEFUL_RUNS,
 )
@@ -282,6 +279,45 @@ class Streaming:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# When what does not pay is tried again: a drafter that is off, and side by side. Pure.
+
+
+@dataclass(slots=True)
+class Tries:
+    """When one way of drafting is tried, and what that costs.
+
+    verdicts: since the last try began or, before the first, in all. Each is divided by the sessions that waited with
+    it: all of a batch wait for a try, so each session tries the less often. left: of the try under way. price_us: of
+    the last one. ended: one did, with the last verdict.
+    """
+
+    verdicts: float = 0.0
+    left: int = 0
+    price_us: float = 0.0
+    ended: bool = False
+
+    def verdict(self, sessions: int = 1, price_us: float | None = None) -> None:
+        """Note a verdict. price_us: the try under way ends with it, and has cost so much; None: it goes on."""
+        self.verdicts += 1.0 / sessions
+        under_way = self.left > 0
+        if under_way:
+            self.left = self.left - 1 if price_us is None else 0
+            self.price_us = self.price_us if price_us is None else price_us
+        self.ended = under_way and self.left == 0
+
+    def begins(self, verdict_us: float) -> bool:
+        """Whether a try begins now. verdict_us: what a verdict takes without."""
+        if self.verdicts < PROBE_EVERY or not affordable(self.price_us, self.verdicts * verdict_us):
+            return False
+        self.verdicts, self.left = 0.0, TRIAL_VERDICTS
+        return True
+
+    def rest(self, price_us: float) -> None:
+        """Begin to wait for the next try: the last one has cost so much."""
+        self.verdicts, self.left, self.price_us = 0.0, 0, price_us
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Whether drafter and verifier, on one host, should compute at once instead of taking turns. Pure; microseconds.
 #
 # Side by side hides the drafting behind the forwards, and stretches both by what they take from each other. That is
@@ -312,7 +348,11 @@ class _Brought:
     def less_than(self, other: _Brought) -> bool:
         """Whether it was slower than the other; False while too little was seen."""
         seen = min(self.verdicts, other.verdicts) >= TRIAL_VERDICTS
-        return seen and self.tokens * other.time_us < other.tokens * self.time_us
+        return seen and self.lost_us(other) > 0.0
+
+    def lost_us(self, other: _Brought) -> float:
+        """How much longer it took than the other would have for the same tokens; 0 where it was shorter."""
+        return max(0.0, self.time_us - self.tokens * other.time_us / other.tokens) if other.tokens else 0.0
 
 
 class SideBySide:
@@ -328,7 +368,7 @@ class SideBySide:
         self.contention = Contention(forward)
         self.active = False
         self._draft_us: float | None = None
-        self._since_try = TRIAL_EVERY - PROBE_EVERY
+        self._tries = Tries()
         self._brought_beside, self._brought_in_turns = _Brought(), _Brought()
         self._last_us: float | None = None
         self._alone = True
@@ -345,7 +385,7 @@ class SideBySide:
         """Note a verdict of `tokens`. forward: None where it is not known."""
         if forward is not None and forward.sessions > 1:
             forward = None
-        self._since_try += 1
+        self._tries.verdict()
         ended_us = forward.ended_us if forward is not None else None
         self._alone = forward is not None
         if forward is not None:
@@ -365,7 +405,7 @@ class SideBySide:
         """
         chosen = self._choose(rates, agreement, draft_us, overhead_us)
         if self.active and chosen is None:
-            self._since_try = TRIAL_VERDICTS
+            self._tries.rest(self._brought_beside.lost_us(self._brought_in_turns))
         self.active = chosen is not None
         return chosen
 
@@ -375,7 +415,7 @@ class SideBySide:
             return None  # the times of forwards are not told, or too few yet
         if not self._alone:
             return None  # in a batch the drafter would draft for all, of which one session's gain says nothing
-        if self._since_try < TRIAL_VERDICTS:
+        if self._tries.left:
             return Beside(draft_us, "trying side by side")
         turns = _turns(rates, draft_us, overhead_us, apart)
         slowdown, together = self.contention.slowdown, self.contention.together()
@@ -385,16 +425,10 @@ class SideBySide:
             if speed > (1.0 if self.active else LEAST_ADVANTAGE) * turns:
                 return Beside(beside_us, f"side by side, contention {slowdown:.2f}, gain {speed * apart.at(1):.2f}")
         at_best = _beside(rates, agreement, draft_us, overhead_us, apart)
-        if not self._may_try(apart, together) or at_best <= LEAST_ADVANTAGE * turns:
+        if at_best <= LEAST_ADVANTAGE * turns or not self._tries.begins(apart.at(1)):
             return None
-        self._since_try, self._brought_beside = 0, _Brought()
+        self._brought_beside = _Brought()
         return Beside(draft_us, "trying side by side")
-
-    def _may_try(self, apart: ForwardTimes, together: ForwardTimes | None) -> bool:
-        """Whether a trial is due: it may cost EXPLORED_SHARE of the time since the last one."""
-        stretch_us = together.at(1) - apart.at(1) if together is not None else 0.0
-        spared_us = EXPLORED_SHARE * self._since_try * apart.at(1)
-        return self._since_try >= TRIAL_EVERY and spared_us >= TRIAL_VERDICTS * stretch_us
 
 
 def _turns(rates: Sequence[float], draft_us: float, overhead_us: float, forward: ForwardTimes) -> float:
@@ -411,65 +445,13 @@ def _beside(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# When and how a drafter that does not pay is probed.
-#
-# A probe ends with the verdict that its answer met, or after some verdicts. A drafter with hardware of its own takes no
-# time from the verifier, so it streams for a while: one comparison in 128 verdicts would teach nothing.
-
-
-@dataclass(slots=True)
-class Probing:
-    """When a drafter that does not pay is probed, and what that costs.
-
-    Where the verifier's host also drafts, a probe's price is what the verifier may have waited: the drafter first feeds
-    all that was decided since it last heard. All sessions of a batch wait for it, so each probes the less often.
-    Elsewhere nobody waits.
-
-    verdicts: since the last probe began, each divided by the sessions that waited with it. left: verdicts that the
-    probe under way may still take. price_us: what the last probe cost. ended: a probe ended with the last verdict.
-    """
-
-    verdicts: float = 0.0
-    left: int = 0
-    price_us: float = 0.0
-    ended: bool = False
-
-    def verdict(self, answered: bool, price_us: float, sessions: int) -> None:
-        """Note a verdict. answered: it met what the probe had drafted, for which `sessions` waited `price_us`."""
-        self.verdicts += 1.0 / sessions
-        under_way = self.left > 0
-        if under_way:
-            self.left = 0 if answered else self.left - 1
-            self.price_us = price_us if answered else self.price_us
-        self.ended = under_way and self.left == 0
-
-    def plan(self, shared_host: bool, plain_us: float) -> Plan | None:
-        """The probe that is under way or begins now; None if none is due.
-
-        plain_us: time of a verdict's forward without a window.
-        """
-        lasts = PROBE_VERDICTS if shared_host else TRIAL_VERDICTS
-        if not self.left and not self._begins(plain_us, lasts):
-            return None
-        if shared_host:
-            return in_turns(PROBE_WINDOW, "probe")
-        return Plan(Discipline.STREAM, PROBE_PACE, 0, "probe")
-
-    def _begins(self, plain_us: float, lasts: int) -> bool:
-        if self.verdicts < PROBE_EVERY or EXPLORED_SHARE * self.verdicts * plain_us < self.price_us:
-            return False
-        self.verdicts, self.left = 0.0, lasts
-        return True
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Chooses each session's discipline, chunk and run-ahead from measured speeds; pure: told what happened, it answers.
 #
 # lockstep   drafter and verifier share cores: they take turns; the drafter sends one chunk per verdict and the
 #            verifier waits for it when that pays
 # stream     they do not, or hardly disturb each other: the drafter streams small chunks, as far ahead as the round trip
 #            needs (`Streaming`, `SideBySide`)
-# off        no gain is expected: plain decoding, with a probe now and then (`Probing`)
+# off        no gain is expected: plain decoding, with a probe now and then (`Tries`)
 
 
 class Controller:
@@ -496,7 +478,7 @@ class Controller:
         self._overhead_us: float | None = None
         self._drafted_us = 0.0
         self._verdicts = self._ignored = 0
-        self._probing = Probing()
+        self._probes = Tries()
         self._beside = SideBySide(forward)
         self._batch: ForwardTimes | None = None
         self._waited_us = 0.0
@@ -514,7 +496,7 @@ class Controller:
         heir._calibration = replace(self._calibration, announced=0.0)
         heir._draft_us = self._draft_us
         heir._overhead_us = self._overhead_us
-        heir._probing = replace(self._probing, left=0)
+        heir._probes = replace(self._probes, left=0)
         if forward is self._forward:
             heir._ignored = self._ignored
             heir._batch, heir._waited_us = self._batch, self._waited_us
@@ -561,9 +543,19 @@ class Controller:
             waited_us = forward.waited_us if self._batch else 0.0
             self._waited_us = smoothed(self._waited_us, waited_us, least=LEAST_TIMING_US)
         self._verdicts += 1
-        answered = self._shared and (verdict.width > 0 or verdict.delay_us > 0)
-        waiting = forward.sessions if self._shared and forward is not None else 1
-        self._probing.verdict(answered, float(verdict.delay_us), waiting)
+        self._probed(verdict, forward.sessions if forward is not None else 1)
+
+    def _probed(self, verdict: Verdict, sessions: int) -> None:
+        """Note a verdict for probes. One that the verifier waits for ends with its answer.
+
+        Its price is what the verifier may have waited: the drafter first feeds all that was decided since it last
+        heard. Nobody waits for a drafter elsewhere.
+        """
+        if not self._shared:
+            self._probes.verdict()
+        else:
+            answered = verdict.width > 0 or verdict.delay_us > 0
+            self._probes.verdict(sessions, float(verdict.delay_us) if answered else None)
 
     def _answered(self, verdict: Verdict) -> None:
         """Count answers that were in time and still not tested: a full verifier tests what pays, maybe nothing."""
@@ -573,10 +565,12 @@ class Controller:
             self._ignored += 1
 
     def _observe_overhead(self, overhead_us: float) -> None:
-        """Take in a delay. A far drafter that was given up is heard only once in 128 verdicts.
+        """Take in what an answer took besides its drafting: the rest of the delay that the verifier measured.
 
-        No answer is faster than its line. One that took less than half of the estimate shows that the line has changed,
-        which smoothing would take a dozen probes to believe.
+        It is another quantity than that delay, by which the verifier waits (`Expectation`): plans change how much is
+        drafted. A far drafter that was given up is heard only once in 128 verdicts. No answer is faster than its line,
+        so one that took less than half of the estimate shows that the line has changed, which smoothing would take a
+        dozen probes to believe.
         """
         known = self._overhead_us
         nearer = not self._shared and known is not None and overhead_us < known / 2
@@ -589,7 +583,7 @@ class Controller:
         """
         self._overhead_us = None
         self._ignored = 0
-        self._probing.price_us = 0.0
+        self._probes.price_us = 0.0
 
     @property
     def _step(self) -> ForwardTimes:
@@ -602,7 +596,7 @@ class Controller:
     def time_to_plan(self) -> bool:
         """Whether to plan now: often while each verdict teaches much, then now and then."""
         early = self._verdicts <= ENOUGH
-        return early or self._probing.ended or self._verdicts % PLAN_EVERY == 0
+        return early or self._probes.ended or self._verdicts % PLAN_EVERY == 0
 
     def plan(self) -> Plan:
         """See `Planner`."""
@@ -671,7 +665,9 @@ class Controller:
         return min(MOST_FLOOR, max(NEGLIGIBLE, steps * FLOOR_STEP))
 
     def _probe_or_off(self) -> Plan:
-        return self._probing.plan(self._shared, self._step.at(1)) or off("no gain expected")
+        if not self._probes.left and not self._probes.begins(self._step.at(1)):
+            return off("no gain expected")
+        return in_turns(PROBE_WINDOW, "probe") if self._shared else Plan(Discipline.STREAM, FIRST_PACE, 0, "probe")
 
 
 def _batch_times(forward: Forward) -> ForwardTimes | None:

@@ -19,6 +19,7 @@ from specwire.core.policy.tunables import (
     CONTENTION_WEIGHT,
     DECAY,
     ENOUGH,
+    EXPLORED_SHARE,
     LATER_WEIGHT,
     LEAST_SPREAD,
     OUTLIER,
@@ -360,6 +361,14 @@ def worth_waiting(
     (B + g) / (V(m + n) + w) > B / V(m), docs/HOW_IT_WORKS.md.
     """
     return (decided_now + gained) * forward_now_us > decided_now * (forward_then_us + wait_us)
+
+
+def affordable(cost_us: float, since_us: float) -> bool:
+    """Whether what does not pay may be tried again, `since_us` after the last time, to see whether it would by now.
+
+    It is one rule for all that is tried: tries cost at most EXPLORED_SHARE of the time between them.
+    """
+    return cost_us <= EXPLORED_SHARE * since_us
 
 
 def smoothed(known: float | None, value: float, weight: float = TIMING_WEIGHT, least: float = 0.0) -> float:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 
-from specwire.core.policy.estimates import AcceptanceByPosition, ForwardTimes, Hiccups, smoothed
+from specwire.core.policy.estimates import AcceptanceByPosition, ForwardTimes, Hiccups, affordable, smoothed
 from specwire.core.policy.tunables import (
-    EXPLORED_SHARE,
     LEAST_GUESS_GAIN,
     MOST_HEAD_DEPTH,
     PROBE_WINDOW,
@@ -86,13 +85,13 @@ class HeadDepth:
         self._drafted_us = now_us
 
     def due(self, now_us: float) -> bool:
-        """Whether drafting may be tried although it does not pay: for EXPLORED_SHARE of the time.
+        """Whether drafting may be tried although it does not pay.
 
         A try is for all sessions whose texts are known. It is expected to take as long as the last one took, and at
         least as long as a draft for one session.
         """
         cost_us = max(self.drafting_us(1, min(PROBE_WINDOW, self.most)), self._tried_us)
-        return cost_us <= EXPLORED_SHARE * (now_us - self._drafted_us)
+        return affordable(cost_us, now_us - self._drafted_us)
 
     def tried(self, took_us: float, begins: bool) -> None:
         """It took so long, with all that had to be read and kept before. begins: else the same try goes on."""

@@ -12,14 +12,12 @@ from typing import NamedTuple
 
 from specwire.core.messages import MOST_WINDOW, SourceKind
 from specwire.core.policy.costs import part_of
-from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens, worth_waiting
+from specwire.core.policy.estimates import AcceptanceByPosition, affordable, expected_tokens, worth_waiting
 from specwire.core.policy.tunables import (
-    EXPLORED_SHARE,
     LEAST_GUESS_GAIN,
     MOST_REST,
     NEGLIGIBLE,
     PREFILL_ROWS,
-    TESTED_TOKENS,
 )
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -51,8 +49,7 @@ class StepCandidate(NamedTuple):
         the cost to others.
         missing: draft tokens that are due and not here yet.
         guess: what the verifier itself proposes.
-        guess_untested_us: time spent since such a guess was last tested.
-        chain_untested_us: time spent since a token of a chain was last tested.
+        untested_us: time spent since a window of it was last tested, of whichever source.
         whole: the only widths that a window of the chain may have; None where it may have any.
     """
 
@@ -65,8 +62,7 @@ class StepCandidate(NamedTuple):
     awaited: Awaited | None = None
     missing: int = 0
     guess: Guess | None = None
-    guess_untested_us: float = 0.0
-    chain_untested_us: float = 0.0
+    untested_us: float = 0.0
     whole: tuple[int, ...] | None = None
 
 
@@ -326,32 +322,26 @@ def _whole(candidate: StepCandidate, width: int, acceptance: AcceptanceByPositio
 
 
 def _test(candidate: StepCandidate, windows: Windows, sessions: int, most_rows: float, V: V) -> None:
-    """Give a session without a window one where a test of the estimates is due."""
-    piece = _chain_due(candidate, windows.rows, sessions, V) or _guess_due(candidate, windows.rows, sessions, V)
-    if piece is None or windows.rows + piece.width > most_rows:
+    """Give a session without a window one where a test of the estimates is due. All sessions wait for it."""
+    if not candidate.untested_us:
         return
-    if _bears(candidate, sessions, windows.rows + piece.width, piece.width, V):
-        windows.add(piece)
+    for piece in _testable(candidate):
+        rows = windows.rows + piece.width
+        due = affordable(sessions * (V(rows) - V(windows.rows)), candidate.untested_us)
+        if due and rows <= most_rows and _bears(candidate, sessions, rows, piece.width, V):
+            windows.add(piece)
+            return
 
 
-def _chain_due(candidate: StepCandidate, rows: int, sessions: int, V: V) -> WindowPiece | None:
-    """The shortest window of its chain if a test is due. All sessions wait for it, so all of their time counts."""
+def _testable(candidate: StepCandidate) -> Iterator[WindowPiece]:
+    """The shortest window of its chain, then its guess."""
     width = min(_ends(candidate), default=0)
-    if not width or sessions * (V(rows + width) - V(rows)) > EXPLORED_SHARE * candidate.chain_untested_us:
-        return None
-    return _whole(candidate, width, candidate.acceptance, SourceKind.DRAFTER)
-
-
-def _guess_due(candidate: StepCandidate, rows: int, sessions: int, V: V) -> WindowPiece | None:
-    """Its guess if a test is due and the guess is good."""
+    if width:
+        yield _whole(candidate, width, candidate.acceptance, SourceKind.DRAFTER)
     guess = candidate.guess
-    if guess is None or not candidate.guess_untested_us:
-        return None
-    width = min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
-    if width < 1 or sessions * (V(rows + width) - V(rows)) > EXPLORED_SHARE * candidate.guess_untested_us:
-        return None
-    piece = _whole(candidate, width, guess.acceptance, guess.kind)
-    return piece if 1.0 + piece.gain >= TESTED_TOKENS else None
+    width = 0 if guess is None else min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
+    if guess is not None and width > 0:
+        yield _whole(candidate, width, guess.acceptance, guess.kind)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

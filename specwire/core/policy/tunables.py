@@ -90,24 +90,17 @@ LEAST_GUESS_GAIN = 1.02
 # ----------------------------------------------------------------------------------------------------------------------
 # What is spent on finding out whether what does not pay would pay by now.
 
-# Share of the time that probes of a drafter, and tests of a window, may cost.
+# Share of the time that tries of what does not pay may cost: probes of a drafter that is off, side by side, tests of a
+# window, drafts of a head.
 EXPLORED_SHARE = 0.005
-# Verdicts between two probes of a drafter that is off, and before side by side is tried for the first time.
+# Verdicts between two probes of a drafter, and between two trials side by side, at least: what the first one costs is
+# not known.
 PROBE_EVERY = 128
-# Verdicts between two trials side by side, at least: each stretches its forwards, and all but the first together may
-# cost EXPLORED_SHARE of the time.
-TRIAL_EVERY = 1024
-# Verdicts of a trial side by side, and of a far drafter's probe: nobody waits for either, and one comparison would
-# teach nothing.
+# Verdicts of a try: where nobody waits, one comparison would teach nothing. A probe that the verifier waits for ends
+# with its answer.
 TRIAL_VERDICTS = 16
-# Verdicts of a probe that the verifier waits for, unless it is answered before; and its window.
-PROBE_VERDICTS = 4
+# Window of a probe that the verifier waits for, and depth of a head's.
 PROBE_WINDOW = 2
-# Pace of a far drafter's probe.
-PROBE_PACE = Pace(1, 8)
-# Tokens that a guess must be expected to decide to be tested where it does not pay: its acceptance is known from the
-# text, so only V(m) is tested.
-TESTED_TOKENS = 1.5
 # Steps without waiting in a row, so that the delay is known from steps beside which the drafter computed.
 IN_A_ROW = 16
 # Tokens that a head drafts for a session's next step, at most: its later ones are hardly ever decided.
@@ -145,7 +138,7 @@ MEANT_OVER = 256
 # ----------------------------------------------------------------------------------------------------------------------
 # How a drafter is asked to draft.
 
-# Window in turns, and pace of a stream, until a token's drafting was measured.
+# Window in turns, until a token's drafting was measured; pace of a stream until then, and in a probe.
 FIRST_WINDOW = 4
 FIRST_PACE = Pace(1, 32)
 # Verdicts from one plan to the next, behind the first ENOUGH: planning takes time, too.

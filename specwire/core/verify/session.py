@@ -76,7 +76,7 @@ class VerifySession:
 
     ngram, head: the verifier's own sources; None where they take no part. tail: what was decided since the log last
     acknowledged. history: the text's ids, where penalties look at them, else None.
-    tested_us: the time it had spent when a token of a chain was last tested.
+    tested_us: the time it had spent when a window was last tested.
     matcher: the constraint of `sampling` behind the output; nothing is decided before it is there. stuck: no token is
     allowed at the next position, so the text can neither go on nor end.
     """
@@ -218,17 +218,8 @@ class VerifySession:
         return verdicts
 
     @property
-    def guess_untested_us(self) -> float:
-        """Time spent since a guess of the source that was looked at last was tested."""
-        source = self._own(self.guess.kind) if self.guess is not None else self.ngram or self.head
-        return self.ledger.elapsed_us - source.tested_us if source is not None else 0.0
-
-    def _own(self, kind: SourceKind) -> TextSource | HeadSource | None:
-        return self.head if kind is SourceKind.HEAD else self.ngram
-
-    @property
-    def chain_untested_us(self) -> float:
-        """Time spent since a token of a chain was last tested."""
+    def untested_us(self) -> float:
+        """Time spent since a window was last tested."""
         return self.ledger.elapsed_us - self.tested_us
 
     def renew_head(self, learnt: AcceptanceByPosition) -> None:
@@ -364,9 +355,7 @@ class VerifySession:
         else:
             decision = decide(chosen, window, None if late is None else late.token)
         decision = self._kept(decision)
-        if kind is not SourceKind.DRAFTER and (tried := self._own(kind)) is not None:
-            tried.tested_us = self.ledger.elapsed_us
-        if drafted:
+        if window:
             self.tested_us = self.ledger.elapsed_us
         self._learn(decision, len(window), tested, late)
         self.text.extend(decision.tokens)
@@ -503,8 +492,7 @@ class RunningSession:
             None if due is None else Awaited(missing, due.expected_us, due.latest_us, due.chance),
             missing,
             guess,
-            guess_untested_us=session.guess_untested_us,
-            chain_untested_us=session.chain_untested_us,
+            untested_us=session.untested_us,
             whole=session.whole(most),
         )
 

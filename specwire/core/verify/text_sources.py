@@ -217,8 +217,6 @@ class NgramSource:
         self._tokens = tokens
         self._most = most
         self.guess: Guess | None = None
-        # The time that had been spent on the session when a guess was last in a window.
-        self.tested_us = 0.0
         self._guessed_at = -1
         self._followed: Guess | None = None
         self._alike = self._followed_alike = 0
@@ -353,7 +351,6 @@ class TextSource:
             index = PredictionIndex(tokens, tokens[:prompt_length], prediction)
             self._sources.insert(0, NgramSource(tokens, most, index, PREDICTION_PRIORS, SourceKind.PREDICTION))
         self.guess: Guess | None = None
-        self.tested_us = 0.0
 
     def look(self) -> Guess | None:
         guesses = [source.look() for source in self._sources]
@@ -382,7 +379,7 @@ def promise(guess: Guess | None) -> float:
 class HeadSource:
     """A head's proposals for one session, and how good they are.
 
-    As of n-grams, acceptance is learnt from the text, whether a proposal was tested or not. tested_us: as NgramSource.
+    As of n-grams, acceptance is learnt from the text, whether a proposal was tested or not.
 
     Args:
         tokens: the session's text, which grows at its end.
@@ -391,7 +388,6 @@ class HeadSource:
 
     def __init__(self, tokens: Sequence[int], learnt: AcceptanceByPosition) -> None:
         self.acceptance = learnt.faded(INHERITED_TESTS)
-        self.tested_us = 0.0
         # Whether the head has read the text before what it was first asked for.
         self.read = False
         self._learnt = learnt
