@@ -9,11 +9,13 @@ import pytest
 from specwire.core.messages import Discipline, Outcome, Plan, Proposal, Verdict
 from specwire.core.policy.controller import Controller
 from specwire.core.policy.estimates import Contention, Forward, ForwardTimes
-from specwire.core.policy.tunables import ENOUGH, PROBE_EVERY, STALE_AFTER, TRIAL_VERDICTS
+from specwire.core.policy.tunables import ENOUGH, EXPLORED_SHARE, PROBE_EVERY, TRIAL_VERDICTS
 
 QUIET = {1: 10_000.0, 4: 10_000.0, 16: 10_000.0}
 # Verdicts, many times those between two tries.
 LONG = 1024
+# Forwards of one kind after which nothing is known of the other.
+STALE_AFTER = round(TRIAL_VERDICTS / EXPLORED_SHARE)
 
 
 class Watched:

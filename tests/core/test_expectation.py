@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from specwire.core.policy.costs import MOST_AWAITED, Expectation, Expectations
-from specwire.core.policy.tunables import IN_A_ROW
+from specwire.core.policy.tunables import TRIAL_VERDICTS
 
 PLAIN = 1000.0
 
@@ -92,10 +92,10 @@ def test_chance_falls_with_every_verdict_that_came_first_and_rises_again() -> No
 
 def test_tries_a_shorter_delay_after_many_steps_without_waiting() -> None:
     expectation = Expectation()
-    for index in range(IN_A_ROW + 2):
+    for index in range(TRIAL_VERDICTS + 2):
         expectation.verdict(index, 1000.0 * index, waited=False)
         expectation.proposal(index - 1, 0, 1000.0 * index + 1, live=False)
-    last = 1000.0 * (IN_A_ROW + 1)
+    last = 1000.0 * (TRIAL_VERDICTS + 1)
     due = expectation.due(PLAIN)
     assert due is not None
     assert due[0] == pytest.approx(last + 500.5, abs=2)

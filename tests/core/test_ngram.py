@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.policy.tunables import MOST_NGRAM, OCCURRENCES, REACH, READ_AT_ONCE
-from specwire.core.verify.text_sources import LEAST_NGRAM, Match, NgramIndex, NgramSource
+from specwire.core.policy.tunables import MOST_NGRAM, OCCURRENCES, READ_AT_ONCE
+from specwire.core.verify.text_sources import LEAST_NGRAM, REACH, Match, NgramIndex, NgramSource
 
 # Few different tokens, so that texts repeat.
 TEXTS = st.lists(st.integers(0, 3), max_size=80)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from specwire.core.messages import SourceKind
-from specwire.core.policy.tunables import REACH, READ_AT_ONCE
-from specwire.core.verify.text_sources import PredictionIndex, TextSource
+from specwire.core.policy.tunables import READ_AT_ONCE
+from specwire.core.verify.text_sources import REACH, PredictionIndex, TextSource
 
 PROMPT = [1, 2, 3, 4, 5]
 PREDICTED = [10, 11, 12, 13, 14, 15, 16, 17]

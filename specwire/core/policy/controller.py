@@ -34,19 +34,17 @@ from specwire.core.policy.estimates import (
 from specwire.core.policy.tunables import (
     CHUNK_SHARE,
     DECAY,
+    ELSEWHERE_WEIGHT,
     ENOUGH,
     ENOUGH_COMPARED,
     EXTRA_WINDOW,
     FIRST_PACE,
-    FIRST_WINDOW,
     FLOOR_STEP,
     INHERITED_COMPARISONS,
-    INHERITED_TESTS,
     LEAST_ADVANTAGE,
     LEAST_GAIN,
     LEAST_STREAM_GAIN,
     LEAST_TIMING_US,
-    LEAST_USEFUL,
     LONG_TOKEN,
     MOST_BRANCHES,
     MOST_CHUNK,
@@ -56,6 +54,7 @@ from specwire.core.policy.tunables import (
     PLAN_EVERY,
     PROBE_EVERY,
     PROBE_WINDOW,
+    SHORT_CHAIN,
     TRIAL_VERDICTS,
     USEFUL_RUNS,
 )
@@ -275,7 +274,7 @@ class Streaming:
         if self.draft_us < LONG_TOKEN * step_us:
             return ahead
         agreement = min(self.agreement, 0.99)
-        return min(ahead, max(LEAST_USEFUL, ceil(USEFUL_RUNS * agreement / (1.0 - agreement))))
+        return min(ahead, max(SHORT_CHAIN, ceil(USEFUL_RUNS * agreement / (1.0 - agreement))))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -491,7 +490,7 @@ class Controller:
         not pay costs a probe every 128 verdicts, not the beginning of every session.
         """
         heir = Controller(forward, shared_host, self._branches, self._waits)
-        heir._acceptance = self._acceptance.faded(INHERITED_TESTS)
+        heir._acceptance = self._acceptance.faded(ELSEWHERE_WEIGHT)
         heir._agreement = self._agreement.faded(INHERITED_COMPARISONS)
         heir._calibration = replace(self._calibration, announced=0.0)
         heir._draft_us = self._draft_us
@@ -613,7 +612,7 @@ class Controller:
 
     def _measuring(self) -> Plan:
         if self._shared:
-            return in_turns(FIRST_WINDOW, "measuring", NEGLIGIBLE)
+            return in_turns(SHORT_CHAIN, "measuring", NEGLIGIBLE)
         return Plan(Discipline.STREAM, FIRST_PACE, 0, "measuring")
 
     def _apart(self, draft_us: float) -> Plan:

@@ -14,7 +14,6 @@ from specwire.core.policy.tunables import (
     DECAY,
     FADE,
     GUESSED_SHARE,
-    IN_A_ROW,
     LEAST_TIMING_US,
     LEAST_WINDOW_SHARE,
     LIKELY_SHARE,
@@ -28,6 +27,7 @@ from specwire.core.policy.tunables import (
     TIMING_WEIGHT,
     TOLERATED_SHARE,
     TOLERATED_STEPS,
+    TRIAL_VERDICTS,
 )
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class Expectation:
         if self.delay_us is None:
             expected = GUESSED_SHARE * plain_step_us
             return since + expected, since + 2 * expected
-        share = GUESSED_SHARE if self.skipped >= IN_A_ROW else 1.0
+        share = GUESSED_SHARE if self.skipped >= TRIAL_VERDICTS else 1.0
         return since + share * self.delay_us, since + self._latest()
 
     def _learn(self, delay_us: float) -> None:

@@ -15,24 +15,22 @@ from specwire.core.policy.tunables import (
     AGREEMENT_DECAY,
     APART_SHARE,
     CALIBRATED,
-    CANDIDATES_WEIGHT,
     CONTENTION_WEIGHT,
     DECAY,
+    ELSEWHERE_WEIGHT,
     ENOUGH,
     EXPLORED_SHARE,
     LATER_WEIGHT,
     LEAST_SPREAD,
     OUTLIER,
-    PRIOR_RANKS,
-    PRIOR_RATE,
+    PRIOR_RATES,
     PRIOR_WEIGHT,
-    ROW_FADE,
-    STALE_AFTER,
     STEP_OUTLIER,
     STEP_WEIGHT,
     SURE_CLASSES,
     TIMING_WEIGHT,
     TOGETHER_SHARE,
+    TRIAL_VERDICTS,
 )
 from specwire.core.text import Tree
 
@@ -142,7 +140,7 @@ class AcceptanceByPosition:
     controller has one of windows that were tested, over sessions: planned by the verifier's, batches were slower (LOG).
     """
 
-    def __init__(self, most: int = 32, prior: float = PRIOR_RATE) -> None:
+    def __init__(self, most: int = 32, prior: float = PRIOR_RATES[0]) -> None:
         self._prior = prior
         self._tested = [0.0] * most
         self._accepted = [0.0] * most
@@ -208,13 +206,13 @@ class AcceptanceByRank:
     """
 
     def __init__(self) -> None:
-        self._seen = [0.0] * len(PRIOR_RANKS)
-        self._right = [0.0] * len(PRIOR_RANKS)
-        self.rates = list(PRIOR_RANKS)
+        self._seen = [0.0] * len(PRIOR_RATES)
+        self._right = [0.0] * len(PRIOR_RATES)
+        self.rates = list(PRIOR_RATES)
 
     def observe(self, siblings: int, right: int | None) -> None:
         """Note what was decided behind a node with so many children: the one of rank `right`, or none of them."""
-        for rank, prior in enumerate(PRIOR_RANKS[:siblings]):
+        for rank, prior in enumerate(PRIOR_RATES[:siblings]):
             self._seen[rank] = self._seen[rank] * DECAY + 1.0
             self._right[rank] = self._right[rank] * DECAY + (rank == right)
             self.rates[rank] = (self._right[rank] + PRIOR_WEIGHT * prior) / (self._seen[rank] + PRIOR_WEIGHT)
@@ -225,15 +223,15 @@ class CandidateRates:
 
     def __init__(self) -> None:
         self._seen = [0.0] * SURE_CLASSES
-        self._right = [[0.0] * len(PRIOR_RANKS) for _ in range(SURE_CLASSES)]
+        self._right = [[0.0] * len(PRIOR_RATES) for _ in range(SURE_CLASSES)]
 
     def chances(self, scores: Sequence[float]) -> tuple[int, list[float]]:
         """The class of these scores, which fall from 0 (nats), and the log of each candidate's probability."""
         shares = [exp(score) for score in scores]
         whole = sum(shares)
         known = min(SURE_CLASSES - 1, int(SURE_CLASSES / whole))
-        seen, right = self._seen[known] + CANDIDATES_WEIGHT, self._right[known]
-        own = CANDIDATES_WEIGHT / whole
+        seen, right = self._seen[known] + ELSEWHERE_WEIGHT, self._right[known]
+        own = ELSEWHERE_WEIGHT / whole
         rates = [(times + own * share) / seen for share, times in zip(shares, right, strict=False)]
         for rank in reversed(range(len(rates) - 1)):
             # A worse rank that was right more often, by chance, is not put first: the better one counts as likely.
@@ -275,7 +273,7 @@ class RowTimes:
 
     def spurned(self) -> None:
         """Note that no row was added because it seemed too dear."""
-        self.row_us *= ROW_FADE
+        self.row_us *= 1.0 - EXPLORED_SHARE
 
     def at(self, rows: int) -> float:
         """What a forward of so many rows is expected to take; 1.0 where none was seen."""
@@ -363,12 +361,13 @@ def worth_waiting(
     return (decided_now + gained) * forward_now_us > decided_now * (forward_then_us + wait_us)
 
 
-def affordable(cost_us: float, since_us: float) -> bool:
-    """Whether what does not pay may be tried again, `since_us` after the last time, to see whether it would by now.
+def affordable(cost: float, since: float) -> bool:
+    """Whether what does not pay may be tried again, so long `since` the last time, to see whether it would by now.
 
-    It is one rule for all that is tried: tries cost at most EXPLORED_SHARE of the time between them.
+    It is one rule for all that is tried: tries cost at most EXPLORED_SHARE of the time between them. Both are in
+    microseconds, or in steps.
     """
-    return cost_us <= EXPLORED_SHARE * since_us
+    return cost <= EXPLORED_SHARE * since
 
 
 def smoothed(known: float | None, value: float, weight: float = TIMING_WEIGHT, least: float = 0.0) -> float:
@@ -466,7 +465,7 @@ class Agreement:
 
     @property
     def rate(self) -> float:
-        return (self.equal + PRIOR_WEIGHT * PRIOR_RATE) / (self.compared + PRIOR_WEIGHT)
+        return (self.equal + PRIOR_WEIGHT * PRIOR_RATES[0]) / (self.compared + PRIOR_WEIGHT)
 
     def faded(self, weight: float) -> Agreement:
         """A copy without the tree that counts for at most `weight` comparisons."""
@@ -558,7 +557,8 @@ class _Stretch:
 
     @property
     def known(self) -> float | None:
-        return self.mean if self.seen >= ENOUGH and self.age < STALE_AFTER else None
+        """It is of another time once forwards of the other kind have lasted so long that a try would cost little."""
+        return self.mean if self.seen >= ENOUGH and not affordable(TRIAL_VERDICTS, self.age) else None
 
 
 class Contention:

@@ -33,26 +33,21 @@ OUTLIER = 3.0
 STEP_OUTLIER = 1.3
 # Microseconds; what is known of a delay or an overhead counts as at least this for OUTLIER, or it stays near zero.
 LEAST_TIMING_US = 200.0
-# P(accept) and P(equal) before anything was seen, and how many observations that is worth. Typical of a drafter that
-# was made for its target: trying it costs little, leaving it untried much.
-PRIOR_RATE = 0.7
+# P(decided) of a node's children by rank, before anything was seen, and how many observations that is worth. Measured
+# greedily with the included pair, and typical of a drafter that was made for its target: trying it costs little,
+# leaving it untried much. A chain's next token is a first child. At most so many children are proposed.
+PRIOR_RATES = (0.7, 0.08, 0.04, 0.03, 0.01, 0.01, 0.005, 0.005)
 PRIOR_WEIGHT = 4.0
-# P(decided) of a node's children by rank, before anything was seen: measured greedily with the included pair. At most
-# so many are proposed.
-PRIOR_RANKS = (0.71, 0.08, 0.04, 0.03, 0.01, 0.01, 0.005, 0.005)
-# P(decided) of a drafter's candidates is learnt apart for so many classes of how sure it is of its best one. In each
-# class the drafter's own probabilities count for so many observations.
+# Observations that what is known from elsewhere counts for: of a position, what another session learnt; of a class of
+# candidates, the drafter's own probabilities.
+ELSEWHERE_WEIGHT = 16.0
+# P(decided) of a drafter's candidates is learnt apart for so many classes of how sure it is of its best one.
 SURE_CLASSES = 10
-CANDIDATES_WEIGHT = 16.0
 # Variance of the rows of a drafter's forwards from which on a row's share in their time is told.
 LEAST_SPREAD = 0.25
-# Share that is kept of what a row costs with each forward that added none for it: a slope ten times too steep is tried
-# again after some thousand forwards, and one that is right costs less than 0.5 % to find again.
-ROW_FADE = 0.998
 # Tests that the position before is worth in the estimate of the next: later ones are tested less often, differ little.
 LATER_WEIGHT = 6.0
-# What one session learnt counts in the next for so many tests a position, and comparisons.
-INHERITED_TESTS = 16.0
+# Comparisons that what one session learnt counts for in the next.
 INHERITED_COMPARISONS = 64.0
 # Observations before anything is said of them: forwards of a kind, windows of a calibration, a session's verdicts,
 # answers in a row that were in time and not tested (a drafter on the verifier's host then only costs).
@@ -70,8 +65,6 @@ TOGETHER_SHARE, APART_SHARE = 0.5, 0.1
 # Steps in a row without a drafter at work after which plain ones show what they cost: one that was asked to stop ends
 # its pass first, and one of a new session reads the prompt.
 CALM_STEPS = 3
-# Forwards of the other kind after which what is known of one kind is of another time.
-STALE_AFTER = 2048
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What a way of drafting must be expected to gain, as a multiple of what it is to replace.
@@ -91,18 +84,17 @@ LEAST_GUESS_GAIN = 1.02
 # What is spent on finding out whether what does not pay would pay by now.
 
 # Share of the time that tries of what does not pay may cost: probes of a drafter that is off, side by side, tests of a
-# window, drafts of a head.
+# window, drafts of a head. What was measured of a way that is not used is forgotten at the pace at which it could be
+# tried: how long forwards take in it, and what a row costs that a drafter does not add.
 EXPLORED_SHARE = 0.005
 # Verdicts between two probes of a drafter, and between two trials side by side, at least: what the first one costs is
 # not known.
 PROBE_EVERY = 128
 # Verdicts of a try: where nobody waits, one comparison would teach nothing. A probe that the verifier waits for ends
-# with its answer.
+# with its answer. So many steps without waiting tell how soon an answer comes beside which the drafter computed.
 TRIAL_VERDICTS = 16
 # Window of a probe that the verifier waits for, and depth of a head's.
 PROBE_WINDOW = 2
-# Steps without waiting in a row, so that the delay is known from steps beside which the drafter computed.
-IN_A_ROW = 16
 # Tokens that a head drafts for a session's next step, at most: its later ones are hardly ever decided.
 MOST_HEAD_DEPTH = 8
 # A head reads a text where that takes no longer than is gained on so many further tokens: a third of those that are
@@ -138,8 +130,10 @@ MEANT_OVER = 256
 # ----------------------------------------------------------------------------------------------------------------------
 # How a drafter is asked to draft.
 
-# Window in turns, until a token's drafting was measured; pace of a stream until then, and in a probe.
-FIRST_WINDOW = 4
+# Tokens of a chain that is worth drafting whatever is known: the window in turns until a token's drafting was measured,
+# and the least run-ahead.
+SHORT_CHAIN = 4
+# Pace of a stream until a token's drafting was measured, and in a probe.
 FIRST_PACE = Pace(1, 32)
 # Verdicts from one plan to the next, behind the first ENOUGH: planning takes time, too.
 PLAN_EVERY = 4
@@ -158,11 +152,10 @@ CHUNK_SHARE = 0.125
 # Tokens of a chunk that the verifier waits for, and no more than are drafted during a forward: a chain is wrong most
 # often at its beginning, and the drafter goes on in any case (sweep).
 MOST_FIRST_CHUNK = 8
-# The run-ahead is this many times the expected number of right guesses in a row, and at least so many tokens. It is
-# bounded so only where drafting a token takes LONG_TOKEN of a forward or more: a drafter at rest begins a new chain at
-# once, one that drafts finishes its token first (sweep).
+# The run-ahead is this many times the expected number of right guesses in a row. It is bounded so only where drafting
+# a token takes LONG_TOKEN of a forward or more: a drafter at rest begins a new chain at once, one that drafts finishes
+# its token first (sweep).
 USEFUL_RUNS = 7.0
-LEAST_USEFUL = 4
 LONG_TOKEN = 0.05
 # Nodes that a forward of a drafter elsewhere may extend, and the probability of being decided below which none is: it
 # would cost the link and the verifier more than it is worth. How many it does extend is chosen with each forward.
@@ -200,13 +193,13 @@ BURST_S = 1.0
 
 # Tokens of the n-grams that are looked up first; then come shorter ones, down to the least of MATCH_LENGTHS.
 MOST_NGRAM = 4
-# Earlier occurrences of the longest that are looked at, the latest first, and tokens to the left that are compared.
+# Earlier occurrences of the longest that are looked at, the latest first.
 OCCURRENCES = 8
-REACH = 32
 # Tokens of a new prompt that are taken in at once, about a microsecond each: a step is not held up by more.
 READ_AT_ONCE = 2048
-# Matches from these lengths on behave alike and share their statistics; P(accept) of each before anything was seen, in
-# the text itself, and in what a client predicts: that is there to be copied.
+# Matches from these lengths on behave alike and share their statistics; tokens beyond the last are not compared.
+# P(accept) of each before anything was seen, in the text itself, and in what a client predicts: that is there to be
+# copied.
 MATCH_LENGTHS = (2, 3, 4, 8, 16)
 TEXT_PRIORS = (0.3, 0.4, 0.6, 0.8, 0.9)
 PREDICTION_PRIORS = (0.5, 0.6, 0.7, 0.85, 0.95)

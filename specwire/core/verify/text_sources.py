@@ -10,12 +10,11 @@ from specwire.core.messages import MOST_WINDOW, SourceKind
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.scheduler import Guess
 from specwire.core.policy.tunables import (
-    INHERITED_TESTS,
+    ELSEWHERE_WEIGHT,
     MATCH_LENGTHS,
     MOST_NGRAM,
     OCCURRENCES,
     PREDICTION_PRIORS,
-    REACH,
     READ_AT_ONCE,
     TEXT_PRIORS,
 )
@@ -27,8 +26,8 @@ from specwire.core.policy.tunables import (
 # 2023) with the match extended to the left, so that a long match is known from a short one, and with copies that may
 # overlap their own beginning, as in LZ77 (Ziv, Lempel 1977).
 
-# What matches with less has no statistics, and is not looked up.
-LEAST_NGRAM = min(MATCH_LENGTHS)
+# What matches with less has no statistics, and is not looked up; tokens to the left beyond REACH are not compared.
+LEAST_NGRAM, REACH = min(MATCH_LENGTHS), max(MATCH_LENGTHS)
 
 
 class Occurrences:
@@ -211,7 +210,7 @@ class NgramSource:
         self.index = NgramIndex(tokens) if index is None else index
         self.acceptance = [AcceptanceByPosition(prior=prior) for prior in priors]
         if learnt is not None:
-            self.acceptance = [each.faded(INHERITED_TESTS) for each in learnt]
+            self.acceptance = [each.faded(ELSEWHERE_WEIGHT) for each in learnt]
         self._learnt = learnt
         self._kind = kind
         self._tokens = tokens
@@ -387,7 +386,7 @@ class HeadSource:
     """
 
     def __init__(self, tokens: Sequence[int], learnt: AcceptanceByPosition) -> None:
-        self.acceptance = learnt.faded(INHERITED_TESTS)
+        self.acceptance = learnt.faded(ELSEWHERE_WEIGHT)
         # Whether the head has read the text before what it was first asked for.
         self.read = False
         self._learnt = learnt
