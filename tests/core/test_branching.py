@@ -73,7 +73,7 @@ def test_rules_that_weigh_a_draft_token_take_chains_only() -> None:
         chains, text = Chains(2, weighed=True), Text(PROMPT)
         offer = chains.offer(proposal, text)
         assert offer is (Offer.BRANCHED if proposal.parents else Offer.WITHOUT_WEIGHTS)
-        assert chains.best(len(text)) is None
+        assert chains.best(len(text)).source is None
 
 
 RULES = {rule: str(rule) for rule in Rule} | {Rule.THRESHOLD: "threshold(0.3)", Rule.TYPICAL: "typical(0.3,0.3)"}

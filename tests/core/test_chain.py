@@ -140,12 +140,12 @@ def test_a_source_that_is_right_more_often_goes_before_one_that_reaches_farther(
         chains.acceptance(2).observe(1, 0)
         text.extend((5,))
         chains.advance(text)
-        assert chains.best(len(text)) == 1
+        assert chains.best(len(text)).source == 1
     assert chains.acceptance(1).rates(1)[0] > 0.9 > 0.2 > chains.acceptance(2).rates(1)[0]
     position = len(text)
     chains.offer(Proposal(1, 99, position, 0, (5,), text.hash_at(position)), text)
     chains.offer(Proposal(2, 99, position, 0, (7,) * 4, text.hash_at(position)), text)
-    assert (chains.best(position), chains.window(position, 16)) == (1, (5,))
+    assert (chains.best(position).source, chains.window(position, 16)) == (1, (5,))
 
 
 def test_the_tested_source_is_told_elsewhere(chains: Chains, text: Text) -> None:
@@ -184,7 +184,7 @@ def test_a_contradiction_by_or_of_token_zero_counts(chains: Chains, text: Text) 
         chains.offer(Proposal(1, chain, base, 0, (guess, 5), text.hash_at(base)), text)
         text.extend((decided,))
         chains.advance(text)
-        assert chains.best(len(text)) is None
+        assert chains.best(len(text)).source is None
 
 
 def test_a_late_chunk_is_compared_with_what_was_decided_meanwhile(chains: Chains, text: Text) -> None:
@@ -360,7 +360,7 @@ def test_pieces_of_several_sources_may_come_in_between_one_another(chains: Chain
         assert chains.offer(piece((-1, 7), (0, 8), offset=1, source=source), text) is Offer.EXTENDED
     text.extend((2,))
     chains.advance(text)
-    assert (chains.best(4), chains.window(4, 8)) == (2, (8,))
+    assert (chains.best(4).source, chains.window(4, 8)) == (2, (8,))
     assert chains.offer(piece((0, 9), offset=3, source=1), text) is Offer.STALE
 
 

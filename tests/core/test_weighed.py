@@ -54,7 +54,7 @@ def test_a_chain_keeps_what_each_token_was_drawn_from() -> None:
     other = Weights((6, 7, 8), (1, 1, 1))
     chains.offer(proposal(5, 6), text)
     assert chains.offer(proposal(6, 7, offset=1, weights=other), text) is Offer.EXTENDED
-    assert chains.drafts(3, 9) == (DraftToken(5, W), DraftToken(6, W), DraftToken(7, other))
+    assert chains.best(3).drafts(9) == (DraftToken(5, W), DraftToken(6, W), DraftToken(7, other))
     assert chains.behind(3, (5, 6)) == (1, DraftToken(7, other))
     assert chains.whole(3, 9) == (2, 3)
     assert chains.whole(3, 2) == (2,)
@@ -69,7 +69,7 @@ def test_of_several_sources_the_lowest_that_has_a_token_counts() -> None:
     chains.offer(proposal(6, 6, 6, source=2), text)
     chains.offer(proposal(5, source=1), text)
     chains.acceptance(1).observe(9, 0)
-    assert (chains.best(3), chains.window(3, 9)) == (1, (5,))
+    assert (chains.best(3).source, chains.window(3, 9)) == (1, (5,))
 
 
 # The verifier's part

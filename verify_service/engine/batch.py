@@ -40,17 +40,17 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, share: Share, held: Held) -> Part:
-        session = held.session
+        session, source = held.session, None
         if not share.window:
             return cls(share, held, (), (), None, 1 if share.decides else 0)
         if share.kind is SourceKind.DRAFTER:
-            window = session.drafts(share.window)
+            path = session.best
+            window, source = path.drafts(session.width(path, share.window)), path.source
         else:
             window = tuple(map(DraftToken, session.window(share.window, share.kind)))
         window = session.foreseen(window)
         tokens = tuple([draft.token for draft in window])
-        wanted = len(window) + 1 if share.decides else 0
-        return cls(share, held, window, tokens, session.source if window else None, wanted)
+        return cls(share, held, window, tokens, source, len(window) + 1 if share.decides else 0)
 
     def rows(self) -> list[RowSampling]:
         """How the token of each row is chosen, as if the window's tokens before it had been decided."""

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from specwire.core.messages import MOST_SOURCES, MOST_WINDOW, DraftToken, Proposal
 from specwire.core.policy.estimates import AcceptanceByPosition, AcceptanceByRank
@@ -30,6 +30,20 @@ class Offer(StrEnum):
     OTHER_EPOCH = "other_epoch"
     WITHOUT_WEIGHTS = "without_weights"
     BRANCHED = "branched"
+
+
+class BestPath(NamedTuple):
+    """The draft tokens that a window is taken from, and whose they are; without any, nobody's."""
+
+    source: int | None
+    nodes: Sequence[Node]
+
+    def drafts(self, most: int) -> tuple[DraftToken, ...]:
+        """Up to `most` of them, with what they were drawn from."""
+        return tuple([DraftToken(node.token, node.weights) for node in self.nodes[:most]])
+
+
+NO_PATH = BestPath(None, ())
 
 
 def _of(source: int, known: dict[int, Estimate], new: Callable[[], Estimate]) -> Estimate:
@@ -237,18 +251,18 @@ class Chains:
             return ()
         return tree.path(self.ranks(source).rates)
 
-    def best(self, position: int) -> int | None:
-        """The source whose path is expected to have most tokens accepted from `position` on, if any has some.
+    def best(self, position: int) -> BestPath:
+        """The path that is expected to have most tokens accepted from `position` on.
 
-        Where nothing is known that is the longest path; of equal ones it is the lowest source.
+        Where nothing is known that is the longest path; of equal ones it is the lowest source's.
         """
         if not self._trees:
-            return None
-        reach = {source: len(self._path(source, position)) for source in self._trees}
-        sources = sorted(source for source, tokens in reach.items() if tokens > 0)
-        if len(sources) < 2 or self.weighed:
-            return sources[0] if sources else None
-        return max(sources, key=lambda source: (self._promise(source, reach[source]), reach[source]))
+            return NO_PATH
+        paths = {source: path for source in sorted(self._trees) if (path := self._path(source, position))}
+        if len(paths) < 2 or self.weighed:
+            return BestPath(*next(iter(paths.items()))) if paths else NO_PATH
+        best = max(paths, key=lambda source: (self._promise(source, len(paths[source])), len(paths[source])))
+        return BestPath(best, paths[best])
 
     def _promise(self, source: int, reach: int) -> float:
         return self.acceptance(source).expected(min(MOST_WINDOW, reach))
@@ -258,37 +272,22 @@ class Chains:
 
         Returns that source, too; 0 and None where there is none. Of several it is the one that equals `chosen`.
         """
-        source = self.first(position, window)
-        node = None if source is None else self._trees[source].behind(window)
-        if source is None or node is None:
-            return 0, None
-        number = node.children.get(chosen) if chosen is not None else None
-        child = self._trees[source].nodes[number if number is not None else next(iter(node.children.values()))]
-        return source, DraftToken(child.token, child.weights)
-
-    def first(self, position: int, window: Sequence[int] = ()) -> int | None:
-        """The lowest source whose tree has a token behind `window`."""
         for source in sorted(self._trees) if self._trees else ():
             tree = self._trees[source]
             node = tree.behind(window) if tree.position == position else None
             if node is not None and node.children:
-                return source
-        return None
+                number = node.children.get(chosen) if chosen is not None else None
+                child = tree.nodes[number if number is not None else next(iter(node.children.values()))]
+                return source, DraftToken(child.token, child.weights)
+        return 0, None
 
     def window(self, position: int, most: int) -> tuple[int, ...]:
-        """Up to `most` draft tokens from `position` on, of the best source's path."""
-        source = self.best(position)
-        return () if source is None else tuple([node.token for node in self._path(source, position)[:most]])
-
-    def drafts(self, position: int, most: int) -> tuple[DraftToken, ...]:
-        """The same, with what they were drawn from."""
-        source = self.best(position)
-        path = () if source is None else self._path(source, position)[:most]
-        return tuple(DraftToken(node.token, node.weights) for node in path)
+        """Up to `most` draft tokens from `position` on, of the best path."""
+        return tuple([node.token for node in self.best(position).nodes[:most]])
 
     def whole(self, position: int, most: int) -> tuple[int, ...]:
         """The lengths, up to `most`, at which a window from `position` on ends where a chunk does."""
-        source = self.best(position)
+        source = self.best(position).source
         ends = [] if source is None else self._ends.get(source, [])
         first, last = bisect_right(ends, position), bisect_right(ends, position + most)
         return tuple(end - position for end in ends[first:last])

@@ -24,7 +24,7 @@ from specwire.core.policy.costs import DueAnswer, Expectations, Ledger, StepChar
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.scheduler import Awaited, Guess, StepCandidate
 from specwire.core.text import Ending, Text, extend_hash
-from specwire.core.verify.chains import Chains, Offer
+from specwire.core.verify.chains import BestPath, Chains, Offer
 from specwire.core.verify.text_sources import HeadSource, NgramSource, TextSource, promise
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -246,17 +246,29 @@ class VerifySession:
 
         From the best live chain, or from the guess of the last `look`.
         """
-        most = max(0, min(most, self.room - 1)) if self.trusting else 0
         if kind is SourceKind.DRAFTER:
             return tuple(draft.token for draft in self.drafts(most))
         guess = self.guess
+        most = max(0, min(most, self.room - 1)) if self.trusting else 0
         return guess.tokens[:most] if guess is not None and guess.position == self.position else ()
 
     def drafts(self, most: int) -> tuple[DraftToken, ...]:
-        """Likewise from the best live chain, with what the tokens were drawn from; under `block` whole chunks only."""
-        most = max(0, min(most, self.room - 1)) if self.trusting else 0
+        """Likewise from the best live chain, with what the tokens were drawn from."""
+        path = self.best
+        return path.drafts(self.width(path, most))
+
+    @property
+    def best(self) -> BestPath:
+        """Of the live chains, the path that a window would be taken from now."""
+        return self.chains.best(self.position)
+
+    def width(self, path: BestPath, most: int) -> int:
+        """How much of the best path a window may hold, at most `most`; under `block` whole chunks only."""
+        if not self.trusting:
+            return 0
+        most = max(0, min(most, self.room - 1, len(path.nodes)))
         widths = self.whole(most)
-        return self.chains.drafts(self.position, most if widths is None else max(widths, default=0))
+        return most if widths is None else max(widths, default=0)
 
     def whole(self, most: int) -> tuple[int, ...] | None:
         """Widths, up to `most`, that a chain's window may have; None where it may have any."""
@@ -325,7 +337,7 @@ class VerifySession:
     @property
     def source(self) -> int | None:
         """The source whose chain a window would be taken from now."""
-        return self.chains.best(self.position)
+        return self.best.source
 
     def resolve(
         self,
@@ -357,7 +369,7 @@ class VerifySession:
         decision = self._kept(decision)
         if window:
             self.tested_us = self.ledger.elapsed_us
-        self._learn(decision, len(window), tested, late)
+        self._learn(decision, len(window), tested, None if late is None else met)
         self.text.extend(decision.tokens)
         if self.history is not None:
             self.history.extend(decision.tokens)
@@ -391,18 +403,18 @@ class VerifySession:
         self.finish = finish
         return decision if kept == len(decision.tokens) else decision.clipped(kept)
 
-    def _learn(self, decision: Decision, width: int, tested: int | None, late: DraftToken | None) -> None:
+    def _learn(self, decision: Decision, width: int, tested: int | None, met: int | None) -> None:
         """Note how often the sources are right. Positions of the window behind the text's end were not tested.
 
-        A step without a window tests a chain, too: its token met the last row.
+        met: the source whose token met the last row. So a step without a window tests a chain, too.
         """
         if tested is not None:
             kept = min(width, len(decision.tokens))
             self.chains.acceptance(tested).observe(kept, min(width, decision.accepted))
         if self.sampling.guessed:
             self.chains.learn(decision.tokens, tested)
-        elif late is not None and width == 0 and (source := self.chains.first(self.position)) is not None:
-            self.chains.acceptance(source).observe(1, decision.accepted)
+        elif met is not None and width == 0:
+            self.chains.acceptance(met).observe(1, decision.accepted)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -469,13 +481,11 @@ class RunningSession:
         plain_us: of a session alone. look: for what the verifier itself may guess. most: the longest window.
         """
         session = self.session
-        source, drafted, at_hand, room = session.source, 0, 0, session.room
-        if source is not None:
-            drafted = len(session.window(most))
-            # Tokens of a chunk too long for any window have arrived, so they are not missing.
-            at_hand = max(drafted, len(session.chains.window(session.position, MOST_WINDOW)))
-        missing = max(0, min(session.allowance.due, most, room - 1) - at_hand)
+        path, room = session.best, session.room
+        # Tokens of a chunk too long for any window have arrived, so they are not missing.
+        missing = max(0, min(session.allowance.due, most, room - 1) - len(path.nodes))
         due = self.expectations.due(plain_us) if missing > 0 else None
+        source = path.source
         if source is None:
             source = due.source if due is not None else 0
         guess = session.look(search=look and most > 0)
@@ -486,7 +496,7 @@ class RunningSession:
             slot,
             room,
             session.position - cached,
-            drafted,
+            session.width(path, most),
             session.ledger.spare_us(plain_us, ahead) - self.waited_us,
             session.chains.acceptance(source),
             None if due is None else Awaited(missing, due.expected_us, due.latest_us, due.chance),
