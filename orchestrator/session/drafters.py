@@ -345,21 +345,23 @@ class Drafters:
         if self._verifier is not None:
             drafting.bequeath(self._verifier)
 
-    # Effects
+    # Effects; one for a drafter that is gone is ignored
 
-    def run(self, effect: messages.OpenDrafter | messages.AdvanceDrafter | messages.CloseDrafter) -> None:
-        """Carry out an effect; one for a drafter that is gone is ignored."""
-        drafting = self._by_source.get(effect.source)
-        if drafting is None:
-            return
-        epoch = self._session.epoch(self._view.record.sampling.weighed)
-        match effect:
-            case messages.OpenDrafter():
-                drafting.open(effect, epoch, self._view.span)
-            case messages.AdvanceDrafter():
-                drafting.advance(effect, epoch)
-            case messages.CloseDrafter():
-                self._close(drafting)
+    def open(self, effect: messages.OpenDrafter) -> None:
+        if (drafting := self._by_source.get(effect.source)) is not None:
+            drafting.open(effect, self._epoch, self._view.span)
+
+    def advance(self, effect: messages.AdvanceDrafter) -> None:
+        if (drafting := self._by_source.get(effect.source)) is not None:
+            drafting.advance(effect, self._epoch)
+
+    def close(self, effect: messages.CloseDrafter) -> None:
+        if (drafting := self._by_source.get(effect.source)) is not None:
+            self._close(drafting)
+
+    @property
+    def _epoch(self) -> int:
+        return self._session.epoch(self._view.record.sampling.weighed)
 
     def _close(self, drafting: SessionDrafter) -> None:
         self._forget(drafting)

@@ -22,6 +22,7 @@ from orchestrator.session.verifier import (
     FenceSeen,
     Said,
     SessionVerifier,
+    Trouble,
     Unplaced,
     Unserved,
     VerifierFailed,
@@ -197,9 +198,9 @@ class SessionDriver:
         """Handle reports of the session's verifier, drafters and log."""
         match said:
             case messages.VerdictArrived(attach=attach, verdict=verdict) if attach == self.session.attach:
-                step = self.verifying.timings.step
                 if self.view.trace is not None:
-                    self.view.trace(TracedVerdict.of(verdict, step, self.verifying.round_trip_us, self.view.stats.plan))
+                    step, trip_us = self.verifying.timings.step, self.verifying.round_trip_us
+                    self.view.trace(TracedVerdict.of(verdict, step, trip_us, self.view.stats.plan))
                 self.apply(said)
                 self.drafters.observe(verdict, self.verifying.timings)
             case messages.ProposalArrived(proposal=common_pb2.Proposal() as proposal):
@@ -208,22 +209,27 @@ class SessionDriver:
                 self.apply(said)
                 if self.view.provisional is not None:
                     self.view.provisional.offer(proposal_from_wire(proposal))
+            case Unplaced() | Unserved() | VerifierFailed() | FenceSeen() | LogRefused() | Broken():
+                self._on_trouble(said)
+            case _:
+                self.apply(said)
+
+    def _on_trouble(self, trouble: Trouble | LogRefused) -> None:
+        match trouble:
             case Unplaced():
                 self._host.notice(self, SessionNotice.UNPLACED)
             case Unserved():
                 missing = self._host.missing(self.view.record)
-                message = f"no verifier took the session within {said.seconds:g} s"
+                message = f"no verifier took the session within {trouble.seconds:g} s"
                 self.end_here(grpc.StatusCode.UNAVAILABLE, f"{message}: {missing}" if missing else message)
             case VerifierFailed():
-                self._refuse(said)
+                self._refuse(trouble)
             case FenceSeen():
-                self.on_newer_fence(said.fence)
+                self.on_newer_fence(trouble.fence)
             case LogRefused():
-                self._on_log_refused(said.error)
+                self._on_log_refused(trouble.error)
             case Broken():
-                self.on_broken(said.error)
-            case _:
-                self.apply(said)
+                self.on_broken(trouble.error)
 
     def _refuse(self, failed: VerifierFailed) -> None:
         if failed.final:
@@ -250,17 +256,25 @@ class SessionDriver:
 
     def _run(self, effect: messages.Effect) -> None:
         match effect:
-            case (
-                messages.OpenVerifier() | messages.SendProgress() | messages.RelayProposal() | messages.CloseVerifier()
-            ):
-                self.verifying.run(effect)
-            case messages.OpenDrafter() | messages.AdvanceDrafter() | messages.CloseDrafter():
-                self.drafters.run(effect)
+            case messages.RelayProposal(proposal=common_pb2.Proposal() as proposal):
+                self.verifying.relay(proposal)
+            case messages.AdvanceDrafter():
+                self.drafters.advance(effect)
             case messages.Append():
                 repeatable = effect.end is not None and self._may_be_repeated(effect.end)
                 self.log.write(effect, self.verifying.timings, repeatable)
             case messages.Emit():
                 self.view.emit(effect, self.log.timings, self._host.tally)
+            case messages.SendProgress():
+                self.verifying.send_progress(effect)
+            case messages.OpenVerifier():
+                self.verifying.open(effect)
+            case messages.CloseVerifier():
+                self.verifying.leave()
+            case messages.OpenDrafter():
+                self.drafters.open(effect)
+            case messages.CloseDrafter():
+                self.drafters.close(effect)
             case messages.EmitEnd():
                 self.finish(effect)
 

@@ -68,8 +68,9 @@ class Broken:
     error: Exception
 
 
-# What a session's verifier and drafters report: events for the core's session, or for its driver.
-Said = messages.Event | Unplaced | Unserved | VerifierFailed | FenceSeen | Broken
+# What a session's verifier and drafters report: events for the core's session, or trouble for its driver.
+Trouble = Unplaced | Unserved | VerifierFailed | FenceSeen | Broken
+Said = messages.Event | Trouble
 Tell = Callable[[Said], None]
 
 
@@ -241,19 +242,16 @@ class SessionVerifier:
 
     # What it is told
 
-    def run(
-        self, effect: messages.OpenVerifier | messages.SendProgress | messages.RelayProposal | messages.CloseVerifier
-    ) -> None:
-        match effect:
-            case messages.OpenVerifier():
-                self._send(verify_pb2.ConnectVerifyRequest(opens=[self._open(effect)]))
-            case messages.SendProgress():
-                self._send(verify_pb2.ConnectVerifyRequest(progress=[self._progress(effect)]))
-            case messages.RelayProposal(proposal=common_pb2.Proposal() as proposal):
-                proposal.handle, proposal.draft_us = self._handle, 0
-                self._send(verify_pb2.ConnectVerifyRequest(proposals=[proposal]))
-            case messages.CloseVerifier():
-                self.leave()
+    def open(self, effect: messages.OpenVerifier) -> None:
+        self._send(verify_pb2.ConnectVerifyRequest(opens=[self._open(effect)]))
+
+    def send_progress(self, effect: messages.SendProgress) -> None:
+        self._send(verify_pb2.ConnectVerifyRequest(progress=[self._progress(effect)]))
+
+    def relay(self, proposal: common_pb2.Proposal) -> None:
+        """Send a drafter's proposal on, under the verifier's handle."""
+        proposal.handle, proposal.draft_us = self._handle, 0
+        self._send(verify_pb2.ConnectVerifyRequest(proposals=[proposal]))
 
     def _open(self, effect: messages.OpenVerifier) -> verify_pb2.Open:
         record, left = self._view.record, self._timers.left("deadline")

@@ -268,8 +268,7 @@ class Session:
         """
         before = self.state
         effects = self._dispatch(event)
-        allowed = TRANSITIONS.get(type(event), {}).get(before, frozenset({before}))
-        if self.state not in allowed and self.state is not before:
+        if self.state is not before and self.state not in TRANSITIONS.get(type(event), {}).get(before, ()):
             raise AssertionError(f"{type(event).__name__} led from {before} to {self.state}")
         self.check()
         return effects
