@@ -1,4 +1,7 @@
-"""What the event loop tells the drafter's thread, and what that thread tells links. All of it is validated."""
+"""What the event loop tells the drafter's thread, and what that thread tells links.
+
+All of it is validated, but for the ids of an advance: the thread knows whose vocabulary they are of.
+"""
 
 from __future__ import annotations
 

@@ -158,16 +158,15 @@ class DraftHandler:
         self._beginnings.begin(link, constraint, opened.tokens[opened.prompt_length :], tell, opened.handle)
 
     def _take_advance(self, advance: draft_pb2.Advance, link: OrchestratorLink) -> None:
+        """The drafter's thread checks the ids: sessions of different vocabularies may share the link."""
         try:
-            # Sessions of different vocabularies may share the link; the drafter's thread knows which one this is of.
-            limit = max(self.info.vocabulary, *(each.width for each in self._told.get(link, {}).values()), 0)
-            tokens = check_tokens(advance.tokens, limit)
-            if advance.position == 0 and not tokens:
+            if advance.position == 0 and not advance.tokens:
                 raise InvalidParameter("position", "0 without tokens leaves no text")
-            pace = pace_from_wire(advance.pace)
-            self._drafter.send(AdvanceSession(link, advance.handle, advance.position, tokens, pace, advance.epoch))
+            tokens, pace = tuple(advance.tokens), pace_from_wire(advance.pace)
         except InvalidParameter as error:
             self._refuse(advance.handle, error, link)
+            return
+        self._drafter.send(AdvanceSession(link, advance.handle, advance.position, tokens, pace, advance.epoch))
 
     def _open(self, opening: draft_pb2.OpenDraft, link: OrchestratorLink) -> OpenSession:
         mapped = self._mapped(opening.vocabulary_fingerprint, link)

@@ -179,13 +179,15 @@ class PromptTurns:
 
         return sorted(candidates, key=turn)
 
-    def took(self, shares: Sequence[tuple[Share, Held]]) -> None:
-        """A step feeds these."""
-        for share, held in shares:
-            if held.scope in self._fed and (share.fresh > 1 or not share.decides):
-                self._fed[held.scope] += share.fresh
-            if held.tenant in self._fed_of and (share.fresh > 1 or not share.decides):
-                self._fed_of[held.tenant] += share.fresh / self._weight(held.tenant)
+    def took(self, parts: Sequence[Part]) -> None:
+        """A step fed these."""
+        for part in parts if self._fed else ():
+            share, held = part.share, part.held
+            if share.fresh > 1 or not share.decides:
+                if held.scope in self._fed:
+                    self._fed[held.scope] += share.fresh
+                if held.tenant in self._fed_of:
+                    self._fed_of[held.tenant] += share.fresh / self._weight(held.tenant)
 
 
 def _joined(fed: Mapping[W, float], waiting: Iterable[W]) -> dict[W, float]:

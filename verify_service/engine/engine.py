@@ -47,6 +47,7 @@ from verify_service.engine.messages import (
     HeadRenewed,
     LinkLost,
     QueuePatience,
+    Report,
     Reports,
     Scoring,
     StepTimings,
@@ -444,7 +445,7 @@ class Engine:
             told = self._sampler.choose(under_way.rows, parts, self._patience_until(ended_us + MOST_LATE_US))
         timings = self._timed(parts, under_way.began_us, ended_us)
         failed = self.lm.failed
-        self._turns.took([(part.share, part.held) for part in parts])
+        self._turns.took(parts)
         if self._sharing is not None:
             self._sharing.took(parts, timings.forward_us)
         # A proposal that arrived during the forward still meets the last row; what was closed is gone.
@@ -491,12 +492,13 @@ class Engine:
         for part, choice in zip(parts, told, strict=True):
             if not self.roster.contains(part.held):
                 continue
-            self.sessions.report_of(part.held).timings = timings
+            report = self.sessions.report_of(part.held)
+            report.timings = timings
             if part.share.slot in failed:
                 self._contain(part)
             elif choice.tokens:
                 charged = part_of(part.share.window, windows, len(parts))
-                self._resolve(part, choice, timings, StepCharge(plain_us, timings.waited_us, charged, hiccup_us))
+                self._resolve(part, choice, report, StepCharge(plain_us, timings.waited_us, charged, hiccup_us))
             elif part.wanted:
                 # Its constraint has not answered yet: it is left out until then, and tried again.
                 self.lm.rollback(part.share.slot, part.held.session.position - 1)
@@ -525,7 +527,7 @@ class Engine:
         forward_us = max(0.0, timings.forward_us - tapped_us)
         return self.costs.observe(len(parts), rows, forward_us, timings.gap_us, drafting, waited)
 
-    def _resolve(self, part: Part, choice: RowChoice, timings: StepTimings, charge: StepCharge) -> None:
+    def _resolve(self, part: Part, choice: RowChoice, report: Report, charge: StepCharge) -> None:
         held, session = part.held, part.held.session
         if session.room == 0:
             # Taken over during the forward by an owner who allows less. The last token is fed again when it has room.
@@ -534,7 +536,7 @@ class Engine:
         # Likewise clipped: under greedy and coupled the choices that are left out would be made again, under others
         # nothing has been drawn yet.
         window = session.clipped(part.tokens)
-        self.sessions.report_of(held).urgent |= _may_be_drafted(part)
+        report.urgent |= _may_be_drafted(part)
         chosen = choice.tokens[: len(window) + 1]
         verdict = session.resolve(chosen, window, part.share.kind, part.source, choice.report, choice.judge)
         # The token decided behind the window was not fed yet, also where a draft token of that position was, behind
@@ -544,13 +546,13 @@ class Engine:
         if self._sharing is not None:
             self._sharing.shares.count_decided(held.tenant, len(verdict.tokens))
         if verdict.tokens:
-            self._report(held, verdict, timings, charge)
+            self._report(held, verdict, report, charge)
         if session.stuck:
             self.sessions.give_up(held)
         elif verdict.finish is not None:
             self.sessions.linger(held)
 
-    def _report(self, held: Held, verdict: Verdict, timings: StepTimings, charge: StepCharge) -> None:
+    def _report(self, held: Held, verdict: Verdict, report: Report, charge: StepCharge) -> None:
         """Tell its link what was decided, and charge the session for it."""
         session, now_us = held.session, self._now_us()
         answer = held.running.decided(now_us, len(verdict.tokens), charge)
@@ -559,7 +561,6 @@ class Engine:
             answered=answer.source,
             ledger_us=round(session.ledger.balance_us),
         )
-        report = self.sessions.report_of(held)
         report.decided.append(Decided(held.handle, held.attach, verdict))
         report.urgent |= verdict.finish is not None or session.room == 0
 
