@@ -237,8 +237,10 @@ class Appender:
         return len(self._record.prompt) + len(self._held.tokens)
 
     async def _attempt(self, effect: Append) -> bool:
-        self._notice_sleep()
         began = self._moment()
+        # An owner that is awake attempts a write several times in a lease, whether or not the log answers.
+        self._slept = self._slept or self._since(self._attempted) > LEASE_S
+        self._attempted = began
         try:
             done = await self._write_and_mend(effect)
         except StoreUnavailable:
@@ -265,11 +267,6 @@ class Appender:
                 pass
             await self._restore()
         return await self._store.append(session_id, fence, effect)
-
-    def _notice_sleep(self) -> None:
-        """An owner that is awake attempts a write several times in a lease, whether or not the log answers."""
-        self._slept = self._slept or self._since(self._attempted) > LEASE_S
-        self._attempted = self._moment()
 
     @property
     def _may_be_forgotten(self) -> bool:

@@ -169,7 +169,7 @@ class Lane:
         if self._replicas and any(request.script.writes for request in batch):
             commands.append(("WAIT", self._replicas, int(WAIT_SHARE * self._timeout_s * 1000)))
         replies = await self._redis.send(self._node, commands)
-        shortfall = self._shortfall(replies[len(batch) :])
+        shortfall = self._shortfall(replies[len(batch) :]) if self._replicas else ""
         unknown: list[_Request] = []
         for request, reply in zip(batch, replies, strict=False):
             if isinstance(reply, NoScriptError):
@@ -254,7 +254,8 @@ class Batcher:
 
         Cancelling the caller does not take the call back.
         """
-        await self._ready()
+        if not self._redis.known:
+            await self._ready()
         try:
             node = self._redis.node_of(keys)
         except RedisError as error:

@@ -284,11 +284,9 @@ def verdict_from_wire(message: verify_pb2.Verdict, wanted: int | None = None) ->
     outcomes = outcomes_from_wire(message.outcomes)
     if len(outcomes) != len(message.tokens):
         raise InvalidParameter("outcomes", f"{len(outcomes)} for {len(message.tokens)} tokens")
-    logprobs = logprobs_from_wire(message.logprobs)
-    if len(logprobs) != (0 if wanted is None else len(message.tokens)):
-        raise InvalidParameter("logprobs", f"{len(logprobs)} for {len(message.tokens)} tokens, {wanted} asked for")
-    if any(len(each.top) > (wanted or 0) for each in logprobs):
-        raise InvalidParameter("logprobs", f"more than the {wanted} ids that were asked for")
+    if len(message.logprobs) != (0 if wanted is None else len(message.tokens)):
+        told = f"{len(message.logprobs)} for {len(message.tokens)} tokens, {wanted} asked for"
+        raise InvalidParameter("logprobs", told)
     return Verdict(
         message.position,
         tuple(message.tokens),
@@ -297,12 +295,19 @@ def verdict_from_wire(message: verify_pb2.Verdict, wanted: int | None = None) ->
         reason_from_wire(message.finish_reason),
         kind_from_wire(message.kind),
         message.source,
-        logprobs,
+        () if wanted is None else _reported(message, wanted),
         message.met,
         message.proposal_delay_us,
         message.answered,
         message.ledger_us,
     )
+
+
+def _reported(message: verify_pb2.Verdict, wanted: int) -> tuple[TokenLogprobs, ...]:
+    logprobs = logprobs_from_wire(message.logprobs)
+    if any(len(each.top) > wanted for each in logprobs):
+        raise InvalidParameter("logprobs", f"more than the {wanted} ids that were asked for")
+    return logprobs
 
 
 def outcomes_to_wire(outcomes: Iterable[Outcome]) -> list[common_pb2.Outcome]:
