@@ -162,16 +162,10 @@ async def start(
         tenants: where `shares` come from, which change when it does.
 
     Raises:
-        InvalidParameter: as `check_grace`, `check_patience`, `check_usage`.
+        InvalidParameter, ListenError: as `_check`.
         ModelError: the model cannot be served.
-        ListenError: the address cannot be listened on.
     """
-    check_grace(detach_grace)
-    check_patience(patience)
-    check_usage(usage_log)
-    _check_heads(options.heads, shares)
-    registration.check_listen(options.listen)
-    check_free(options.listened)
+    _check(options, detach_grace, patience, registration, shares, usage_log)
     registry, meter = Registry(), LoadReader()
     thread, info, versions = await load(options, registry, meter, patient, detach_grace, patience, shares)
     info.region = registration.region
@@ -180,11 +174,6 @@ async def start(
     servicer = VerifyServicer(thread, info, whose, usage)
     registry.add(VERIFIER, lambda: _of_links(servicer, usage))
     registry.add(VERIFIER, process_families)
-    service = Service(
-        SERVICE,
-        lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server),
-        options.admission,
-    )
     async with AsyncExitStack() as started:
         started.push_async_callback(thread.stop)
         if versions is not None:
@@ -194,7 +183,7 @@ async def start(
         metrics = await listen(registry, options.metrics, options.tls) if options.metrics else None
         if metrics is not None:
             started.push_async_callback(metrics.stop)
-        server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
+        server = await _serve(servicer, options)
         registrar = register_model(registration, Role.VERIFIER, lambda: info, server.address, lambda: meter.read())
         started.pop_all()
     if usage is not None:
@@ -203,11 +192,36 @@ async def start(
     return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter, usage, versions)
 
 
-def _check_heads(heads: str, shares: TenantShares | None) -> None:
-    """InvalidParameter for a head that learns where orchestrators are not trusted to say which tenants agreed."""
+def _check(
+    options: ModelServiceOptions,
+    detach_grace: float,
+    patience: QueuePatience,
+    registration: RegistryOptions,
+    shares: TenantShares | None,
+    usage_log: Path | None,
+) -> None:
+    """InvalidParameter for what cannot be served, ListenError for an address that cannot be listened on.
+
+    No head that learns is served where orchestrators are not trusted to say which tenants agreed.
+    """
+    check_grace(detach_grace)
+    check_patience(patience)
+    check_usage(usage_log)
+    heads = options.heads
     if heads and shares is not None and VersionFolder(Path(heads).expanduser()).begun:
         message = f"{heads} is a learner's folder, not served with --tenants: who agreed an orchestrator says"
         raise InvalidParameter("heads", message)
+    registration.check_listen(options.listen)
+    check_free(options.listened)
+
+
+async def _serve(servicer: VerifyServicer, options: ModelServiceOptions) -> RunningServer:
+    service = Service(
+        SERVICE,
+        lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server),
+        options.admission,
+    )
+    return await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
 
 
 def _usage_of(path: Path, info: common_pb2.GetModelInfoResponse) -> UsageLog:
