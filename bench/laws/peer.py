@@ -31,7 +31,7 @@ ALPHA = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EngineTest:
     """What the test says of one way in which an engine decodes."""
 
     engine: str
@@ -49,12 +49,12 @@ class Verdict:
         return self.engine, self.way, str(self.texts), f"{self.p:.2g}", "refused" if self.refused else "accepted"
 
 
-def judged(ways: Iterable[Way], count: int) -> list[Verdict]:
+def judged(ways: Iterable[Way], count: int) -> list[EngineTest]:
     law, verdicts = joint(model(SEEDS[0]), FIRSTS), []
     for way in ways:
         say(f"bench: {way.engine}, {way.name}: {count} texts")
         statistic, freedom = chi_square(way.texts(count), law, count)
-        verdicts.append(Verdict(way.engine, way.name, way.control, count, float(chi2.sf(statistic, freedom))))
+        verdicts.append(EngineTest(way.engine, way.name, way.control, count, float(chi2.sf(statistic, freedom))))
     return verdicts
 
 

@@ -39,7 +39,7 @@ NUMBERS = ("sessions", "headed")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LawTest:
     """What the tests say of a sample; `exact`: whether its law should be the target's.
 
     tested, bonus, direct: tokens by how they came to be decided. p_firsts: of the joint law of the first FIRSTS tokens;
@@ -57,19 +57,12 @@ class Verdict:
     p_steps: float
 
     @classmethod
-    def of(cls, drafter: str, rule: str, found: Sample, exact: bool = True) -> Verdict:
-        figures, texts = found.figures, found.listed
-        return cls(
-            drafter,
-            rule,
-            exact,
-            sessions=len(texts),
-            tested=figures["accepted"] + figures["recovered"],
-            bonus=figures["bonus"],
-            direct=figures["direct"],
-            p_firsts=p_of_firsts(SCRIPT, PROMPT, texts, FIRSTS),
-            p_steps=p_of_steps(SCRIPT, PROMPT, texts, FIRSTS),
-        )
+    def of(cls, drafter: str, rule: str, exact: bool, found: Sample, p_firsts: float, p_steps: float) -> LawTest:
+        """The counts are the sample's own."""
+        figures = found.figures
+        tested = figures["accepted"] + figures["recovered"]
+        counts = len(found.listed), tested, figures["bonus"], figures["direct"]
+        return cls(drafter, rule, exact, *counts, p_firsts, p_steps)
 
     @property
     def refused(self) -> bool:
@@ -86,6 +79,12 @@ class Verdict:
         return (self.drafter, self.rule, *counts, f"{self.p_firsts:.2g}", f"{self.p_steps:.2g}", said)
 
 
+def judged(drafter: str, rule: str, found: Sample, exact: bool = True) -> LawTest:
+    """Hold a sample to the law of the scripted target."""
+    p_firsts = p_of_firsts(SCRIPT, PROMPT, found.listed, FIRSTS)
+    return LawTest.of(drafter, rule, exact, found, p_firsts, p_of_steps(SCRIPT, PROMPT, found.listed, FIRSTS))
+
+
 HEAD = ("drafter", "rule", "sessions", "tested", "bonus", "direct", f"p, first {FIRSTS}", "p, others", "")
 
 
@@ -100,17 +99,17 @@ async def exact(name: str, sessions: int) -> dict[str, Sample]:
         }
 
 
-async def broken(name: str, sessions: int) -> Verdict:
+async def broken(name: str, sessions: int) -> LawTest:
     """A biased drafter, under rejection; or a verifier that takes a head's tokens on trust, under coupled."""
     drafting, rule = (DRAFTING["head"], "coupled") if name in BIASED_VERIFIERS else (ONE_BY_ONE, "rejection")
     with biased(name):
         async with deployment(drafting) as client:
             seeds = tracked(range(sessions), sessions, name)
             found = await sample(client, rule, seeds, ngram=bool(drafting.heads))
-    return Verdict.of(name, rule, found, exact=False)
+    return judged(name, rule, found, exact=False)
 
 
-async def laws(sessions: int, headed: int) -> list[Verdict]:
+async def laws(sessions: int, headed: int) -> list[LawTest]:
     """`sessions` for each rule, over all drafters: by drafter, and all together; then the biased ones, a fiftieth.
 
     headed: with a head, for each rule that may use one, above those.
@@ -119,9 +118,9 @@ async def laws(sessions: int, headed: int) -> list[Verdict]:
     for name, drafting in DRAFTING.items():
         samples[name] = await exact(name, headed if drafting.heads else -(-sessions // drafters))
         say(f"bench: the texts of the {name} drafter are there")
-    verdicts = [Verdict.of(name, rule, found[rule]) for name, found in samples.items() for rule in found]
+    verdicts = [judged(name, rule, found[rule]) for name, found in samples.items() for rule in found]
     pooled = {rule: all_of([found[rule] for found in samples.values() if rule in found]) for rule in RULES}
-    verdicts += [Verdict.of(ALL, rule, pooled[rule]) for rule in RULES]
+    verdicts += [judged(ALL, rule, pooled[rule]) for rule in RULES]
     return verdicts + [await broken(name, _part_of(sessions)) for name in (*BIASED, *BIASED_VERIFIERS)]
 
 
@@ -130,7 +129,7 @@ def _part_of(sessions: int) -> int:
     return max(300, sessions // 50)
 
 
-def bars(verdicts: Sequence[Verdict], ways: Sequence[Way]) -> list[Bar]:
+def bars(verdicts: Sequence[LawTest], ways: Sequence[Way]) -> list[Bar]:
     least = min(verdict.sessions for verdict in verdicts if verdict.drafter == ALL)
     heads = [name for name, drafting in DRAFTING.items() if drafting.heads]
     headed = min((verdict.sessions for verdict in verdicts if verdict.drafter in heads), default=0)
@@ -149,7 +148,7 @@ def _exactly(count: int) -> Estimate:
     return Estimate(count, count, count, 1.0)
 
 
-def report(verdicts: Sequence[Verdict], ways: Sequence[Way]) -> str:
+def report(verdicts: Sequence[LawTest], ways: Sequence[Way]) -> str:
     head = ("coupled, the same seeds, drafted for by", "sessions", "accepted", "texts that differ")
     rows = [(way.name, str(way.sessions), str(way.accepted), str(way.differing)) for way in ways]
     return "\n".join((*table(HEAD, [verdict.cells for verdict in verdicts]), "", *table(head, rows)))

@@ -34,7 +34,7 @@ from bench.harness.runs import BenchError
 from bench.harness.services import ANY_PORT, Service
 from bench.laws.exact import chi_square
 from bench.laws.pair import PROMPT, SEEDS, joint, model, write
-from bench.laws.run import ALPHA, FIRSTS, Verdict, report
+from bench.laws.run import ALPHA, FIRSTS, LawTest, report
 from bench.laws.same_seed import NGRAM, OFF, Way
 from bench.laws.sampling import AT_ONCE, RULES, Sample, all_of, sample
 from bench.vllm.server import EAGER, PYTHON, VLLM
@@ -129,22 +129,12 @@ class Law:
         found: npt.NDArray[np.float64] = rows.double().softmax(dim=2).numpy()
         return found
 
-    def verdict(self, drafter: str, rule: str, found: Sample, exact: bool = True) -> Verdict:
-        figures, texts = found.figures, found.listed
-        return Verdict(
-            drafter,
-            rule,
-            exact,
-            sessions=len(texts),
-            tested=figures["accepted"] + figures["recovered"],
-            bonus=figures["bonus"],
-            direct=figures["direct"],
-            p_firsts=self.p_of_firsts(texts),
-            p_steps=self.p_of_later(texts),
-        )
+    def judged(self, drafter: str, rule: str, found: Sample, exact: bool = True) -> LawTest:
+        """Hold a sample to it."""
+        return LawTest.of(drafter, rule, exact, found, self.p_of_firsts(found.listed), self.p_of_later(found.listed))
 
 
-async def laws(services: LawServices, sessions: int) -> list[Verdict]:
+async def laws(services: LawServices, sessions: int) -> list[LawTest]:
     """So many of each rule, over both drafters."""
     law, samples = Law(SEEDS[0]), dict[str, dict[str, Sample]]()
     each = -(-sessions // len(PLANS))
@@ -154,11 +144,11 @@ async def laws(services: LawServices, sessions: int) -> list[Verdict]:
             samples[name] = {
                 rule: await sample(client, rule, tracked(seeds, each, f"{name}, {rule}")) for rule in RULES
             }
-    verdicts = [law.verdict(name, rule, found) for name, of in samples.items() for rule, found in of.items()]
+    verdicts = [law.judged(name, rule, found) for name, of in samples.items() for rule, found in of.items()]
     pooled = {rule: all_of([of[rule] for of in samples.values()]) for rule in RULES}
-    verdicts += [law.verdict(ALL, rule, found) for rule, found in pooled.items()]
+    verdicts += [law.judged(ALL, rule, found) for rule, found in pooled.items()]
     other = Law(SEEDS[1])
-    return verdicts + [other.verdict("held to another model's law", rule, pooled[rule], False) for rule in RULES]
+    return verdicts + [other.judged("held to another model's law", rule, pooled[rule], False) for rule in RULES]
 
 
 async def same_seed(services: LawServices, sessions: int) -> list[Way]:
@@ -175,7 +165,7 @@ async def same_seed(services: LawServices, sessions: int) -> list[Way]:
     return [Way.of(name, each, found[OFF]) for name, each in found.items()]
 
 
-def bars(verdicts: Sequence[Verdict], ways: Sequence[Way]) -> list[Bar]:
+def bars(verdicts: Sequence[LawTest], ways: Sequence[Way]) -> list[Bar]:
     def exactly(count: int) -> Estimate:
         return Estimate(count, count, count, 1.0)
 

@@ -11,7 +11,7 @@ import pytest
 from bench.laws import run
 from bench.laws.biased import BIASED, BIASED_VERIFIERS
 from bench.laws.exact import chi_square, joint
-from bench.laws.run import Verdict
+from bench.laws.run import LawTest, judged
 from bench.laws.same_seed import WAYS, Way, same_seed
 from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, Sample, all_of
 from scripts.figures.exact import laws_table
@@ -31,11 +31,11 @@ async def test_the_law_is_the_target_s_under_every_exact_rule(drafter: str, monk
     monkeypatch.setitem(DRAFTING, drafter, replace(DRAFTING[drafter], delay_ms=longer * DRAFTING[drafter].delay_ms))
     samples = await asked(
         lambda: run.exact(drafter, SESSIONS),
-        lambda found: all(Verdict.of(drafter, rule, each).tested for rule, each in found.items()),
+        lambda found: all(judged(drafter, rule, each).tested for rule, each in found.items()),
     )
     assert set(samples) == ({"coupled"} if drafter == "head" else set(RULES))
     for rule, found in samples.items():
-        verdict = Verdict.of(drafter, rule, found)
+        verdict = judged(drafter, rule, found)
         assert not verdict.refused, verdict
         first = list(DRAFTING).index(drafter) * run.APART
         assert sorted(found.texts) == list(range(first, first + SESSIONS)), "no seed is used for two drafters"
@@ -90,7 +90,7 @@ def test_chi_square_pools_what_is_rare_and_refuses_what_cannot_be() -> None:
     assert chi_square({0: 1, 7: 1}, law, 2)[0] == float("inf")
 
 
-GOOD = Verdict("good", "block", True, 9, 5, 2, 1, p_firsts=0.4, p_steps=0.6)
+GOOD = LawTest("good", "block", True, 9, 5, 2, 1, p_firsts=0.4, p_steps=0.6)
 POOLED = replace(GOOD, drafter=run.ALL, sessions=run.WANTED)
 HEADED = replace(GOOD, drafter="head", rule="coupled", sessions=run.WANTED_HEADED)
 BROKEN = replace(GOOD, drafter="value-dependent stop", exact=False, p_firsts=1e-9)
@@ -109,7 +109,7 @@ WAY = Way("good", 9, 4, 0)
     ],
 )
 def test_what_is_wrong_is_said(
-    verdicts: list[Verdict],
+    verdicts: list[LawTest],
     ways: list[Way],
     holds: list[bool],
     tmp_path: Path,
@@ -118,7 +118,7 @@ def test_what_is_wrong_is_said(
 ) -> None:
     """A record of fewer sessions than are wanted is no failure, and says so."""
 
-    async def told_laws(sessions: int, headed: int) -> list[Verdict]:
+    async def told_laws(sessions: int, headed: int) -> list[LawTest]:
         assert (sessions, headed) == (9, 7)
         return verdicts
 
