@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from bench.peers.answering import Answer, Methods, Request, answer_asker
 from bench.peers.stateless import HuggingFaceStateless
 from bench.peers.transformers_peer import DTYPES
-from specwire.lm.runners.openvino_graph import PRECISIONS, computed_in, stateful
+from specwire.lm.runners.openvino.graph import PRECISIONS, computed_in, stateful
 
 LONGEST_PREFILL = 1 << 16  # tokens in one forward: a prompt is not cut up
 DEVICE = "CPU"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import Cache, PreTrainedModel
 
-from specwire.lm.runners.openvino_graph import Stateless, causal_mask
+from specwire.lm.runners.openvino.graph import Stateless, causal_mask
 
 
 class GivenCache(Cache):

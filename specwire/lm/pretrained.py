@@ -310,7 +310,7 @@ def load_gguf(
     prompt_threads: int = 0,
 ) -> LanguageModel:
     """The part of `load_model` for GGUF files. They say in which numbers they are computed."""
-    from specwire.lm.runners.llamacpp import GgufWeights, LlamaCppRunner
+    from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner
 
     file = read_gguf(spec)
     positions, kept = file.context(context), file.kv_type(kv_type)

@@ -11,7 +11,7 @@ from torch import nn
 
 from demo_pair import DRAFT
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.runners import linear, openvino
+from specwire.lm.runners import linear
 from specwire.lm.runners.linear import (
     FEW,
     GROUP,
@@ -22,7 +22,8 @@ from specwire.lm.runners.linear import (
     rounded,
     rounded_activations,
 )
-from specwire.lm.runners.openvino_graph import PagedGraph, compile_options
+from specwire.lm.runners.openvino import runner as openvino
+from specwire.lm.runners.openvino.graph import PagedGraph, compile_options
 from specwire.lm.runners.select import DYNAMIC_TOLERANCE
 from tests.lm.families import SERVED
 from tests.lm.models import VOCABULARY, build, config, save

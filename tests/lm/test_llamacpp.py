@@ -18,9 +18,9 @@ from specwire.core.model import TreeFeed
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_cache import CachedLM
-from specwire.lm.runners import llamacpp
-from specwire.lm.runners.llamacpp import GgufWeights, LlamaCppRunner
-from specwire.lm.runners.llamacpp_sequences import SequenceRun, SequenceTable
+from specwire.lm.runners.llamacpp import runner as llamacpp
+from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner
+from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
 from specwire.text import encode, load_tokenizer
 from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import rounded, write, written

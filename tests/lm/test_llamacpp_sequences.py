@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from specwire.core.model import Feed, ModelInfo, TreeFeed
 from specwire.lm.kv_cache import CachedLM
-from specwire.lm.runners.llamacpp_sequences import SequenceRun, SequenceTable
+from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
 from tests.lm.models import CONTEXT, VOCABULARY, build, config
 from tests.lm.walk import DraftedTrees, Trees, last_rows
 

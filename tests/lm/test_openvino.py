@@ -22,8 +22,8 @@ from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.kv_cache import PROMPT_TOKENS, CachedLM, Sizes
 from specwire.lm.kv_memory import position_bytes
 from specwire.lm.runners.llama import LlamaRunner
-from specwire.lm.runners.openvino import OpenvinoRunner
-from specwire.lm.runners.openvino_graph import CompiledGraph, PagedGraph, computed_in
+from specwire.lm.runners.openvino.graph import CompiledGraph, PagedGraph, computed_in
+from specwire.lm.runners.openvino.runner import OpenvinoRunner
 from specwire.lm.runners.select import How, runner_for
 from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Texts
@@ -49,7 +49,7 @@ def _load(model: PreTrainedModel, folder: Path, slots: int = SLOTS, dtype: str =
 def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(
     kind: str, padding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specwire.lm.runners.openvino_graph.price_of_change", lambda _: padding)
+    monkeypatch.setattr("specwire.lm.runners.openvino.graph.price_of_change", lambda _: padding)
     model = build(config(kind))
     texts = Texts(model, _load(model, tmp_path), seed=len(kind))
     for _ in range(60):
@@ -60,7 +60,7 @@ def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(
 def tolerance(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
     """Of a model in bfloat16 against its rounded weights in float32: float32's, where that is what is computed in."""
     if request.param == "without bfloat16":
-        monkeypatch.setattr("specwire.lm.runners.openvino_graph.computed_in", lambda _: torch.float32)
+        monkeypatch.setattr("specwire.lm.runners.openvino.graph.computed_in", lambda _: torch.float32)
         return TOLERANCE
     return BFLOAT16_TOLERANCE if computed_in(torch.bfloat16) == torch.bfloat16 else TOLERANCE
 
@@ -83,7 +83,7 @@ def test_memory_for_keys_and_values_is_counted_in_what_they_are_kept_in(
     kv_dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where bfloat16 is not computed half as many slots fit, on torch too if OpenVINO has been given the choice."""
-    monkeypatch.setattr("specwire.lm.runners.openvino_graph.computed_in", lambda _: kv_dtype)
+    monkeypatch.setattr("specwire.lm.runners.openvino.graph.computed_in", lambda _: kv_dtype)
     folder, slot = save(build(config("gpt2")), tmp_path), CONTEXT * position_bytes(config("gpt2"), torch.float32)
     lm = load_model(folder, slots=1, dtype="bfloat16", runtime="auto", kv_memory=2 * slot)
     assert lm.slots == (4 if kv_dtype == torch.bfloat16 else 2)
@@ -96,8 +96,8 @@ def test_processors_without_bfloat16_serve_its_weights_in_float32(instructions: 
     """OpenVINO held to such a processor, in a process of its own: loading compares the logits with the model's."""
     folder = save(build(config("qwen3")), tmp_path)
     code = (
-        "import torch; from specwire.lm import load_model; from specwire.lm.runners.openvino_graph import computed_in\n"
-        "from specwire.lm.runners.openvino import rounds_activations\n"
+        "import torch; from specwire.lm import load_model; from specwire.lm.runners.openvino.graph import computed_in\n"
+        "from specwire.lm.runners.openvino.runner import rounds_activations\n"
         "assert computed_in(torch.bfloat16) == torch.float32, computed_in(torch.bfloat16)\n"
         "assert not rounds_activations()  # that takes VNNI\n"
         "for quantization in ('none', 'int8'):\n"
@@ -148,7 +148,7 @@ def test_a_feed_that_wants_no_logits_is_watched_too(tmp_path: Path) -> None:
 
 def test_padding_is_computed_beside_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four rows, then one: the next forwards keep to four until a change is cheaper."""
-    monkeypatch.setattr("specwire.lm.runners.openvino_graph.price_of_change", lambda _: 8)
+    monkeypatch.setattr("specwire.lm.runners.openvino.graph.price_of_change", lambda _: 8)
     seen: list[int] = []
     place = PagedGraph._place
 
@@ -173,8 +173,8 @@ def test_a_small_graph_is_compiled_twice_over_the_same_caches(
     most_bytes: int, graphs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plain steps and windows by turns: each graph reads what the other has written, and keeps its shape."""
-    monkeypatch.setattr("specwire.lm.runners.openvino_graph.price_of_change", lambda _: 8)
-    monkeypatch.setattr("specwire.lm.runners.openvino_graph.MOST_COPIED_BYTES", most_bytes)
+    monkeypatch.setattr("specwire.lm.runners.openvino.graph.price_of_change", lambda _: 8)
+    monkeypatch.setattr("specwire.lm.runners.openvino.graph.MOST_COPIED_BYTES", most_bytes)
     used: list[CompiledGraph] = []
     place = PagedGraph._place
 
@@ -337,7 +337,7 @@ def test_auto_takes_openvino_where_it_agrees(tmp_path: Path) -> None:
 
 
 def test_auto_takes_torch_where_openvino_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "specwire.lm.runners.openvino", None)
+    monkeypatch.setitem(sys.modules, "specwire.lm.runners.openvino.runner", None)
     folder = save(build(config("llama")), tmp_path)
     assert load_model(folder, slots=1, runtime="auto").info.runtime == "torch"
     with pytest.raises(ModelError, match=r"openvino is not installed \(pip install 'specwire\[openvino\]'\)"):
@@ -353,8 +353,8 @@ class Broken(ModuleType):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_auto_takes_torch_where_openvino_is_broken(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("openvino", "openvino_graph"):
-        monkeypatch.setitem(sys.modules, f"specwire.lm.runners.{name}", Broken(name))
+    for name in ("runner", "graph"):
+        monkeypatch.setitem(sys.modules, f"specwire.lm.runners.openvino.{name}", Broken("openvino"))
     folder = save(build(config("llama")), tmp_path)
     assert load_model(folder, slots=1, dtype=dtype, runtime="auto").info.runtime == "torch"
     with pytest.raises(ModelError, match=r"runtime: openvino cannot be imported: openvino\.so\.1: cannot open"):

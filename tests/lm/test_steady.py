@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from specwire.lm.runners.openvino_graph import GRAIN, MOST_PRICE, SteadyRows, price_of_change
+from specwire.lm.runners.openvino.graph import GRAIN, MOST_PRICE, SteadyRows, price_of_change
 
 
 def test_padding_until_it_has_cost_what_a_change_costs() -> None:

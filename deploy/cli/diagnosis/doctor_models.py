@@ -70,8 +70,8 @@ def check_choices() -> Iterator[Finding]:
     if importlib.util.find_spec("openvino") is None:
         yield ok("runtime", "auto is torch: openvino is not installed")
         return
-    from specwire.lm.runners.openvino import rounds_activations
-    from specwire.lm.runners.openvino_graph import computed_in
+    from specwire.lm.runners.openvino.graph import computed_in
+    from specwire.lm.runners.openvino.runner import rounds_activations
 
     computed = str(computed_in(getattr(torch, precision.dtype))).removeprefix("torch.")
     yield ok("runtime", f"auto is openvino for the Llama family, keys and values in {computed}; else torch")
@@ -128,7 +128,7 @@ def facts_of(model: str, dtype: str) -> Facts:
 
 def _check_llamacpp() -> Finding:
     """Loads its library, which may be another one than it came with."""
-    from specwire.lm.runners.llamacpp import library
+    from specwire.lm.runners.llamacpp.runner import library
 
     try:
         loaded = library().functions

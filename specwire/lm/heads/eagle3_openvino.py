@@ -13,8 +13,7 @@ from specwire.lm.heads.eagle3_runner import layer_of
 from specwire.lm.heads.openvino_steps import NEXT_STATES, STATES, OpenvinoHead
 from specwire.lm.runners.decoder import DecoderShape, Model
 from specwire.lm.runners.linear import LEAST_ROUNDED
-from specwire.lm.runners.openvino import OpenvinoDecoder
-from specwire.lm.runners.openvino_graph import (
+from specwire.lm.runners.openvino.graph import (
     EXAMPLE,
     ROWS,
     Given,
@@ -23,6 +22,7 @@ from specwire.lm.runners.openvino_graph import (
     paged,
     round_weights,
 )
+from specwire.lm.runners.openvino.runner import OpenvinoDecoder
 
 
 class Eagle3Graph(OpenvinoDecoder):

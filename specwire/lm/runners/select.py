@@ -46,7 +46,7 @@ LEAST_TREE = 5
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1 / 64, torch.bfloat16: 1 / 16}
 # Likewise where activations are rounded: a sum in another order moves some of them to the next integer, which is up to
 # 1/127 of the largest of their group away, and those move others. So no trial of a whole model can tell such rounding
-# from none: `specwire.lm.runners.openvino.rounds_activations` tries one product.
+# from none: `specwire.lm.runners.openvino.runner.rounds_activations` tries one product.
 DYNAMIC_TOLERANCE = 1 / 16
 OPENVINO_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -128,7 +128,7 @@ def cache_dtype(dtype: torch.dtype, how: How) -> torch.dtype:
     if how.runtime == TORCH or how.compiled or dtype not in OPENVINO_DTYPES:
         return dtype
     try:
-        from specwire.lm.runners.openvino_graph import computed_in
+        from specwire.lm.runners.openvino.graph import computed_in
 
         return computed_in(dtype)
     except Exception:  # not installed, or any error of an installation that does not fit: `runner_for` tells it
@@ -201,7 +201,7 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         raise ModelError(f"runtime: openvino serves the Llama family ({', '.join(sorted(MODEL_TYPES))}), not {name}")
     try:
         # An extra, and slow to import: only where it was asked for.
-        from specwire.lm.runners.openvino import OpenvinoRunner, rounds_activations
+        from specwire.lm.runners.openvino.runner import OpenvinoRunner, rounds_activations
     except ModuleNotFoundError as error:
         raise ModelError("runtime: openvino is not installed (pip install 'specwire[openvino]')") from error
     except Exception as error:  # any error of an installation that does not fit

@@ -26,7 +26,7 @@ from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.head import HeadStep
 from specwire.lm.heads.slots import HeadedModel, HeadFailed
 from specwire.lm.runners.compiled import CompiledRunner
-from specwire.lm.runners.openvino import OpenvinoRunner
+from specwire.lm.runners.openvino.runner import OpenvinoRunner
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, ByHand, head_of
 from tests.lm.heads.walk import walk
@@ -235,7 +235,7 @@ def test_auto_means_openvino_beside_it_and_torch_where_that_is_not_installed(
         kinds.append(type(lm._head))
         lm.forward([Feed(0, 0, text[:3], 1)])
         assert lm.draft([HeadRequest(0, text, GREEDY, 3)]) == [expected(target, head, text, 3)]
-        monkeypatch.setitem(sys.modules, "specwire.lm.runners.openvino", None)
+        monkeypatch.setitem(sys.modules, "specwire.lm.runners.openvino.runner", None)
     assert kinds == [Eagle3Openvino, Eagle3Runner]
 
 
@@ -347,8 +347,8 @@ def test_the_target_s_rows_are_the_same_bits_whether_it_is_tapped_or_not(
     runtime: str, most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large OpenVINO graph is compiled with its taps only; then they are not read."""
-    monkeypatch.setattr("specwire.lm.runners.openvino_graph.price_of_change", lambda _: 0)
-    monkeypatch.setattr("specwire.lm.runners.openvino_graph.MOST_COPIED_BYTES", most_bytes)
+    monkeypatch.setattr("specwire.lm.runners.openvino.graph.price_of_change", lambda _: 0)
+    monkeypatch.setattr("specwire.lm.runners.openvino.graph.MOST_COPIED_BYTES", most_bytes)
     _, _, where, beside = built(tmp_path, "qwen3")
     lm, random, rows = headed(where, beside, runtime), Random(5), list[torch.Tensor]()
     feeds = [[random.randrange(3, models.VOCABULARY) for _ in range(count)] for count in (9, 1, 1, 4, 1, 2)]

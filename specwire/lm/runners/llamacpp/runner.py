@@ -1,6 +1,6 @@
 """GGUF files behind our interface: llama.cpp computes the forwards, by llama-cpp-python's low-level functions.
 
-A slot's text is a sequence of llama.cpp's, and each branch of a tree behind it is one (`llamacpp_sequences`). All
+A slot's text is a sequence of llama.cpp's, and each branch of a tree behind it is one (`sequences`). All
 sequences share one cache (`kv_unified`), so that a prefix is copied by marking its cells as the copy's, too, and a
 rollback is the removal of positions from a sequence.
 
@@ -25,7 +25,7 @@ import torch
 from specwire.core.model import Feed, ModelError
 from specwire.lm.gguf_file import GgufFile
 from specwire.lm.kv_cache import Sizes
-from specwire.lm.runners.llamacpp_sequences import SequenceRun, SequenceTable
+from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
 from specwire.text import load_tokenizer
 
 logger = logging.getLogger(__name__)

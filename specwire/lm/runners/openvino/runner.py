@@ -20,7 +20,7 @@ from specwire.lm.kv_cache import LineRunner, feeds_prompt
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
 from specwire.lm.runners.linear import GROUP, PROBE_TOLERANCE, Int8Linear, LinearWeights
 from specwire.lm.runners.llama import model_of, shape_of
-from specwire.lm.runners.openvino_graph import (
+from specwire.lm.runners.openvino.graph import (
     LOGITS,
     CompiledGraph,
     OverPages,
