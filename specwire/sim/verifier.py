@@ -281,10 +281,7 @@ class SimVerifier:
     @property
     def drafts(self) -> DraftCounts:
         """What became of drafters' tokens and of guesses from the text, those that arrived during forwards included."""
-        total = DraftCounts()
-        for counts in self.engine.tally.drafts.values():
-            total.add(counts)
-        return total
+        return self.engine.tally.drafted
 
     @property
     def decided(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import accumulate
 
 from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
@@ -43,10 +43,43 @@ class Histogram:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A session's figures, counted from verdicts (forwards, tested) and from what was emitted (outcomes).
+# What became of draft tokens: verifier and orchestrator count the same verdicts, each for its own figures.
 
 # Positions of a window at which acceptance is counted.
 MOST_POSITIONS = 32
+
+
+@dataclass(slots=True)
+class DraftTally:
+    """drafts: by who proposed them. tested_at, accepted_at: those of windows, by position there."""
+
+    _: KW_ONLY
+    drafts: dict[SourceKind, DraftCounts] = field(default_factory=lambda: {kind: DraftCounts() for kind in SourceKind})
+    tested_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
+    accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
+
+    def count_drafts(self, verdict: Verdict) -> tuple[DraftCounts, DraftCounts]:
+        """Returns those of its window, and the one that came too late for that."""
+        window, late = window_counts(verdict.outcomes, verdict.width), late_counts(verdict.outcomes, verdict.width)
+        self.drafts[verdict.kind].add(window)
+        self.drafts[SourceKind.DRAFTER].add(late)
+        for index in range(min(window.tested, MOST_POSITIONS)):
+            self.tested_at[index] += 1
+            self.accepted_at[index] += index < window.accepted
+        return window, late
+
+    @property
+    def drafted(self) -> DraftCounts:
+        """Draft tokens of all sources together."""
+        total = DraftCounts()
+        for counts in self.drafts.values():
+            total.add(counts)
+        return total
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A session's figures, counted from verdicts (forwards, tested) and from what was emitted (outcomes).
+
 # A drafter that comes back counts as a new one.
 MOST_DRAFTERS = 16
 
@@ -66,10 +99,10 @@ class DrafterCounts:
 
 
 @dataclass(slots=True)
-class SessionStats:
+class SessionStats(DraftTally):
     """Instants are the loop's clock in seconds. cached_tokens: of the prompt, those that needed no forward.
 
-    drafts: what became of draft tokens, by who proposed them. forwards_saved: tokens of each forward beyond its first.
+    forwards_saved: tokens of each forward beyond its first.
     opened: when a verifier first gave it a slot. opens: how often verifiers did; reopens: without the first.
     first_token: when the first one was emitted here; is_first: it was the session's first, too.
     elsewhere: the part of `outcomes` that other orchestrators emitted; known at the end. counted: its part of the
@@ -85,7 +118,6 @@ class SessionStats:
     target_forwards: int = 0
     cached_tokens: int = 0
     forwards_saved: int = 0
-    drafts: dict[SourceKind, DraftCounts] = field(default_factory=lambda: {kind: DraftCounts() for kind in SourceKind})
     drafters: list[DrafterCounts] = field(default_factory=list)
     opens: int = 0
     reopens: int = 0
@@ -95,16 +127,6 @@ class SessionStats:
     counted: bool = False
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     elsewhere: Counter[Outcome] = field(default_factory=Counter)
-    tested_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
-    accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_POSITIONS)
-
-    @property
-    def drafted(self) -> DraftCounts:
-        """Draft tokens of all sources together."""
-        total = DraftCounts()
-        for counts in self.drafts.values():
-            total.add(counts)
-        return total
 
     @property
     def in_windows(self) -> DraftCounts:
@@ -137,18 +159,12 @@ class SessionStats:
             return
         self.target_forwards += 1
         self.forwards_saved += len(verdict.tokens) - 1
-        window = window_counts(verdict.outcomes, verdict.width)
-        late = late_counts(verdict.outcomes, verdict.width)
-        self.drafts[verdict.kind].add(window)
-        self.drafts[SourceKind.DRAFTER].add(late)
+        window, late = self.count_drafts(verdict)
         for drafter in self.drafters:
             if verdict.kind is SourceKind.DRAFTER and drafter.source == verdict.source:
                 drafter.drafts.add(window)
             if drafter.source == verdict.met:
                 drafter.drafts.add(late)
-        for index in range(min(window.tested, MOST_POSITIONS)):
-            self.tested_at[index] += 1
-            self.accepted_at[index] += index < window.accepted
 
     def count_emit(self, emit: Emit, now: float, is_first: bool) -> None:
         """is_first: nobody has emitted anything of the session before."""

@@ -17,8 +17,8 @@ from queue import Empty
 from typing import Any, NamedTuple
 
 from specwire.core.invalid import Code
-from specwire.core.law.acceptance import DraftCounts, RowChoice, late_counts, window_counts
-from specwire.core.messages import Outcome, SourceKind, Verdict
+from specwire.core.law.acceptance import RowChoice
+from specwire.core.messages import Outcome, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.scheduler import Share, schedule
@@ -28,7 +28,7 @@ from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
-from specwire.telemetry.tally import MOST_POSITIONS, SIZES, STEPS, Histogram
+from specwire.telemetry.tally import SIZES, STEPS, DraftTally, Histogram
 from verify_service.engine.batch import (
     OUT_OF_MEMORY_MESSAGE,
     Part,
@@ -107,15 +107,14 @@ class UnderWay(NamedTuple):
     began_us: float
 
 
-class EngineTally:
+class EngineTally(DraftTally):
     """Counts since the engine began: plain numbers, written in its thread only, read by metrics from others.
-
-    `drafts`: draft tokens, by source kind.
 
     `refused`: windows of which a token was refused, each a rollback and a dead chain.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.forward_s = Histogram(STEPS)
         self.choose_s = Histogram(STEPS)
         self.rows = Histogram(SIZES)
@@ -127,8 +126,6 @@ class EngineTally:
         self.offers: Counter[Offer] = Counter()
         self.windows = 0
         self.refused = 0
-        self.drafts = {kind: DraftCounts() for kind in SourceKind}
-        self.accepted_at = [0] * MOST_POSITIONS
 
     def step(self, timings: StepTimings) -> None:
         """A forward has ended."""
@@ -144,15 +141,10 @@ class EngineTally:
         """A session's part of a step was decided."""
         for outcome in verdict.outcomes:
             self.outcomes[outcome] += 1
-        self.drafts[SourceKind.DRAFTER].add(late_counts(verdict.outcomes, verdict.width))
-        if not verdict.width:
-            return
-        window = window_counts(verdict.outcomes, verdict.width)
-        self.windows += 1
-        self.drafts[verdict.kind].add(window)
-        self.refused += Outcome.RECOVERED in verdict.outcomes
-        for index in range(min(window.accepted, MOST_POSITIONS)):
-            self.accepted_at[index] += 1
+        self.count_drafts(verdict)
+        if verdict.width:
+            self.windows += 1
+            self.refused += Outcome.RECOVERED in verdict.outcomes
 
 
 def _may_be_drafted(part: Part) -> bool:
