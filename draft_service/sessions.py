@@ -427,9 +427,11 @@ class Sessions:
         if not batch:
             return None
         began_ns = self._now_ns()
-        long = sum(self._lacks(drafting) > LONGEST_OWN_FEED for drafting in batch)
+        lacking = [self._lacks(drafting) for drafting in batch]
+        long = sum(lacks > LONGEST_OWN_FEED for lacks in lacking)
         portion = max(LONGEST_OWN_FEED, LONG_TEXT_ROWS // max(1, long))
-        chosen = [[] if self._lacks(drafting) > portion else [drafting.session.take()] for drafting in batch]
+        pairs = zip(batch, lacking, strict=True)
+        chosen = [[] if lacks > portion else [drafting.session.take()] for drafting, lacks in pairs]
         if not long:
             self._branch(batch, chosen)
         feeds = [self._feed(drafting, nodes, portion) for drafting, nodes in zip(batch, chosen, strict=True)]

@@ -89,7 +89,7 @@ def tick_from_wire(
         tuple((progress.handle, allowance_from_wire(progress)) for progress in message.progress),
         (*(close.handle for close in message.closes), *(refusal.handle for refusal in refusals)),
         tuple(own_id(tenant, session_id) for session_id in message.forgotten),
-        tuple(_texts_from_wire(message.texts, info, tenant)),
+        tuple(_texts_from_wire(message.texts, info, tenant)) if message.texts else (),
     )
     return tick, refusals
 

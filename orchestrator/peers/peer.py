@@ -360,11 +360,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         if timings.sessions == 1 and timings.rows <= MOST_OBSERVED_ROWS:
             self.forward_times.told(timings.rows, timings.forward_us + timings.gap_us, timings.plain_us)
         for opened in message.opened:
-            if (subject := self.subjects.get(opened.handle)) is not None:
-                with guarded(subject):
-                    subject.on_opened(opened)
-                    for verdict in opened.tail:
-                        subject.on_verdict(verdict, verify_pb2.StepTimings(), received_ns)
+            self._hear_opened(opened, received_ns)
         left = Counter((verdict.handle, verdict.attach) for verdict in message.verdicts)
         for verdict in message.verdicts:
             of = verdict.handle, verdict.attach
@@ -376,6 +372,13 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
             if (subject := self.subjects.pop(refused.handle, None)) is not None:
                 with guarded(subject):
                     subject.on_refused_by_verifier(refused)
+
+    def _hear_opened(self, opened: verify_pb2.Opened, received_ns: int) -> None:
+        if (subject := self.subjects.get(opened.handle)) is not None:
+            with guarded(subject):
+                subject.on_opened(opened)
+                for verdict in opened.tail:
+                    subject.on_verdict(verdict, verify_pb2.StepTimings(), received_ns)
 
     async def score(self, request: verify_pb2.ScoreRequest) -> verify_pb2.ScoreResponse:
         """Log-probabilities of given tokens, by a call beside the sessions.
