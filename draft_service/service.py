@@ -84,20 +84,17 @@ def deliver(replies: Replies) -> None:
 
 
 class DraftHandler:
-    """Takes what links say to a drafter whose model is described by `info`."""
+    """Takes what links say to a drafter whose model is described by `info`. `room`: see ServiceThread."""
 
     def __init__(self, drafter: DrafterThread, info: common_pb2.GetModelInfoResponse) -> None:
         self.info = info
+        self.room = drafter.room
         self._drafter = drafter
         self._numbers = itertools.count(1)
         self._beginnings = Beginnings(Compiler(info.tokenizer_json, info.vocabulary, info.eos_ids))
         self._spans = LinkSpans("specwire.draft")
         self._told: dict[OrchestratorLink, dict[str, LearnVocabulary]] = {}
         drafter.on_reports = deliver
-
-    async def room(self) -> None:
-        """Return once the drafter has taken in enough of its commands."""
-        await self._drafter.room()
 
     async def stop(self) -> None:
         """End the tasks that it has started."""

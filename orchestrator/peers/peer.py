@@ -7,7 +7,6 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -361,13 +360,11 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
             self.forward_times.told(timings.rows, timings.forward_us + timings.gap_us, timings.plain_us)
         for opened in message.opened:
             self._hear_opened(opened, received_ns)
-        left = Counter((verdict.handle, verdict.attach) for verdict in message.verdicts)
-        for verdict in message.verdicts:
-            of = verdict.handle, verdict.attach
-            left[of] -= 1
+        last = {(verdict.handle, verdict.attach): at for at, verdict in enumerate(message.verdicts)}
+        for at, verdict in enumerate(message.verdicts):
             if (subject := self.subjects.get(verdict.handle)) is not None:
                 with guarded(subject):
-                    subject.on_verdict(verdict, timings, received_ns, left[of] > 0)
+                    subject.on_verdict(verdict, timings, received_ns, at < last[verdict.handle, verdict.attach])
         for refused in message.refused:
             if (subject := self.subjects.pop(refused.handle, None)) is not None:
                 with guarded(subject):
