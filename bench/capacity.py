@@ -60,7 +60,7 @@ NEEDED = 1.6
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class EmulatedTarget:
     """V(m, n) = 30 ms (1 + row (draft tokens) + session (n - 1)), of n sessions."""
 
     session: float
@@ -96,7 +96,7 @@ class Placement:
 
 
 # Long texts: a session's keys and values are read once, whatever its window. Short ones: all rows cost the same.
-LONG, SHORT = Target(0.06, 0.02), Target(0.06, 0.06)
+LONG, SHORT = EmulatedTarget(0.06, 0.02), EmulatedTarget(0.06, 0.06)
 TARGETS = (LONG, SHORT)
 WITHOUT = Placement("without drafting", 20.0, sim.PLAIN)
 # As many branches as two cores play for some 30 emulated sessions; more gain more.
@@ -133,7 +133,7 @@ class Level:
 class Capacity:
     """The most sessions that are held, and all levels that were tried."""
 
-    target: Target
+    target: EmulatedTarget
     placement: Placement
     levels: tuple[Level, ...]
 
@@ -185,13 +185,13 @@ def _median(runs: Sequence[Level]) -> Level:
 # In virtual time
 
 
-def simulated(asked: tuple[Target, Placement]) -> Capacity:
+def simulated(asked: tuple[EmulatedTarget, Placement]) -> Capacity:
     target, placement = asked
     guess = round((30.0 / LEAST_TOKENS_PER_SECOND - 1.0) / target.session)
     return Capacity(target, placement, most_held(partial(simulate_level, target, placement), guess))
 
 
-def simulate_level(target: Target, placement: Placement, sessions: int) -> Level:
+def simulate_level(target: EmulatedTarget, placement: Placement, sessions: int) -> Level:
     cell = replace(
         as_simulated(cell_of(target, placement), Software(), TOKENS),
         session_slope=target.session,
@@ -207,7 +207,7 @@ def simulate_level(target: Target, placement: Placement, sessions: int) -> Level
     return level_of(sessions, speeds, pauses, batch.window, batch.forward_us / 1000)
 
 
-def cell_of(target: Target, placement: Placement) -> Cell:
+def cell_of(target: EmulatedTarget, placement: Placement) -> Cell:
     return Cell(placement.rtt_ms, DRAFT_MS, ACCEPTANCE, target.row)
 
 
@@ -226,14 +226,14 @@ def level_of(
 # Over sockets
 
 
-def measured(target: Target, placement: Placement, guess: int) -> Capacity:
+def measured(target: EmulatedTarget, placement: Placement, guess: int) -> Capacity:
     with serving(target, placement) as address, asyncio.Runner() as runner:
         levels = most_held(lambda sessions: runner.run(_level(address, placement, sessions)), guess, REPEATS)
     return Capacity(target, placement, levels)
 
 
 @contextmanager
-def serving(target: Target, placement: Placement) -> Iterator[str]:
+def serving(target: EmulatedTarget, placement: Placement) -> Iterator[str]:
     """The processes of a placement; the orchestrator's address."""
     with ExitStack() as owned:
         where = owned.enter_context(places())
@@ -249,7 +249,7 @@ def _plan(placement: Placement) -> Orchestration:
     return Orchestration(placement.policy.name) if placement.policy.drafting else Orchestration()
 
 
-def emulated(target: Target, placement: Placement, folder: Path) -> Pair:
+def emulated(target: EmulatedTarget, placement: Placement, folder: Path) -> Pair:
     cell, ranks = cell_of(target, placement), folder / "ranks"
     ranks.write_text(cell.trace.played(1))
     turns = f":turns={folder / 'device'}" if placement.shared else ""

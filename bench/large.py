@@ -33,7 +33,7 @@ from bench.harness.record import write_object
 from bench.harness.report import Bar, at_least, at_most, bar_lines, table
 from bench.harness.rows import up
 from bench.harness.runs import Sample, acceptance, of_row, speed_ratio, tokens_per_forward, tokens_per_second
-from bench.wan.disciplines import DEFAULT, Discipline
+from bench.wan.disciplines import DEFAULT, DisciplineRow
 from bench.wan.places import Places, places
 from bench.wan.rig import Orchestration, Pair, Rig, can_be_apart, rig
 from deploy.stack.options import cores
@@ -149,7 +149,7 @@ def _numbers(vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-Rows = Sequence[Discipline]
+Rows = Sequence[DisciplineRow]
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def box(settings: LargeSettings, walks: Walks, quantization: str) -> Iterator[Ro
             stack, ready = up(str(walks.target), draft, DTYPE, False, *words)
             owned.enter_context(stack)
             client = owned.enter_context(Client(str(ready["address"])))
-            rows.append(Discipline(client, draft is not None, name))
+            rows.append(DisciplineRow(client, draft is not None, name))
         yield rows
 
 
@@ -177,7 +177,7 @@ def apart(settings: LargeSettings, walks: Walks, quantization: str, where: Place
         for name, drafters in ((OFF, 0), (DEFAULT, 1)):
             rigs.append(owned.enter_context(rig(where, replace(pair, drafters=drafters), [Orchestration()])))
             client = owned.enter_context(Client(rigs[-1].addresses[Orchestration()]))
-            rows.append(Discipline(client, drafters > 0, name))
+            rows.append(DisciplineRow(client, drafters > 0, name))
         yield rows, rigs
 
 

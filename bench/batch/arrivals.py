@@ -16,7 +16,7 @@ from specwire.client import SpecwireError
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LatencyTarget:
     """In time: the first token within `first_ms`, and 95 % of the pauses of a request within `pause_ms`."""
 
     first_ms: float
@@ -43,7 +43,7 @@ class Served:
         pauses = pauses_ms(self.run) if self.run else []
         return percentile(pauses, 95) if pauses else 0.0
 
-    def in_time(self, target: Target) -> bool:
+    def in_time(self, target: LatencyTarget) -> bool:
         return self.run is not None and self.first_ms <= target.first_ms and self.pause_ms <= target.pause_ms
 
 
@@ -72,7 +72,7 @@ class LoadSample:
     def tokens_per_second(self) -> float:
         return sum(len(each.run.tokens) for each in self.served if each.run) / self.seconds
 
-    def goodput(self, target: Target) -> float:
+    def goodput(self, target: LatencyTarget) -> float:
         """Tokens per second of the requests that were served in time."""
         return sum(len(each.run.tokens) for each in self.served if each.run and each.in_time(target)) / self.seconds
 
@@ -126,12 +126,12 @@ async def _serve(asked: Asked, prompt: Sequence[int], tokens: int, began: float,
     return Served(due, loop.time() - began, run, late)
 
 
-def load_lines(samples: Sequence[LoadSample], target: Target) -> list[LoadLine]:
+def load_lines(samples: Sequence[LoadSample], target: LatencyTarget) -> list[LoadLine]:
     places = dict.fromkeys((sample.load.share, sample.row) for sample in samples)
     return [_line([one for one in samples if (one.load.share, one.row) == place], target) for place in places]
 
 
-def _line(samples: Sequence[LoadSample], target: Target) -> LoadLine:
+def _line(samples: Sequence[LoadSample], target: LatencyTarget) -> LoadLine:
     served = [each for sample in samples for each in sample.served]
     answered = [each for each in served if each.run is not None]
     pauses = [pause for each in answered if each.run for pause in pauses_ms(each.run)]

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from bench.batch.arrivals import Target
+from bench.batch.arrivals import LatencyTarget
 from bench.harness import RESULTS
 from bench.harness.entry import add_head_argument, head_of, located, shown_model
 from bench.harness.machine import dtype_of
@@ -54,7 +54,7 @@ class BatchSettings:
     ray: bool = True
     plan: str = PLAN
     requests: int = 64
-    in_time: Target = Target(500.0, 50.0)
+    in_time: LatencyTarget = LatencyTarget(500.0, 50.0)
     target_threads: int | None = None
     runtime: str = RUNTIME
     head: Path | None = None
@@ -136,7 +136,7 @@ def settings_of(args: argparse.Namespace) -> BatchSettings:
         not args.no_ray,
         args.plan,
         requests if args.requests is None else args.requests,
-        Target(args.first_ms, args.pause_ms),
+        LatencyTarget(args.first_ms, args.pause_ms),
         args.target_threads,
         args.runtime,
         head_of(args),

@@ -39,7 +39,7 @@ BEST_STEP = 4
 GREEDY_TEXT = Sampling()
 
 
-class Session:
+class TreeSession:
     """One text: a drafter, a line, and a verifier whose windows are the `width` likeliest nodes (0: the best path)."""
 
     def __init__(self, cell: sim.Cell, width: int) -> None:
@@ -122,7 +122,7 @@ def likeliest(tree: Tree, rates: Sequence[float], most: int) -> list[Node]:
 def speeds(cell: Cell) -> list[float]:
     """Tokens per second by width, over several traces."""
     cells = [as_simulated(cell, Software(), TOKENS, trace) for trace in nearest(GREEDY, cell.acceptance)[:TRACES]]
-    return [len(cells) / sum(1 / Session(each, width).tokens_per_second() for each in cells) for width in WIDTHS]
+    return [len(cells) / sum(1 / TreeSession(each, width).tokens_per_second() for each in cells) for width in WIDTHS]
 
 
 def main() -> int:

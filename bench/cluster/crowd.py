@@ -17,7 +17,7 @@ Text = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class CrowdSession:
     """A text, and when so many tokens of it came, in seconds of the monotonic clock."""
 
     text: Text
@@ -28,7 +28,7 @@ class Session:
 class Served:
     """seconds: from the first request to the last answer."""
 
-    sessions: tuple[Session, ...]
+    sessions: tuple[CrowdSession, ...]
     seconds: float
 
     @property
@@ -70,7 +70,7 @@ def prompt(turn: int) -> Text:
     return tuple(2 + (turn // (VOCABULARY - 2) ** place) % (VOCABULARY - 2) for place in range(PROMPT))
 
 
-async def _run(row: Row, turn: int, client: AsyncClient) -> Session:
+async def _run(row: Row, turn: int, client: AsyncClient) -> CrowdSession:
     text: list[int] = []
     arrivals: list[tuple[float, int]] = []
     events = client.generate(
@@ -87,4 +87,4 @@ async def _run(row: Row, turn: int, client: AsyncClient) -> Session:
             if isinstance(event, Chunk):
                 text += event.tokens
                 arrivals.append((event.received_ns / 1e9, len(event.tokens)))
-    return Session(tuple(text), tuple(arrivals))
+    return CrowdSession(tuple(text), tuple(arrivals))

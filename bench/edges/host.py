@@ -36,7 +36,7 @@ class Watch:
         self.failures: list[str] = []
 
 
-class Session:
+class PlayedSession:
     """A place at an edge. `last_ns`: when its newest token came; `gap_ns`: the longest pause since it was read."""
 
     def __init__(self, prompt: int) -> None:
@@ -60,12 +60,12 @@ class Edge:
         self._watch = watch
         self._client = AsyncClient(running.address)
         self._tasks: list[asyncio.Task[None]] = []
-        self.sessions: list[Session] = []
+        self.sessions: list[PlayedSession] = []
 
     async def load(self, sessions: int, tokens: int, floods: bool) -> None:
         """Have so many sessions from now on, in place of those before. floods: each is left soon, and another begun."""
         await self._unload()
-        self.sessions = [Session(index % len(PROMPTS)) for index in range(sessions)]
+        self.sessions = [PlayedSession(index % len(PROMPTS)) for index in range(sessions)]
         self._tasks = [asyncio.create_task(self._play(each, tokens, floods)) for each in self.sessions]
 
     async def stop(self) -> None:
@@ -81,7 +81,7 @@ class Edge:
                 await task
         self._tasks = []
 
-    async def _play(self, session: Session, tokens: int, floods: bool) -> None:
+    async def _play(self, session: PlayedSession, tokens: int, floods: bool) -> None:
         while True:
             try:
                 await self._text(session, tokens, LEFT_BEHIND if floods else tokens)
@@ -90,7 +90,7 @@ class Edge:
                     self._watch.failures.append(str(error))
                 await asyncio.sleep(0.1)
 
-    async def _text(self, session: Session, tokens: int, least: int) -> None:
+    async def _text(self, session: PlayedSession, tokens: int, least: int) -> None:
         """Read a text, or its begin."""
         text: list[int] = []
         events = self._client.generate(list(PROMPTS[session.prompt]), max_tokens=tokens, ngram=False, timeout=LIMIT_S)

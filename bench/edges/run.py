@@ -91,19 +91,19 @@ class Hosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """Tokens per second of some seconds, and the longest pause of a session in them."""
 
     tokens_per_second: float
     pause_s: float
 
 
-def window(hosts: Hosts, seconds: float) -> Window:
+def window(hosts: Hosts, seconds: float) -> TimeWindow:
     hosts.read()
     began = time.monotonic()
     time.sleep(seconds)
     told = hosts.read()
-    return Window(sum(told["tokens"]) / (time.monotonic() - began), max(told["pause_s"]))
+    return TimeWindow(sum(told["tokens"]) / (time.monotonic() - began), max(told["pause_s"]))
 
 
 def started(owned: ExitStack, folder: Path, name: str, model: str, *words: str) -> Service:
@@ -188,8 +188,8 @@ def fair(folder: Path, repeats: int, seconds: float) -> Fair:
 class Exchanged:
     """Windows under load, before and while the verifier's certificate is exchanged."""
 
-    before: list[Window] = field(default_factory=list)
-    during: list[Window] = field(default_factory=list)
+    before: list[TimeWindow] = field(default_factory=list)
+    during: list[TimeWindow] = field(default_factory=list)
 
     @property
     def kept(self) -> Estimate:
@@ -227,8 +227,8 @@ class Storm:
 
     edges: int
     sessions: int
-    before: Window
-    after: Window
+    before: TimeWindow
+    after: TimeWindow
     back_s: float
     pause_s: float
     memory_before: float
@@ -413,7 +413,7 @@ def _lost(one: Storm) -> list[str]:
     return [f"{one.edges} edges", str(one.sessions), *speeds, *seconds]
 
 
-def _windows(name: str, some: Sequence[Window]) -> list[str]:
+def _windows(name: str, some: Sequence[TimeWindow]) -> list[str]:
     speed = statistics.median(one.tokens_per_second for one in some)
     return [name, f"{speed:.1f}", f"{max(one.pause_s for one in some):.2f}"]
 

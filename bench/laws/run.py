@@ -20,7 +20,7 @@ from bench.harness.report import Bar, at_least, at_most, table
 from bench.laws.biased import BIASED, BIASED_VERIFIERS, biased
 from bench.laws.exact import p_of_firsts, p_of_steps
 from bench.laws.same_seed import WAYS, Way, same_seed
-from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, TARGET, Drafting, Sample, all_of, deployment, sample
+from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, TARGET, DraftSetup, Sample, all_of, deployment, sample
 from specwire.rpc.process import say
 
 OUT = RESULTS / "laws.json"
@@ -33,7 +33,7 @@ FIRSTS = 3
 # Below this a law is refused. Of a dozen tests of an exact engine one in 8,000 runs has one.
 ALPHA = 1e-5
 # One token a chunk, and a verifier that waits for it.
-ONE_BY_ONE = Drafting(TARGET, "stream:1,2,1")
+ONE_BY_ONE = DraftSetup(TARGET, "stream:1,2,1")
 ALL = "all of them"
 NUMBERS = ("sessions", "headed")
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.laws.sampling import DRAFTING, Drafting, Sample, deployment, sample
+from bench.laws.sampling import DRAFTING, DraftSetup, Sample, deployment, sample
 
 GOOD, RANDOM = DRAFTING["good"].model, DRAFTING["random"].model
 OFF, NGRAM = "nobody", "the text itself"
 # Right and wrong drafters, chunks of 1 to 5, in turns with the target and beside it, trees, and a head.
 WAYS = {
-    "good, chunks of 1": Drafting(GOOD, "stream:1,4,1"),
-    "good, chunks of 3, in turns": Drafting(GOOD, "lockstep:3"),
-    "good, chunks of 5": Drafting(GOOD, "stream:5,8,5"),
-    "random, chunks of 1, in turns": Drafting(RANDOM, "lockstep:1"),
-    "random, chunks of 4": Drafting(RANDOM, "stream:4,8,4"),
+    "good, chunks of 1": DraftSetup(GOOD, "stream:1,4,1"),
+    "good, chunks of 3, in turns": DraftSetup(GOOD, "lockstep:3"),
+    "good, chunks of 5": DraftSetup(GOOD, "stream:5,8,5"),
+    "random, chunks of 1, in turns": DraftSetup(RANDOM, "lockstep:1"),
+    "random, chunks of 4": DraftSetup(RANDOM, "stream:4,8,4"),
     "intermittent": DRAFTING["intermittent"],
     "good, trees": DRAFTING["branching"],
-    "random, trees": Drafting(RANDOM, "stream:2,8,2,4"),
+    "random, trees": DraftSetup(RANDOM, "stream:2,8,2,4"),
     "a head": DRAFTING["head"],
 }
 
@@ -38,7 +38,7 @@ class Way:
         return cls(name, len(found.texts), found.figures["accepted"], differing)
 
 
-async def same_seed(ways: Mapping[str, Drafting], sessions: int) -> list[Way]:
+async def same_seed(ways: Mapping[str, DraftSetup], sessions: int) -> list[Way]:
     """So many seeds each: with drafting off, with guesses from the text alone, and in each of these ways."""
     found: dict[str, Sample] = {}
     for name, drafting in ways.items():

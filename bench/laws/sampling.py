@@ -30,7 +30,7 @@ FIGURES = ("proposed", "accepted", "recovered", "bonus", "direct", "target_forwa
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DraftSetup:
     """A drafter, and how it is told to draft.
 
     delay_ms: of the target's forwards, an emulation of a slower one: a short text must not be over before the drafter
@@ -54,11 +54,11 @@ class Drafting:
 # Right more often than not; right by chance only; one whose tokens come before, during or after a forward, or not; one
 # that branches, where the rule allows it; and a head beside the target.
 DRAFTING = {
-    "good": Drafting(f"scripted:7:{MODEL}:agree=0.6", "lockstep:2"),
-    "random": Drafting(f"scripted:8:{MODEL}", "stream:1,5,3"),
-    "intermittent": Drafting(f"scripted:9:{MODEL}:delay_ms=2", "stream:2,8", patient=False),
-    "branching": Drafting(f"scripted:7:{MODEL}:agree=0.6", "stream:1,6,3,4"),
-    "head": Drafting("", "off", patient=False, heads=f"scripted:7:{MODEL}:agree=0.6"),
+    "good": DraftSetup(f"scripted:7:{MODEL}:agree=0.6", "lockstep:2"),
+    "random": DraftSetup(f"scripted:8:{MODEL}", "stream:1,5,3"),
+    "intermittent": DraftSetup(f"scripted:9:{MODEL}:delay_ms=2", "stream:2,8", patient=False),
+    "branching": DraftSetup(f"scripted:7:{MODEL}:agree=0.6", "stream:1,6,3,4"),
+    "head": DraftSetup("", "off", patient=False, heads=f"scripted:7:{MODEL}:agree=0.6"),
 }
 
 
@@ -81,7 +81,7 @@ def all_of(samples: Sequence[Sample]) -> Sample:
 
 
 @asynccontextmanager
-async def deployment(*drafts: Drafting) -> AsyncIterator[AsyncClient]:
+async def deployment(*drafts: DraftSetup) -> AsyncIterator[AsyncClient]:
     """A stack in this process; without a drafter the target decodes alone."""
     async with AsyncExitStack() as parts:
         slow = f"{TARGET}:delay_ms={max((draft.delay_ms for draft in drafts), default=0.0)}"

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from bench.harness.interval import percentile
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 
 PINGS = 100
 PING = b"x" * 64
@@ -41,7 +41,7 @@ def gauge(rtts_ms: tuple[float, ...] = (0.0, 20.0, 80.0), pings: int = PINGS, bu
         host, port = listener.getsockname()
         server = threading.Thread(target=_echo, args=(listener,), daemon=True)
         server.start()
-        with Link(f"{host}:{port}") as link:
+        with RelayLink(f"{host}:{port}") as link:
             dialled = link.address.rpartition(":")
             with socket.create_connection((dialled[0], int(dialled[2])), LIMIT_S) as end:
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -62,7 +62,7 @@ def _echo(listener: socket.socket) -> None:
             end.sendall(piece)
 
 
-def _round_trips(end: socket.socket, link: Link, rtt_ms: float, pings: int) -> RoundTrip:
+def _round_trips(end: socket.socket, link: RelayLink, rtt_ms: float, pings: int) -> RoundTrip:
     link.shape(rtt_ms)
     times = []
     for _ in range(pings):

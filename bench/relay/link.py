@@ -20,7 +20,7 @@ class Traffic:
     down: Count
 
 
-class Link:
+class RelayLink:
     """A relay between whoever dials `address` and the server at `to`; close it, or use it as a context manager."""
 
     def __init__(self, to: str, listen: str = "127.0.0.1:0") -> None:
@@ -68,7 +68,7 @@ class Link:
     def close(self) -> None:
         self._child.stop()
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> RelayLink:
         return self
 
     def __exit__(self, *_: object) -> None:

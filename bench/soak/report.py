@@ -53,7 +53,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SoakReport:
     """A run.
 
     Attributes:

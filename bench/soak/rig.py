@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.services import ANY_PORT, Process, RedisLog, Service
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 from bench.soak.pairs import Pair
 from deploy.stack.processes import environment
 
@@ -24,7 +24,7 @@ class Rig:
     """Parts by name ("verifier 1", "redis"); lines too ("orchestrator 1 to redis"). `addresses`: where clients call."""
 
     parts: dict[str, Process]
-    lines: dict[str, Link]
+    lines: dict[str, RelayLink]
     addresses: tuple[str, ...]
     log: RedisLog
 
@@ -40,7 +40,7 @@ def rig(pair: Pair) -> Iterator[Rig]:
     with ExitStack() as owned:
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-soak-")))
         parts: dict[str, Process] = {}
-        lines: dict[str, Link] = {}
+        lines: dict[str, RelayLink] = {}
         log = RedisLog(folder)
         owned.callback(log.kill)
         parts[REDIS] = log
@@ -52,7 +52,7 @@ def rig(pair: Pair) -> Iterator[Rig]:
             return service
 
         def line(of: str, to: str, address: str) -> str:
-            lines[f"{of} to {to}"] = link = owned.enter_context(Link(address))
+            lines[f"{of} to {to}"] = link = owned.enter_context(RelayLink(address))
             return link.address
 
         verifiers = [

@@ -20,7 +20,7 @@ from bench.soak.jobs import draw
 from bench.soak.monkey import Monkey, within
 from bench.soak.pairs import PAIRS, Pair
 from bench.soak.reader import LEAVE_LIMIT_S, PATIENCE_S, Reader, Told
-from bench.soak.report import Report, Tally
+from bench.soak.report import SoakReport, Tally
 from bench.soak.rig import Rig, rig
 from bench.soak.settings import Settings
 from specwire.client import AsyncClient, SpecwireError
@@ -33,7 +33,7 @@ LEFT_S = LEAVE_LIMIT_S + 60.0
 LOOK_S = 1.0
 
 
-def soak(settings: Settings, say: Callable[[str], None]) -> Report:
+def soak(settings: Settings, say: Callable[[str], None]) -> SoakReport:
     """Raises BenchError if the services do not start, or do not answer at first.
 
     SIGINT and SIGTERM end it early, with the report so far. What streams then comes to its end, unless they come again.
@@ -49,7 +49,7 @@ def soak(settings: Settings, say: Callable[[str], None]) -> Report:
             asyncio.run(run.run())
         seconds = time.monotonic() - began
         wrong = [*run.monkey.wrong, *_leave(running), *_said(running)]
-    return Report(
+    return SoakReport(
         arguments=asdict(settings),
         machine=machine.describe(),
         commit=commit,

@@ -53,7 +53,7 @@ LONGEST = max(window for _, windows in SHAPES for window in windows)
 NO_RUNTIME = "openvino was not measured: the extra of that name is not installed (pip install -e '.[openvino]')."
 
 
-class Text(NamedTuple):
+class StepText(NamedTuple):
     """Ids of a prompt, and what the target says after it."""
 
     prompt: list[int]
@@ -67,7 +67,7 @@ class OurCell:
     peer: Child
     cell: Cell
 
-    def run(self, text: Text) -> tuple[float, int]:
+    def run(self, text: StepText) -> tuple[float, int]:
         """Seconds, and the number of steps that took them."""
         request = {"sessions": self.cell.sessions, "windows": self.cell.windows}
         answer = self.peer.ask({"do": "steps", "prompt": text.prompt, "text": text.continued, **request}, RUN_LIMIT)
@@ -81,7 +81,7 @@ class PeerCell:
     row: OpenvinoRow
     cell: Cell = PEER
 
-    def run(self, text: Text) -> tuple[float, int]:
+    def run(self, text: StepText) -> tuple[float, int]:
         run = self.row.run(text.prompt, len(text.continued))
         return run.seconds - run.first_token_seconds, len(run.tokens) - 1
 
@@ -102,7 +102,7 @@ def measure(args: argparse.Namespace) -> tuple[list[StepSample], list[str]]:
         return list(_interleaved(args.repeats, cells, texts)), notes
 
 
-def _interleaved(repeats: int, cells: Sequence[OurCell | PeerCell], texts: Sequence[Text]) -> list[StepSample]:
+def _interleaved(repeats: int, cells: Sequence[OurCell | PeerCell], texts: Sequence[StepText]) -> list[StepSample]:
     samples = []
     turns = schedule(repeats, len(texts), len(cells))
     for repeat, number, index in tracked(turns, repeats * len(texts) * len(cells)):
@@ -135,14 +135,14 @@ def _start_peer(args: argparse.Namespace, cleanup: ExitStack, notes: list[str]) 
     return [PeerCell(openvino_rows.plain_row(peer))]
 
 
-def _texts(args: argparse.Namespace, decoder: Child) -> list[Text]:
+def _texts(args: argparse.Namespace, decoder: Child) -> list[StepText]:
     """Held-out prompts, each with the target's own continuation."""
     tokenizer = Tokenizer.from_file(str(args.target / "tokenizer.json"))
     texts = []
     for prompt in held_out_prompts()[: args.prompts]:
         ids = tokenizer.encode(prompt.text, add_special_tokens=False).ids
         answer = decoder.ask({"do": "decode", "prompt": ids, "tokens": args.tokens}, RUN_LIMIT)
-        texts.append(Text(ids, answer["tokens"]))
+        texts.append(StepText(ids, answer["tokens"]))
     return texts
 
 

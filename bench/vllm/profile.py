@@ -26,7 +26,7 @@ from bench.harness.entry import terminable
 from bench.harness.report import table
 from bench.harness.runs import BenchError
 from bench.harness.services import free_port
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 from bench.vllm.run import LEVELS, OFF, write
 from bench.vllm.server import VLLM, Front, VllmServer
 from bench.vllm.service import (
@@ -182,7 +182,7 @@ def accounts(args: argparse.Namespace) -> Iterator[Account]:
             yield from row(OFF, of_the_server(server))
         with ExitStack() as present:
             drafter = drafter_of(present, folder)
-            links = {rtt: present.enter_context(Link(drafter.address)) for rtt in ENGINE}
+            links = {rtt: present.enter_context(RelayLink(drafter.address)) for rtt in ENGINE}
             for rtt, link in links.items():
                 link.shape(rtt)
             service = engine_service(present, folder, links, max(LEVELS))

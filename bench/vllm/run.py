@@ -30,7 +30,7 @@ from bench.harness.record import prompts_of, refused
 from bench.harness.report import Bar, at_least, table
 from bench.harness.runs import BenchError
 from bench.harness.services import free_port
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 from bench.vllm.server import PROPOSER, VLLM, Front, Speculation, VllmLibrary, VllmServer
 from bench.vllm.service import ENGINE, ENGINE_BOTH, ENGINE_OFF, ENGINES, drafter_of, engine_service
 from demo_pair import DRAFT, TARGET
@@ -101,7 +101,9 @@ GROUPS = (
 )
 
 
-def servers(folder: Path, group: Group, drafter: str, links: Mapping[int, Link]) -> dict[str, VllmServer | VllmLibrary]:
+def servers(
+    folder: Path, group: Group, drafter: str, links: Mapping[int, RelayLink]
+) -> dict[str, VllmServer | VllmLibrary]:
     """Start what a group has of vLLM's. drafter: its address, for the row that has n-grams as well."""
     proposers = {
         IDLE: "--no-ngram",
@@ -133,7 +135,7 @@ def measure(args: argparse.Namespace) -> list[Turn]:
     with ExitStack() as owned:
         folder = Path(owned.enter_context(TemporaryDirectory(prefix="specwire-bench-vllm-")))
         drafter = drafter_of(owned, folder)
-        links = {rtt: owned.enter_context(Link(drafter.address)) for rtt in DRAFTER}
+        links = {rtt: owned.enter_context(RelayLink(drafter.address)) for rtt in DRAFTER}
         for rtt, link in links.items():
             link.shape(rtt)
         for number, group in enumerate(GROUPS):
@@ -146,7 +148,7 @@ def measure(args: argparse.Namespace) -> list[Turn]:
 
 
 def beside(
-    present: ExitStack, folder: Path, group: Group, drafter: str, links: Mapping[int, Link]
+    present: ExitStack, folder: Path, group: Group, drafter: str, links: Mapping[int, RelayLink]
 ) -> dict[str, Writer]:
     """All rows of a group, ready."""
     folder.mkdir()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.services import ANY_PORT, Process, RedisLog, Service, free_port
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 from bench.vllm.server import CONTEXT, EAGER, PYTHON, Front
 from demo_pair import DRAFT, TARGET
 from deploy.stack.processes import environment
@@ -43,7 +43,7 @@ def drafter_of(owned: ExitStack, folder: Path) -> Service:
     return drafter
 
 
-def engine_service(owned: ExitStack, folder: Path, links: Mapping[int, Link], sessions: int) -> EngineService:
+def engine_service(owned: ExitStack, folder: Path, links: Mapping[int, RelayLink], sessions: int) -> EngineService:
     """Start it. links: to the drafter, by their delay in ms. Raises BenchError."""
     log = RedisLog(folder)
     owned.callback(log.kill)

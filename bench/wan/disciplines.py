@@ -27,7 +27,7 @@ LEAST_REPEATS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Discipline(SpecwireRow):
+class DisciplineRow(SpecwireRow):
     """A row named after its discipline; drafting is off for plain decoding."""
 
     name: str
@@ -65,7 +65,7 @@ def repeats_of(seconds: float, repeats: int, most_seconds: float = MOST_SECONDS)
 
 
 def take_turns(
-    rows: Sequence[Discipline],
+    rows: Sequence[DisciplineRow],
     prompts: Sequence[Sequence[int]],
     tokens: int,
     repeats: Mapping[str, int],

@@ -27,7 +27,7 @@ from bench.wan.disciplines import (
     DISCIPLINES,
     PLAIN,
     TEXTBOOK,
-    Discipline,
+    DisciplineRow,
     measured_in,
     orchestration,
     repeats_of,
@@ -134,9 +134,9 @@ def emulated(cell: Cell, folder: Path) -> Pair:
     return Pair(target, draft)
 
 
-def _rows(owned: ExitStack, started: Rig, plans: dict[str, Orchestration]) -> list[Discipline]:
+def _rows(owned: ExitStack, started: Rig, plans: dict[str, Orchestration]) -> list[DisciplineRow]:
     clients = {plan: owned.enter_context(Client(address)) for plan, address in started.addresses.items()}
-    return [Discipline(clients[plan], name != PLAIN, name) for name, plan in plans.items()]
+    return [DisciplineRow(clients[plan], name != PLAIN, name) for name, plan in plans.items()]
 
 
 def measure_software() -> Software:
@@ -169,7 +169,7 @@ def software_of(rounds: Mapping[int, float], step_us: float, V_us: float, draft_
     return Software(step_us=step_us, hop_us=max(0.0, hops_us / HOPS), draft_us=token_us - draft_us)
 
 
-def _told(row: Discipline, tokens: int) -> list[Timings]:
+def _told(row: DisciplineRow, tokens: int) -> list[Timings]:
     row.run(PROMPT, LEAST_WARM_UP)
     timings = [arrival.timings for arrival in row.run(PROMPT, tokens).arrivals if arrival.timings is not None]
     if len(timings) <= UNSETTLED + 1:

@@ -16,7 +16,7 @@ from bench.wan.disciplines import (
     PLAIN,
     STREAM_WAIT,
     TEXTBOOK,
-    Discipline,
+    DisciplineRow,
     orchestration,
     repeats_of,
     take_turns,
@@ -101,9 +101,9 @@ def _measure(
 ) -> MeasuredPair:
     started.shape(rtt_ms)
     settings = {name: _fastest(name, clients, prompts[0], min(tokens, SELECTION_TOKENS)) for name in CHOICES}
-    rows = [Discipline(clients[Orchestration()], False, PLAIN)]
-    rows += [Discipline(clients[orchestration(policy)], True, name) for name, policy in settings.items()]
-    rows += [Discipline(clients[orchestration(policy)], True, name) for name, policy in AUTOMATIC.items()]
+    rows = [DisciplineRow(clients[Orchestration()], False, PLAIN)]
+    rows += [DisciplineRow(clients[orchestration(policy)], True, name) for name, policy in settings.items()]
+    rows += [DisciplineRow(clients[orchestration(policy)], True, name) for name, policy in AUTOMATIC.items()]
     seconds = {row.key: row.run(prompts[0], min(tokens, WARM_UP_TOKENS)).seconds for row in rows}
     longer = tokens / min(tokens, WARM_UP_TOKENS)
     counts = {row.key: repeats for row in rows}
@@ -113,7 +113,7 @@ def _measure(
 
 def _fastest(name: str, clients: dict[Orchestration, Client], prompt: Sequence[int], tokens: int) -> str:
     """The setting of a baseline that is fastest on one prompt, median of two turns."""
-    rows = {policy: Discipline(clients[orchestration(policy)], True, name) for policy in CHOICES[name]}
+    rows = {policy: DisciplineRow(clients[orchestration(policy)], True, name) for policy in CHOICES[name]}
     seconds: dict[str, list[float]] = {policy: [] for policy in rows}
     for _ in range(2):
         for policy, row in rows.items():

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bench.harness.child import Child
 from bench.harness.runs import BenchError
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 from bench.wan.places import Place, Places
 from deploy.stack.options import cores
 from specwire.core.model import NONE, TORCH
@@ -100,8 +100,8 @@ class Rig:
     """`addresses`: of the orchestrators. `links`: between edge and cloud; `draft_link`: between the two on the edge."""
 
     addresses: dict[Orchestration, str]
-    links: tuple[Link, ...]
-    draft_link: Link | None
+    links: tuple[RelayLink, ...]
+    draft_link: RelayLink | None
 
     def shape(self, rtt_ms: float) -> None:
         """Delay what passes. Orchestrators have to connect anew, and so know at once how far their verifiers are."""
@@ -144,8 +144,8 @@ def rig(
         yield Rig(addresses, tuple(links.values()), draft_link)
 
 
-def _link(owned: ExitStack, to: str, dialled_from: Place) -> Link:
-    return owned.enter_context(Link(to, f"{dialled_from.ours}:0"))
+def _link(owned: ExitStack, to: str, dialled_from: Place) -> RelayLink:
+    return owned.enter_context(RelayLink(to, f"{dialled_from.ours}:0"))
 
 
 def _model(pair: Pair) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from bench.harness.runs import BenchError
 from bench.relay.frames import HEADER, Count
-from bench.relay.link import Link, Traffic
+from bench.relay.link import RelayLink, Traffic
 from bench.wan.cells import TOKENS, typical_trace
 from bench.wan.places import places
 from bench.wan.rig import Orchestration, Pair, rig
@@ -111,7 +111,7 @@ def measure_wire(tokens: int = TOKENS, rules: Sequence[str] = tuple(RULES)) -> l
         ]
 
 
-def _watch(client: Client, rule: str, tokens: int, links: Sequence[Link]) -> Wire:
+def _watch(client: Client, rule: str, tokens: int, links: Sequence[RelayLink]) -> Wire:
     """links: to the verifier, to the drafter."""
     before = [link.traffic() for link in links]
     for link in links:

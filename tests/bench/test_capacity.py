@@ -12,7 +12,7 @@ import pytest
 
 from bench import capacity
 from bench.batch.sessions import Asked
-from bench.capacity import BOX, FAR, LONG, NEAR, SHORT, WITHOUT, Capacity, Level, Placement, Target
+from bench.capacity import BOX, FAR, LONG, NEAR, SHORT, WITHOUT, Capacity, EmulatedTarget, Level, Placement
 from bench.harness.runs import Arrival, Run
 from specwire.lm.scripted import Script
 
@@ -89,7 +89,7 @@ def test_pauses_and_speed_are_of_what_comes_behind_the_first_arrival() -> None:
 
 def test_without_drafting_it_is_what_arithmetic_says() -> None:
     """20 tokens/s each is a forward of 50 ms: 30 ms and 20 more, of which a further session takes 2.4."""
-    found = capacity.simulated((Target(0.08, 0.0), WITHOUT))
+    found = capacity.simulated((EmulatedTarget(0.08, 0.0), WITHOUT))
     assert found.sessions == 1 + int(20 / 2.4)
     assert found.best is not None
     assert found.best.window == 0.0
@@ -108,7 +108,7 @@ def test_devices_take_the_times_that_are_stated(tmp_path: Path) -> None:
 
 
 def test_what_is_needed_is_held_against_no_drafting() -> None:
-    def held(target: Target, placement: Placement, most: int) -> Capacity:
+    def held(target: EmulatedTarget, placement: Placement, most: int) -> Capacity:
         return Capacity(target, placement, (level(most, True), level(most + 1, False)))
 
     found = [held(LONG, WITHOUT, 10), held(LONG, NEAR, 16), held(SHORT, WITHOUT, 10), held(SHORT, NEAR, 15)]

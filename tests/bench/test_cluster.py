@@ -12,7 +12,7 @@ import pytest
 
 from bench.cluster import run
 from bench.cluster.clocks import CLIENTS, DRAFTERS, ORCHESTRATORS, REST, VERIFIERS, Clocks, kind_of, ports_of
-from bench.cluster.crowd import Served, Session, prompt
+from bench.cluster.crowd import CrowdSession, Served, prompt
 from bench.cluster.expected import simulated, trace
 from bench.cluster.measure import EXPECTED, Measured, Sample, Texts
 from bench.cluster.results import Results, bars, multiple_of, row_results, shown, write
@@ -163,8 +163,8 @@ def test_who_listens_where() -> None:
 
 def test_tokens_are_counted_while_all_run() -> None:
     """The second one begins at 2 s, and the first one ends at 5 s."""
-    first = Session((1,) * 5, tuple((float(at), 1) for at in range(1, 6)))
-    second = Session((1,) * 8, ((2.0, 2), (4.0, 2), (6.0, 2), (8.0, 2)))
+    first = CrowdSession((1,) * 5, tuple((float(at), 1) for at in range(1, 6)))
+    second = CrowdSession((1,) * 8, ((2.0, 2), (4.0, 2), (6.0, 2), (8.0, 2)))
     found = Served((first, second), 8.0)
     assert (found.tokens, found.tokens_per_second) == (13, 13 / 8)
     assert found.steady == (3 + 2) / 3

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from bench.harness.services import ANY_PORT
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 from orchestrator.store import StoredSession
 from tests.faults.parts import Parts, Service, parts
 from tests.faults.stack import read_log
@@ -37,15 +37,15 @@ class Lines:
     drafter and `second` to the registry.
     """
 
-    client: Link
-    http: Link
-    verifier: Link
-    drafter: Link
-    joined: Link
-    redis: Link
-    registry: Link
+    client: RelayLink
+    http: RelayLink
+    verifier: RelayLink
+    drafter: RelayLink
+    joined: RelayLink
+    redis: RelayLink
+    registry: RelayLink
 
-    def of(self, where: str) -> Link:
+    def of(self, where: str) -> RelayLink:
         """The one that a cell of the matrix is about."""
         return {
             "client-orchestrator": self.client,
@@ -58,7 +58,7 @@ class Lines:
         }[where]
 
     @property
-    def all(self) -> tuple[Link, ...]:
+    def all(self) -> tuple[RelayLink, ...]:
         return (self.client, self.http, self.verifier, self.drafter, self.joined, self.redis, self.registry)
 
 
@@ -70,7 +70,7 @@ class Place:
     ) -> None:
         self._owned = owned
         self.redis = stack.enter_context(RedisServer(port=free_port()))
-        registry = stack.enter_context(Link(stack.enter_context(RedisServer(port=free_port())).tcp))
+        registry = stack.enter_context(RelayLink(stack.enter_context(RedisServer(port=free_port())).tcp))
         found = ("--registry", f"redis://{registry.address}")
         self.verifiers = [
             owned.start("verify", target, "--grace", GRACE_S, *found, *words, *more, python=python)
@@ -80,7 +80,8 @@ class Place:
         for service in (*self.verifiers, self.drafter):
             service.ready()
         verifier, drafter, redis = (
-            stack.enter_context(Link(to)) for to in (self.verifiers[0].address, self.drafter.address, self.redis.tcp)
+            stack.enter_context(RelayLink(to))
+            for to in (self.verifiers[0].address, self.drafter.address, self.redis.tcp)
         )
         known = [each.address for each in self.verifiers]
         self.apart = self._orchestrate([verifier.address], redis.address, "--drafter", drafter.address, *HTTP)
@@ -90,7 +91,7 @@ class Place:
         for service in (self.apart, self.first, self.second, self.hub):
             service.ready()
         client, http, joined = (
-            stack.enter_context(Link(to)) for to in (self.apart.address, self.apart.http, self.hub.address)
+            stack.enter_context(RelayLink(to)) for to in (self.apart.address, self.apart.http, self.hub.address)
         )
         self.joined = owned.start("draft", draft, "--connect", joined.address, "--grace", GRACE_S, *words)
         self.joined.ready()

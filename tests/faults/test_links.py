@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 from bench.wan.wire import messages_of
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
@@ -60,7 +60,10 @@ def forwards(stream: Stream, length: int = LENGTH) -> int:
 @pytest.mark.parametrize("drafted", [False, True], ids=["greedy-plain", "sampled-drafted"])
 def test_a_link_cut_for_seconds_mid_sentence(healthy: Stack, drafted: bool) -> None:
     """What is decided meanwhile is delivered, once: every step of the verifier's is in the text, none was repeated."""
-    with Link(healthy.verifier.address) as link, orchestrated(healthy, healthy.drafter.address, link.address) as served:
+    with (
+        RelayLink(healthy.verifier.address) as link,
+        orchestrated(healthy, healthy.drafter.address, link.address) as served,
+    ):
         before = steps_of(healthy.verifier.address)
         with sampled(served) if drafted else greedy(served, drafting=False) as stream:
             stream.until(60)
@@ -74,7 +77,10 @@ def test_a_link_cut_for_seconds_mid_sentence(healthy: Stack, drafted: bool) -> N
 
 def test_a_link_that_is_cut_and_hangs_again_and_again_while_sampled_text_is_drafted(healthy: Stack) -> None:
     rng = random.Random(3)
-    with Link(healthy.verifier.address) as link, orchestrated(healthy, healthy.drafter.address, link.address) as served:
+    with (
+        RelayLink(healthy.verifier.address) as link,
+        orchestrated(healthy, healthy.drafter.address, link.address) as served,
+    ):
         before = steps_of(healthy.verifier.address)
         with sampled(served) as stream:
             for fault, seconds in [
@@ -93,7 +99,10 @@ def test_a_link_that_is_cut_and_hangs_again_and_again_while_sampled_text_is_draf
 @pytest.mark.whole_matrix
 def test_a_link_that_hangs_for_longer_than_it_takes_to_notice(healthy: Stack) -> None:
     """Both ends believe in different links for a while."""
-    with Link(healthy.verifier.address) as link, orchestrated(healthy, healthy.drafter.address, link.address) as served:
+    with (
+        RelayLink(healthy.verifier.address) as link,
+        orchestrated(healthy, healthy.drafter.address, link.address) as served,
+    ):
         before = steps_of(healthy.verifier.address)
         with sampled(served) as stream:
             stream.until(60)
@@ -105,7 +114,7 @@ def test_a_link_that_hangs_for_longer_than_it_takes_to_notice(healthy: Stack) ->
 
 def test_a_drafter_s_link_is_slow_hangs_and_breaks(healthy: Stack) -> None:
     """Proposals arrive seconds too late, and after a reconnect they speak of another connection's text."""
-    with Link(healthy.drafter.address) as link, orchestrated(healthy, link.address) as served:
+    with RelayLink(healthy.drafter.address) as link, orchestrated(healthy, link.address) as served:
         link.shape(rtt_ms=2000, jitter_ms=500)
         link.capture()
         for temperature, sampling in ((0.0, None), (SAMPLED.temperature, SAMPLED)):
@@ -154,7 +163,7 @@ def test_a_verifier_is_replaced_while_proposals_are_in_flight(
 ) -> None:
     """The drafter is some ms away, so that one is under way all the time."""
     with (
-        Link(healthy.drafter.address) as link,
+        RelayLink(healthy.drafter.address) as link,
         orchestrated(healthy, link.address, healthy.verifier.address, other.address) as served,
     ):
         until_it_serves(served, healthy.verifier)
@@ -170,7 +179,7 @@ def test_a_verifier_is_replaced_while_proposals_are_in_flight(
 def test_a_session_goes_back_to_the_verifier_that_keeps_it(healthy: Stack, other: Service) -> None:
     """Where the link is back at once; otherwise the other verifier takes over."""
     with (
-        Link(healthy.verifier.address) as link,
+        RelayLink(healthy.verifier.address) as link,
         orchestrated(healthy, healthy.drafter.address, link.address, other.address) as served,
     ):
         until_it_serves(served, healthy.verifier)

@@ -12,7 +12,7 @@ import grpc
 import pytest
 import redis
 
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 from orchestrator.store.encoding import TOKEN_BYTES, pack_outcomes, pack_tokens
 from orchestrator.store.scripts import session_keys
 from specwire.core.messages import FinishReason, Outcome
@@ -91,7 +91,7 @@ def test_a_log_lost_while_the_text_stands_still_is_written_again(healthy: Stack)
 
 def test_acknowledgements_that_are_cut_off_lose_and_repeat_nothing(healthy: Stack) -> None:
     chance = random.Random(5)
-    with RedisServer(port=free_port()) as apart, Link(apart.tcp) as line:
+    with RedisServer(port=free_port()) as apart, RelayLink(apart.tcp) as line:
         serving = healthy.parts.start(
             "orchestrate", "--verifier", healthy.verifier.address, "--redis-url", f"redis://{line.address}"
         )
@@ -232,7 +232,7 @@ def assert_told(stream: Stream) -> None:
 
 def test_a_line_to_the_log_that_breaks_between_two_sessions(healthy: Stack) -> None:
     """What nobody used meanwhile is broken; that is no answer to who comes next."""
-    with RedisServer(port=free_port()) as apart, Link(apart.tcp) as line:
+    with RedisServer(port=free_port()) as apart, RelayLink(apart.tcp) as line:
         serving = healthy.parts.start(
             "orchestrate", "--verifier", healthy.verifier.address, "--redis-url", f"redis://{line.address}"
         )

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 from specwire.client import Chunk, Client
 from specwire.client.requests import RequestOptions
 from specwire.core.law.sampling import Sampling
@@ -177,7 +177,7 @@ def test_the_clients_own_line(healthy: Stack, fault: str) -> None:
     """The session waits for its reader at the orchestrator that has it, and nobody needs to claim it."""
     length = 2 * LENGTH
     with (
-        Link(healthy.orchestrator.address) as link,
+        RelayLink(healthy.orchestrator.address) as link,
         Stream(link.address, patience=PATIENCE_S, max_tokens=length) as stream,
     ):
         stream.until(100)
@@ -198,7 +198,7 @@ def test_a_line_that_hangs_is_left_for_another_address(healthy: Stack, second: S
     """Long before it is mended; what the first one went on to write meanwhile is in the log."""
     length = 2 * LENGTH
     with (
-        Link(healthy.orchestrator.address) as link,
+        RelayLink(healthy.orchestrator.address) as link,
         Stream([link.address, second.address], patience=PATIENCE_S, max_tokens=length) as stream,
     ):
         stream.until(100)

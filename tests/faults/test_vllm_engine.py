@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness import ROOT
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 from bench.vllm.server import EAGER, PYTHON, VLLM
 from demo_pair import DRAFT, TARGET
 from deploy.stack.processes import descendants
@@ -142,7 +142,7 @@ def test_a_session_moves_from_ours_to_vllm_and_back(running: Place, at: int) -> 
     running.mend()
     one = asked()[at]
     with ExitStack() as stack:
-        vllm, ours = (stack.enter_context(Link(each.address)) for each in running.verifiers)
+        vllm, ours = (stack.enter_context(RelayLink(each.address)) for each in running.verifiers)
         owned = stack.enter_context(parts())
         named = [word for link in (vllm, ours) for word in ("--verifier", link.address)]
         orchestrator = owned.start("orchestrate", *named, "--drafter", running.drafter.address)

@@ -21,7 +21,7 @@ import pytest
 
 from bench.cluster.site import Site, command_lines, site
 from bench.harness.runs import BenchError
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 from tests.faults.streams import Stream
 from tests.integration.cluster import LIMIT_S, MORE, deploy, running
 from tests.integration.pauses import Pause
@@ -42,7 +42,7 @@ class Deployed:
     """A site with everything running. links: to the verifiers, by their own addresses. fronts: the head's first."""
 
     site: Site
-    links: Mapping[str, Link]
+    links: Mapping[str, RelayLink]
     fronts: Sequence[str]
 
 
@@ -63,7 +63,7 @@ def deployed() -> Iterator[Deployed]:
 
 
 @contextmanager
-def deployed_behind_relays(here: Site) -> Iterator[dict[str, Link]]:
+def deployed_behind_relays(here: Site) -> Iterator[dict[str, RelayLink]]:
     """Verifiers, relays to them as soon as there are any, and what waits for them; the relays last for the block."""
 
     def verifiers() -> list[str]:
@@ -72,12 +72,14 @@ def deployed_behind_relays(here: Site) -> Iterator[dict[str, Link]]:
     with ThreadPoolExecutor(1) as apart, ExitStack() as owned:
         deploying = apart.submit(deploy, here, 2, 2, 2)
         assert eventually(lambda: len(verifiers()) == 2 or deploying.done(), pause_s=1.0)
-        links = {each: owned.enter_context(Link(each, f"{RELAYED}:{each.rpartition(':')[2]}")) for each in verifiers()}
+        links = {
+            each: owned.enter_context(RelayLink(each, f"{RELAYED}:{each.rpartition(':')[2]}")) for each in verifiers()
+        }
         deploying.result(LIMIT_S)
         yield links
 
 
-def deciding(links: Mapping[str, Link], stream: Stream) -> Link:
+def deciding(links: Mapping[str, RelayLink], stream: Stream) -> RelayLink:
     """The link to whoever decides for the only stream that runs."""
     before = {address: link.traffic().down.bytes for address, link in links.items()}
     stream.until(len(stream.tokens) + MORE)

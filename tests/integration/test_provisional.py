@@ -21,7 +21,7 @@ from typing import Unpack
 import pytest
 
 import demo_pair
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 from deploy.cli.terminal import MARKED
 from specwire.client import Chunk, Client, Finished, Provisional, Started
 from specwire.client.requests import RequestOptions
@@ -71,7 +71,7 @@ class Reading:
 
 def test_an_edge_shows_its_own_guesses_at_once() -> None:
     """The verifier is 80 ms away: guesses are there while nothing is decided, and the text is the same."""
-    with parts() as owned, Link(owned.start("verify", TARGET).ready()) as link:
+    with parts() as owned, RelayLink(owned.start("verify", TARGET).ready()) as link:
         link.shape(rtt_ms=80)
         edge = owned.start("edge", "--verifier", link.address, "--draft", DRAFT).ready()
         shown, without = Reading(edge, provisional=True), Reading(edge)

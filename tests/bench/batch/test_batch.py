@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from bench.batch import settings
-from bench.batch.arrivals import Load, LoadSample, Served, Target, due_times, load_lines, serve
+from bench.batch.arrivals import LatencyTarget, Load, LoadSample, Served, due_times, load_lines, serve
 from bench.batch.figures import BatchSample, full_steps, lines, pauses_ms, unknown
 from bench.batch.judged import JudgedText, bars
 from bench.batch.measure import BatchResults
@@ -115,10 +115,10 @@ def served(first_ms: float, count: int = 3) -> Served:
 def test_tokens_of_requests_that_were_late_or_refused_are_no_goodput() -> None:
     load = Load(0.5, 3.0, seed=1)
     sample = LoadSample(load, OFF, (served(150.0), served(400.0), Served(0.0, 0.1, None)))
-    target = Target(first_ms=200.0, pause_ms=20.0)
+    target = LatencyTarget(first_ms=200.0, pause_ms=20.0)
     assert sample.tokens_per_second == 10.0
     assert sample.goodput(target) == 5.0
-    assert sample.goodput(Target(200.0, 5.0)) == 0.0
+    assert sample.goodput(LatencyTarget(200.0, 5.0)) == 0.0
     (line,) = load_lines([sample], target)
     assert line.refused == 1
     assert line.in_time == pytest.approx(1 / 3)
@@ -144,7 +144,7 @@ def results() -> BatchResults:
         machine={"cpu": "a cpu", "cores": 2},
         commit=None,
         lines=found,
-        loads=load_lines(loads, Target(200.0, 20.0)),
+        loads=load_lines(loads, LatencyTarget(200.0, 20.0)),
         bars=bars(samples, found, texts),
         texts=texts,
         cores={},

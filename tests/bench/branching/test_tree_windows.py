@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.branching.tree_windows import Session, likeliest
+from bench.branching.tree_windows import TreeSession, likeliest
 from bench.wan.cells import AWAY
 from bench.wan.virtual import Software, as_simulated
 from specwire import sim
@@ -13,12 +13,12 @@ from specwire.core.text import Tree
 
 def test_with_the_best_path_it_is_as_fast_as_the_engine() -> None:
     cell = as_simulated(AWAY, Software(), 128)
-    assert Session(cell, 0).tokens_per_second() == pytest.approx(sim.simulate(cell).tokens_per_second, rel=0.06)
+    assert TreeSession(cell, 0).tokens_per_second() == pytest.approx(sim.simulate(cell).tokens_per_second, rel=0.06)
 
 
 def test_where_rows_cost_nothing_more_of_the_tree_is_not_slower() -> None:
     cell = as_simulated(AWAY, Software(), 128)
-    path, tree = (Session(cell, width).tokens_per_second() for width in (0, 64))
+    path, tree = (TreeSession(cell, width).tokens_per_second() for width in (0, 64))
     assert tree >= 0.98 * path
 
 

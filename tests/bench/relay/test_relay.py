@@ -15,7 +15,7 @@ import pytest
 from bench.harness.runs import BenchError
 from bench.relay.frames import Frames
 from bench.relay.gauge import gauge
-from bench.relay.link import Link
+from bench.relay.link import RelayLink
 from bench.relay.way import MOST_QUEUED, Lateness, Shape, Way
 from deploy.stack.processes import descendants
 
@@ -23,17 +23,17 @@ LIMIT_S = 120.0
 
 
 @contextmanager
-def served() -> Iterator[tuple[socket.socket, Link]]:
+def served() -> Iterator[tuple[socket.socket, RelayLink]]:
     """A listening socket and a link to it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(LIMIT_S)
         host, port = listener.getsockname()
-        with Link(f"{host}:{port}") as link:
+        with RelayLink(f"{host}:{port}") as link:
             yield listener, link
 
 
 @contextmanager
-def connected(listener: socket.socket, link: Link) -> Iterator[tuple[socket.socket, socket.socket]]:
+def connected(listener: socket.socket, link: RelayLink) -> Iterator[tuple[socket.socket, socket.socket]]:
     host, _, port = link.address.rpartition(":")
     with socket.create_connection((host, int(port)), LIMIT_S) as near:
         far, _ = listener.accept()
@@ -124,7 +124,7 @@ def test_traffic_is_counted_by_direction_past_connections_included() -> None:
 
 
 def test_a_server_that_is_not_there_resets_the_dialler(dead_address: str) -> None:
-    with Link(dead_address) as link:
+    with RelayLink(dead_address) as link:
         host, _, port = link.address.rpartition(":")
         with pytest.raises(ConnectionResetError), socket.create_connection((host, int(port)), LIMIT_S) as near:
             near.recv(1)

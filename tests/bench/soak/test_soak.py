@@ -16,7 +16,7 @@ from bench.soak.jobs import Job, Manner, draw
 from bench.soak.judge import mismatches, scores_of
 from bench.soak.pairs import Pair, scripted
 from bench.soak.reader import Told
-from bench.soak.report import Report, Tally, quantiles
+from bench.soak.report import SoakReport, Tally, quantiles
 from specwire.client import Chunk, Finished, SessionState, Stats
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.acceptance import choose
@@ -173,10 +173,10 @@ def test_the_report(pair: Pair, tmp_path: Path) -> None:
     assert written["longest_pause_of_a_session_s"] == {"p50": 0.2, "p99": 0.2, "max": 0.2}
 
 
-def a_report(tally: Tally) -> Report:
+def a_report(tally: Tally) -> SoakReport:
     """Of a minute."""
     faults = Counter({"redis killed": 1})
-    return Report({}, {}, None, 1.0, 60.0, 65.0, tally, faults, 2, [], 0, False)
+    return SoakReport({}, {}, None, 1.0, 60.0, 65.0, tally, faults, 2, [], 0, False)
 
 
 def test_what_shows_little_does_not_hold(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from bench.wan.disciplines import (
     PLAIN,
     STREAM_WAIT,
     TEXTBOOK,
-    Discipline,
+    DisciplineRow,
     orchestration,
     repeats_of,
     take_turns,
@@ -61,13 +61,13 @@ def test_plain_and_default_have_all_repeats_and_where_a_bar_is_about_it_textbook
 def test_rows_take_turns_each_repeat_on_the_next_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, tuple[int, ...]]] = []
 
-    def run(row: Discipline, prompt: tuple[int, ...], tokens: int) -> Run:
+    def run(row: DisciplineRow, prompt: tuple[int, ...], tokens: int) -> Run:
         asked.append((row.key, prompt))
         return Run(tuple(range(tokens)), 1.0, 0.1, tokens)
 
-    monkeypatch.setattr(Discipline, "run", run)
+    monkeypatch.setattr(DisciplineRow, "run", run)
     with Client("127.0.0.1:1") as client:
-        rows = [Discipline(client, False, PLAIN), Discipline(client, True, DEFAULT)]
+        rows = [DisciplineRow(client, False, PLAIN), DisciplineRow(client, True, DEFAULT)]
         found = take_turns(rows, [(1,), (2,)], 4, {PLAIN: 3, DEFAULT: 2})
     assert asked == [(PLAIN, (1,)), (DEFAULT, (1,)), (DEFAULT, (2,)), (PLAIN, (2,)), (PLAIN, (1,))]
     assert [(one.repeat, one.prompt, one.row) for one in found] == [
