@@ -40,9 +40,10 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, share: Share, held: Held) -> Part:
-        session, source = held.session, None
+        session = held.session
         if not share.window:
             return cls(share, held, (), (), None, 1 if share.decides else 0)
+        source: int | None = None
         if share.kind is SourceKind.DRAFTER:
             path = session.best
             window, source = path.drafts(session.width(path, share.window)), path.source
@@ -71,11 +72,6 @@ class Part(NamedTuple):
             )
             for index in range(self.wanted)
         ]
-
-    def ask(self) -> None:
-        """Ask, before the forward, for the masks that its rows need."""
-        if self.wanted:
-            self.held.session.ask(self.tokens)
 
 
 class RowSampler(Protocol):

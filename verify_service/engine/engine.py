@@ -424,7 +424,8 @@ class Engine:
     def begin(self, parts: Sequence[Part]) -> UnderWay:
         """The first half of a forward; nothing else may be done to the model before the second one."""
         for part in parts:
-            part.ask()
+            if part.wanted:
+                part.held.session.ask(part.tokens)
         feeds = [self._feed(part) for part in parts]
         began_us = self._now_us()
         with detect_out_of_memory():
