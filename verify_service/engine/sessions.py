@@ -55,6 +55,10 @@ class Held:
     most_length: int = 0
     seated_us: float = 0.0
     served: int = -1
+    session: VerifySession = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.session = self.running.session
 
     def looks(self, alone: bool) -> bool:
         """Whether the next plan gets a guess of this session."""
@@ -65,10 +69,6 @@ class Held:
     def waiting(self) -> bool:
         """It has no slot."""
         return self.slot == NO_SLOT
-
-    @property
-    def session(self) -> VerifySession:
-        return self.running.session
 
     @property
     def expires_us(self) -> float:
