@@ -344,6 +344,10 @@ def _relative_mass(scores: Scores, best: int, temperature: float) -> float:
 # that the target drew itself.
 
 
+# Draws from logits by the ids of the rows' target.
+DrawAll = Callable[[torch.Tensor, Sequence[DraftRow]], list[Drawn]]
+
+
 class DraftPlace(Protocol):
     """A place to draft behind."""
 
@@ -355,12 +359,15 @@ def guesses(logits: torch.Tensor, rows: Sequence[int], places: Sequence[DraftPla
     if len(rows) < len(logits):
         logits = logits[list(rows)]
     wanted = [place.row() for place in places]
+    alike: dict[tuple[VocabularyMap | None, DrawAll], list[int]] = {}
+    for at, row in enumerate(wanted):
+        draw_all = _weighed if row.weighed else _chains if row.most == 1 else _candidates_of
+        alike.setdefault((row.vocabularies, draw_all), []).append(at)
     drawn: dict[int, Drawn] = {}
-    for vocabularies in {row.vocabularies for row in wanted}:
-        chosen = [at for at, row in enumerate(wanted) if row.vocabularies is vocabularies]
+    for (vocabularies, draw_all), chosen in alike.items():
         own = logits if len(chosen) == len(wanted) else logits[chosen]
         named = own if vocabularies is None else shared(own, vocabularies)
-        drawn |= zip(chosen, _guesses(named, [wanted[at] for at in chosen]), strict=True)
+        drawn |= zip(chosen, draw_all(named, [wanted[at] for at in chosen]), strict=True)
     return [drawn[at] for at in range(len(wanted))]
 
 
@@ -378,20 +385,6 @@ def _columns(vocabularies: VocabularyMap, width: int, device: torch.device) -> t
     """Where each of the target's tokens stands; `width` for nowhere."""
     own = torch.tensor(vocabularies.own_of, device=device)
     return torch.where(own < 0, width, own)
-
-
-def _guesses(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[Drawn]:
-    """As `guesses`, for logits by the ids of the rows' target."""
-    drawn: dict[int, Drawn] = {}
-    for chosen, draw_all in (
-        ([at for at, row in enumerate(rows) if row.weighed], _weighed),
-        ([at for at, row in enumerate(rows) if row.most == 1 and not row.weighed], _chains),
-        ([at for at, row in enumerate(rows) if row.most > 1], _candidates_of),
-    ):
-        if chosen:
-            own = logits if len(chosen) == len(rows) else logits[chosen]
-            drawn |= zip(chosen, draw_all(own, [rows[at] for at in chosen]), strict=True)
-    return [drawn[at] for at in range(len(rows))]
 
 
 def _weighed(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[Drawn]:
