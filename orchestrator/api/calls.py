@@ -295,16 +295,22 @@ class GenerationHandler:
             yield _chunk(shown, view.output.timings, None if answer is None else answer.feed(shown.text))
             view.tell(ClientTook(shown.position + len(shown.tokens)))
         end = view.output.end
-        if end is not None and end.reason is FinishReason.ERROR:
-            code, message, retry_after = view.failure or SessionFailure(grpc.StatusCode.ABORTED, end.message)
-            if view.abandoned:
-                raise StatusError(code, message, RESUME_AFTER_S)
-            if known is not None:  # coming back would not help
-                raise StatusError(grpc.StatusCode.ABORTED, f"the session has failed: {message}")
-            raise StatusError(code, message, retry_after)
         if end is not None:
+            _check_end(view, end, known is not None)
             text = view.output.since(cursor).text
             yield _finished(view, end, text, None if answer is None else answer.finish(text))
+
+
+def _check_end(view: SessionView, end: End, known: bool) -> None:
+    """StatusError where the session failed. known: it had ended before its reader came."""
+    if end.reason is not FinishReason.ERROR:
+        return
+    code, message, retry_after = view.failure or SessionFailure(grpc.StatusCode.ABORTED, end.message)
+    if view.abandoned:
+        raise StatusError(code, message, RESUME_AFTER_S)
+    if known:  # coming back would not help
+        raise StatusError(grpc.StatusCode.ABORTED, f"the session has failed: {message}")
+    raise StatusError(code, message, retry_after)
 
 
 def _pass_deadline(driver: SessionDriver) -> None:
