@@ -43,16 +43,21 @@ from specwire.v1 import generation_pb2 as pb
 T = TypeVar("T")
 
 
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """The streams' events as they come, each with its stream's index.
 
     A stream is read further once its last event has been taken. The first that fails ends all; so does closing this.
     """
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for part in only:
-                yield 0, part
-        return
+    return _alone(*streams) if len(streams) == 1 else _side_by_side(streams)
+
+
+async def _alone(stream: AsyncGenerator[T, None]) -> AsyncGenerator[tuple[int, T], None]:
+    async with aclosing(stream) as parts:
+        async for part in parts:
+            yield 0, part
+
+
+async def _side_by_side(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     waiting = {asyncio.create_task(_next(stream)): index for index, stream in enumerate(streams)}
     try:
         while waiting:
