@@ -349,6 +349,16 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         self._scorer = PromptScorer(orchestrator)
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        streams, chat = await self._asked(request, context)
+        with _naming_tools(chat):
+            async with aclosing(merged(streams)) as parts:
+                async for choice, part in parts:
+                    yield generate_response(part, choice)
+
+    async def _asked(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> tuple[list[AsyncGenerator[Part, None]], ChatPrompt | None]:
+        """The streams of the completions that a request asks for; of a chat, what their sessions are asked, too."""
         tenant, left = self._tenant(context), context.time_remaining()
         parent = parent_in(context.invocation_metadata())
         target = chat = None
@@ -361,11 +371,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         singles = single_requests(request)
         (seed,) = await self._handler.seeds.of(request, tenant)
         more: dict[str, Any] = {"traceparent": parent, "target": target, "chat": chat}
-        streams = [self._handler.generate(each, tenant, left, seed, **more) for each in singles]
-        with _naming_tools(chat):
-            async with aclosing(merged(streams)) as parts:
-                async for choice, part in parts:
-                    yield generate_response(part, choice)
+        return [self._handler.generate(each, tenant, left, seed, **more) for each in singles], chat
 
     async def _chat(self, chat: pb.Chat, target: Target) -> ChatPrompt:
         """What a session is asked for. Raises InvalidParameter; StatusError: too many wait for their template."""
