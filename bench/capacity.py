@@ -28,10 +28,10 @@ from bench.harness.interval import Estimate, percentile
 from bench.harness.record import write
 from bench.harness.report import Bar, at_least, table
 from bench.harness.runs import BenchError, Run
-from bench.wan.cells import Cell
+from bench.wan.cells import WanCell
 from bench.wan.emulated import SEED
 from bench.wan.places import places
-from bench.wan.rig import Orchestration, Pair, rig
+from bench.wan.rig import Orchestration, WanPair, rig
 from bench.wan.virtual import Software, as_simulated, spread
 from specwire import sim
 from specwire.client import AsyncClient
@@ -82,7 +82,7 @@ class EmulatedTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class CapacityPlacement:
     """Where drafters are. shared: in the verifier's box, on its device."""
 
     name: str
@@ -98,16 +98,16 @@ class Placement:
 # Long texts: a session's keys and values are read once, whatever its window. Short ones: all rows cost the same.
 LONG, SHORT = EmulatedTarget(0.06, 0.02), EmulatedTarget(0.06, 0.06)
 TARGETS = (LONG, SHORT)
-WITHOUT = Placement("without drafting", 20.0, sim.PLAIN)
+WITHOUT = CapacityPlacement("without drafting", 20.0, sim.PLAIN)
 # As many branches as two cores play for some 30 emulated sessions; more gain more.
 EDGE = sim.parse_policy("auto:2")
-NEAR, FAR = Placement("edge, 20 ms", 20.0, EDGE), Placement("edge, 80 ms", 80.0, EDGE)
-BOX = Placement("in the verifier's box", 0.0, sim.AUTO, shared=True)
+NEAR, FAR = CapacityPlacement("edge, 20 ms", 20.0, EDGE), CapacityPlacement("edge, 80 ms", 80.0, EDGE)
+BOX = CapacityPlacement("in the verifier's box", 0.0, sim.AUTO, shared=True)
 PLACEMENTS = (WITHOUT, NEAR, FAR, BOX)
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class CapacityLevel:
     """So many sessions at once. tokens_per_second: of a session, that which 95 % reach, and the median.
 
     pause_ms: that which 95 % are shorter than. counted: sessions, of `runs`, of which the rest is the median.
@@ -134,21 +134,21 @@ class Capacity:
     """The most sessions that are held, and all levels that were tried."""
 
     target: EmulatedTarget
-    placement: Placement
-    levels: tuple[Level, ...]
+    placement: CapacityPlacement
+    levels: tuple[CapacityLevel, ...]
 
     @property
     def sessions(self) -> int:
         return max((level.sessions for level in self.levels if level.held), default=0)
 
     @property
-    def best(self) -> Level | None:
+    def best(self) -> CapacityLevel | None:
         return next((level for level in self.levels if level.sessions == self.sessions), None)
 
 
-def most_held(level: Callable[[int], Level], guess: int, repeats: int = 1) -> tuple[Level, ...]:
+def most_held(level: Callable[[int], CapacityLevel], guess: int, repeats: int = 1) -> tuple[CapacityLevel, ...]:
     """Try levels, from `guess` on, until one is held and the next one is not, by so many runs of these two."""
-    runs: dict[int, list[Level]] = {guess: [level(guess)]}
+    runs: dict[int, list[CapacityLevel]] = {guess: [level(guess)]}
     step = 1 if runs[guess][0].held else -1
     while 0 < guess <= MOST_SESSIONS and runs[guess][0].held == (step > 0):
         guess = max(0, guess + step)
@@ -170,7 +170,7 @@ def most_held(level: Callable[[int], Level], guess: int, repeats: int = 1) -> tu
         runs[again].append(level(again))
 
 
-def _median(runs: Sequence[Level]) -> Level:
+def _median(runs: Sequence[CapacityLevel]) -> CapacityLevel:
     """Of runs of one level."""
     return replace(
         runs[0],
@@ -185,13 +185,13 @@ def _median(runs: Sequence[Level]) -> Level:
 # In virtual time
 
 
-def simulated(asked: tuple[EmulatedTarget, Placement]) -> Capacity:
+def simulated(asked: tuple[EmulatedTarget, CapacityPlacement]) -> Capacity:
     target, placement = asked
     guess = round((30.0 / LEAST_TOKENS_PER_SECOND - 1.0) / target.session)
     return Capacity(target, placement, most_held(partial(simulate_level, target, placement), guess))
 
 
-def simulate_level(target: EmulatedTarget, placement: Placement, sessions: int) -> Level:
+def simulate_level(target: EmulatedTarget, placement: CapacityPlacement, sessions: int) -> CapacityLevel:
     cell = replace(
         as_simulated(cell_of(target, placement), Software(), TOKENS),
         session_slope=target.session,
@@ -207,8 +207,8 @@ def simulate_level(target: EmulatedTarget, placement: Placement, sessions: int) 
     return level_of(sessions, speeds, pauses, batch.window, batch.forward_us / 1000)
 
 
-def cell_of(target: EmulatedTarget, placement: Placement) -> Cell:
-    return Cell(placement.rtt_ms, DRAFT_MS, ACCEPTANCE, target.row)
+def cell_of(target: EmulatedTarget, placement: CapacityPlacement) -> WanCell:
+    return WanCell(placement.rtt_ms, DRAFT_MS, ACCEPTANCE, target.row)
 
 
 def level_of(
@@ -217,23 +217,23 @@ def level_of(
     pauses_ms: Sequence[float],
     window: float | None = None,
     forward_ms: float | None = None,
-) -> Level:
+) -> CapacityLevel:
     least = percentile(speeds, 100 * (1 - OF_ALL))
     pause = percentile(pauses_ms, 100 * OF_ALL)
-    return Level(sessions, least, percentile(speeds, 50), pause, len(speeds), 1, window, forward_ms)
+    return CapacityLevel(sessions, least, percentile(speeds, 50), pause, len(speeds), 1, window, forward_ms)
 
 
 # Over sockets
 
 
-def measured(target: EmulatedTarget, placement: Placement, guess: int) -> Capacity:
+def measured(target: EmulatedTarget, placement: CapacityPlacement, guess: int) -> Capacity:
     with serving(target, placement) as address, asyncio.Runner() as runner:
         levels = most_held(lambda sessions: runner.run(_level(address, placement, sessions)), guess, REPEATS)
     return Capacity(target, placement, levels)
 
 
 @contextmanager
-def serving(target: EmulatedTarget, placement: Placement) -> Iterator[str]:
+def serving(target: EmulatedTarget, placement: CapacityPlacement) -> Iterator[str]:
     """The processes of a placement; the orchestrator's address."""
     with ExitStack() as owned:
         where = owned.enter_context(places())
@@ -244,19 +244,19 @@ def serving(target: EmulatedTarget, placement: Placement) -> Iterator[str]:
         yield address
 
 
-def _plan(placement: Placement) -> Orchestration:
+def _plan(placement: CapacityPlacement) -> Orchestration:
     """Whether there is drafting, a request says."""
     return Orchestration(placement.policy.name) if placement.policy.drafting else Orchestration()
 
 
-def emulated(target: EmulatedTarget, placement: Placement, folder: Path) -> Pair:
+def emulated(target: EmulatedTarget, placement: CapacityPlacement, folder: Path) -> WanPair:
     cell, ranks = cell_of(target, placement), folder / "ranks"
     ranks.write_text(cell.trace.played(1))
     turns = f":turns={folder / 'device'}" if placement.shared else ""
     verifier = f"scripted:{SEED}:delay_ms={cell.V_ms:g}:row_cost={target.row:g}:session_cost={target.session:g}"
     drafter = f"scripted:{SEED}:delay_ms={DRAFT_MS:g}:row_cost={cell.row_cost:g}:session_cost={DRAFT_SLOPE:g}"
     device = "cloud" if placement.shared else "edge"
-    return Pair(
+    return WanPair(
         f"{verifier}:device=cloud{turns}",
         f"{drafter}:ranks={ranks}:device={device}{turns}",
         slots=MOST_SESSIONS,
@@ -264,12 +264,12 @@ def emulated(target: EmulatedTarget, placement: Placement, folder: Path) -> Pair
     )
 
 
-async def _level(address: str, placement: Placement, sessions: int) -> Level:
+async def _level(address: str, placement: CapacityPlacement, sessions: int) -> CapacityLevel:
     """So many sessions, each followed by the next at once, until all have ended that began within the window."""
     async with AsyncClient(address) as client:
         # A session's tokens take so long where the level is just held.
         begin = time.monotonic() + TOKENS / LEAST_TOKENS_PER_SECOND
-        load = Load(Asked(client, placement.name, placement.policy.drafting), sessions, begin, begin + WINDOW_S)
+        load = CapacityLoad(Asked(client, placement.name, placement.policy.drafting), sessions, begin, begin + WINDOW_S)
         try:
             async with asyncio.timeout(LEVEL_LIMIT_S), asyncio.TaskGroup() as group:
                 for place in range(sessions):
@@ -286,7 +286,7 @@ async def _level(address: str, placement: Placement, sessions: int) -> Level:
 
 
 @dataclass(slots=True)
-class Load:
+class CapacityLoad:
     """So many `places`, each with a session, which the next one follows.
 
     begin, end: of the window, on the monotonic clock. under_way: sessions that began in it; counted: those that ended.

@@ -72,7 +72,7 @@ class Counted:
         return f"{self.form}, {self.rule}", str(self.positions), f"{self.forced / self.positions:.3f}", *shares
 
 
-class Pair:
+class ConstrainedPair:
     """Target and drafter over one text at a time."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ def main() -> int:
     args = parser.parse_args()
     if record.refused(args, ("prompts", "tokens")):
         return 2
-    pair, tokenizer = Pair(), Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    pair, tokenizer = ConstrainedPair(), Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     prompts = [tokenizer.encode(prompt.text).ids[:PROMPT_TOKENS] for prompt in held_out_prompts()[: args.prompts]]
     kinds = [(form, rule) for form in FORMS for rule in SAMPLINGS]
     counted = [_sum(pair, prompts, *kind, args.tokens) for kind in tracked(kinds, len(kinds))]
@@ -132,7 +132,7 @@ def main() -> int:
     return 0
 
 
-def _sum(pair: Pair, prompts: Sequence[Sequence[int]], form: str, rule: str, most: int) -> Counted:
+def _sum(pair: ConstrainedPair, prompts: Sequence[Sequence[int]], form: str, rule: str, most: int) -> Counted:
     parts = []
     for prompt in prompts:
         for lm in (pair.target, pair.draft):

@@ -64,7 +64,7 @@ class Case:
     tokens: int
 
 
-class Place:
+class BatchPlace:
     """A verifier's engine, and what it has decided. Every look at the clock takes a microsecond."""
 
     def __init__(self, lm: LanguageModel, row_us: float, ngram: bool) -> None:
@@ -132,7 +132,7 @@ class Place:
 
 def alone(lm: LanguageModel, cases: Sequence[Case]) -> list[Text]:
     """Each session's text when nobody else is there and nothing is proposed."""
-    place, texts = Place(lm, 1000.0, ngram=False), []
+    place, texts = BatchPlace(lm, 1000.0, ngram=False), []
     for handle, case in enumerate(cases, 1):
         place.open(handle, case, [])
         for _ in range(MOST_STEPS):
@@ -147,7 +147,7 @@ def alone(lm: LanguageModel, cases: Sequence[Case]) -> list[Text]:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """What a mix wrote. moves: texts that another place took over. accepted: draft tokens, as in `Place`."""
+    """What a mix wrote. moves: texts that another place took over. accepted: draft tokens, as in `BatchPlace`."""
 
     texts: list[Text]
     moves: int
@@ -161,13 +161,13 @@ class Mix:
     moves: of texts that had begun, from one place to another.
     """
 
-    places: Sequence[Place]
+    places: Sequence[BatchPlace]
     cases: Sequence[Case]
     known: Sequence[Text]
     choice: random.Random
     texts: dict[int, Text] = field(default_factory=dict)
     # Of the sessions that run: index -> where, and its handle there.
-    at: dict[int, tuple[Place, int]] = field(default_factory=dict)
+    at: dict[int, tuple[BatchPlace, int]] = field(default_factory=dict)
     handles: int = 0
     moves: int = 0
 
@@ -185,11 +185,11 @@ class Mix:
                 break
         return [self.texts[index] for index in range(len(self.cases))]
 
-    def _free(self, spare: int = 0) -> list[Place]:
+    def _free(self, spare: int = 0) -> list[BatchPlace]:
         held = [place for place, _ in self.at.values()]
         return [place for place in self.places if held.count(place) < place.slots - spare]
 
-    def _open(self, index: int, decided: Text, free: Sequence[Place]) -> None:
+    def _open(self, index: int, decided: Text, free: Sequence[BatchPlace]) -> None:
         self.handles += 1
         place = self.choice.choice(free)
         self.at[index] = place, self.handles
@@ -223,7 +223,7 @@ class Mix:
 def together(lms: Sequence[LanguageModel], cases: Sequence[Case], known: Sequence[Text], seed: int) -> Mixed:
     """Each session's text in a random mix over these models, of which `known` texts are proposed, right and wrong."""
     choice = random.Random(seed)
-    places = [Place(lm, choice.choice((0.0, 30.0, 200.0)), ngram=choice.random() < 0.5) for lm in lms]
+    places = [BatchPlace(lm, choice.choice((0.0, 30.0, 200.0)), ngram=choice.random() < 0.5) for lm in lms]
     mix = Mix(places, cases, known, choice)
     texts = mix.run()
     for place in places:

@@ -35,7 +35,7 @@ CHUNK = 64  # positions of a forward that only reads
 TOKENS_PER_SECOND = ("plain", "drafted")
 
 
-class Way(NamedTuple):
+class DtypeWay(NamedTuple):
     """How target and drafter are computed."""
 
     runtime: str
@@ -43,10 +43,10 @@ class Way(NamedTuple):
     quantization: str
 
 
-class Pair:
+class DtypePair:
     """Target and drafter, each with one text."""
 
-    def __init__(self, way: Way, args: argparse.Namespace) -> None:
+    def __init__(self, way: DtypeWay, args: argparse.Namespace) -> None:
         runtime, dtype, quantization = way
         self.target, self.draft = (
             load_model(
@@ -112,7 +112,7 @@ def loss(lm: LanguageModel, text: Sequence[int]) -> list[float]:
 
 
 @dataclass(slots=True)
-class Measured:
+class MeasuredDtype:
     """What one way was found to be."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in TOKENS_PER_SECOND})
@@ -122,9 +122,9 @@ class Measured:
     texts: list[list[int]] = field(default_factory=list)
 
 
-def measure(args: argparse.Namespace) -> dict[Way, Measured]:
+def measure(args: argparse.Namespace) -> dict[DtypeWay, MeasuredDtype]:
     ways = [
-        Way(runtime, dtype, quantization)
+        DtypeWay(runtime, dtype, quantization)
         for runtime in args.runtimes
         if runtime == "torch" or find_spec(runtime)
         for dtype in DTYPES
@@ -132,8 +132,8 @@ def measure(args: argparse.Namespace) -> dict[Way, Measured]:
         if quantization != INT8_DYNAMIC or dtype == "float32"
     ]
     say("bench: loading")
-    pairs = {way: Pair(way, args) for way in ways}
-    found = {way: Measured() for way in ways}
+    pairs = {way: DtypePair(way, args) for way in ways}
+    found = {way: MeasuredDtype() for way in ways}
     prompts = record.prompts_of(args.target)[: args.prompts]
     for number, prompt in enumerate(tracked(prompts, len(prompts))):
         for way, pair in pairs.items():
@@ -142,7 +142,7 @@ def measure(args: argparse.Namespace) -> dict[Way, Measured]:
     return found
 
 
-def _measure(pair: Pair, found: Measured, prompt: Sequence[int], args: argparse.Namespace) -> None:
+def _measure(pair: DtypePair, found: MeasuredDtype, prompt: Sequence[int], args: argparse.Namespace) -> None:
     text, _ = pair.plain(prompt, args.tokens)  # warms up, too
     found.texts.append(text)
     found.accepted += pair.agreement(prompt, text)
@@ -152,7 +152,7 @@ def _measure(pair: Pair, found: Measured, prompt: Sequence[int], args: argparse.
     found.seconds["drafted"].append(pair.drafted(prompt, args.tokens, args.ahead) / args.tokens)
 
 
-def rows(found: dict[Way, Measured]) -> list[dict[str, Any]]:
+def rows(found: dict[DtypeWay, MeasuredDtype]) -> list[dict[str, Any]]:
     first = next(iter(found.values()))
     return [
         {
@@ -172,7 +172,7 @@ def _speed(seconds: Sequence[float]) -> Estimate:
     return estimate([1 / each for each in seconds])
 
 
-def _ratio(first: Measured, each: Measured, name: str) -> Estimate:
+def _ratio(first: MeasuredDtype, each: MeasuredDtype, name: str) -> Estimate:
     return estimate([a / b for a, b in zip(first.seconds[name], each.seconds[name], strict=True)])
 
 

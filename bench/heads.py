@@ -27,7 +27,7 @@ from bench.batch.rows import BatchRow, OurRow, Together
 from bench.batch.sessions import Asked
 from bench.batch.settings import levels_of
 from bench.harness import RESULTS, ROOT, machine
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.entry import located, run, shown_model
 from bench.harness.interleave import schedule, tracked
 from bench.harness.interval import CONFIDENCE, Estimate
@@ -244,7 +244,7 @@ class Field:
         order = list(LABELS)
         self.rows.sort(key=lambda row: order.index(row.key.partition(",")[0]))
 
-    def _own(self, name: str, child: Child) -> Child:
+    def _own(self, name: str, child: BenchChild) -> BenchChild:
         self.clocks[name] = child.cpu_seconds
         return self._cleanup.enter_context(child)
 
@@ -406,7 +406,7 @@ def _level(
 
 
 def _texts(
-    peer: Child, settings: HeadsSettings, prompts: Prompts, samples: Sequence[BatchSample], level: int
+    peer: BenchChild, settings: HeadsSettings, prompts: Prompts, samples: Sequence[BatchSample], level: int
 ) -> list[Judged]:
     """Where a greedy text of ours differs from that of off at the same level, and whether that is a near-tie.
 

@@ -34,7 +34,7 @@ from bench.harness.record import write_object
 from bench.harness.report import Bar, at_least, at_most, bar_lines, table
 from bench.harness.rows import PLAIN, TransformersRow, start_peer
 from bench.harness.runs import Row, Sample
-from bench.large import BOX, DTYPE, OFF, LargeSettings, Line, Walks, box, lines_of, write_shapes
+from bench.large import BOX, DTYPE, OFF, LargeLine, LargeSettings, Walks, box, lines_of, write_shapes
 from bench.wan.disciplines import DEFAULT
 from deploy.stack.options import cores
 from specwire.core.invalid import InvalidParameter
@@ -116,7 +116,7 @@ class HybridResults:
     settings: HybridSettings
     ms: dict[str, dict[int, list[float]]]
     slot: tuple[int, int]
-    lines: Sequence[Line]
+    lines: Sequence[LargeLine]
     bars: Sequence[Bar]
     samples: Sequence[Sample]
     notes: Sequence[str]
@@ -126,7 +126,7 @@ class HybridResults:
 # V(m).
 
 
-class Way(Protocol):
+class HybridWay(Protocol):
     def begin(self, text: Sequence[int]) -> None:
         """Hold this text, and nothing else."""
         ...
@@ -171,7 +171,7 @@ class OwnWay:
         self._model(input_ids=torch.tensor([list(tokens)]), past_key_values=self._cache, use_cache=True)
 
 
-def times(ways: dict[str, Way], settings: HybridSettings) -> dict[str, dict[int, list[float]]]:
+def times(ways: dict[str, HybridWay], settings: HybridSettings) -> dict[str, dict[int, list[float]]]:
     """Milliseconds by way and width: of each repeat the median. The ways take turns."""
     text = [(7 * at + 3) % DRAFT.vocabulary for at in range(PREFIX + settings.steps * WIDTHS[-1])]
     found: dict[str, dict[int, list[float]]] = {name: {width: [] for width in WIDTHS} for name in ways}
@@ -185,7 +185,7 @@ def times(ways: dict[str, Way], settings: HybridSettings) -> dict[str, dict[int,
     return found
 
 
-def _median_ms(way: Way, text: Sequence[int], width: int, steps: int) -> float:
+def _median_ms(way: HybridWay, text: Sequence[int], width: int, steps: int) -> float:
     way.begin(text[:PREFIX])
     taken = []
     for step in range(steps):
@@ -211,7 +211,7 @@ def measure(settings: HybridSettings) -> HybridResults:
         walks = write_shapes(settings.target, DRAFT, stack, context, Path(folder))
         say("bench: forward times")
         kept = OurWay(walks.target, STATES)
-        ways: dict[str, Way] = {KEPT: kept, BARE: OurWay(walks.target, 1), OWN: OwnWay(walks.target)}
+        ways: dict[str, HybridWay] = {KEPT: kept, BARE: OurWay(walks.target, 1), OWN: OwnWay(walks.target)}
         ms = times(ways, settings)
         slot = (kept.lm.kv_bytes - kept.lm.state_bytes, kept.lm.state_bytes)
         del kept, ways
@@ -232,7 +232,7 @@ def through_the_stack(stack: LargeSettings, walks: Walks) -> list[Sample]:
         return interleave(rows, walks.prompts, stack.tokens, stack.repeats, lambda _: None)
 
 
-def bars_of(ms: dict[str, dict[int, list[float]]], lines: Sequence[Line]) -> tuple[list[Bar], list[str]]:
+def bars_of(ms: dict[str, dict[int, list[float]]], lines: Sequence[LargeLine]) -> tuple[list[Bar], list[str]]:
     bars = [at_most(f"V({width}), {KEPT} / {BARE}", cost(ms, width), MOST_COST) for width in WIDTHS]
     plain_ms, notes = statistics.median(ms[KEPT][1]), list[str]()
     gained = next(line.to_off for line in lines if line.row == DEFAULT)

@@ -35,7 +35,7 @@ from bench.harness.rows import up
 from bench.harness.runs import Sample, acceptance, of_row, speed_ratio, tokens_per_forward, tokens_per_second
 from bench.wan.disciplines import DEFAULT, DisciplineRow
 from bench.wan.places import Places, places
-from bench.wan.rig import Orchestration, Pair, Rig, can_be_apart, rig
+from bench.wan.rig import Orchestration, WanPair, WanRig, can_be_apart, rig
 from deploy.stack.options import cores
 from specwire.client import Client
 from specwire.core.invalid import InvalidParameter
@@ -93,7 +93,7 @@ class Walks:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LargeLine:
     """One row at one place. to_off: speed over that of off there. different: prompts whose text is not the target's."""
 
     weights: str
@@ -112,7 +112,7 @@ class LargeResults:
     """notes: what was not measured, and why."""
 
     settings: LargeSettings
-    lines: Sequence[Line]
+    lines: Sequence[LargeLine]
     bars: Sequence[Bar]
     samples: Sequence[tuple[str, str, Sample]]
     notes: Sequence[str]
@@ -168,9 +168,11 @@ def box(settings: LargeSettings, walks: Walks, quantization: str) -> Iterator[Ro
 
 
 @contextmanager
-def apart(settings: LargeSettings, walks: Walks, quantization: str, where: Places) -> Iterator[tuple[Rows, list[Rig]]]:
+def apart(
+    settings: LargeSettings, walks: Walks, quantization: str, where: Places
+) -> Iterator[tuple[Rows, list[WanRig]]]:
     """Verifier and drafter with a core each, and the same verifier's like without a drafter."""
-    pair = Pair(str(walks.target), str(walks.draft), DTYPE, slots=SLOTS, apart=True)
+    pair = WanPair(str(walks.target), str(walks.draft), DTYPE, slots=SLOTS, apart=True)
     pair = replace(pair, runtime=settings.runtime, quantization=quantization)
     with ExitStack() as owned:
         rows, rigs = [], []
@@ -212,7 +214,7 @@ def _turns(settings: LargeSettings, walks: Walks, rows: Rows) -> list[Sample]:
     return interleave(rows, walks.prompts, settings.tokens, settings.repeats, lambda _: None)
 
 
-def lines_of(samples: Sequence[tuple[str, str, Sample]], texts: Sequence[Sequence[int]]) -> list[Line]:
+def lines_of(samples: Sequence[tuple[str, str, Sample]], texts: Sequence[Sequence[int]]) -> list[LargeLine]:
     places_of = dict.fromkeys((weights, place) for weights, place, _ in samples)
     found = []
     for weights, place in places_of:
@@ -220,7 +222,7 @@ def lines_of(samples: Sequence[tuple[str, str, Sample]], texts: Sequence[Sequenc
         for row in dict.fromkeys(each.row for each in here):
             runs = of_row(here, row)
             found.append(
-                Line(
+                LargeLine(
                     weights,
                     place,
                     row,
@@ -235,7 +237,7 @@ def lines_of(samples: Sequence[tuple[str, str, Sample]], texts: Sequence[Sequenc
     return found
 
 
-def bars_of(lines: Sequence[Line]) -> list[Bar]:
+def bars_of(lines: Sequence[LargeLine]) -> list[Bar]:
     found = [
         at_least(f"{line.weights}, {line.place}: default / off", line.to_off, NEEDED[line.place])
         for line in lines

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from bench.harness import RESULTS, machine
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.entry import terminable
 from bench.harness.interval import resampled
 from bench.harness.machine import dtype_of
@@ -41,7 +41,7 @@ from bench.harness.texts import judge, mismatches, scores_at, tolerance
 from demo_pair import DRAFT, TARGET
 from specwire.client import Client, SpecwireError
 from specwire.core.model import AUTO
-from specwire.progress import Bar as ProgressBar
+from specwire.progress import ProgressBar
 from specwire.rpc.process import say
 from specwire.rpc.server_options import SERVED_DTYPES
 from specwire.versions import VersionFolder
@@ -129,11 +129,11 @@ def stack(cleanup: ExitStack, args: argparse.Namespace, *drafting: str) -> Clien
     return cleanup.enter_context(Client(address))
 
 
-def learner(cleanup: ExitStack, args: argparse.Namespace, out: Path, texts: Path) -> Child:
+def learner(cleanup: ExitStack, args: argparse.Namespace, out: Path, texts: Path) -> BenchChild:
     """It has begun once this returns. Raises BenchError."""
     words = ["learn", "--draft", args.draft, "--out", str(out), "--learn-from", "*", "--texts", str(texts)]
     told = ["--every", f"{args.every:g}", "--rate", f"{args.rate:g}", "--margin", f"{args.margin:g}", "--threads", "1"]
-    child = Child("specwire learn", ["nice", sys.executable, "-m", "deploy", *words, *told])
+    child = BenchChild("specwire learn", ["nice", sys.executable, "-m", "deploy", *words, *told])
     cleanup.callback(child.stop)
     end = time.monotonic() + LOAD_LIMIT
     while VersionFolder(out).current() is None:

@@ -47,7 +47,7 @@ from deploy.cli.clients.rag import served_name
 from specwire.client import AsyncClient, SpecwireError
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import AUTO
-from specwire.progress import Bar
+from specwire.progress import ProgressBar
 from specwire.rag import Document, DraftWriter, MissingExtra, RagOptions, Template, TfidfRetriever, answer
 from specwire.rag.drafts import evidence
 from specwire.rpc.process import say
@@ -136,7 +136,7 @@ def says(text: str, word: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RagTold:
     """An answer, "" where there was none. drafts: of each that the target chose from, whether it is right."""
 
     answer: str
@@ -144,7 +144,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RagSample:
     """One way's answer to one question. seconds: retrieval included."""
 
     repeat: int
@@ -152,11 +152,11 @@ class Sample:
     row: str
     seconds: float
     right: bool
-    told: Told
+    told: RagTold
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RagSetting:
     """The names of a stack's models, and what its ways retrieve from, and how."""
 
     target: str
@@ -165,10 +165,10 @@ class Setting:
     options: RagOptions
 
 
-Way = Callable[[AsyncClient, Setting, Question], Awaitable[Told]]
+Way = Callable[[AsyncClient, RagSetting, Question], Awaitable[RagTold]]
 
 
-async def ask_chosen(client: AsyncClient, setting: Setting, question: Question, draft: str = "") -> Told:
+async def ask_chosen(client: AsyncClient, setting: RagSetting, question: Question, draft: str = "") -> RagTold:
     """draft: who drafts; "" for the small model."""
     try:
         found = await answer(
@@ -183,32 +183,32 @@ async def ask_chosen(client: AsyncClient, setting: Setting, question: Question, 
         )
     except SpecwireError as error:
         if error.code is grpc.StatusCode.ABORTED:  # not one draft has an answer
-            return Told("")
+            return RagTold("")
         raise
-    return Told(found.text, tuple(is_right(draft.answer, question) for draft in found.drafts))
+    return RagTold(found.text, tuple(is_right(draft.answer, question) for draft in found.drafts))
 
 
-async def ask_own(client: AsyncClient, setting: Setting, question: Question) -> Told:
+async def ask_own(client: AsyncClient, setting: RagSetting, question: Question) -> RagTold:
     return await ask_chosen(client, setting, question, setting.target)
 
 
-async def ask_single(client: AsyncClient, setting: Setting, question: Question) -> Told:
+async def ask_single(client: AsyncClient, setting: RagSetting, question: Question) -> RagTold:
     _, subsets = await asyncio.to_thread(evidence, question.text, setting.retriever, setting.options)
     return await _written(client, setting.draft, setting.options, question, subsets[0])
 
 
-async def ask_whole(client: AsyncClient, setting: Setting, question: Question) -> Told:
+async def ask_whole(client: AsyncClient, setting: RagSetting, question: Question) -> RagTold:
     found = await asyncio.to_thread(setting.retriever.retrieve, question.text, setting.options.top)
     return await _written(client, setting.target, setting.options, question, found.documents)
 
 
 async def _written(
     client: AsyncClient, name: str, options: RagOptions, question: Question, documents: tuple[Document, ...]
-) -> Told:
+) -> RagTold:
     info = await client.server_info(timeout=ASKED_S)
     model = next(each for each in info.targets if each.model == name)
     writer = DraftWriter(client, model, question.text, options, TEMPLATE, ASKED_S)
-    return Told((await writer.attempt(0, documents)).answer)
+    return RagTold((await writer.attempt(0, documents)).answer)
 
 
 WAYS: dict[str, Way] = {CHOSEN: ask_chosen, OWN: ask_own, SINGLE: ask_single, WHOLE: ask_whole}
@@ -224,10 +224,10 @@ def tenant_of(row: str, repeat: int) -> str:
 
 
 async def measure(
-    address: str, tokens: Mapping[str, str], setting: Setting, asked: Sequence[Question], repeats: int
-) -> list[Sample]:
+    address: str, tokens: Mapping[str, str], setting: RagSetting, asked: Sequence[Question], repeats: int
+) -> list[RagSample]:
     """Every way on every question, in turns. tokens: by tenant."""
-    samples, rows = list[Sample](), list(WAYS)
+    samples, rows = list[RagSample](), list(WAYS)
     async with AsyncExitStack() as cleanup:
         clients = {
             tenant: await cleanup.enter_async_context(AsyncClient(address, token=token))
@@ -236,13 +236,13 @@ async def measure(
         say("bench: warming up")
         for row, way in WAYS.items():
             await way(clients[tenant_of(row, -1)], setting, asked[0])
-        with Bar("measuring", repeats * len(asked) * len(rows)) as bar:
+        with ProgressBar("measuring", repeats * len(asked) * len(rows)) as bar:
             for repeat, number, index in schedule(repeats, len(asked), len(rows)):
                 row, question = rows[index], asked[number]
                 client, began = clients[tenant_of(row, repeat)], time.monotonic()
                 told = await WAYS[row](client, setting, question)
                 seconds = time.monotonic() - began
-                samples.append(Sample(repeat, number, row, seconds, is_right(told.answer, question), told))
+                samples.append(RagSample(repeat, number, row, seconds, is_right(told.answer, question), told))
                 bar.update(note=f"repeat {repeat + 1} of {repeats}")
     return samples
 
@@ -262,7 +262,7 @@ class RowFigures:
     seconds: Estimate
 
 
-def row_figures(samples: Sequence[Sample]) -> list[RowFigures]:
+def row_figures(samples: Sequence[RagSample]) -> list[RowFigures]:
     rows = []
     for key, label in LABELS.items():
         own = [sample for sample in samples if sample.row == key]
@@ -287,7 +287,7 @@ class Chances:
     mean_right: float
 
 
-def chances(samples: Sequence[Sample], setting: Setting, asked: Sequence[Question]) -> Chances:
+def chances(samples: Sequence[RagSample], setting: RagSetting, asked: Sequence[Question]) -> Chances:
     told = [sample.told for sample in samples if sample.row == CHOSEN and sample.repeat == 0]
     found = [(question.document, *evidence(question.text, setting.retriever, setting.options)) for question in asked]
     return Chances(
@@ -298,7 +298,7 @@ def chances(samples: Sequence[Sample], setting: Setting, asked: Sequence[Questio
     )
 
 
-def report(samples: Sequence[Sample], found: Chances) -> str:
+def report(samples: Sequence[RagSample], found: Chances) -> str:
     head = ("answered by", "exact match", "seconds a question")
     rows = []
     for row in row_figures(samples):
@@ -316,7 +316,7 @@ def report(samples: Sequence[Sample], found: Chances) -> str:
     )
 
 
-def save(args: argparse.Namespace, samples: Sequence[Sample], found: Chances) -> None:
+def save(args: argparse.Namespace, samples: Sequence[RagSample], found: Chances) -> None:
     written: dict[str, object] = {
         "bars": [],
         "rows": [asdict(each) for each in row_figures(samples)],
@@ -345,13 +345,13 @@ def parser() -> argparse.ArgumentParser:
     return line
 
 
-def setting_of(args: argparse.Namespace, documents: Sequence[Document]) -> Setting:
+def setting_of(args: argparse.Namespace, documents: Sequence[Document]) -> RagSetting:
     """Raises InvalidParameter, MissingExtra."""
     options = RagOptions(args.top, args.clusters, args.subsets, rationale_tokens=0, answer_tokens=args.tokens)
-    return Setting(served_name(args.target), served_name(args.draft), TfidfRetriever(documents), options)
+    return RagSetting(served_name(args.target), served_name(args.draft), TfidfRetriever(documents), options)
 
 
-def run(args: argparse.Namespace) -> tuple[list[Sample], Chances]:
+def run(args: argparse.Namespace) -> tuple[list[RagSample], Chances]:
     """Start a stack, and measure on it."""
     documents = functions()
     asked = list(questions(documents))[: args.questions]

@@ -26,7 +26,7 @@ from pathlib import Path
 from bench.harness import RESULTS, machine
 from bench.harness.interval import Estimate
 from bench.harness.report import Bar, at_least, bar_lines, table
-from bench.wan.cells import TOKENS, V_MS, Cell, grid
+from bench.wan.cells import TOKENS, V_MS, WanCell, grid
 from bench.wan.traces import GREEDY, acceptance, nearest, recorded, with_acceptance
 from bench.wan.virtual import Software, as_simulated, spread
 from specwire import sim
@@ -152,7 +152,7 @@ class Swept:
         return self.default / self.best
 
 
-def sweep(cell: Cell | Crowd, traces: int, tokens: int) -> Swept:
+def sweep(cell: WanCell | Crowd, traces: int, tokens: int) -> Swept:
     """Simulate every setting of a cell, and the default. traces, tokens: of a cell of the grid."""
     if isinstance(cell, Crowd):
         return Swept(cell.name, *best_fixed(cell), speed(cell))
@@ -161,7 +161,7 @@ def sweep(cell: Cell | Crowd, traces: int, tokens: int) -> Swept:
     return Swept(cell.name, best.policy.name, best.tokens_per_second, experienced(sessions))
 
 
-def sessions_of(cell: Cell, traces: int, tokens: int) -> list[sim.Cell]:
+def sessions_of(cell: WanCell, traces: int, tokens: int) -> list[sim.Cell]:
     """A session a trace, those whose acceptance is nearest to the cell's first: the least is turned in them."""
     turned = nearest(GREEDY, cell.acceptance)[:traces]
     return [as_simulated(cell, Software(), tokens, trace) for trace in turned]
@@ -177,7 +177,7 @@ def experienced(sessions: Sequence[sim.Cell]) -> float:
     return sum(one.tokens for one in results) / sum(one.elapsed_us for one in results) * 1e6
 
 
-def sweep_all(cells: Sequence[Cell | Crowd], traces: int, tokens: int) -> list[Swept]:
+def sweep_all(cells: Sequence[WanCell | Crowd], traces: int, tokens: int) -> list[Swept]:
     found = []
     for swept in spread(partial(sweep, traces=traces, tokens=tokens), cells, "cells"):
         found.append(swept)
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     line.add_argument("--traces", type=int, default=TRACES, metavar="N", help=f"sessions a setting (default: {TRACES})")
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
     args = line.parse_args(argv)
-    cells: list[Cell | Crowd] = []
+    cells: list[WanCell | Crowd] = []
     if args.sessions is None:
         cells += [cell for cell in grid() if args.rtts is None or cell.rtt_ms in args.rtts]
     if args.rtts is None:

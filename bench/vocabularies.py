@@ -134,7 +134,7 @@ def save(folder: Path, made: Callable[[], tuple[Tokenizer, list[int]]], source: 
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class VocabularySettings:
     """prompts: held-out ones; tokens: new ones behind each; repeats: of all of them."""
 
     prompts: int
@@ -149,7 +149,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class VocabularyLine:
     """A drafter at one temperature. to_equal: its speed, times that of the one with the target's vocabulary."""
 
     row: str
@@ -162,17 +162,17 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    settings: Settings
+class FoundVocabulary:
+    settings: VocabularySettings
     samples: Mapping[float, Sequence[Sample]]
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[VocabularyLine]:
         return [_line(row, temperature, samples) for temperature, samples in self.samples.items() for row in LABELS]
 
 
-def _line(row: str, temperature: float, samples: Sequence[Sample]) -> Line:
-    return Line(
+def _line(row: str, temperature: float, samples: Sequence[Sample]) -> VocabularyLine:
+    return VocabularyLine(
         row,
         LABELS[row],
         temperature,
@@ -183,7 +183,7 @@ def _line(row: str, temperature: float, samples: Sequence[Sample]) -> Line:
     )
 
 
-def measure(settings: Settings) -> Found:
+def measure(settings: VocabularySettings) -> FoundVocabulary:
     prompts = [prompt.text for prompt in held_out_prompts()[: settings.prompts]]
     if len(prompts) < settings.prompts:
         raise BenchError(f"--prompts: there are {len(prompts)} held-out ones, not {settings.prompts}")
@@ -200,7 +200,7 @@ def measure(settings: Settings) -> Found:
         say("bench: warming up")
         for row, client in clients.items():
             _ask(client, prompts[0], settings.tokens, TEMPERATURES[0], row)
-        return Found(settings, {each: _samples(settings, clients, prompts, each) for each in TEMPERATURES})
+        return FoundVocabulary(settings, {each: _samples(settings, clients, prompts, each) for each in TEMPERATURES})
 
 
 def _client(cleanup: ExitStack, verifier: str, draft: str, dtype: str) -> Client:
@@ -211,7 +211,7 @@ def _client(cleanup: ExitStack, verifier: str, draft: str, dtype: str) -> Client
 
 
 def _samples(
-    settings: Settings, clients: Mapping[str, Client], prompts: Sequence[str], temperature: float
+    settings: VocabularySettings, clients: Mapping[str, Client], prompts: Sequence[str], temperature: float
 ) -> list[Sample]:
     rows, samples = list(LABELS), []
     turns = schedule(settings.repeats, len(prompts), len(rows))
@@ -236,7 +236,7 @@ def _ask(client: Client, prompt: str, tokens: int, temperature: float, row: str)
     return run_of(events, began_ns, ended_ns, tokens, LABELS[row], row != NONE)
 
 
-def tell(found: Found, path: Path) -> bool:
+def tell(found: FoundVocabulary, path: Path) -> bool:
     """Print the table and write the record."""
     head = ("temperature", "the drafter's vocabulary", "tokens/s", "x the target's", "tokens/forward", "accepted")
     rows = [
@@ -289,8 +289,8 @@ def parser() -> argparse.ArgumentParser:
     return line
 
 
-def settings_of(args: argparse.Namespace) -> Settings:
-    return Settings(args.prompts, args.tokens, args.repeats, dtype_of(args.dtype))
+def settings_of(args: argparse.Namespace) -> VocabularySettings:
+    return VocabularySettings(args.prompts, args.tokens, args.repeats, dtype_of(args.dtype))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class LastLine:
 LAST_LINE = LastLine()
 
 
-class Bar:
+class ProgressBar:
     """How much of a total is done. Draws nothing where the line is no terminal's.
 
     Args:

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from specwire.progress import CELLS, ERASED, FEWEST_CELLS, REDRAW_S, Bar, LastLine
+from specwire.progress import CELLS, ERASED, FEWEST_CELLS, REDRAW_S, LastLine, ProgressBar
 from tests.deploy.screen import Screen
 
 
@@ -31,7 +31,7 @@ def a_real_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_drawn_in_a_pipe() -> None:
     pipe = io.StringIO()
-    with Bar("loading", 3, line=LastLine(lambda: pipe)) as bar:
+    with ProgressBar("loading", 3, line=LastLine(lambda: pipe)) as bar:
         bar.update()
     assert pipe.getvalue() == ""
 
@@ -43,14 +43,14 @@ def test_nothing_is_drawn_where_nobody_wants_it(how: str, monkeypatch: pytest.Mo
     if how == "dumb":
         monkeypatch.setenv("TERM", "dumb")
     line.quiet = how == "quiet"
-    with Bar("loading", 3, line=line) as bar:
+    with ProgressBar("loading", 3, line=line) as bar:
         bar.update()
     assert terminal.getvalue() == ""
 
 
 def test_a_bar_is_redrawn_seldom_and_leaves_nothing() -> None:
     terminal, clock = Terminal(), Clock()
-    with Bar("loading", 1000, line=LastLine(lambda: terminal), clock=clock) as bar:
+    with ProgressBar("loading", 1000, line=LastLine(lambda: terminal), clock=clock) as bar:
         for _ in range(1000):
             clock.now += REDRAW_S / 100
             bar.update()
@@ -59,20 +59,20 @@ def test_a_bar_is_redrawn_seldom_and_leaves_nothing() -> None:
 
 
 def test_what_a_bar_says() -> None:
-    bar = Bar("loading", 4, line=LastLine(io.StringIO), done=1)
+    bar = ProgressBar("loading", 4, line=LastLine(io.StringIO), done=1)
     assert bar.text(5.0) == f"loading [{'=' * (CELLS // 4)}{' ' * (CELLS * 3 // 4)}] 1/4  0:05"
     bar.at(2, "weights")
     assert bar.text(65.0) == f"loading [{'=' * (CELLS // 2)}{' ' * (CELLS // 2)}] 2/4  1:05, 2:10 left  weights"
     bar.at(4)
     assert bar.text(3661.0) == f"loading [{'=' * CELLS}] 4/4  1:01:01  weights"
-    assert Bar("waiting", line=LastLine(io.StringIO)).text(7.0) == "waiting  0:07"
-    half = Bar("fetching", 4_000_000_000, "B", line=LastLine(io.StringIO), done=1_500_000)
+    assert ProgressBar("waiting", line=LastLine(io.StringIO)).text(7.0) == "waiting  0:07"
+    half = ProgressBar("fetching", 4_000_000_000, "B", line=LastLine(io.StringIO), done=1_500_000)
     assert "1.5 MB/4.00 GB" in half.text(0.0)
 
 
 @pytest.mark.parametrize(("width", "cells"), [(100, CELLS), (58, 20), (42, FEWEST_CELLS), (20, FEWEST_CELLS)])
 def test_a_bar_gives_way_to_its_note(width: int, cells: int) -> None:
-    bar = Bar("starting", 2, line=LastLine(io.StringIO), done=1)
+    bar = ProgressBar("starting", 2, line=LastLine(io.StringIO), done=1)
     bar.at(1, "10.5 MB fetched")
     full = cells // 2
     assert bar.text(65.0, width) == f"starting [{'=' * full}{' ' * (cells - full)}] 1/2  1:05  10.5 MB fetched"
@@ -81,7 +81,7 @@ def test_a_bar_gives_way_to_its_note(width: int, cells: int) -> None:
 def test_lines_stand_above_the_bar() -> None:
     terminal, clock = Terminal(), Clock()
     line = LastLine(lambda: terminal)
-    with Bar("loading", 2, line=line, clock=clock) as bar:
+    with ProgressBar("loading", 2, line=line, clock=clock) as bar:
         line.say("one")
         clock.now = 1.0
         bar.update()
@@ -99,5 +99,5 @@ def test_a_bar_is_never_longer_than_a_line(monkeypatch: pytest.MonkeyPatch) -> N
     """A second row could not be taken back."""
     monkeypatch.setenv("COLUMNS", "20")
     terminal = Terminal()
-    with Bar("a name that is far too long for this", 2, line=LastLine(lambda: terminal)):
+    with ProgressBar("a name that is far too long for this", 2, line=LastLine(lambda: terminal)):
         assert len(terminal.getvalue().removeprefix(ERASED)) == 19

@@ -24,7 +24,7 @@ class LatencyTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedArrival:
     """One request, in seconds since the first was due. run: None if it was refused or failed."""
 
     due: float
@@ -48,7 +48,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ArrivalLoad:
     """share: of the speed that drafting off reached with `level` sessions at once; seed: of the arrivals."""
 
     share: float
@@ -60,9 +60,9 @@ class Load:
 class LoadSample:
     """One load, served by one row."""
 
-    load: Load
+    load: ArrivalLoad
     row: str
-    served: tuple[Served, ...]
+    served: tuple[ServedArrival, ...]
 
     @property
     def seconds(self) -> float:
@@ -93,7 +93,7 @@ class LoadLine:
     pause_p95_ms: float
 
 
-def due_times(load: Load, requests: int) -> list[float]:
+def due_times(load: ArrivalLoad, requests: int) -> list[float]:
     """Seconds, the first at 0; the same for every row."""
     chance = random.Random(load.seed)
     times = [0.0]
@@ -102,7 +102,9 @@ def due_times(load: Load, requests: int) -> list[float]:
     return times
 
 
-async def serve(asked: Asked, prompts: Sequence[Sequence[int]], tokens: int, times: Sequence[float]) -> list[Served]:
+async def serve(
+    asked: Asked, prompts: Sequence[Sequence[int]], tokens: int, times: Sequence[float]
+) -> list[ServedArrival]:
     """Ask for prompt after prompt at these times, without waiting for earlier ones."""
     began = asyncio.get_running_loop().time()
     ids: list[str] = []
@@ -115,7 +117,9 @@ async def serve(asked: Asked, prompts: Sequence[Sequence[int]], tokens: int, tim
     return [task.result() for task in tasks]
 
 
-async def _serve(asked: Asked, prompt: Sequence[int], tokens: int, began: float, due: float, ids: list[str]) -> Served:
+async def _serve(
+    asked: Asked, prompt: Sequence[int], tokens: int, began: float, due: float, ids: list[str]
+) -> ServedArrival:
     loop = asyncio.get_running_loop()
     await asyncio.sleep(began + due - loop.time())
     late = loop.time() - began - due
@@ -123,7 +127,7 @@ async def _serve(asked: Asked, prompt: Sequence[int], tokens: int, began: float,
     with suppress(SpecwireError, BenchError):
         session_id, run = await generate(asked, prompt, tokens)
         ids.append(session_id)
-    return Served(due, loop.time() - began, run, late)
+    return ServedArrival(due, loop.time() - began, run, late)
 
 
 def load_lines(samples: Sequence[LoadSample], target: LatencyTarget) -> list[LoadLine]:

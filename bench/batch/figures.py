@@ -59,7 +59,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """One row at one level. Pauses: between two arrivals at a session's client, whatever number of tokens came.
 
     to_off: until the last session has ended. full_to_off: only while all of them decode, for where one is slower than
@@ -78,19 +78,19 @@ class Line:
     outside: Outside | None
 
 
-def lines(samples: Sequence[BatchSample]) -> list[Line]:
+def lines(samples: Sequence[BatchSample]) -> list[BatchLine]:
     levels = sorted({sample.level for sample in samples})
     return [line for level in levels for line in _of_level([each for each in samples if each.level == level])]
 
 
-def _of_level(samples: Sequence[BatchSample]) -> Iterator[Line]:
+def _of_level(samples: Sequence[BatchSample]) -> Iterator[BatchLine]:
     wholes = [sample.whole for sample in samples]
     sessions = [session for sample in samples for session in sample.sessions]
     full = {row: _full_speeds(samples, row) for row in dict.fromkeys(sample.row for sample in samples)}
     for row in full:
         own = [sample for sample in samples if sample.row == row]
         gaps = [gap for sample in own for run in sample.together.runs for gap in pauses_ms(run)]
-        yield Line(
+        yield BatchLine(
             level=own[0].level,
             row=row,
             tokens_per_second=tokens_per_second(wholes, row),
@@ -159,7 +159,7 @@ def full_steps(runs: Sequence[Run]) -> list[Step]:
     return full[1:]
 
 
-def unknown(found: Iterable[Line]) -> Iterator[str]:
+def unknown(found: Iterable[BatchLine]) -> Iterator[str]:
     """A note for each row of ours without figures between forwards: its bar neither holds nor is missed."""
     for line in found:
         if line.row in OURS and line.outside is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from bench.batch.figures import BatchSample, Line
+from bench.batch.figures import BatchLine, BatchSample
 from bench.batch.rows import AUTOMATIC, HEADED, OFF, OURS, PEERS, SAMPLED, SAMPLED_HEADED, TEMPERATURE
 from bench.harness.interval import Estimate
 from bench.harness.report import Bar, at_least, at_most
@@ -28,7 +28,7 @@ class JudgedText:
     judged: Judged
 
 
-def bars(samples: Sequence[BatchSample], lines: Sequence[Line], texts: Sequence[JudgedText]) -> list[Bar]:
+def bars(samples: Sequence[BatchSample], lines: Sequence[BatchLine], texts: Sequence[JudgedText]) -> list[Bar]:
     by_place = {(line.level, line.row): line for line in lines}
     return [
         *_to_off(by_place),
@@ -38,7 +38,7 @@ def bars(samples: Sequence[BatchSample], lines: Sequence[Line], texts: Sequence[
     ]
 
 
-def _to_off(lines: Mapping[tuple[int, str], Line]) -> Iterator[Bar]:
+def _to_off(lines: Mapping[tuple[int, str], BatchLine]) -> Iterator[Bar]:
     for (level, row), line in lines.items():
         if row == AUTOMATIC:
             name = f"{level} at once, automatic / off"
@@ -52,7 +52,7 @@ def _to_off(lines: Mapping[tuple[int, str], Line]) -> Iterator[Bar]:
             yield at_least(f"{level} at once, temperature {TEMPERATURE:g}, {what} / off", line.to_off, NEVER_SLOWER)
 
 
-def _to_peers(samples: Sequence[BatchSample], lines: Mapping[tuple[int, str], Line]) -> Iterator[Bar]:
+def _to_peers(samples: Sequence[BatchSample], lines: Mapping[tuple[int, str], BatchLine]) -> Iterator[Bar]:
     peers = [lines[FULL, peer] for peer in PEERS if (FULL, peer) in lines]
     if not peers:
         return
@@ -63,7 +63,7 @@ def _to_peers(samples: Sequence[BatchSample], lines: Mapping[tuple[int, str], Li
         yield at_least(name, speed_ratio(wholes, row, better), needed)
 
 
-def _outside(lines: Mapping[tuple[int, str], Line]) -> Iterator[Bar]:
+def _outside(lines: Mapping[tuple[int, str], BatchLine]) -> Iterator[Bar]:
     for row in (OFF, AUTOMATIC):
         line = lines.get((FULL, row))
         if line is not None and line.outside is not None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from bench.batch.arrivals import Load, LoadLine, LoadSample, due_times, load_lines, serve
-from bench.batch.figures import BatchSample, Line, lines, unknown
+from bench.batch.arrivals import ArrivalLoad, LoadLine, LoadSample, due_times, load_lines, serve
+from bench.batch.figures import BatchLine, BatchSample, lines, unknown
 from bench.batch.judged import FULL, JudgedText, bars
 from bench.batch.rows import (
     AUTOMATIC,
@@ -33,7 +33,7 @@ from bench.batch.rows import (
 from bench.batch.sessions import Asked
 from bench.batch.settings import SEEDS, SHARES, BatchSettings
 from bench.harness import machine
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.interleave import schedule, tracked
 from bench.harness.machine import CoreUse, CpuSeconds
 from bench.harness.report import Bar
@@ -54,7 +54,7 @@ class BatchResults:
     arguments: Mapping[str, object]
     machine: Mapping[str, object]
     commit: str | None
-    lines: Sequence[Line]
+    lines: Sequence[BatchLine]
     loads: Sequence[LoadLine]
     bars: Sequence[Bar]
     texts: Sequence[JudgedText]
@@ -69,10 +69,10 @@ class BatchResults:
 
 
 @dataclass
-class Field:
-    """Who takes part; see `bench.main.measure.Field`. asked: our rows by key, for requests that arrive."""
+class BatchField:
+    """Who takes part; see `bench.main.measure.MainField`. asked: our rows by key, for requests that arrive."""
 
-    peer: Child
+    peer: BenchChild
     rows: list[BatchRow]
     asked: dict[str, Asked]
     runner: asyncio.Runner
@@ -107,7 +107,7 @@ def measure(settings: BatchSettings) -> BatchResults:
     )
 
 
-def _start(settings: BatchSettings, cleanup: ExitStack, peer: Child, prompts: Prompts) -> Field:
+def _start(settings: BatchSettings, cleanup: ExitStack, peer: BenchChild, prompts: Prompts) -> BatchField:
     """Every process of ours, ended by `cleanup`.
 
     The row with drafting on has an orchestrator of its own, with a fixed plan, beside the stack's, because a request
@@ -150,7 +150,7 @@ def _start(settings: BatchSettings, cleanup: ExitStack, peer: Child, prompts: Pr
     rows += [PeerRow(key, peer, longest, settings.most) for key in PEERS]
     runtime = runtime_of(runner, client)
     note = f"({ON}): the plan {settings.plan} for every session; the verifier still bounds what its windows may cost."
-    return Field(peer, rows, asked, runner, clocks, [note, f"specwire's forwards are computed by {runtime}."])
+    return BatchField(peer, rows, asked, runner, clocks, [note, f"specwire's forwards are computed by {runtime}."])
 
 
 def runtime_of(runner: asyncio.Runner, client: AsyncClient) -> str:
@@ -158,10 +158,10 @@ def runtime_of(runner: asyncio.Runner, client: AsyncClient) -> str:
     return runner.run(client.server_info()).target.runtime
 
 
-def _start_fixed(plan: str, services: Mapping[str, str], redis_url: str) -> tuple[Child, str]:
+def _start_fixed(plan: str, services: Mapping[str, str], redis_url: str) -> tuple[BenchChild, str]:
     drafters = [word for role, each in services.items() if role != VERIFIER for word in ("--drafter", each)]
     words = ["--verifier", services[VERIFIER], *drafters, "--redis-url", redis_url, "--plan", plan, "--json"]
-    orchestrator = Child("orchestrator", [sys.executable, "-m", "orchestrator", *words])
+    orchestrator = BenchChild("orchestrator", [sys.executable, "-m", "orchestrator", *words])
     try:
         return orchestrator, str(orchestrator.answer(LOAD_LIMIT)["address"])
     except BaseException:
@@ -178,7 +178,7 @@ def client_of(runner: asyncio.Runner, cleanup: ExitStack, address: str, token: s
     return client
 
 
-def _warm_up(field: Field, settings: BatchSettings, prompts: Prompts) -> None:
+def _warm_up(field: BatchField, settings: BatchSettings, prompts: Prompts) -> None:
     """Each row at the lowest and the highest level. A peer's row that cannot run here is left out, with a note."""
     asked_of_us = (*OURS, *SAMPLES)
     for row in list(field.rows):
@@ -213,13 +213,15 @@ def _speed(samples: Sequence[BatchSample], row: str) -> float:
     return tokens_per_second([sample.whole for sample in samples], row).value
 
 
-def _loads(field: Field, settings: BatchSettings, prompts: Prompts, samples: Sequence[BatchSample]) -> list[LoadSample]:
+def _loads(
+    field: BatchField, settings: BatchSettings, prompts: Prompts, samples: Sequence[BatchSample]
+) -> list[LoadSample]:
     """Requests that arrive, at shares of what drafting off reached: off and automatic by turns, alike for both."""
     if not settings.requests:
         return []
     level = FULL if FULL in settings.levels else settings.most
     most = _speed([sample for sample in samples if sample.level == level], OFF) / settings.tokens
-    loads = [Load(share, share * most, seed) for share in SHARES for seed in SEEDS[: settings.repeats]]
+    loads = [ArrivalLoad(share, share * most, seed) for share in SHARES for seed in SEEDS[: settings.repeats]]
     rows = (OFF, AUTOMATIC)
     found = []
     for turn, load in enumerate(tracked(loads, len(loads), "arrivals")):
@@ -231,7 +233,9 @@ def _loads(field: Field, settings: BatchSettings, prompts: Prompts, samples: Seq
     return found
 
 
-def _texts(peer: Child, settings: BatchSettings, prompts: Prompts, samples: Sequence[BatchSample]) -> list[JudgedText]:
+def _texts(
+    peer: BenchChild, settings: BatchSettings, prompts: Prompts, samples: Sequence[BatchSample]
+) -> list[JudgedText]:
     """Where a row's text differs from drafting off at the same level, and whether that is a near-tie."""
     return [
         JudgedText(level, each)
@@ -240,7 +244,7 @@ def _texts(peer: Child, settings: BatchSettings, prompts: Prompts, samples: Sequ
     ]
 
 
-def _judged(peer: Child, dtype: str, prompts: Prompts, samples: Sequence[BatchSample]) -> list[Judged]:
+def _judged(peer: BenchChild, dtype: str, prompts: Prompts, samples: Sequence[BatchSample]) -> list[Judged]:
     """Greedy rows only: drawn tokens may differ at a near-tie of probabilities and noise, which scores do not show."""
     sessions = [session for sample in samples if sample.row not in SAMPLES for session in sample.sessions]
     return list(judge(mismatches(sessions, OFF), scores_at(peer, prompts, sessions, OFF), tolerance(dtype)))

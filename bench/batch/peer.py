@@ -14,13 +14,13 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from bench.peers.answering import Answer, Methods, Request, answer_asker
-from bench.peers.transformers_peer import Peer, Stopwatch
+from bench.peers.transformers_peer import Stopwatch, TransformersPeer
 
 PADDING = 0
 PAGE = 256
 
 
-class BatchPeer(Peer):
+class BatchPeer(TransformersPeer):
     """A static batch padded to the left, or continuous batching."""
 
     @property

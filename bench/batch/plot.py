@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from bench.batch.figures import Line
+from bench.batch.figures import BatchLine
 from bench.batch.rows import (
     AUTOMATIC,
     CONTINUOUS,
@@ -36,7 +36,7 @@ COLOURS = {
 }
 
 
-def draw(lines: Sequence[Line], path: Path) -> None:
+def draw(lines: Sequence[BatchLine], path: Path) -> None:
     matplotlib.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     canvas = Canvas(figsize=(13, 5), layout="constrained")
     speeds, pauses = canvas.subplots(1, 2)
@@ -58,14 +58,14 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     canvas.savefig(path, dpi=110)
 
 
-def _speed(axes: Axes, lines: Sequence[Line]) -> None:
+def _speed(axes: Axes, lines: Sequence[BatchLine]) -> None:
     levels, speeds = [line.level for line in lines], [line.tokens_per_second for line in lines]
     colour, label = COLOURS[lines[0].row], LABELS[lines[0].row]
     axes.plot(levels, [speed.value for speed in speeds], "o-", color=colour, label=label)
     axes.fill_between(levels, [each.low for each in speeds], [each.high for each in speeds], color=colour, alpha=0.15)
 
 
-def _pauses(axes: Axes, lines: Sequence[Line]) -> None:
+def _pauses(axes: Axes, lines: Sequence[BatchLine]) -> None:
     levels, colour = [line.level for line in lines], COLOURS[lines[0].row]
     axes.plot(levels, [line.pause_p50_ms for line in lines], "o-", color=colour)
     axes.plot(levels, [line.pause_p95_ms for line in lines], "o--", color=colour)

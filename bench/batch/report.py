@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.batch.arrivals import LoadLine, LoadSample
-from bench.batch.figures import BatchSample, Line, pauses_ms
+from bench.batch.figures import BatchLine, BatchSample, pauses_ms
 from bench.batch.judged import JudgedText
 from bench.batch.measure import BatchResults
 from bench.batch.rows import LABELS
@@ -28,7 +28,7 @@ def report(results: BatchResults) -> str:
     return "\n\n".join("\n".join(each) for each in sections if each)
 
 
-def _lines(lines: Sequence[Line]) -> list[str]:
+def _lines(lines: Sequence[BatchLine]) -> list[str]:
     head = (
         *("at once", "row", "tokens/s", "x off", "x off while full"),
         *("pause p50 ms", "p95", "first token ms", "tokens/forward"),
@@ -52,7 +52,7 @@ def _lines(lines: Sequence[Line]) -> list[str]:
     )
 
 
-def _outside(lines: Sequence[Line]) -> list[str]:
+def _outside(lines: Sequence[BatchLine]) -> list[str]:
     head = (
         "at once",
         "between forwards, p50 of",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from bench.batch.sessions import Asked, together
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.rows import LOAD_LIMIT, RUN_LIMIT, exactly
 from bench.harness.runs import Arrival, BenchError, Run
 from specwire.client import SpecwireError
@@ -81,7 +81,7 @@ class PeerRow:
     """transformers in its process. longest: of all prompts; most: sessions at once, in any run."""
 
     key: str
-    peer: Child
+    peer: BenchChild
     longest: int
     most: int
 
@@ -110,9 +110,9 @@ def run_in(runner: asyncio.Runner, label: str, sessions: Coroutine[Any, Any, T])
     raise BenchError(f"{label}: {failure}")
 
 
-def start_peer(target: str, dtype: str, threads: int) -> Child:
+def start_peer(target: str, dtype: str, threads: int) -> BenchChild:
     """Transformers with the target loaded."""
-    peer = Child("transformers", [sys.executable, "-m", "bench.batch.peer"])
+    peer = BenchChild("transformers", [sys.executable, "-m", "bench.batch.peer"])
     try:
         peer.ask({"do": "load", "target": target, "draft": None, "dtype": dtype, "threads": threads}, LOAD_LIMIT)
     except BaseException:

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from bench.harness import RESULTS, machine
 from bench.harness.report import table
-from bench.wan.cells import ACCEPTANCES, DRAFTS_MS, LIGHT, NAMED, RTTS_MS, TOKENS, Cell, chosen
+from bench.wan.cells import ACCEPTANCES, DRAFTS_MS, LIGHT, NAMED, RTTS_MS, TOKENS, WanCell, chosen
 from bench.wan.disciplines import DEFAULT, TEXTBOOK
 from bench.wan.traces import COUPLED, GREEDY, nearest
-from bench.wan.virtual import Expected, Software, as_simulated, spread
+from bench.wan.virtual import ExpectedCell, Software, as_simulated, spread
 from specwire import sim
 from specwire.core.policy.controller import Controller
 from specwire.core.policy.tunables import MOST_BRANCHES
@@ -37,7 +37,7 @@ TRACES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class BranchingGain:
     """A cell's tokens per second of a second session, and default / chain.
 
     default: a forward of the drafter extends at most MOST_BRANCHES tokens. by_width: the gain where it extends fewer.
@@ -57,7 +57,7 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class BranchingPlacement:
     """A drafter's tokens per second in the verifier's box, and those of the default by round trip in ms."""
 
     draft_ms: float
@@ -80,12 +80,12 @@ class Placement:
         return ranges
 
 
-def gain(cell: Cell, tokens: int = TOKENS, traces: int = TRACES) -> Gain:
+def gain(cell: WanCell, tokens: int = TOKENS, traces: int = TRACES) -> BranchingGain:
     """Simulate a cell, without any software."""
     session = as_simulated(cell, Software(), tokens)
     chain, default = second_session(session, 1), second_session(session)
     rules = (GREEDY, COUPLED) if traces else ()
-    return Gain(
+    return BranchingGain(
         cell.name,
         chain.tokens_per_second,
         default.tokens_per_second,
@@ -102,29 +102,31 @@ def second_session(cell: sim.Cell, width: int = MOST_BRANCHES) -> sim.Result:
     return sim.simulate(cell, planner=first.planner.successor(forward, cell.shared_host))
 
 
-def _over_traces(cell: Cell, rule: str, tokens: int, traces: int) -> float:
+def _over_traces(cell: WanCell, rule: str, tokens: int, traces: int) -> float:
     sessions = [as_simulated(cell, Software(), tokens, trace) for trace in nearest(rule, cell.acceptance)[:traces]]
     seconds = {width: sum(second_session(one, width).elapsed_us for one in sessions) for width in (1, MOST_BRANCHES)}
     return seconds[1] / seconds[MOST_BRANCHES]
 
 
-def placement(drafter: tuple[float, float], tokens: int = TOKENS) -> Placement:
+def placement(drafter: tuple[float, float], tokens: int = TOKENS) -> BranchingPlacement:
     """Simulate a drafter, (ms a forward, acceptance), at every round trip; V does not grow with the window."""
     draft_ms, wanted = drafter
-    home = as_simulated(Cell(0.0, draft_ms, wanted, 0.0), Software(), tokens)
-    cells = {rtt_ms: as_simulated(Cell(rtt_ms, draft_ms, wanted, 0.0), Software(), tokens) for rtt_ms in RTTS_MS}
+    home = as_simulated(WanCell(0.0, draft_ms, wanted, 0.0), Software(), tokens)
+    cells = {rtt_ms: as_simulated(WanCell(rtt_ms, draft_ms, wanted, 0.0), Software(), tokens) for rtt_ms in RTTS_MS}
     by_rtt = {rtt_ms: second_session(cell).tokens_per_second for rtt_ms, cell in cells.items()}
-    return Placement(draft_ms, wanted, sim.best_textbook(home).result.tokens_per_second, by_rtt)
+    return BranchingPlacement(draft_ms, wanted, sim.best_textbook(home).result.tokens_per_second, by_rtt)
 
 
-def placements(grid: Sequence[Expected]) -> list[Placement]:
+def placements(grid: Sequence[ExpectedCell]) -> list[BranchingPlacement]:
     """The same of cells that are simulated already, those in which V does not grow with the window."""
-    found: dict[tuple[float, float], dict[float, Expected]] = {}
+    found: dict[tuple[float, float], dict[float, ExpectedCell]] = {}
     for one in grid:
         if one.cell.slope == 0.0 and one.cell.row_cost == LIGHT:
             found.setdefault((one.cell.draft_ms, one.cell.acceptance), {})[one.cell.rtt_ms] = one
     return [
-        Placement(*key, by_rtt[0.0].speeds[TEXTBOOK], {rtt: one.speeds[DEFAULT] for rtt, one in by_rtt.items()})
+        BranchingPlacement(
+            *key, by_rtt[0.0].speeds[TEXTBOOK], {rtt: one.speeds[DEFAULT] for rtt, one in by_rtt.items()}
+        )
         for key, by_rtt in found.items()
         if set(by_rtt) == set(RTTS_MS)
     ]
@@ -135,7 +137,7 @@ def written_gains(path: Path = OUT) -> dict[str, float]:
     return {one["name"]: one["gain"] for one in json.loads(path.read_text())["cells"]} if path.exists() else {}
 
 
-def report(gains: Sequence[Gain], placements: Sequence[Placement]) -> str:
+def report(gains: Sequence[BranchingGain], placements: Sequence[BranchingPlacement]) -> str:
     head = ("in virtual time; tokens/s", "chain", "default", "gain", *(f"W <= {width}" for width in WIDTHS))
     rows = [
         (
@@ -153,7 +155,7 @@ def report(gains: Sequence[Gain], placements: Sequence[Placement]) -> str:
     return "\n".join([*first, *(["", *placement_lines(placements)] if placements else [])])
 
 
-def placement_lines(placements: Sequence[Placement]) -> list[str]:
+def placement_lines(placements: Sequence[BranchingPlacement]) -> list[str]:
     """What a placement is chosen by."""
     head = ("a drafter, in virtual time", "textbook at 0 ms", *(f"{rtt:g} ms" for rtt in RTTS_MS), "as fast at")
     rows = [
@@ -172,7 +174,7 @@ def reach(ranges: Sequence[tuple[float, float]]) -> str:
     return ", ".join(f"{begins:.0f} to {ends:.0f} ms" for begins, ends in ranges) or "nowhere"
 
 
-def write(gains: Sequence[Gain], placements: Sequence[Placement], traces: int, path: Path) -> None:
+def write(gains: Sequence[BranchingGain], placements: Sequence[BranchingPlacement], traces: int, path: Path) -> None:
     record = {
         "name": "branching",
         "bars": [],

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from math import ceil
 
 from bench.harness.report import table
-from bench.wan.cells import LIGHT_CELLS, TOKENS, Cell
+from bench.wan.cells import LIGHT_CELLS, TOKENS, WanCell
 from bench.wan.traces import GREEDY, nearest
 from bench.wan.virtual import Software, as_simulated, spread
 from draft_service.commands import AdvanceSession, DraftedProposal, OpenSession, Reply
@@ -119,7 +119,7 @@ def likeliest(tree: Tree, rates: Sequence[float], most: int) -> list[Node]:
     return found
 
 
-def speeds(cell: Cell) -> list[float]:
+def speeds(cell: WanCell) -> list[float]:
     """Tokens per second by width, over several traces."""
     cells = [as_simulated(cell, Software(), TOKENS, trace) for trace in nearest(GREEDY, cell.acceptance)[:TRACES]]
     return [len(cells) / sum(1 / TreeSession(each, width).tokens_per_second() for each in cells) for width in WIDTHS]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from bench.cluster.settings import PROMPT, VOCABULARY, Row
+from bench.cluster.settings import PROMPT, VOCABULARY, ClusterRow
 from specwire.client import AsyncClient, Chunk
 
 LIMIT_S = 180.0
@@ -25,7 +25,7 @@ class CrowdSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedCrowd:
     """seconds: from the first request to the last answer."""
 
     sessions: tuple[CrowdSession, ...]
@@ -52,14 +52,14 @@ class Served:
         return self.tokens / self.seconds
 
 
-async def served(row: Row, addresses: Sequence[str]) -> Served:
+async def served(row: ClusterRow, addresses: Sequence[str]) -> ServedCrowd:
     """addresses: of orchestrators. An ExceptionGroup where a session failed."""
     clients = [AsyncClient(address) for address in addresses[: row.orchestrators]]
     try:
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(_run(row, turn, clients[turn % len(clients)])) for turn in range(row.at_once)]
-        return Served(tuple(task.result() for task in running), time.monotonic() - began)
+        return ServedCrowd(tuple(task.result() for task in running), time.monotonic() - began)
     finally:
         for client in clients:
             await client.close()
@@ -70,7 +70,7 @@ def prompt(turn: int) -> Text:
     return tuple(2 + (turn // (VOCABULARY - 2) ** place) % (VOCABULARY - 2) for place in range(PROMPT))
 
 
-async def _run(row: Row, turn: int, client: AsyncClient) -> CrowdSession:
+async def _run(row: ClusterRow, turn: int, client: AsyncClient) -> CrowdSession:
     text: list[int] = []
     arrivals: list[tuple[float, int]] = []
     events = client.generate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bench.cluster.crowd import prompt
-from bench.cluster.settings import AGREE, DRAFT_MS, FLOOD, PROMPT, SLOPE, SLOTS, V_MS, WIDE, Row
+from bench.cluster.settings import AGREE, DRAFT_MS, FLOOD, PROMPT, SLOPE, SLOTS, V_MS, WIDE, ClusterRow
 from specwire import sim
 from specwire.lm.scripted import Script
 
@@ -13,7 +13,7 @@ from specwire.lm.scripted import Script
 ARRIVALS_PER_SECOND = 10_000.0
 
 
-def simulated(row: Row) -> float | None:
+def simulated(row: ClusterRow) -> float | None:
     """Tokens per second; None where the devices are not what limits it."""
     if row == FLOOD:
         return None
@@ -37,7 +37,7 @@ def simulated(row: Row) -> float | None:
     return sim.simulate_fleet(fleet, sim.AUTO if row.drafting else sim.PLAIN).tokens_per_second
 
 
-def trace(row: Row, turn: int) -> tuple[bool, ...]:
+def trace(row: ClusterRow, turn: int) -> tuple[bool, ...]:
     """Of a row's session: whether the drafter's guess is the target's token, all along the text.
 
     A row ends with its slowest session, so the simulation must have the same right guesses.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.cluster.clocks import DRAFTERS, ORCHESTRATORS, VERIFIERS, Clocks
-from bench.cluster.crowd import Served, Text, served
-from bench.cluster.settings import HEAD, MOST_ORCHESTRATORS, NODES, ROWS, Row, config
+from bench.cluster.crowd import ServedCrowd, Text, served
+from bench.cluster.settings import HEAD, MOST_ORCHESTRATORS, NODES, ROWS, ClusterRow, config
 from bench.cluster.site import site
 from bench.harness.entry import first_failure
 from bench.harness.interleave import tracked
@@ -23,7 +23,7 @@ KNOWN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ClusterSample:
     """One run of a row. steady: tokens/s while all sessions run. cpu: seconds by kind (`bench.cluster.clocks`)."""
 
     row: str
@@ -47,10 +47,10 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCluster:
     """mismatches: sessions whose text was another one in another row or repeat."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[ClusterSample]
     mismatches: int
 
 
@@ -69,7 +69,7 @@ class Texts:
             self._longest[model, turn] = max(known, text, key=len)
 
 
-def measure(repeats: int, tell: Callable[[str], None]) -> Measured:
+def measure(repeats: int, tell: Callable[[str], None]) -> MeasuredCluster:
     """Raises BenchError if something does not start, or a session fails."""
     tell("bench-cluster: starting a Ray cluster of three nodes, and deploying")
     with site(HEAD, *NODES) as here:
@@ -86,12 +86,12 @@ def measure(repeats: int, tell: Callable[[str], None]) -> Measured:
         for repeat, row in tracked(turns, len(turns)):
             ran, cpu = _run(row, fronts, clocks)
             texts.add(row.model, ran.texts)
-            samples.append(Sample(row.name, repeat, ran.tokens, ran.seconds, ran.steady, cpu))
+            samples.append(ClusterSample(row.name, repeat, ran.tokens, ran.seconds, ran.steady, cpu))
             tell(f"bench-cluster: {repeat + 1} of {repeats}: {row.name}: {ran.steady:.1f} tokens/s")
-    return Measured(samples, texts.mismatches)
+    return MeasuredCluster(samples, texts.mismatches)
 
 
-def _run(row: Row, fronts: Sequence[str], clocks: Clocks) -> tuple[Served, dict[str, float]]:
+def _run(row: ClusterRow, fronts: Sequence[str], clocks: Clocks) -> tuple[ServedCrowd, dict[str, float]]:
     before = clocks.read(row.orchestrators)
     with first_failure():
         ran = asyncio.run(served(row, fronts))

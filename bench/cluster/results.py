@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.cluster.clocks import ORCHESTRATORS
-from bench.cluster.measure import Measured, Sample
-from bench.cluster.settings import LEAST_LINEAR, ONE, OVER_ORCHESTRATORS, OVER_VERIFIERS, ROWS, WIDE, Row
+from bench.cluster.measure import ClusterSample, MeasuredCluster
+from bench.cluster.settings import LEAST_LINEAR, ONE, OVER_ORCHESTRATORS, OVER_VERIFIERS, ROWS, WIDE, ClusterRow
 from bench.harness.interval import Estimate, estimate
 from bench.harness.record import write_object
 from bench.harness.report import Bar, at_least, at_most, bar_lines, table
 
 
 @dataclass(frozen=True, slots=True)
-class RowResult:
+class ClusterRowResult:
     """A row's figures.
 
     tokens_per_second: from the first request to the last answer. steady: while all sessions run.
@@ -44,22 +44,22 @@ class RowResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class ClusterResults:
     """A measurement; simulated: tokens/s by row, None where no device is what limits it."""
 
     arguments: Mapping[str, object]
     machine: Mapping[str, object]
     commit: str | None
-    rows: Sequence[RowResult]
+    rows: Sequence[ClusterRowResult]
     bars: Sequence[Bar]
-    samples: Sequence[Sample]
+    samples: Sequence[ClusterSample]
 
     @property
     def holds(self) -> bool:
         return all(bar.holds for bar in self.bars)
 
 
-def row_results(measured: Measured, simulated: Mapping[str, float | None]) -> list[RowResult]:
+def row_results(measured: MeasuredCluster, simulated: Mapping[str, float | None]) -> list[ClusterRowResult]:
     """Of every row that has run."""
     by_row = {row: [each for each in measured.samples if each.row == row.name] for row in ROWS}
     return [
@@ -67,16 +67,16 @@ def row_results(measured: Measured, simulated: Mapping[str, float | None]) -> li
     ]
 
 
-def first_of(row: Row) -> Row:
+def first_of(row: ClusterRow) -> ClusterRow:
     """The row of which it is to be a multiple."""
     return WIDE[0] if row in WIDE else ONE
 
 
-def multiple_of(row: Row) -> int:
+def multiple_of(row: ClusterRow) -> int:
     return row.orchestrators if row in WIDE else row.verifiers
 
 
-def bars(measured: Measured, rows: Sequence[RowResult]) -> list[Bar]:
+def bars(measured: MeasuredCluster, rows: Sequence[ClusterRowResult]) -> list[Bar]:
     linear = [
         at_least(
             f"tokens/s over {multiple_of(row)} times those of {first_of(row).name}: {row.name}", found, LEAST_LINEAR
@@ -88,10 +88,12 @@ def bars(measured: Measured, rows: Sequence[RowResult]) -> list[Bar]:
     return [*linear, at_most("sessions whose text changed", Estimate(wrong, wrong, wrong, 1.0), 0)]
 
 
-def _row_result(row: Row, found: Sequence[Sample], firsts: Sequence[Sample], simulated: float | None) -> RowResult:
+def _row_result(
+    row: ClusterRow, found: Sequence[ClusterSample], firsts: Sequence[ClusterSample], simulated: float | None
+) -> ClusterRowResult:
     to_one = [each.steady / first.steady / multiple_of(row) for each, first in zip(found, firsts, strict=True)]
     busy = [each.cpu[ORCHESTRATORS] / each.seconds / row.orchestrators for each in found]
-    return RowResult(
+    return ClusterRowResult(
         name=row.name,
         verifiers=row.verifiers,
         orchestrators=row.orchestrators,
@@ -106,7 +108,7 @@ def _row_result(row: Row, found: Sequence[Sample], firsts: Sequence[Sample], sim
     )
 
 
-def write(results: Results, path: Path) -> None:
+def write(results: ClusterResults, path: Path) -> None:
     head = {
         "name": path.stem,
         "bars": [asdict(bar) for bar in results.bars],
@@ -118,7 +120,7 @@ def write(results: Results, path: Path) -> None:
     write_object(head, [asdict(sample) for sample in results.samples], path)
 
 
-def shown(results: Results) -> str:
+def shown(results: ClusterResults) -> str:
     """The table and the bars."""
     head = (
         "row",

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.cluster import settings
 from bench.cluster.expected import simulated
 from bench.cluster.measure import measure
-from bench.cluster.results import Results, bars, row_results, shown, write
+from bench.cluster.results import ClusterResults, bars, row_results, shown, write
 from bench.harness import RESULTS, entry, machine
 from specwire.rpc.process import say
 
@@ -43,15 +43,15 @@ def repeats_of(args: argparse.Namespace) -> int:
     return repeats
 
 
-def measure_all(repeats: int) -> Results:
+def measure_all(repeats: int) -> ClusterResults:
     """Raises BenchError."""
     before = machine.describe()
     measured = measure(repeats, say)
     rows = row_results(measured, {row.name: simulated(row) for row in settings.ROWS})
-    return Results(arguments(repeats), before, machine.commit(), rows, bars(measured, rows), measured.samples)
+    return ClusterResults(arguments(repeats), before, machine.commit(), rows, bars(measured, rows), measured.samples)
 
 
-def tell(found: Results, out: Path) -> bool:
+def tell(found: ClusterResults, out: Path) -> bool:
     write(found, out)
     print(shown(found))
     return found.holds

@@ -26,7 +26,7 @@ MOST_VERIFIERS = MOST_ORCHESTRATORS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ClusterRow:
     """One load. verifiers: how many serve its model. orchestrators: among how many its sessions are divided."""
 
     name: str
@@ -48,17 +48,17 @@ def pool_model(verifiers: int) -> str:
 
 
 FLOOD_MODEL, WIDE_MODEL = "scripted:100", "scripted:50"
-ONE = Row("1 verifier, 1 orchestrator", pool_model(1), 1)
-TWO = Row("2 verifiers, 1 orchestrator", pool_model(2), 2)
-FOUR = Row("4 verifiers, 1 orchestrator", pool_model(4), 4)
-FOUR_BY_FOUR = Row("4 verifiers, 4 orchestrators", pool_model(4), 4, orchestrators=4)
-DRAFTED = Row("4 verifiers, 1 orchestrator, drafting", pool_model(4), 4, tokens=2 * TOKENS, drafting=True)
-FLOOD = Row(
+ONE = ClusterRow("1 verifier, 1 orchestrator", pool_model(1), 1)
+TWO = ClusterRow("2 verifiers, 1 orchestrator", pool_model(2), 2)
+FOUR = ClusterRow("4 verifiers, 1 orchestrator", pool_model(4), 4)
+FOUR_BY_FOUR = ClusterRow("4 verifiers, 4 orchestrators", pool_model(4), 4, orchestrators=4)
+DRAFTED = ClusterRow("4 verifiers, 1 orchestrator, drafting", pool_model(4), 4, tokens=2 * TOKENS, drafting=True)
+FLOOD = ClusterRow(
     f"1 verifier of {QUICK_MS:g} ms, 1 orchestrator", FLOOD_MODEL, 1, sessions=FLOOD_SESSIONS, tokens=FLOOD_TOKENS
 )
 # Each orchestrator has as many sessions, at four verifiers that take any number in the same time.
 WIDE = tuple(
-    Row(
+    ClusterRow(
         f"4 flat verifiers, {count} orchestrator{'s' if count > 1 else ''}",
         WIDE_MODEL,
         4,

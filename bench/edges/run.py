@@ -24,13 +24,13 @@ from typing import Any
 
 from bench.harness import RESULTS
 from bench.harness.certificates import Authority
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.interleave import tracked
 from bench.harness.interval import Estimate, estimate
 from bench.harness.record import write
 from bench.harness.report import Bar, at_least, at_most, bar_lines, table
 from bench.harness.runs import BenchError
-from bench.harness.services import ANY_PORT, Service, free_port
+from bench.harness.services import ANY_PORT, ServiceProcess, free_port
 from deploy.stack.processes import environment
 from specwire.rpc.process import say
 
@@ -67,9 +67,9 @@ class Hosts:
     ) -> None:
         ca = authority.pem.decode() if authority else ""
         parts = [tokens[at : at + PER_HOST] for at in range(0, len(tokens), PER_HOST)]
-        self._hosts: list[tuple[Child, int]] = []
+        self._hosts: list[tuple[BenchChild, int]] = []
         for part in parts:
-            child = owned.enter_context(Child("edges", [sys.executable, "-m", "bench.edges.host"]))
+            child = owned.enter_context(BenchChild("edges", [sys.executable, "-m", "bench.edges.host"]))
             child.ask({"do": "start", "verifiers": list(verifiers), "tokens": list(part), "ca": ca}, LIMIT_S)
             self._hosts.append((child, len(part)))
 
@@ -106,19 +106,19 @@ def window(hosts: Hosts, seconds: float) -> TimeWindow:
     return TimeWindow(sum(told["tokens"]) / (time.monotonic() - began), max(told["pause_s"]))
 
 
-def started(owned: ExitStack, folder: Path, name: str, model: str, *words: str) -> Service:
+def started(owned: ExitStack, folder: Path, name: str, model: str, *words: str) -> ServiceProcess:
     """A verifier that answers. `http`: where its figures are read."""
     figures = f"127.0.0.1:{free_port()}"
     settings = {**environment(), "OMP_NUM_THREADS": "1"}
     arguments = ("verify", model, "--context", "512", "--metrics", figures, *words)
-    service = Service(arguments, settings, folder / f"{name}.stderr", ANY_PORT)
+    service = ServiceProcess(arguments, settings, folder / f"{name}.stderr", ANY_PORT)
     owned.callback(service.kill)
     service.ready()
     service.http = figures
     return service
 
 
-def by_label(service: Service, name: str, label: str) -> dict[str, float]:
+def by_label(service: ServiceProcess, name: str, label: str) -> dict[str, float]:
     """A figure of a verifier, by the values of one of its labels."""
     try:
         with urllib.request.urlopen(f"http://{service.http}/metrics", timeout=LIMIT_S) as page:
@@ -314,7 +314,7 @@ def cost(folder: Path, edges: int, seconds: float, model: str, per_edge: int) ->
         return Cost(edges, (idle - alone) * 1024 / edges, (busy - alone) * 1024 / edges, idle_bytes, busy_bytes)
 
 
-def resident_mib(service: Service) -> float:
+def resident_mib(service: ServiceProcess) -> float:
     """Of the verifier itself, which the process that ends with us has started."""
     pid = service.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -345,7 +345,7 @@ def _check(told: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class EdgesFound:
     fair: Fair
     exchanged: Exchanged
     loss: Storm
@@ -353,7 +353,7 @@ class Found:
     cost: Cost
 
 
-def measure(edges: int, repeats: int, seconds: float) -> Found:
+def measure(edges: int, repeats: int, seconds: float) -> EdgesFound:
     with tempfile.TemporaryDirectory(prefix="specwire-edges-") as name:
         folder = Path(name)
         say("bench: fair shares")
@@ -365,10 +365,10 @@ def measure(edges: int, repeats: int, seconds: float) -> Found:
         say(f"bench: a storm of {edges} edges")
         many = storm(folder, edges, seconds, CALM, PER_EDGE)
         say("bench: what an edge costs")
-        return Found(shares, certificates, loss, many, cost(folder, min(edges, PER_HOST), seconds, CALM, PER_EDGE))
+        return EdgesFound(shares, certificates, loss, many, cost(folder, min(edges, PER_HOST), seconds, CALM, PER_EDGE))
 
 
-def bars(found: Found) -> list[Bar]:
+def bars(found: EdgesFound) -> list[Bar]:
     wrong = float(found.loss.wrong + found.storm.wrong + found.loss.failed + found.storm.failed)
     return [
         at_least("Jain's index of tokens of equal tenants, one flooding", found.fair.jain, LEAST_JAIN),
@@ -377,7 +377,7 @@ def bars(found: Found) -> list[Bar]:
     ]
 
 
-def report(found: Found, held: Sequence[Bar]) -> str:
+def report(found: EdgesFound, held: Sequence[Bar]) -> str:
     lost = (
         "a verifier is killed",
         "sessions",

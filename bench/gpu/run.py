@@ -46,7 +46,7 @@ NOTES = (
 )
 
 
-class Row(Protocol):
+class GpuRow(Protocol):
     """One way to decode with several sessions at once; `name` is for people."""
 
     @property
@@ -80,7 +80,7 @@ class EngineRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerRow:
+class GpuPeerRow:
     """transformers, of which assisted generation takes one session."""
 
     name: str
@@ -116,13 +116,13 @@ def measure(settings: GpuSettings) -> GpuResults:
     engine, drafter = Decoding(lm), ModelDrafter(draft_lm, settings.drafts)
     oracle = Oracle(after, settings.acceptance, settings.drafts, SEED)
     pair = TransformersPair(target, draft, settings.drafts)
-    rows: list[Row] = [
+    rows: list[GpuRow] = [
         EngineRow(OFF, engine, None, settings.sessions),
         EngineRow(ORACLE, engine, oracle, settings.sessions),
         EngineRow(DRAFTER, engine, drafter, settings.sessions, weight_bytes(draft)),
         EngineRow(HEAD, Decoding(headed, settings.drafts), None, settings.sessions, forward_bytes(head)),
-        PeerRow(PLAIN, pair, assisted=False),
-        PeerRow(ASSISTED, pair, assisted=True),
+        GpuPeerRow(PLAIN, pair, assisted=False),
+        GpuPeerRow(ASSISTED, pair, assisted=True),
     ]
     samples = [one for level in settings.sessions for one in _decode(rows, settings, level, after, floor)]
     return GpuResults(
@@ -174,7 +174,7 @@ def _said(settings: GpuSettings, after: Sequence[int]) -> list[int]:
 
 
 def _decode(
-    rows: Sequence[Row], settings: GpuSettings, level: int, after: Sequence[int], floor: Floor
+    rows: Sequence[GpuRow], settings: GpuSettings, level: int, after: Sequence[int], floor: Floor
 ) -> list[SpeedSample]:
     """All rows that can by turns, after a run of each that does not count."""
     prompts = [walk(after, start, settings.prompt) for start in range(level)]

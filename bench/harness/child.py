@@ -26,7 +26,7 @@ READ_SIZE = 1 << 16
 STOP_GRACE = 30.0
 
 
-class Child:
+class BenchChild:
     """Runs a command in a session of its own, so that Ctrl-C reaches only us and we end it in order.
 
     Its errors go to our stderr, or into the file `errors`. It has no OMP_NUM_THREADS from us: both sides set their

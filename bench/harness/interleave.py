@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from bench.harness.runs import Row, Sample
-from specwire.progress import LAST_LINE, Bar, LastLine
+from specwire.progress import LAST_LINE, LastLine, ProgressBar
 
 Turn = TypeVar("Turn")
 
@@ -31,7 +31,7 @@ def interleave(
 ) -> list[Sample]:
     """Every row on every prompt, `repeats` times; `progress` is called after each run's clock has stopped."""
     samples = []
-    with Bar("measuring", repeats * len(prompts) * len(rows)) as bar:
+    with ProgressBar("measuring", repeats * len(prompts) * len(rows)) as bar:
         for repeat, prompt, index in schedule(repeats, len(prompts), len(rows)):
             row = rows[index]
             sample = Sample(repeat, prompt, row.key, row.run(prompts[prompt], tokens))
@@ -46,7 +46,7 @@ def tracked(turns: Iterable[Turn], total: int, what: str = "measuring", line: La
 
     Each is done once the next one is asked for, so nothing is drawn while one is measured.
     """
-    with Bar(what, total, line=line) as bar:
+    with ProgressBar(what, total, line=line) as bar:
         for turn in turns:
             yield turn
             bar.update()

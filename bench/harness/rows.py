@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from bench.harness.child import Child, Message
+from bench.harness.child import BenchChild, Message
 from bench.harness.runs import Arrival, BenchError, Run
 from demo_pair import held_out_prompts
 from specwire.client import Chunk, Client, Event, Finished, SpecwireError, Started
@@ -60,7 +60,7 @@ VARIANTS = (
 class TransformersRow:
     """`generate` of transformers; assisted if it has a variant."""
 
-    peer: Child
+    peer: BenchChild
     variant: Variant | None = None
 
     @property
@@ -171,9 +171,9 @@ def exactly(wanted: int, tokens: Sequence[int], label: str) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def start_peer(target: str, draft: str | None, dtype: str, threads: int) -> Child:
+def start_peer(target: str, draft: str | None, dtype: str, threads: int) -> BenchChild:
     """Transformers with both models loaded."""
-    peer = Child("transformers", [sys.executable, "-m", "bench.peers.transformers_peer"])
+    peer = BenchChild("transformers", [sys.executable, "-m", "bench.peers.transformers_peer"])
     try:
         peer.ask({"do": "load", "target": target, "draft": draft, "dtype": dtype, "threads": threads}, LOAD_LIMIT)
     except BaseException:
@@ -182,7 +182,7 @@ def start_peer(target: str, draft: str | None, dtype: str, threads: int) -> Chil
     return peer
 
 
-def encoded_prompts(peer: Child, count: int) -> list[list[int]]:
+def encoded_prompts(peer: BenchChild, count: int) -> list[list[int]]:
     """Token ids of the first held-out prompts, made by the target's tokenizer: all rows get the same."""
     texts = [prompt.text for prompt in held_out_prompts()[:count]]
     prompts: list[list[int]] = peer.ask({"do": "encode", "texts": texts}, RUN_LIMIT)["prompts"]
@@ -191,24 +191,24 @@ def encoded_prompts(peer: Child, count: int) -> list[list[int]]:
 
 def service(cleanup: ExitStack, *words: str) -> str:
     """Start one service by its command; its address, once it is ready."""
-    child = Child(words[0], [sys.executable, "-m", "deploy", *words, "--listen", "127.0.0.1:0", "--json"])
+    child = BenchChild(words[0], [sys.executable, "-m", "deploy", *words, "--listen", "127.0.0.1:0", "--json"])
     cleanup.callback(child.stop)
     return str(child.answer(LOAD_LIMIT)["address"])
 
 
-def start_stack(target: str, draft: str, dtype: str, ray: bool, *options: str) -> tuple[Child, str]:
+def start_stack(target: str, draft: str, dtype: str, ray: bool, *options: str) -> tuple[BenchChild, str]:
     """`specwire up` as a user types it, and the address that it is ready on."""
     stack, ready = up(target, draft, dtype, ray, *options)
     return stack, str(ready["address"])
 
 
-def up(target: str, draft: str | None, dtype: str, ray: bool, *options: str) -> tuple[Child, Message]:
+def up(target: str, draft: str | None, dtype: str, ray: bool, *options: str) -> tuple[BenchChild, Message]:
     """`specwire up` with further options, and its ready line. draft: None for no drafter."""
     drafting = ["--no-draft"] if draft is None else ["--draft", draft]
     command = ["up", "--target", target, *drafting, "--dtype", dtype, "--listen", "127.0.0.1:0", "--json"]
     runtime = () if "--runtime" in options else ("--runtime", "torch")  # rows say which one they measure
     words = [*command, *runtime, *(() if ray else ("--no-ray",)), *options]
-    stack = Child("specwire up", [sys.executable, "-m", "deploy", *words])
+    stack = BenchChild("specwire up", [sys.executable, "-m", "deploy", *words])
     try:
         return stack, stack.answer(LOAD_LIMIT)
     except BaseException:

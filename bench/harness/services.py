@@ -89,7 +89,7 @@ class Process:
         return self._said.read_text(errors="replace")
 
 
-class Service(Process):
+class ServiceProcess(Process):
     """`specwire ARGUMENTS --listen ADDRESS --json`. `address` is known once it was ready; a restart keeps it.
 
     `http`: HOST:PORT of its HTTP front door, "" where it has none. What dials does not listen: its `address` is "".

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.runs import Sample, of_row
 
 # In float32, scores of one token computed alone and in a longer forward differ by a few 1e-6.
@@ -27,7 +27,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class TextScores:
     """What the target says after a text, cache-less and in float32: its two best tokens, and the two in question."""
 
     top: tuple[int, int]
@@ -41,7 +41,7 @@ class Judged:
 
     mismatch: Mismatch
     gap: float
-    scores: Scores
+    scores: TextScores
     near_tie: bool
 
 
@@ -62,7 +62,7 @@ def _first(sample: Sample, expected: Sequence[int]) -> Mismatch | None:
 
 
 def judge(
-    found: Sequence[Mismatch], scores: Callable[[Mismatch], Scores], tolerance: Callable[[float], float]
+    found: Sequence[Mismatch], scores: Callable[[Mismatch], TextScores], tolerance: Callable[[float], float]
 ) -> Iterator[Judged]:
     """A near-tie: both tokens score within the tolerance of the best one."""
     for mismatch in found:
@@ -83,14 +83,14 @@ def _two_bfloat16_ulps(best: float) -> float:
 
 
 def scores_at(
-    peer: Child, prompts: Sequence[Sequence[int]], samples: Sequence[Sample], reference: str
-) -> Callable[[Mismatch], Scores]:
+    peer: BenchChild, prompts: Sequence[Sequence[int]], samples: Sequence[Sample], reference: str
+) -> Callable[[Mismatch], TextScores]:
     """How to ask the target about a mismatch with the row `reference`."""
     expected = {sample.prompt: sample.run.tokens for sample in reversed(of_row(samples, reference))}
 
-    def ask(where: Mismatch) -> Scores:
+    def ask(where: Mismatch) -> TextScores:
         text = [*prompts[where.prompt], *expected[where.prompt][: where.at]]
         answer = peer.ask({"do": "scores", "text": text, "of": [where.expected, where.got]}, ASK_LIMIT)
-        return Scores(tuple(answer["top"]), tuple(answer["top_scores"]), tuple(answer["scores"]))
+        return TextScores(tuple(answer["top"]), tuple(answer["top_scores"]), tuple(answer["scores"]))
 
     return ask

@@ -55,7 +55,7 @@ PATH = "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class IngressSample:
     """One run of one way in. cpu: seconds by kind of process."""
 
     way: str
@@ -70,7 +70,7 @@ class Sample:
 class Measured:
     """mismatches: streams whose text was another one the other way."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[IngressSample]
     mismatches: int
 
 
@@ -111,9 +111,9 @@ def _doors(here: Site) -> Iterator[dict[str, str]]:
         serve.shutdown()
 
 
-def _sample(way: str, repeat: int, runs: Sequence[HttpRun], cpu: Mapping[str, float]) -> Sample:
+def _sample(way: str, repeat: int, runs: Sequence[HttpRun], cpu: Mapping[str, float]) -> IngressSample:
     gaps = [gap for run in runs for gap in run.gaps_s]
-    return Sample(way, repeat, sum(len(run.tokens) for run in runs), [run.first_s for run in runs], gaps, cpu)
+    return IngressSample(way, repeat, sum(len(run.tokens) for run in runs), [run.first_s for run in runs], gaps, cpu)
 
 
 def _processes() -> dict[str, list[int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.harness.interval import Estimate, estimate, percentile
 from bench.harness.record import write_object
 from bench.harness.report import Bar, at_most, bar_lines, table
-from bench.ingress.measure import DIRECT, KINDS, SERVED, Measured, Sample
+from bench.ingress.measure import DIRECT, KINDS, SERVED, IngressSample, Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def bars(measured: Measured) -> list[Bar]:
     return [at_most("streams whose text differs", Estimate(wrong, wrong, wrong, 1.0), 0)]
 
 
-def _way(way: str, samples: Sequence[Sample]) -> WayResult:
+def _way(way: str, samples: Sequence[IngressSample]) -> WayResult:
     firsts = [[1000 * each for each in sample.firsts_s] for sample in samples]
     gaps = [[1000 * each for each in sample.gaps_s] for sample in samples]
     return WayResult(

@@ -26,7 +26,7 @@ LIMIT_S = 120.0
 DRAFTED = 3
 
 
-class Way(NamedTuple):
+class EngineWay(NamedTuple):
     """How an engine decodes; `texts` gives the first tokens of so many. control: without speculation."""
 
     engine: str
@@ -35,10 +35,12 @@ class Way(NamedTuple):
     texts: Callable[[int], Counter[Text]]
 
 
-def transformers_ways() -> list[Way]:
+def transformers_ways() -> list[EngineWay]:
     target, assistant = map(model, SEEDS)
-    plain = Way("transformers", "plain sampling", True, lambda count: _generated(target, None, count))
-    assisted = Way("transformers", "assisted generation", False, lambda count: _generated(target, assistant, count))
+    plain = EngineWay("transformers", "plain sampling", True, lambda count: _generated(target, None, count))
+    assisted = EngineWay(
+        "transformers", "assisted generation", False, lambda count: _generated(target, assistant, count)
+    )
     return [plain, assisted]
 
 
@@ -63,13 +65,13 @@ def _generated(target: LlamaForCausalLM, assistant: LlamaForCausalLM | None, cou
     return found
 
 
-def openvino_ways() -> list[Way]:
+def openvino_ways() -> list[EngineWay]:
     """OpenVINO GenAI, where its extra is installed."""
     if not openvino_rows.installed():
         return []
     return [
-        Way("OpenVINO GenAI", "plain sampling", True, lambda count: _by_openvino("plain", {}, count)),
-        Way("OpenVINO GenAI", "draft model", False, lambda count: _by_openvino("draft", _ASSISTED, count)),
+        EngineWay("OpenVINO GenAI", "plain sampling", True, lambda count: _by_openvino("plain", {}, count)),
+        EngineWay("OpenVINO GenAI", "draft model", False, lambda count: _by_openvino("draft", _ASSISTED, count)),
     ]
 
 
@@ -90,7 +92,7 @@ def _by_openvino(mode: str, settings: dict[str, int], count: int) -> Counter[Tex
             return found
 
 
-def server_way(url: str, served: str, more: Mapping[str, object]) -> Way:
+def server_way(url: str, served: str, more: Mapping[str, object]) -> EngineWay:
     """Whatever serves /completions below `url` as OpenAI's API has it, with a model that `pair.write` has written.
 
     more: fields of the request. Filters that some servers have on by default are off unless it says otherwise.
@@ -102,7 +104,7 @@ def server_way(url: str, served: str, more: Mapping[str, object]) -> Way:
         with ThreadPoolExecutor(AT_ONCE) as threads:
             return Counter(threads.map(lambda seed: _completed(url, {**asked, "seed": seed}), range(count)))
 
-    return Way(url, served, False, texts)
+    return EngineWay(url, served, False, texts)
 
 
 def _completed(url: str, body: Mapping[str, object]) -> Text:

@@ -21,7 +21,7 @@ from scipy.stats import chi2
 from bench.harness import RESULTS, record
 from bench.harness.report import table
 from bench.harness.runs import BenchError
-from bench.laws.engines import FIRSTS, Way, openvino_ways, server_way, transformers_ways
+from bench.laws.engines import FIRSTS, EngineWay, openvino_ways, server_way, transformers_ways
 from bench.laws.exact import chi_square
 from bench.laws.pair import SEEDS, joint, model, write
 from specwire.rpc.process import say
@@ -49,7 +49,7 @@ class EngineTest:
         return self.engine, self.way, str(self.texts), f"{self.p:.2g}", "refused" if self.refused else "accepted"
 
 
-def judged(ways: Iterable[Way], count: int) -> list[EngineTest]:
+def judged(ways: Iterable[EngineWay], count: int) -> list[EngineTest]:
     law, verdicts = joint(model(SEEDS[0]), FIRSTS), []
     for way in ways:
         say(f"bench: {way.engine}, {way.name}: {count} texts")

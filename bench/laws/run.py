@@ -19,8 +19,19 @@ from bench.harness.interval import Estimate
 from bench.harness.report import Bar, at_least, at_most, table
 from bench.laws.biased import BIASED, BIASED_VERIFIERS, biased
 from bench.laws.exact import p_of_firsts, p_of_steps
-from bench.laws.same_seed import WAYS, Way, same_seed
-from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, TARGET, DraftSetup, Sample, all_of, deployment, sample
+from bench.laws.same_seed import WAYS, SeedWay, same_seed
+from bench.laws.sampling import (
+    DRAFTING,
+    PROMPT,
+    RULES,
+    SCRIPT,
+    TARGET,
+    DraftSetup,
+    LawSample,
+    all_of,
+    deployment,
+    sample,
+)
 from specwire.rpc.process import say
 
 OUT = RESULTS / "laws.json"
@@ -57,7 +68,7 @@ class LawTest:
     p_steps: float
 
     @classmethod
-    def of(cls, drafter: str, rule: str, exact: bool, found: Sample, p_firsts: float, p_steps: float) -> LawTest:
+    def of(cls, drafter: str, rule: str, exact: bool, found: LawSample, p_firsts: float, p_steps: float) -> LawTest:
         """The counts are the sample's own."""
         figures = found.figures
         tested = figures["accepted"] + figures["recovered"]
@@ -79,7 +90,7 @@ class LawTest:
         return (self.drafter, self.rule, *counts, f"{self.p_firsts:.2g}", f"{self.p_steps:.2g}", said)
 
 
-def judged(drafter: str, rule: str, found: Sample, exact: bool = True) -> LawTest:
+def judged(drafter: str, rule: str, found: LawSample, exact: bool = True) -> LawTest:
     """Hold a sample to the law of the scripted target."""
     p_firsts = p_of_firsts(SCRIPT, PROMPT, found.listed, FIRSTS)
     return LawTest.of(drafter, rule, exact, found, p_firsts, p_of_steps(SCRIPT, PROMPT, found.listed, FIRSTS))
@@ -88,7 +99,7 @@ def judged(drafter: str, rule: str, found: Sample, exact: bool = True) -> LawTes
 HEAD = ("drafter", "rule", "sessions", "tested", "bonus", "direct", f"p, first {FIRSTS}", "p, others", "")
 
 
-async def exact(name: str, sessions: int) -> dict[str, Sample]:
+async def exact(name: str, sessions: int) -> dict[str, LawSample]:
     """Each rule's texts with one kind of drafter."""
     first, drafting = list(DRAFTING).index(name) * APART, DRAFTING[name]
     async with deployment(drafting) as client:
@@ -129,7 +140,7 @@ def _part_of(sessions: int) -> int:
     return max(300, sessions // 50)
 
 
-def bars(verdicts: Sequence[LawTest], ways: Sequence[Way]) -> list[Bar]:
+def bars(verdicts: Sequence[LawTest], ways: Sequence[SeedWay]) -> list[Bar]:
     least = min(verdict.sessions for verdict in verdicts if verdict.drafter == ALL)
     heads = [name for name, drafting in DRAFTING.items() if drafting.heads]
     headed = min((verdict.sessions for verdict in verdicts if verdict.drafter in heads), default=0)
@@ -148,7 +159,7 @@ def _exactly(count: int) -> Estimate:
     return Estimate(count, count, count, 1.0)
 
 
-def report(verdicts: Sequence[LawTest], ways: Sequence[Way]) -> str:
+def report(verdicts: Sequence[LawTest], ways: Sequence[SeedWay]) -> str:
     head = ("coupled, the same seeds, drafted for by", "sessions", "accepted", "texts that differ")
     rows = [(way.name, str(way.sessions), str(way.accepted), str(way.differing)) for way in ways]
     return "\n".join((*table(HEAD, [verdict.cells for verdict in verdicts]), "", *table(head, rows)))

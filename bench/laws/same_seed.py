@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.laws.sampling import DRAFTING, DraftSetup, Sample, deployment, sample
+from bench.laws.sampling import DRAFTING, DraftSetup, LawSample, deployment, sample
 
 GOOD, RANDOM = DRAFTING["good"].model, DRAFTING["random"].model
 OFF, NGRAM = "nobody", "the text itself"
@@ -24,7 +24,7 @@ WAYS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class SeedWay:
     """Sessions drafted for in one way. differing: of their texts, those that nobody's drafting writes otherwise."""
 
     name: str
@@ -33,18 +33,18 @@ class Way:
     differing: int
 
     @classmethod
-    def of(cls, name: str, found: Sample, known: Sample) -> Way:
+    def of(cls, name: str, found: LawSample, known: LawSample) -> SeedWay:
         differing = sum(found.texts[seed] != text for seed, text in known.texts.items())
         return cls(name, len(found.texts), found.figures["accepted"], differing)
 
 
-async def same_seed(ways: Mapping[str, DraftSetup], sessions: int) -> list[Way]:
+async def same_seed(ways: Mapping[str, DraftSetup], sessions: int) -> list[SeedWay]:
     """So many seeds each: with drafting off, with guesses from the text alone, and in each of these ways."""
-    found: dict[str, Sample] = {}
+    found: dict[str, LawSample] = {}
     for name, drafting in ways.items():
         async with deployment(drafting) as client:
             if not found:
                 found[OFF] = await sample(client, "coupled", iter(range(sessions)), drafting=False)
                 found[NGRAM] = await sample(client, "coupled", iter(range(sessions)), drafting=False, ngram=True)
             found[name] = await sample(client, "coupled", iter(range(sessions)), ngram=bool(drafting.heads))
-    return [Way.of(name, each, found[OFF]) for name, each in found.items()]
+    return [SeedWay.of(name, each, found[OFF]) for name, each in found.items()]

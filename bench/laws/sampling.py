@@ -63,7 +63,7 @@ DRAFTING = {
 
 
 @dataclass(slots=True)
-class Sample:
+class LawSample:
     """Texts in the order of their seeds, and what became of draft tokens."""
 
     texts: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -74,10 +74,10 @@ class Sample:
         return [self.texts[seed] for seed in sorted(self.texts)]
 
 
-def all_of(samples: Sequence[Sample]) -> Sample:
+def all_of(samples: Sequence[LawSample]) -> LawSample:
     """Several, of different seeds, as one."""
     texts = {seed: text for each in samples for seed, text in each.texts.items()}
-    return Sample(texts, sum((each.figures for each in samples), Counter()))
+    return LawSample(texts, sum((each.figures for each in samples), Counter()))
 
 
 @asynccontextmanager
@@ -113,9 +113,9 @@ async def deployment(*drafts: DraftSetup) -> AsyncIterator[AsyncClient]:
 
 async def sample(
     client: AsyncClient, rule: str, seeds: Iterator[int], drafting: bool = True, ngram: bool = False
-) -> Sample:
+) -> LawSample:
     """One session for each seed, some at a time."""
-    found = Sample()
+    found = LawSample()
 
     async def work() -> None:
         for seed in seeds:

@@ -31,12 +31,12 @@ from bench.harness.interleave import tracked
 from bench.harness.interval import Estimate
 from bench.harness.report import Bar, at_least, at_most
 from bench.harness.runs import BenchError
-from bench.harness.services import ANY_PORT, Service
+from bench.harness.services import ANY_PORT, ServiceProcess
 from bench.laws.exact import chi_square
 from bench.laws.pair import PROMPT, SEEDS, joint, model, write
 from bench.laws.run import ALPHA, FIRSTS, LawTest, report
-from bench.laws.same_seed import NGRAM, OFF, Way
-from bench.laws.sampling import AT_ONCE, RULES, Sample, all_of, sample
+from bench.laws.same_seed import NGRAM, OFF, SeedWay
+from bench.laws.sampling import AT_ONCE, RULES, LawSample, all_of, sample
 from bench.vllm.server import EAGER, PYTHON, VLLM
 from deploy.stack.processes import environment
 from orchestrator import server
@@ -69,9 +69,9 @@ class LawServices:
         target, draft = write(folder)
         told = {**environment(), "OMP_NUM_THREADS": "1"}
 
-        def start(name: str, *words: str, python: str = sys.executable) -> Service:
+        def start(name: str, *words: str, python: str = sys.executable) -> ServiceProcess:
             line = (*words, *COMPUTED, "--slots", str(AT_ONCE))
-            service = Service(line, told, folder / f"{name}.stderr", ANY_PORT, python=python)
+            service = ServiceProcess(line, told, folder / f"{name}.stderr", ANY_PORT, python=python)
             owned.callback(service.kill)
             return service
 
@@ -129,14 +129,14 @@ class Law:
         found: npt.NDArray[np.float64] = rows.double().softmax(dim=2).numpy()
         return found
 
-    def judged(self, drafter: str, rule: str, found: Sample, exact: bool = True) -> LawTest:
+    def judged(self, drafter: str, rule: str, found: LawSample, exact: bool = True) -> LawTest:
         """Hold a sample to it."""
         return LawTest.of(drafter, rule, exact, found, self.p_of_firsts(found.listed), self.p_of_later(found.listed))
 
 
 async def laws(services: LawServices, sessions: int) -> list[LawTest]:
     """So many of each rule, over both drafters."""
-    law, samples = Law(SEEDS[0]), dict[str, dict[str, Sample]]()
+    law, samples = Law(SEEDS[0]), dict[str, dict[str, LawSample]]()
     each = -(-sessions // len(PLANS))
     for place, name in enumerate(PLANS):
         seeds = range(place * each, (place + 1) * each)
@@ -151,7 +151,7 @@ async def laws(services: LawServices, sessions: int) -> list[LawTest]:
     return verdicts + [other.judged("held to another model's law", rule, pooled[rule], False) for rule in RULES]
 
 
-async def same_seed(services: LawServices, sessions: int) -> list[Way]:
+async def same_seed(services: LawServices, sessions: int) -> list[SeedWay]:
     """So many seeds, drafted for in each way, and on our own engine."""
     found = {}
     async with services.asked("vllm") as client:
@@ -162,10 +162,10 @@ async def same_seed(services: LawServices, sessions: int) -> list[Way]:
             found[name] = await sample(client, "coupled", iter(range(sessions)))
     async with services.asked("ours") as client:
         found[ELSEWHERE] = await sample(client, "coupled", iter(range(sessions)), drafting=False)
-    return [Way.of(name, each, found[OFF]) for name, each in found.items()]
+    return [SeedWay.of(name, each, found[OFF]) for name, each in found.items()]
 
 
-def bars(verdicts: Sequence[LawTest], ways: Sequence[Way]) -> list[Bar]:
+def bars(verdicts: Sequence[LawTest], ways: Sequence[SeedWay]) -> list[Bar]:
     def exactly(count: int) -> Estimate:
         return Estimate(count, count, count, 1.0)
 

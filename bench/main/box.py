@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.machine import CpuSeconds
 from bench.harness.rows import (
     FORWARD,
@@ -46,7 +46,7 @@ PAUSE_MS = 0.28
 class ForwardRow:
     """Greedy decoding by our runtime, without a server: `bench.step.peer`."""
 
-    peer: Child
+    peer: BenchChild
     key: str
     label: str
     pause_ms: float = 0.0
@@ -82,7 +82,7 @@ def start(settings: Settings, cleanup: ExitStack) -> tuple[list[Row], dict[str, 
     rows: list[Row] = []
     clocks: dict[str, CpuSeconds] = {}
     for key, label, threads, pause_ms in floors:
-        floor = cleanup.enter_context(Child(label, [sys.executable, "-m", "bench.step.peer"]))
+        floor = cleanup.enter_context(BenchChild(label, [sys.executable, "-m", "bench.step.peer"]))
         loading = {"target": settings.target, "dtype": settings.dtype, "threads": threads, "slots": 1, "runtime": AUTO}
         floor.ask({"do": "load", **loading}, LOAD_LIMIT)
         rows.append(ForwardRow(floor, key, label, pause_ms))

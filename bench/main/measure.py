@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
 from bench.harness import machine
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.interleave import interleave
 from bench.harness.machine import CoreUse, CpuSeconds
 from bench.harness.rows import (
@@ -42,7 +42,7 @@ WARM_UP_PROMPTS = 2
 
 
 @dataclass
-class Field:
+class MainField:
     """Who takes part.
 
     Attributes:
@@ -53,7 +53,7 @@ class Field:
         notes: what was not measured, and why; what is not as its users run it.
     """
 
-    peer: Child
+    peer: BenchChild
     rows: list[Row]
     choices: list[Sequence[Row]]
     clocks: dict[str, CpuSeconds]
@@ -91,12 +91,12 @@ def measure(settings: Settings) -> Results:
     )
 
 
-def _start(settings: Settings, cleanup: ExitStack) -> Field:
+def _start(settings: Settings, cleanup: ExitStack) -> MainField:
     """Every process that takes part, ended by `cleanup`."""
     draft = None if settings.box else settings.draft
     peer = cleanup.enter_context(start_peer(settings.target, draft, settings.dtype, cores()))
     clocks = {"client": time.process_time, "transformers": peer.cpu_seconds}
-    field = Field(peer, [TransformersRow(peer)], [], clocks, [])
+    field = MainField(peer, [TransformersRow(peer)], [], clocks, [])
     if settings.box:
         rows, further = box.start(settings, cleanup)
         field.rows += rows
@@ -107,7 +107,7 @@ def _start(settings: Settings, cleanup: ExitStack) -> Field:
     return field
 
 
-def _add_stacks(field: Field, settings: Settings, cleanup: ExitStack) -> None:
+def _add_stacks(field: MainField, settings: Settings, cleanup: ExitStack) -> None:
     """Rows (b) to (d), and (h) with a head."""
     stack, client = _stack(settings, cleanup)
     field.rows += [SpecwireRow(client, drafting=False), SpecwireRow(client, drafting=True)]
@@ -120,13 +120,13 @@ def _add_stacks(field: Field, settings: Settings, cleanup: ExitStack) -> None:
         field.clocks["specwire, with a head"] = stack.cpu_seconds
 
 
-def _stack(settings: Settings, cleanup: ExitStack, *options: str) -> tuple[Child, Client]:
+def _stack(settings: Settings, cleanup: ExitStack, *options: str) -> tuple[BenchChild, Client]:
     stack, address = start_stack(settings.target, settings.draft, settings.dtype, settings.ray, *options)
     cleanup.enter_context(stack)
     return stack, cleanup.enter_context(Client(address))
 
 
-def _add_openvino(field: Field, settings: Settings, cleanup: ExitStack) -> None:
+def _add_openvino(field: MainField, settings: Settings, cleanup: ExitStack) -> None:
     """Rows (e), or a note why there are none."""
     if not openvino_rows.installed():
         field.notes.append(openvino_rows.NOT_INSTALLED)

@@ -44,7 +44,7 @@ def export(spec: str, folder: Path) -> None:
     model.generation_config.save_pretrained(folder)
 
 
-class Stopwatch(openvino_genai.StreamerBase):  # type: ignore[misc]  # OpenVINO is an extra: its types may be absent
+class TokenStopwatch(openvino_genai.StreamerBase):  # type: ignore[misc]  # OpenVINO is an extra: its types may be absent
     """Notes when how many tokens came."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Stopwatch(openvino_genai.StreamerBase):  # type: ignore[misc]  # OpenVINO 
         """Nothing is held back."""
 
 
-class Peer:
+class OpenvinoPeer:
     """A pipeline for each way to decode, over the same exported models."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Peer:
             apply_chat_template=False,
             **{"do_sample": False, **request["settings"]},
         )
-        watch = Stopwatch()
+        watch = TokenStopwatch()
         began = time.perf_counter()
         result = self._pipelines[request["mode"]].generate(prompt, config, watch)
         ended = time.perf_counter()
@@ -120,7 +120,7 @@ def _options(precision: str, threads: int) -> dict[str, object]:
 def main() -> int:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    answer_asker(Peer().methods)
+    answer_asker(OpenvinoPeer().methods)
     return 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.rows import GENAI, GENAI_DRAFT, GENAI_LOOKUP, LOAD_LIMIT, RUN_LIMIT, exactly
 from bench.harness.runs import Run
 
@@ -26,7 +26,7 @@ class OpenvinoRow:
     settings: of what proposes, as the library's GenerationConfig names them.
     """
 
-    peer: Child
+    peer: BenchChild
     key: str
     label: str
     mode: str
@@ -49,11 +49,11 @@ class OpenvinoRow:
         )
 
 
-def plain_row(peer: Child) -> OpenvinoRow:
+def plain_row(peer: BenchChild) -> OpenvinoRow:
     return OpenvinoRow(peer, GENAI, "OpenVINO GenAI", "plain")
 
 
-def draft_rows(peer: Child) -> list[OpenvinoRow]:
+def draft_rows(peer: BenchChild) -> list[OpenvinoRow]:
     """The ways to use a draft model, of which the fastest takes part."""
     label = "OpenVINO GenAI, draft model"
     return [
@@ -62,7 +62,7 @@ def draft_rows(peer: Child) -> list[OpenvinoRow]:
     ]
 
 
-def lookup_rows(peer: Child) -> list[OpenvinoRow]:
+def lookup_rows(peer: BenchChild) -> list[OpenvinoRow]:
     """The ways to use prompt lookup, of which the fastest takes part."""
     label = "OpenVINO GenAI, prompt lookup"
     return [
@@ -75,12 +75,12 @@ def installed() -> bool:
     return all(find_spec(name) for name in PACKAGES)
 
 
-def start(target: str, draft: str, dtype: str, threads: int, folder: str) -> Child:
+def start(target: str, draft: str, dtype: str, threads: int, folder: str) -> BenchChild:
     """OpenVINO GenAI with both models exported into `folder` and loaded.
 
     CI=true: to the library a word that it shall send no usage statistics.
     """
-    peer = Child("OpenVINO GenAI", ["env", "CI=true", sys.executable, "-m", "bench.peers.openvino_peer"])
+    peer = BenchChild("OpenVINO GenAI", ["env", "CI=true", sys.executable, "-m", "bench.peers.openvino_peer"])
     request = {"do": "load", "target": target, "draft": draft, "dtype": dtype, "threads": threads, "folder": folder}
     try:
         peer.ask(request, LOAD_LIMIT)

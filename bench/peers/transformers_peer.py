@@ -33,7 +33,7 @@ class Stopwatch:
         """Nothing is held back."""
 
 
-class Peer:
+class TransformersPeer:
     """The target, and perhaps a drafter, in transformers."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ def _load(spec: str, dtype: torch.dtype) -> PreTrainedModel:
 def main(_: Sequence[str] = ()) -> int:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    answer_asker(Peer().methods)
+    answer_asker(TransformersPeer().methods)
     return 0
 
 

@@ -6,7 +6,7 @@ import base64
 import sys
 from dataclasses import dataclass
 
-from bench.harness.child import Child, Message
+from bench.harness.child import BenchChild, Message
 from bench.relay.frames import Count
 
 LIMIT_S = 30.0
@@ -24,7 +24,7 @@ class RelayLink:
     """A relay between whoever dials `address` and the server at `to`; close it, or use it as a context manager."""
 
     def __init__(self, to: str, listen: str = "127.0.0.1:0") -> None:
-        self._child = Child("relay", [sys.executable, "-m", "bench.relay.relay", "--listen", listen, "--to", to])
+        self._child = BenchChild("relay", [sys.executable, "-m", "bench.relay.relay", "--listen", listen, "--to", to])
         try:
             self.address = str(self._child.answer(LIMIT_S)["address"])
         except BaseException:

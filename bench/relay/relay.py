@@ -26,7 +26,7 @@ from random import Random
 from typing import Any
 
 from bench.relay.frames import HEADER, Count, Frames
-from bench.relay.way import Lateness, Shape, Way
+from bench.relay.way import Lateness, LineShape, RelayWay
 
 UP, DOWN = "up", "down"
 CONNECT_LIMIT_S = 2.0
@@ -42,16 +42,16 @@ class CommandError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class RelayedPair:
     """A connection from the dialling side (client) and the one to the served side."""
 
     client: socket.socket
     server: socket.socket
-    up: Way
-    down: Way
+    up: RelayWay
+    down: RelayWay
 
     @property
-    def ways(self) -> tuple[tuple[str, Way], ...]:
+    def ways(self) -> tuple[tuple[str, RelayWay], ...]:
         return ((UP, self.up), (DOWN, self.down))
 
     @property
@@ -69,8 +69,8 @@ class Relay:
         self._control = control
         self._commands = b""
         self._open = True
-        self._pairs: list[Pair] = []
-        self._shapes = {UP: Shape(), DOWN: Shape()}
+        self._pairs: list[RelayedPair] = []
+        self._shapes = {UP: LineShape(), DOWN: LineShape()}
         self._past = {UP: Count(), DOWN: Count()}
         self._lateness = Lateness()
         self._cut_until = 0.0
@@ -109,7 +109,7 @@ class Relay:
         for pair, way in ways:
             self._guard(pair, way, read=False)
 
-    def _guard(self, pair: Pair, way: Way, read: bool) -> None:
+    def _guard(self, pair: RelayedPair, way: RelayWay, read: bool) -> None:
         """A connection that breaks at one end breaks at the other."""
         if pair not in self._pairs:
             return
@@ -137,11 +137,11 @@ class Relay:
         for end in (client, server):
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        up = Way(client, server, self._shapes[UP], Frames(client=True), self._lateness, self._random)
-        down = Way(server, client, self._shapes[DOWN], Frames(client=False), self._lateness, self._random)
-        self._pairs.append(Pair(client, server, up, down))
+        up = RelayWay(client, server, self._shapes[UP], Frames(client=True), self._lateness, self._random)
+        down = RelayWay(server, client, self._shapes[DOWN], Frames(client=False), self._lateness, self._random)
+        self._pairs.append(RelayedPair(client, server, up, down))
 
-    def _drop(self, pair: Pair) -> None:
+    def _drop(self, pair: RelayedPair) -> None:
         self._pairs.remove(pair)
         for name, way in pair.ways:
             self._past[name].add(way.frames.count)
@@ -218,7 +218,7 @@ class Relay:
         answer["connections"] = len(self._pairs)
         return answer
 
-    def _captured(self, pair: Pair) -> dict[str, dict[str, str]]:
+    def _captured(self, pair: RelayedPair) -> dict[str, dict[str, str]]:
         return {
             name: {
                 str(stream): base64.b64encode(payload).decode()

@@ -16,7 +16,7 @@ KEPT_LATENESS = 1 << 14
 
 
 @dataclass(slots=True)
-class Shape:
+class LineShape:
     """How one direction of a link behaves; seconds and bytes per second. bandwidth 0: unlimited.
 
     stalled_until: nothing is delivered before; what is under way stays under way.
@@ -39,7 +39,7 @@ class Lateness:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-class Way:
+class RelayWay:
     """Bytes from `source` to `sink`. An empty piece in the queue is the end of the stream.
 
     Invariant: due times never fall, so bytes keep their order whatever the jitter.
@@ -49,7 +49,7 @@ class Way:
         self,
         source: socket.socket,
         sink: socket.socket,
-        shape: Shape,
+        shape: LineShape,
         frames: Frames,
         lateness: Lateness,
         random: Random,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from bench.soak.pairs import Pair
+from bench.soak.pairs import SoakPair
 from specwire.core.law.sampling import Sampling
 
 
@@ -43,7 +43,7 @@ class Job:
     second: bool
 
 
-def draw(pair: Pair, seed: int, number: int) -> Job:
+def draw(pair: SoakPair, seed: int, number: int) -> Job:
     random = Random(f"{seed}/{number}")
     length = random.choice((1, 7, random.randint(10, 100), random.randint(100, pair.longest), pair.longest))
     manner = random.choices(list(Manner), (8, 1, 1))[0]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.soak.jobs import Job
-from bench.soak.pairs import Pair
+from bench.soak.pairs import SoakPair
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.core.messages import FinishReason, Floats
@@ -19,7 +19,7 @@ from specwire.text import OutputText
 
 
 @dataclass(frozen=True, slots=True)
-class Mismatch:
+class JudgedMismatch:
     """A token that the target would not have chosen behind the text before it; `gap` is what it lacks to the best."""
 
     at: int
@@ -29,7 +29,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedText:
     """How a session ends by its tokens: how many belong to it, the reason (None: it has not ended), the text."""
 
     length: int
@@ -37,7 +37,7 @@ class Wanted:
     text: str
 
 
-def mismatches(pair: Pair, job: Job, tokens: Sequence[int]) -> list[Mismatch]:
+def mismatches(pair: SoakPair, job: Job, tokens: Sequence[int]) -> list[JudgedMismatch]:
     """Every token against the target's choice behind those that were received before it.
 
     By induction a text without a mismatch is that of plain decoding; behind a near-tie it is a valid continuation.
@@ -52,12 +52,12 @@ def mismatches(pair: Pair, job: Job, tokens: Sequence[int]) -> list[Mismatch]:
 
 def _compare(
     rows: npt.NDArray[np.float32], first: int, tokens: Sequence[int], sampling: Sampling
-) -> Iterator[Mismatch]:
+) -> Iterator[JudgedMismatch]:
     for at, (row, got) in enumerate(zip(rows, tokens, strict=True)):
         scores = scores_of(row, first + at, sampling)
         best = int(np.argmax(scores))
         if best != got:
-            yield Mismatch(at, best, got, float(scores[best] - scores[got]))
+            yield JudgedMismatch(at, best, got, float(scores[best] - scores[got]))
 
 
 def scores_of(logits: npt.ArrayLike, position: int, sampling: Sampling) -> Floats:
@@ -70,7 +70,7 @@ def scores_of(logits: npt.ArrayLike, position: int, sampling: Sampling) -> Float
     return scores
 
 
-def wanted(pair: Pair, job: Job, tokens: Sequence[int]) -> Wanted:
+def wanted(pair: SoakPair, job: Job, tokens: Sequence[int]) -> WantedText:
     """Where these tokens end the session that was asked for, and their text up to there."""
     info, output = pair.model.info, OutputText(pair.tokenizer, job.stop)
     stopping = Stopping(job.length, ignore_eos=job.ignore_eos)
@@ -79,5 +79,5 @@ def wanted(pair: Pair, job: Job, tokens: Sequence[int]) -> Wanted:
     release = output.push(tokens[:length])
     text = release.text + output.finish()
     if output.stopped_at is not None:
-        return Wanted(release.kept, FinishReason.STOP_STRING, text)
-    return Wanted(length, reason, text)
+        return WantedText(release.kept, FinishReason.STOP_STRING, text)
+    return WantedText(length, reason, text)

@@ -26,7 +26,7 @@ RESPITE_S = 2.0
 STARTS, NO_LOG = 20, "redis-url: cannot use"
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     KILL = "killed"
     STOP = "stopped"
     LEAVE = "restarted"
@@ -34,15 +34,15 @@ class Kind(StrEnum):
     STALL = "stalled"
 
 
-PROCESS_KINDS, LINE_KINDS = (Kind.KILL, Kind.STOP, Kind.LEAVE), (Kind.CUT, Kind.STALL)
-MOST_S = {Kind.KILL: 2.0, Kind.STOP: 8.0, Kind.LEAVE: 1.0, Kind.CUT: 3.0, Kind.STALL: 8.0}
+PROCESS_KINDS, LINE_KINDS = (FaultKind.KILL, FaultKind.STOP, FaultKind.LEAVE), (FaultKind.CUT, FaultKind.STALL)
+MOST_S = {FaultKind.KILL: 2.0, FaultKind.STOP: 8.0, FaultKind.LEAVE: 1.0, FaultKind.CUT: 3.0, FaultKind.STALL: 8.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`seconds` until it is mended."""
 
-    kind: Kind
+    kind: FaultKind
     target: str
     seconds: float
 
@@ -103,15 +103,15 @@ class Monkey:
 
     def _deed(self, fault: Fault) -> Awaitable[None]:
         match fault.kind:
-            case Kind.CUT:
+            case FaultKind.CUT:
                 return asyncio.to_thread(self._rig.lines[fault.target].cut, fault.seconds)
-            case Kind.STALL:
+            case FaultKind.STALL:
                 return asyncio.to_thread(self._rig.lines[fault.target].stall, fault.seconds)
-            case Kind.STOP:
+            case FaultKind.STOP:
                 return self._stop(self._rig.parts[fault.target], fault.seconds)
-            case Kind.KILL:
+            case FaultKind.KILL:
                 return self._kill(self._rig.parts[fault.target], fault.seconds)
-            case Kind.LEAVE:
+            case FaultKind.LEAVE:
                 return self._leave(self._rig.parts[fault.target], fault)
 
     async def _stop(self, part: Process, seconds: float) -> None:

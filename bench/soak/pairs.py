@@ -20,7 +20,7 @@ VOCABULARY = 64
 
 
 @dataclass(frozen=True)
-class Pair:
+class SoakPair:
     """`words`: how verifier and drafter are started. `tie`: scores no farther apart may be decided either way.
 
     vllm: the Python whose environment the first verifier runs in, and more words for it; none where it is like the
@@ -61,12 +61,12 @@ class Pair:
 CODE_STOPS: Sequence[str] = ("\n\n", "return ", "):\n", "self.", " == ", "raise ")
 
 
-def scripted(delay_ms: float = 8.0, slots: int = 64, row_cost: float = 0.0) -> Pair:
+def scripted(delay_ms: float = 8.0, slots: int = 64, row_cost: float = 0.0) -> SoakPair:
     """Known logits, bit for bit the same whatever the batch. The delay, of `specwire.lm.scripted`, emulates a slower
     target.
     """
     plain = f"scripted:7:vocab={VOCABULARY}:eos=0.001"
-    return Pair(
+    return SoakPair(
         SCRIPTED,
         f"{plain}:delay_ms={delay_ms:g}:row_cost={row_cost:g}",
         f"scripted:7:vocab={VOCABULARY}:agree=0.8",
@@ -77,9 +77,9 @@ def scripted(delay_ms: float = 8.0, slots: int = 64, row_cost: float = 0.0) -> P
     )
 
 
-def demo() -> Pair:
+def demo() -> SoakPair:
     """The demo pair in float32: batches round differently, so scores within 1e-4 of each other are a near-tie."""
-    return Pair(
+    return SoakPair(
         DEMO,
         str(TARGET),
         str(DRAFT),
@@ -90,7 +90,7 @@ def demo() -> Pair:
     )
 
 
-def on_vllm() -> Pair:
+def on_vllm() -> SoakPair:
     """The demo pair, the first verifier on vLLM's worker."""
     return replace(demo(), name=ON_VLLM, vllm=(PYTHON, "--engine", "vllm", "--engine-options", EAGER))
 

@@ -65,7 +65,7 @@ class Told:
                 self.end = event.reason
 
 
-class Reader:
+class SoakReader:
     """Carries out one job.
 
     Args:

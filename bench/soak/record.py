@@ -10,7 +10,7 @@ from typing import Protocol
 WHOLE_MINUTES = 10.0
 
 
-class Figures(Protocol):
+class SoakFigures(Protocol):
     """What came of a run. whole: it is what the record is of, whether its bars hold or not."""
 
     @property
@@ -30,7 +30,7 @@ def check(out: Path | None) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
 
 
-def keep(figures: Figures, out: Path | None, record: Path, say: Callable[[str], None]) -> None:
+def keep(figures: SoakFigures, out: Path | None, record: Path, say: Callable[[str], None]) -> None:
     """Write it where it was asked for; else over the record, if it may stand there."""
     if out is not None:
         figures.write(out)

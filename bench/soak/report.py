@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.harness.interval import Estimate
 from bench.harness.report import Bar, at_least, at_most, table
-from bench.soak.checks import Finding, Kind
+from bench.soak.checks import CheckKind, SoakFinding
 from bench.soak.reader import Told
 from bench.soak.record import WHOLE_MINUTES
 
@@ -31,12 +31,12 @@ class Tally:
     ends: Counter[str] = field(default_factory=Counter)
     waits: list[float] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[SoakFinding] = field(default_factory=list)
     second_readers: int = 0
     left: int = 0
     orphans: int = 0
 
-    def add(self, told: Told, findings: Sequence[Finding]) -> None:
+    def add(self, told: Told, findings: Sequence[SoakFinding]) -> None:
         self.findings += findings
         if told.orphan:
             return
@@ -48,7 +48,7 @@ class Tally:
         if told.waits:
             self.pauses.append(max(told.waits))
 
-    def count(self, *kinds: Kind) -> int:
+    def count(self, *kinds: CheckKind) -> int:
         return sum(one.kind in kinds for one in self.findings)
 
 
@@ -96,12 +96,12 @@ class SoakReport:
         count = self.tally.count
         return [
             *self._whole,
-            _none("lost", count(Kind.LOST)),
-            _none("repeated", count(Kind.REPEATED)),
-            _none("mismatches", count(Kind.MISMATCH, Kind.TEXT)),
-            _none("sessions that did not end as asked", count(Kind.END, Kind.ERROR) + self.unended),
+            _none("lost", count(CheckKind.LOST)),
+            _none("repeated", count(CheckKind.REPEATED)),
+            _none("mismatches", count(CheckKind.MISMATCH, CheckKind.TEXT)),
+            _none("sessions that did not end as asked", count(CheckKind.END, CheckKind.ERROR) + self.unended),
             _none("sessions that were left and that nobody ended", self.tally.orphans),
-            _none("logs and readers that were told otherwise", count(Kind.LOG, Kind.READER)),
+            _none("logs and readers that were told otherwise", count(CheckKind.LOG, CheckKind.READER)),
             _none("processes that misbehaved", len(self.wrong)),
         ]
 
@@ -125,7 +125,7 @@ class SoakReport:
             "faults": dict(sorted(self.faults.items())),
             "wait_for_a_chunk_s": quantiles(tally.waits),
             "longest_pause_of_a_session_s": quantiles(tally.pauses),
-            "near_ties": tally.count(Kind.NEAR_TIE),
+            "near_ties": tally.count(CheckKind.NEAR_TIE),
             "interrupted": self.interrupted,
         }
 

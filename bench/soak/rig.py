@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness.services import ANY_PORT, Process, RedisLog, Service
+from bench.harness.services import ANY_PORT, Process, RedisLog, ServiceProcess
 from bench.relay.link import RelayLink
-from bench.soak.pairs import Pair
+from bench.soak.pairs import SoakPair
 from deploy.stack.processes import environment
 
 TWO = ("1", "2")
@@ -30,12 +30,12 @@ class Rig:
 
 
 def ready(part: Process) -> None:
-    if isinstance(part, Service | RedisLog):
+    if isinstance(part, ServiceProcess | RedisLog):
         part.ready()
 
 
 @contextmanager
-def rig(pair: Pair) -> Iterator[Rig]:
+def rig(pair: SoakPair) -> Iterator[Rig]:
     """Start everything. Whatever becomes of it, no process is left."""
     with ExitStack() as owned:
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-soak-")))
@@ -45,8 +45,8 @@ def rig(pair: Pair) -> Iterator[Rig]:
         owned.callback(log.kill)
         parts[REDIS] = log
 
-        def start(name: str, *words: str, python: str = sys.executable) -> Service:
-            service = Service(words, _environment(), folder / f"{name}.stderr", ANY_PORT, python=python)
+        def start(name: str, *words: str, python: str = sys.executable) -> ServiceProcess:
+            service = ServiceProcess(words, _environment(), folder / f"{name}.stderr", ANY_PORT, python=python)
             owned.callback(service.kill)
             parts[name] = service
             return service

@@ -20,7 +20,7 @@ RECORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SoakSettings:
     """`every`: mean seconds between faults; 0 for none. What has begun when `minutes` are over still ends."""
 
     minutes: float = 10.0
@@ -56,6 +56,6 @@ def parser() -> argparse.ArgumentParser:
     return line
 
 
-def settings_of(args: argparse.Namespace) -> Settings:
+def settings_of(args: argparse.Namespace) -> SoakSettings:
     """Raises InvalidParameter."""
-    return Settings(args.minutes, args.seed, args.sessions, args.pair, args.every)
+    return SoakSettings(args.minutes, args.seed, args.sessions, args.pair, args.every)

@@ -14,17 +14,17 @@ from redis.exceptions import RedisError
 
 from bench.harness import machine
 from bench.harness.entry import first_failure
-from bench.harness.services import Service
-from bench.soak.checks import Finding, check
+from bench.harness.services import ServiceProcess
+from bench.soak.checks import SoakFinding, check
 from bench.soak.jobs import draw
 from bench.soak.monkey import Monkey, within
-from bench.soak.pairs import PAIRS, Pair
-from bench.soak.reader import LEAVE_LIMIT_S, PATIENCE_S, Reader, Told
+from bench.soak.pairs import PAIRS, SoakPair
+from bench.soak.reader import LEAVE_LIMIT_S, PATIENCE_S, SoakReader, Told
 from bench.soak.report import SoakReport, Tally
 from bench.soak.rig import Rig, rig
-from bench.soak.settings import Settings
+from bench.soak.settings import SoakSettings
 from specwire.client import AsyncClient, SpecwireError
-from specwire.progress import Bar
+from specwire.progress import ProgressBar
 
 PROGRESS_S = 10.0
 # A session that was left ends by itself: the service waits for a return, and where its orchestrator has gone as well,
@@ -33,7 +33,7 @@ LEFT_S = LEAVE_LIMIT_S + 60.0
 LOOK_S = 1.0
 
 
-def soak(settings: Settings, say: Callable[[str], None]) -> SoakReport:
+def soak(settings: SoakSettings, say: Callable[[str], None]) -> SoakReport:
     """Raises BenchError if the services do not start, or do not answer at first.
 
     SIGINT and SIGTERM end it early, with the report so far. What streams then comes to its end, unless they come again.
@@ -68,7 +68,7 @@ def soak(settings: Settings, say: Callable[[str], None]) -> SoakReport:
 class _Soak:
     """`stop` ends the faults and the beginning of sessions. `lasted_s`: until then."""
 
-    def __init__(self, settings: Settings, pair: Pair, rig: Rig, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: SoakSettings, pair: SoakPair, rig: Rig, say: Callable[[str], None]) -> None:
         self.monkey = Monkey(rig, settings.seed, lambda fault: say(f"soak: {self._clock()} {fault}"), settings.every)
         self.tally = Tally()
         self.unended = 0
@@ -106,7 +106,7 @@ class _Soak:
 
     async def _time(self) -> None:
         seconds = 60 * self._settings.minutes
-        with Bar("soak", round(seconds)) as bar:
+        with ProgressBar("soak", round(seconds)) as bar:
             while not self._stop.is_set() and (left := self._began + seconds - time.monotonic()) > 0:
                 bar.at(round(seconds - left))
                 await within(self._stop, min(left, PROGRESS_S))
@@ -137,7 +137,7 @@ class _Soak:
             self._greeted.release()
             while not self._stop.is_set():
                 job = draw(self._pair, self._settings.seed, next(self._numbers))
-                await self._judge(await Reader(job, client, other, self._stop).run())
+                await self._judge(await SoakReader(job, client, other, self._stop).run())
 
     async def _interfere(self) -> None:
         """Once every client has met the service."""
@@ -152,7 +152,7 @@ class _Soak:
         if told.session_id and (told.log is None or told.log.finish_reason is None):
             self._left.append(told)
 
-    def _add(self, told: Told, findings: Sequence[Finding]) -> None:
+    def _add(self, told: Told, findings: Sequence[SoakFinding]) -> None:
         for one in findings:
             self._say(f"soak: {self._clock()} session {one.session} ({told.session_id[:8]}): {one.kind}: {one.detail}")
         self.tally.add(told, findings)
@@ -193,7 +193,7 @@ async def _ended(client: AsyncClient, told: Told) -> bool:
 
 def _leave(rig: Rig) -> list[str]:
     """Ask everything to end, who serves clients first; what does not end well. The log is looked at while it lives."""
-    services = [(name, part) for name, part in rig.parts.items() if isinstance(part, Service)]
+    services = [(name, part) for name, part in rig.parts.items() if isinstance(part, ServiceProcess)]
     wrong = [f"{name}: {said}" for name, part in reversed(services) if (said := part.end())]
     return [*wrong, *_left_for_ever(rig)]
 

@@ -32,7 +32,7 @@ def length(random: Random) -> int:
 
 
 @dataclass(slots=True)
-class Crowd:
+class SessionCrowd:
     """Sessions in motion.
 
     Attributes:

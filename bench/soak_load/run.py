@@ -24,11 +24,11 @@ from bench.harness.runs import BenchError
 from bench.soak import record
 from bench.soak.jobs import Job, Manner
 from bench.soak.judge import mismatches
-from bench.soak.pairs import Pair, scripted
+from bench.soak.pairs import SoakPair, scripted
 from bench.soak_load import weighing
-from bench.soak_load.crowd import READ_FIRST, UNREAD, Crowd
+from bench.soak_load.crowd import READ_FIRST, UNREAD, SessionCrowd
 from bench.soak_load.report import LoadReport
-from bench.soak_load.served import DEPLOY, Served, served
+from bench.soak_load.served import DEPLOY, ServedLoad, served
 from specwire.client import AsyncClient
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling
@@ -101,10 +101,10 @@ def load(settings: LoadSettings, tell: Callable[[str], None], verifier: str = DE
     return replace(found, commit=commit)
 
 
-async def _full_speed(settings: LoadSettings, services: Served) -> float:
+async def _full_speed(settings: LoadSettings, services: ServedLoad) -> float:
     """Tokens per second that clients get where nothing holds anybody up."""
     async with AsyncClient(services.address) as client:
-        crowd = Crowd(client, settings.seed, 2 * START_S)
+        crowd = SessionCrowd(client, settings.seed, 2 * START_S)
         async with _crowded(settings, crowd, services):
             began, tokens = time.monotonic(), crowd.tokens
             await asyncio.sleep(min(FULL_SPEED_S, 60 * settings.minutes))
@@ -115,7 +115,7 @@ async def _full_speed(settings: LoadSettings, services: Served) -> float:
 
 
 @asynccontextmanager
-async def _crowded(settings: LoadSettings, crowd: Crowd, services: Served) -> AsyncIterator[None]:
+async def _crowded(settings: LoadSettings, crowd: SessionCrowd, services: ServedLoad) -> AsyncIterator[None]:
     """While as many sessions run as were asked for."""
     over = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -129,11 +129,11 @@ async def _crowded(settings: LoadSettings, crowd: Crowd, services: Served) -> As
 
 
 async def _measure(
-    settings: LoadSettings, pair: Pair, services: Served, speed: float, tell: Callable[[str], None]
+    settings: LoadSettings, pair: SoakPair, services: ServedLoad, speed: float, tell: Callable[[str], None]
 ) -> LoadReport:
     over, memory = asyncio.Event(), services.memory
     async with AsyncClient(services.address) as client:
-        crowd = Crowd(client, settings.seed, 60 * settings.minutes + 2 * START_S)
+        crowd = SessionCrowd(client, settings.seed, 60 * settings.minutes + 2 * START_S)
         await client.complete([5, 6, 7], max_tokens=8, ignore_eos=True)  # everything is imported
         await crowd.pass_through(PASSING * settings.sessions)
         before = memory.resident_mib()
@@ -173,7 +173,7 @@ def _job(prompt: tuple[int, ...]) -> Job:
     return Job(0, prompt, UNREAD, Sampling(), True, (), "", Manner.READ, 0, (), False)
 
 
-async def _until_still(settings: LoadSettings, crowd: Crowd) -> list[int]:
+async def _until_still(settings: LoadSettings, crowd: SessionCrowd) -> list[int]:
     """How far the idle sessions are decided once they get no further."""
     deadline = time.monotonic() + START_S
     before: list[int] = []
@@ -190,7 +190,7 @@ def _is_still(settings: LoadSettings, before: Sequence[int], now: Sequence[int])
     return len(now) == settings.idle and now == before and all(length >= READ_FIRST for length in now)
 
 
-async def _rest(settings: LoadSettings, crowd: Crowd, services: Served, tell: Callable[[str], None]) -> None:
+async def _rest(settings: LoadSettings, crowd: SessionCrowd, services: ServedLoad, tell: Callable[[str], None]) -> None:
     """Weigh the services once they have nothing to do, and have forgotten what they did."""
     deadline = time.monotonic() + START_S
     while (running := await asyncio.to_thread(services.running)) > settings.idle:
@@ -204,7 +204,7 @@ async def _rest(settings: LoadSettings, crowd: Crowd, services: Served, tell: Ca
     tell(f"load: at rest, {crowd.gone} sessions gone; held: {shown}")
 
 
-async def _until_all_run(settings: LoadSettings, crowd: Crowd, services: Served) -> None:
+async def _until_all_run(settings: LoadSettings, crowd: SessionCrowd, services: ServedLoad) -> None:
     """Those that nobody reads on besides, so that it may be fewer for a moment."""
     deadline, all_of_them = time.monotonic() + START_S, settings.sessions + len(crowd.idle)
     while (running := await asyncio.to_thread(services.running)) < all_of_them or not crowd.tokens:
@@ -215,7 +215,7 @@ async def _until_all_run(settings: LoadSettings, crowd: Crowd, services: Served)
 
 
 async def _watch(
-    settings: LoadSettings, crowd: Crowd, services: Served, number: int, tell: Callable[[str], None]
+    settings: LoadSettings, crowd: SessionCrowd, services: ServedLoad, number: int, tell: Callable[[str], None]
 ) -> None:
     """A round. Its looks are told with the time that crowds have been there."""
     memory, seconds = services.memory, 60 * settings.minutes / settings.rounds

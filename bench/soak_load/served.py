@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.runs import BenchError
-from bench.harness.services import ANY_PORT, RedisLog, Service, free_port
-from bench.soak.pairs import Pair
+from bench.harness.services import ANY_PORT, RedisLog, ServiceProcess, free_port
+from bench.soak.pairs import SoakPair
 from bench.soak_load import weighing
 from bench.soak_load.memory import Memory
 from deploy.stack.processes import environment
@@ -27,7 +27,7 @@ DEPLOY = "deploy"
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedLoad:
     """address: where clients call. figures: where the orchestrator tells its own. memory: of all processes."""
 
     address: str
@@ -45,7 +45,7 @@ class Served:
 
 
 @contextmanager
-def served(pair: Pair, verifier: str) -> Iterator[Served]:
+def served(pair: SoakPair, verifier: str) -> Iterator[ServedLoad]:
     """Start everything. Whatever becomes of it, no process is left.
 
     verifier: a module in place of deploy's for the verifier's process.
@@ -56,9 +56,9 @@ def served(pair: Pair, verifier: str) -> Iterator[Served]:
         redis = RedisLog(folder)
         owned.callback(redis.kill)
 
-        def start(module: str, *words: str) -> Service:
+        def start(module: str, *words: str) -> ServiceProcess:
             through = weighing.words(folder / words[0], module)
-            service = Service(words, surroundings, folder / f"{words[0]}.stderr", ANY_PORT, through)
+            service = ServiceProcess(words, surroundings, folder / f"{words[0]}.stderr", ANY_PORT, through)
             owned.callback(service.kill)
             return service
 
@@ -68,4 +68,4 @@ def served(pair: Pair, verifier: str) -> Iterator[Served]:
         orchestrate = start(DEPLOY, "orchestrate", "--verifier", verify.ready(), *words)
         parts = {"orchestrator": orchestrate, "verifier": verify, "redis": redis}
         sockets = {"orchestrator": folder / "orchestrate", "verifier": folder / "verify"}
-        yield Served(orchestrate.ready(), figures, Memory(parts, sockets, redis))
+        yield ServedLoad(orchestrate.ready(), figures, Memory(parts, sockets, redis))

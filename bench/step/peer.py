@@ -19,7 +19,7 @@ from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
 GREEDY = Sampling(temperature=0.0)
 
 
-class Peer:
+class StepPeer:
     """A target on one runtime. Every slot holds the same text."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ def _step(lm: LanguageModel, feeds: Sequence[Feed]) -> list[int]:
 def main() -> int:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    answer_asker(Peer().methods)
+    answer_asker(StepPeer().methods)
     return 0
 
 

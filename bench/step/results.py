@@ -20,7 +20,7 @@ MOST_OF_PEER = 2.0
 MOST_OF_ONE, WINDOW = 1.6, 8
 
 
-class Cell(NamedTuple):
+class StepCell(NamedTuple):
     """Steps of so many sessions on a runtime. windows: positions of each, by turns."""
 
     runtime: str
@@ -34,7 +34,7 @@ class Cell(NamedTuple):
 
 
 ONE = (1,)
-PEER = Cell("OpenVINO GenAI", 1, ONE)
+PEER = StepCell("OpenVINO GenAI", 1, ONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class StepSample:
 
     repeat: int
     text: int
-    cell: Cell
+    cell: StepCell
     seconds: float
     steps: int
 
@@ -52,7 +52,7 @@ class StepSample:
 class StepRow:
     """A cell's line. to_one: as a multiple of the same runtime's V(1); to_peer: of the peer's time per token."""
 
-    cell: Cell
+    cell: StepCell
     ms: Estimate
     to_one: Estimate
     to_peer: Estimate | None
@@ -75,14 +75,14 @@ def find(samples: Sequence[StepSample], arguments: dict[str, object], notes: Seq
     return StepResults(arguments, rows, list(_bars(rows, arguments["dtype"] == "bfloat16")), samples, notes)
 
 
-def _row(samples: Sequence[StepSample], cell: Cell, with_peer: bool) -> StepRow:
-    one = Cell(cell.runtime, 1, ONE)
+def _row(samples: Sequence[StepSample], cell: StepCell, with_peer: bool) -> StepRow:
+    one = StepCell(cell.runtime, 1, ONE)
     to_peer = estimate(_ratios(samples, cell, PEER)) if with_peer else None
     times = [1e3 * seconds for seconds in _times(samples, cell)]
     return StepRow(cell, estimate(times), estimate(_ratios(samples, cell, one)), to_peer)
 
 
-def _times(samples: Sequence[StepSample], cell: Cell) -> list[float]:
+def _times(samples: Sequence[StepSample], cell: StepCell) -> list[float]:
     """Seconds per step of each repeat."""
     of_cell = [sample for sample in samples if sample.cell == cell]
     repeats = sorted({sample.repeat for sample in of_cell})
@@ -93,7 +93,7 @@ def _times(samples: Sequence[StepSample], cell: Cell) -> list[float]:
     ]
 
 
-def _ratios(samples: Sequence[StepSample], cell: Cell, other: Cell) -> list[float]:
+def _ratios(samples: Sequence[StepSample], cell: StepCell, other: StepCell) -> list[float]:
     return [one / two for one, two in zip(_times(samples, cell), _times(samples, other), strict=True)]
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from bench.harness import RESULTS
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.entry import terminable
 from bench.harness.interleave import schedule, tracked
 from bench.harness.machine import dtype_of
@@ -31,7 +31,7 @@ from bench.harness.runs import BenchError
 from bench.peers import openvino_rows
 from bench.peers.openvino_rows import OpenvinoRow
 from bench.step import results
-from bench.step.results import PEER, Cell, StepSample
+from bench.step.results import PEER, StepCell, StepSample
 from demo_pair import TARGET, held_out_prompts
 from deploy.stack.options import cores
 from specwire.core.model import AUTO
@@ -64,8 +64,8 @@ class StepText(NamedTuple):
 class OurCell:
     """One shape of step on one runtime."""
 
-    peer: Child
-    cell: Cell
+    peer: BenchChild
+    cell: StepCell
 
     def run(self, text: StepText) -> tuple[float, int]:
         """Seconds, and the number of steps that took them."""
@@ -79,7 +79,7 @@ class PeerCell:
     """OpenVINO GenAI decoding plainly, from its first token to its last."""
 
     row: OpenvinoRow
-    cell: Cell = PEER
+    cell: StepCell = PEER
 
     def run(self, text: StepText) -> tuple[float, int]:
         run = self.row.run(text.prompt, len(text.continued))
@@ -92,7 +92,7 @@ def measure(args: argparse.Namespace) -> tuple[list[StepSample], list[str]]:
         notes: list[str] = []
         peers = _start_runtimes(args, cleanup, notes)
         cells: list[OurCell | PeerCell] = [
-            OurCell(peer, Cell(runtime, *shape)) for runtime, peer in peers.items() for shape in SHAPES
+            OurCell(peer, StepCell(runtime, *shape)) for runtime, peer in peers.items() for shape in SHAPES
         ]
         cells += _start_peer(args, cleanup, notes)
         texts = _texts(args, next(iter(peers.values())))
@@ -112,13 +112,13 @@ def _interleaved(repeats: int, cells: Sequence[OurCell | PeerCell], texts: Seque
     return samples
 
 
-def _start_runtimes(args: argparse.Namespace, cleanup: ExitStack, notes: list[str]) -> Mapping[str, Child]:
+def _start_runtimes(args: argparse.Namespace, cleanup: ExitStack, notes: list[str]) -> Mapping[str, BenchChild]:
     installed = [runtime for runtime in RUNTIMES if runtime == "torch" or find_spec(runtime)]
     if len(installed) < len(RUNTIMES):
         notes.append(NO_RUNTIME)
     peers = {}
     for runtime in installed:
-        peers[runtime] = cleanup.enter_context(Child(runtime, [sys.executable, "-m", "bench.step.peer"]))
+        peers[runtime] = cleanup.enter_context(BenchChild(runtime, [sys.executable, "-m", "bench.step.peer"]))
         options = {"target": str(args.target), "dtype": args.dtype, "threads": args.threads, "slots": SLOTS}
         peers[runtime].ask({"do": "load", "runtime": runtime, **options}, LOAD_LIMIT)
     return peers
@@ -135,7 +135,7 @@ def _start_peer(args: argparse.Namespace, cleanup: ExitStack, notes: list[str]) 
     return [PeerCell(openvino_rows.plain_row(peer))]
 
 
-def _texts(args: argparse.Namespace, decoder: Child) -> list[StepText]:
+def _texts(args: argparse.Namespace, decoder: BenchChild) -> list[StepText]:
     """Held-out prompts, each with the target's own continuation."""
     tokenizer = Tokenizer.from_file(str(args.target / "tokenizer.json"))
     texts = []

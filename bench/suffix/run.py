@@ -40,7 +40,7 @@ from bench.suffix.sources import MILLION, OWN_TOKENS, LookUp, Replayed, Said, bu
 from demo_pair import TARGET, held_out_prompts
 from specwire.client import Client, SpecwireError
 from specwire.core.model import AUTO
-from specwire.progress import Bar as ProgressBar
+from specwire.progress import ProgressBar
 from specwire.rpc.process import say
 from specwire.rpc.server_options import SERVED_DTYPES
 from specwire.text.table_file import load_table
@@ -140,7 +140,7 @@ def row_key(row: str, temperature: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class SuffixConversation:
     """A tenant and its code under one row: asked step by step. said: what was asked and answered is added there."""
 
     client: Client
@@ -197,7 +197,7 @@ def trace(args: argparse.Namespace, tenants: Tenants, tokenizer: Tokenizer) -> t
         tenant = tenant_of(row_key(row, temperature), repeat_number, place % args.tenants)
         kept = said if row == SHARED and repeat_number == 0 else []
         client = tenants.client(row, tenant)
-        return Conversation(client, codes[place], row, temperature, args.tokens, tenant, kept).steps(tokenizer)
+        return SuffixConversation(client, codes[place], row, temperature, args.tokens, tenant, kept).steps(tokenizer)
 
     say("bench: warming up")
     for index in range(len(rows)):
@@ -265,7 +265,7 @@ def bars(samples: Sequence[Sample], found: LookUp) -> list[Bar]:
 
 
 @dataclass(frozen=True, slots=True)
-class RowFigures:
+class SuffixFigures:
     """A row at a temperature, in steps of one kind. acceptance: None where nothing was tested."""
 
     key: str
@@ -278,7 +278,7 @@ class RowFigures:
     acceptance: float | None
 
 
-def row_figures(samples: Sequence[Sample]) -> list[RowFigures]:
+def row_figures(samples: Sequence[Sample]) -> list[SuffixFigures]:
     rows = []
     for temperature in TEMPERATURES:
         for row, label in LABELS.items():
@@ -291,7 +291,7 @@ def row_figures(samples: Sequence[Sample]) -> list[RowFigures]:
                 accepted = sum(done.accepted or 0 for done in runs) / tested if tested else None
                 speed, ratio = tokens_per_second(part, key), speed_ratio(part, key, off)
                 forwards = tokens_per_forward(part, key)
-                rows.append(RowFigures(key, label, temperature, name, speed, ratio, forwards, accepted))
+                rows.append(SuffixFigures(key, label, temperature, name, speed, ratio, forwards, accepted))
     return rows
 
 

@@ -58,7 +58,7 @@ Writer = VllmServer | VllmLibrary | Front
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class VllmTurn:
     """A group of prompts that one row wrote at once."""
 
     level: int
@@ -74,7 +74,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class VllmLine:
     """A row at one level and temperature. to_off: of the same server without drafts. different: texts unlike its."""
 
     level: int
@@ -86,7 +86,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class VllmGroup:
     """Rows that take turns with each other, and whether a verifier of ours is beside them."""
 
     rows: tuple[str, ...]
@@ -94,15 +94,15 @@ class Group:
 
 
 GROUPS = (
-    Group((OFF, NGRAM, MODEL), engine=True),
-    Group((OFF, NGRAM, MODEL, BOTH)),
-    Group((OFF, LIBRARY, IDLE, DRAFTER[0])),
-    Group((OFF, DRAFTER[20], DRAFTER[80])),
+    VllmGroup((OFF, NGRAM, MODEL), engine=True),
+    VllmGroup((OFF, NGRAM, MODEL, BOTH)),
+    VllmGroup((OFF, LIBRARY, IDLE, DRAFTER[0])),
+    VllmGroup((OFF, DRAFTER[20], DRAFTER[80])),
 )
 
 
 def servers(
-    folder: Path, group: Group, drafter: str, links: Mapping[int, RelayLink]
+    folder: Path, group: VllmGroup, drafter: str, links: Mapping[int, RelayLink]
 ) -> dict[str, VllmServer | VllmLibrary]:
     """Start what a group has of vLLM's. drafter: its address, for the row that has n-grams as well."""
     proposers = {
@@ -128,10 +128,10 @@ def servers(
     return started
 
 
-def measure(args: argparse.Namespace) -> list[Turn]:
+def measure(args: argparse.Namespace) -> list[VllmTurn]:
     """Start everything, warm up, and let the rows take turns."""
     prompts = prompts_of(TARGET)[: args.prompts]
-    turns: list[Turn] = []
+    turns: list[VllmTurn] = []
     with ExitStack() as owned:
         folder = Path(owned.enter_context(TemporaryDirectory(prefix="specwire-bench-vllm-")))
         drafter = drafter_of(owned, folder)
@@ -148,7 +148,7 @@ def measure(args: argparse.Namespace) -> list[Turn]:
 
 
 def beside(
-    present: ExitStack, folder: Path, group: Group, drafter: str, links: Mapping[int, RelayLink]
+    present: ExitStack, folder: Path, group: VllmGroup, drafter: str, links: Mapping[int, RelayLink]
 ) -> dict[str, Writer]:
     """All rows of a group, ready."""
     folder.mkdir()
@@ -169,7 +169,7 @@ def at_level(
     level: int,
     first: int,
     args: argparse.Namespace,
-) -> Iterator[Turn]:
+) -> Iterator[VllmTurn]:
     """The turns are counted from `first` on."""
     groups = [prompts[first : first + level] for first in range(0, len(prompts) - level + 1, level)]
     for temperature in TEMPERATURES:
@@ -179,7 +179,7 @@ def at_level(
         for repeat, group, index in tracked(turns, args.repeats * len(groups) * len(rows), f"{level} at once"):
             row = list(rows)[index]
             seconds, texts = write(clients, row, rows[row], groups[group], args.tokens, temperature)
-            yield Turn(level, temperature, first + repeat * len(groups) + group, row, seconds, texts)
+            yield VllmTurn(level, temperature, first + repeat * len(groups) + group, row, seconds, texts)
 
 
 def write(
@@ -204,17 +204,17 @@ def write(
     return time.monotonic() - began, tuple(map(tuple, texts))
 
 
-def lines_of(turns: Sequence[Turn]) -> list[Line]:
+def lines_of(turns: Sequence[VllmTurn]) -> list[VllmLine]:
     places = dict.fromkeys((turn.level, turn.temperature, turn.row) for turn in turns)
     return [_line(turns, *place) for place in places]
 
 
-def _line(turns: Sequence[Turn], level: int, temperature: float, row: str) -> Line:
+def _line(turns: Sequence[VllmTurn], level: int, temperature: float, row: str) -> VllmLine:
     at = [turn for turn in turns if (turn.level, turn.temperature) == (level, temperature)]
     own = {turn.turn: turn for turn in at if turn.row == row}
     off = {turn.turn: turn for turn in at if turn.row == off_of(row)}
     pairs = [(own[turn], off[turn]) for turn in own]
-    return Line(
+    return VllmLine(
         level,
         temperature,
         row,
@@ -229,14 +229,14 @@ def off_of(row: str) -> str:
     return ENGINE_OFF if row in ENGINES else OFF
 
 
-def ratio(turns: Sequence[Turn], level: int, temperature: float, faster: str, slower: str) -> Estimate:
+def ratio(turns: Sequence[VllmTurn], level: int, temperature: float, faster: str, slower: str) -> Estimate:
     """How many times as fast one row is, turn by turn."""
     at = [turn for turn in turns if (turn.level, turn.temperature) == (level, temperature)]
     fast, slow = ({turn.turn: turn.seconds for turn in at if turn.row == row} for row in (faster, slower))
     return estimate([slow[turn] / fast[turn] for turn in fast if turn in slow])
 
 
-def bars_of(turns: Sequence[Turn], lines: Sequence[Line]) -> Iterator[Bar]:
+def bars_of(turns: Sequence[VllmTurn], lines: Sequence[VllmLine]) -> Iterator[Bar]:
     """What is needed of the rows that are ours."""
     for line in lines:
         if line.row in (OFF, ENGINE_OFF, NGRAM, MODEL, LIBRARY):
@@ -257,7 +257,7 @@ def bars_of(turns: Sequence[Turn], lines: Sequence[Line]) -> Iterator[Bar]:
         yield at_least(f"{level} at once{drawn}, {ENGINE_OFF} / {OFF}", tax, TAX)
 
 
-def report(lines: Sequence[Line], bars: Sequence[Bar]) -> str:
+def report(lines: Sequence[VllmLine], bars: Sequence[Bar]) -> str:
     head = ("at once", "temperature", "row", "tokens/s", "x off", "texts unlike off")
     rows = [
         (
@@ -277,7 +277,9 @@ def report(lines: Sequence[Line], bars: Sequence[Bar]) -> str:
     return "\n".join([*table(head, rows), "", *table(("bar", "value", "needed", ""), judged)])
 
 
-def write_results(args: argparse.Namespace, turns: Sequence[Turn], lines: Sequence[Line], bars: Sequence[Bar]) -> None:
+def write_results(
+    args: argparse.Namespace, turns: Sequence[VllmTurn], lines: Sequence[VllmLine], bars: Sequence[Bar]
+) -> None:
     found = {
         "name": args.out.stem,
         "bars": [asdict(bar) for bar in bars],

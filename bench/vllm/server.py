@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import ROOT
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.runs import BenchError
 from bench.harness.services import Process
 
@@ -117,7 +117,7 @@ class VllmLibrary:
         self._errors = (folder / "vllm.stderr").open("wb")
         told = {"HOME": str(folder), **ALONE}
         words = ("/usr/bin/env", *(f"{name}={value}" for name, value in told.items()), PYTHON, "-m")
-        self._child = Child("LLM.generate", (*words, "bench.vllm.offline"), self._errors)
+        self._child = BenchChild("LLM.generate", (*words, "bench.vllm.offline"), self._errors)
 
     def ready(self) -> None:
         self._child.ask({"do": "load", "options": self._options}, START_S)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness.services import ANY_PORT, Process, RedisLog, Service, free_port
+from bench.harness.services import ANY_PORT, Process, RedisLog, ServiceProcess, free_port
 from bench.relay.link import RelayLink
 from bench.vllm.server import CONTEXT, EAGER, PYTHON, Front
 from demo_pair import DRAFT, TARGET
@@ -34,10 +34,10 @@ class EngineService:
     metrics: str
 
 
-def drafter_of(owned: ExitStack, folder: Path) -> Service:
+def drafter_of(owned: ExitStack, folder: Path) -> ServiceProcess:
     """Start the demo pair's drafter. Raises BenchError."""
     words = ("draft", str(DRAFT), *COMPUTED, "--slots", "64")
-    drafter = Service(words, environment(), folder / "draft.stderr", ANY_PORT)
+    drafter = ServiceProcess(words, environment(), folder / "draft.stderr", ANY_PORT)
     owned.callback(drafter.kill)
     drafter.ready()
     return drafter
@@ -51,14 +51,14 @@ def engine_service(owned: ExitStack, folder: Path, links: Mapping[int, RelayLink
     metrics = f"127.0.0.1:{free_port()}"
     engine = ("--engine", "vllm", "--engine-options", EAGER, "--metrics", metrics)
     words = ("verify", str(TARGET), *COMPUTED, "--slots", str(sessions), "--context", str(CONTEXT), *engine)
-    verifier = Service(words, told, folder / "verify.stderr", ANY_PORT, python=PYTHON)
+    verifier = ServiceProcess(words, told, folder / "verify.stderr", ANY_PORT, python=PYTHON)
     owned.callback(verifier.kill)
     logged = ("--redis-url", f"redis://{log.ready()}", "--http", ANY_PORT)
     verifier.ready()
     orchestrators = {}
     for rtt in ENGINE:
         line = ("orchestrate", "--verifier", verifier.address, "--drafter", links[rtt].address, *logged)
-        orchestrators[rtt] = one = Service(line, environment(), folder / f"orchestrate-{rtt}.stderr", ANY_PORT)
+        orchestrators[rtt] = one = ServiceProcess(line, environment(), folder / f"orchestrate-{rtt}.stderr", ANY_PORT)
         owned.callback(one.kill)
         one.ready()
     nearest = orchestrators[min(orchestrators)]

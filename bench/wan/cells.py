@@ -22,7 +22,7 @@ LIGHT, HEAVY = 0.02, 0.10
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class WanCell:
     """An emulated place and time: V(m) = V_ms (1 + slope (m - 1)), d(W) = draft_ms (1 + row_cost (W - 1))."""
 
     rtt_ms: float
@@ -41,33 +41,53 @@ class Cell:
         """What the drafter thinks of each output token."""
         return with_ranks(typical_trace(), self.acceptance)
 
-    def heavy(self) -> Cell:
+    def heavy(self) -> WanCell:
         """The same with a drafter whose further tokens cost more."""
         return replace(self, row_cost=HEAVY)
 
 
-def grid() -> Iterator[Cell]:
+def grid() -> Iterator[WanCell]:
     for slope, draft_ms, wanted, rtt_ms in product(SLOPES, DRAFTS_MS, ACCEPTANCES, RTTS_MS):
-        yield Cell(rtt_ms, draft_ms, wanted, slope)
+        yield WanCell(rtt_ms, draft_ms, wanted, slope)
 
 
 # Half of the corners of (R, d, a, s), so that every two of them are seen in all four ways; then the middle.
 CORNERS = (
-    *(Cell(0.0, 8.0, 0.4, 0.0), Cell(0.0, 8.0, 0.9, 0.05), Cell(0.0, 1.0, 0.4, 0.05), Cell(0.0, 1.0, 0.9, 0.0)),
-    *(Cell(200.0, 8.0, 0.4, 0.05), Cell(200.0, 8.0, 0.9, 0.0), Cell(200.0, 1.0, 0.4, 0.0), Cell(200.0, 1.0, 0.9, 0.05)),
+    *(
+        WanCell(0.0, 8.0, 0.4, 0.0),
+        WanCell(0.0, 8.0, 0.9, 0.05),
+        WanCell(0.0, 1.0, 0.4, 0.05),
+        WanCell(0.0, 1.0, 0.9, 0.0),
+    ),
+    *(
+        WanCell(200.0, 8.0, 0.4, 0.05),
+        WanCell(200.0, 8.0, 0.9, 0.0),
+        WanCell(200.0, 1.0, 0.4, 0.0),
+        WanCell(200.0, 1.0, 0.9, 0.05),
+    ),
 )
 MIDDLE = (
-    *(Cell(20.0, 8.0, 0.8, 0.0), Cell(50.0, 8.0, 0.8, 0.0), Cell(80.0, 8.0, 0.8, 0.0), Cell(120.0, 3.0, 0.8, 0.02)),
-    *(Cell(10.0, 3.0, 0.6, 0.02), Cell(20.0, 1.0, 0.8, 0.02), Cell(80.0, 3.0, 0.6, 0.0), Cell(80.0, 1.0, 0.9, 0.05)),
+    *(
+        WanCell(20.0, 8.0, 0.8, 0.0),
+        WanCell(50.0, 8.0, 0.8, 0.0),
+        WanCell(80.0, 8.0, 0.8, 0.0),
+        WanCell(120.0, 3.0, 0.8, 0.02),
+    ),
+    *(
+        WanCell(10.0, 3.0, 0.6, 0.02),
+        WanCell(20.0, 1.0, 0.8, 0.02),
+        WanCell(80.0, 3.0, 0.6, 0.0),
+        WanCell(80.0, 1.0, 0.9, 0.05),
+    ),
 )
 # A far drafter that is fast and not always right. A drafter in the verifier's box, for comparison.
-FAR_AND_FAST, AT_HOME = Cell(80.0, 3.0, 0.8, 0.0), Cell(0.0, 8.0, 0.8, 0.0)
+FAR_AND_FAST, AT_HOME = WanCell(80.0, 3.0, 0.8, 0.0), WanCell(0.0, 8.0, 0.8, 0.0)
 LIGHT_CELLS = (*CORNERS, *MIDDLE, FAR_AND_FAST, AT_HOME)
 NAMED = (*LIGHT_CELLS, *(cell.heavy() for cell in LIGHT_CELLS))
 # Where pipelining must show: the bars of this cell are stricter.
-SHOWN = Cell(80.0, 8.0, 0.8, 0.0)
+SHOWN = WanCell(80.0, 8.0, 0.8, 0.0)
 # The default this far away is compared with textbook speculation AT_HOME.
-AWAY = Cell(20.0, 8.0, 0.8, 0.0)
+AWAY = WanCell(20.0, 8.0, 0.8, 0.0)
 
 
 @cache
@@ -78,7 +98,7 @@ def typical_trace() -> Ranked:
     return min(traces, key=lambda trace: abs(acceptance(trace.bits) - wanted))
 
 
-def chosen(names: Sequence[str]) -> tuple[Cell, ...]:
+def chosen(names: Sequence[str]) -> tuple[WanCell, ...]:
     """Those of NAMED that are meant; all of them for no names. ValueError names one that is not there."""
     by_name = {cell.name: cell for cell in NAMED}
     unknown = [name for name in names if name not in by_name]

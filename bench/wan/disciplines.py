@@ -13,7 +13,7 @@ from bench.harness.interleave import schedule
 from bench.harness.interval import Estimate, estimate
 from bench.harness.rows import SpecwireRow
 from bench.harness.runs import Sample, of_row
-from bench.wan.cells import LIGHT, Cell
+from bench.wan.cells import LIGHT, WanCell
 from bench.wan.rig import AUTO, AUTO_CHAIN, Orchestration
 
 PLAIN, TEXTBOOK, STREAM_WAIT, CHAIN, DEFAULT = "plain", "textbook", "stream, waiting", "chain", "default"
@@ -54,7 +54,7 @@ def orchestration(policy: str) -> Orchestration:
     return Orchestration(AUTO if policy == "plain" else policy)
 
 
-def measured_in(cell: Cell) -> tuple[str, ...]:
+def measured_in(cell: WanCell) -> tuple[str, ...]:
     """The disciplines of a cell. What extends one token at a time does not care what a further one costs."""
     return DISCIPLINES if cell.row_cost <= LIGHT else (PLAIN, *AUTOMATIC)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.harness.interleave import tracked
 from bench.harness.runs import BenchError, Sample
-from bench.wan.cells import AT_HOME, SHOWN, TOKENS, Cell
+from bench.wan.cells import AT_HOME, SHOWN, TOKENS, WanCell
 from bench.wan.disciplines import (
     AUTOMATIC,
     CHAIN,
@@ -34,8 +34,8 @@ from bench.wan.disciplines import (
     take_turns,
 )
 from bench.wan.places import places
-from bench.wan.rig import Orchestration, Pair, Rig, rig
-from bench.wan.virtual import Expected, Software
+from bench.wan.rig import Orchestration, WanPair, WanRig, rig
+from bench.wan.virtual import ExpectedCell, Software
 from specwire.client import Client, Timings
 
 # Far cells at a time; near ones have the machine to themselves.
@@ -55,16 +55,16 @@ BARRED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class EmulatedTimes:
     """A cell over real sockets. late_ms: quantiles of how late the relay delivered."""
 
-    expected: Expected
+    expected: ExpectedCell
     samples: Sequence[Sample]
     late_ms: dict[str, float]
     isolated: bool
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> WanCell:
         return self.expected.cell
 
     @property
@@ -76,11 +76,11 @@ class Measured:
 
 
 def measure_cells(
-    expected: Sequence[Expected], repeats: int, tokens: int, progress: Callable[[Measured], None]
-) -> list[Measured]:
+    expected: Sequence[ExpectedCell], repeats: int, tokens: int, progress: Callable[[EmulatedTimes], None]
+) -> list[EmulatedTimes]:
     """Measure near cells one by one, then far ones LANES at a time, the longest first."""
     longest_first = sorted(expected, key=lambda one: -sum(tokens / speed for speed in one.speeds.values()))
-    found: dict[str, Measured] = {}
+    found: dict[str, EmulatedTimes] = {}
     for lanes, some in parted(longest_first):
         for measured in tracked(_measure_some(some, lanes, repeats, tokens), len(some), f"cells, {lanes} at a time"):
             found[measured.cell.name] = measured
@@ -88,13 +88,13 @@ def measure_cells(
     return [found[one.cell.name] for one in expected]
 
 
-def parted(expected: Sequence[Expected]) -> list[tuple[int, list[Expected]]]:
+def parted(expected: Sequence[ExpectedCell]) -> list[tuple[int, list[ExpectedCell]]]:
     """(how many at a time, which cells): near ones, then far ones."""
     near = [one for one in expected if one.cell.rtt_ms < one.cell.V_ms]
     return [(1, near), (LANES, [one for one in expected if one not in near])]
 
 
-def _measure_some(expected: Sequence[Expected], lanes: int, repeats: int, tokens: int) -> Iterator[Measured]:
+def _measure_some(expected: Sequence[ExpectedCell], lanes: int, repeats: int, tokens: int) -> Iterator[EmulatedTimes]:
     """A failure ends all, after the sessions under way."""
     given_up = threading.Event()
     with ThreadPoolExecutor(lanes) as pool:
@@ -104,7 +104,7 @@ def _measure_some(expected: Sequence[Expected], lanes: int, repeats: int, tokens
             given_up.set()
 
 
-def measure_cell(expected: Expected, repeats: int, tokens: int, given_up: threading.Event) -> Measured:
+def measure_cell(expected: ExpectedCell, repeats: int, tokens: int, given_up: threading.Event) -> EmulatedTimes:
     """All disciplines of one cell, interleaved; BenchError once `given_up` is set."""
 
     def ran(_: Sample) -> None:
@@ -122,19 +122,19 @@ def measure_cell(expected: Expected, repeats: int, tokens: int, given_up: thread
         for row in rows:
             row.run(PROMPT, min(tokens, WARM_UP.get(row.key, LEAST_WARM_UP)))
         samples = take_turns(rows, [PROMPT], tokens, repeats_by_discipline(expected, repeats, tokens), ran)
-        return Measured(expected, samples, started.links[0].late_ms(), where.isolated)
+        return EmulatedTimes(expected, samples, started.links[0].late_ms(), where.isolated)
 
 
-def emulated(cell: Cell, folder: Path) -> Pair:
+def emulated(cell: WanCell, folder: Path) -> WanPair:
     """Scripted models that take the cell's times; `folder` will hold the trace."""
     ranks = folder / "ranks"
     ranks.write_text(cell.trace.played(len(PROMPT)))
     target = f"scripted:{SEED}:delay_ms={cell.V_ms:g}:row_cost={cell.slope:g}:device=cloud"
     draft = f"scripted:{SEED}:delay_ms={cell.draft_ms:g}:row_cost={cell.row_cost:g}:ranks={ranks}:device=edge"
-    return Pair(target, draft)
+    return WanPair(target, draft)
 
 
-def _rows(owned: ExitStack, started: Rig, plans: dict[str, Orchestration]) -> list[DisciplineRow]:
+def _rows(owned: ExitStack, started: WanRig, plans: dict[str, Orchestration]) -> list[DisciplineRow]:
     clients = {plan: owned.enter_context(Client(address)) for plan, address in started.addresses.items()}
     return [DisciplineRow(clients[plan], name != PLAIN, name) for name, plan in plans.items()]
 
@@ -146,7 +146,7 @@ def measure_software() -> Software:
     lockstep in which every guess is right: such a round is a step, k draft tokens and four hops (proposal and verdict,
     each through the orchestrator), so two values of k tell draft tokens and hops apart.
     """
-    cell = Cell(0.0, 8.0, 1.0, 0.0, row_cost=0.0)
+    cell = WanCell(0.0, 8.0, 1.0, 0.0, row_cost=0.0)
     plans = {PLAIN: Orchestration(), **{f"k = {k}": orchestration(f"textbook:{k}") for k in GAUGED_CHUNKS}}
     with ExitStack() as owned:
         where = owned.enter_context(places())
@@ -191,13 +191,13 @@ def _round_us(timings: Sequence[Timings]) -> float:
     )
 
 
-def expected_seconds(expected: Expected, repeats: int, tokens: int = TOKENS) -> float:
+def expected_seconds(expected: ExpectedCell, repeats: int, tokens: int = TOKENS) -> float:
     """About how long a cell takes."""
     counts = repeats_by_discipline(expected, repeats, tokens)
     return sum(count * tokens / expected.speeds[name] for name, count in counts.items())
 
 
-def repeats_by_discipline(expected: Expected, repeats: int, tokens: int) -> dict[str, int]:
+def repeats_by_discipline(expected: ExpectedCell, repeats: int, tokens: int) -> dict[str, int]:
     """Baselines that are slow have fewer, except those that a bar is about; the others have all of them."""
     full, speeds = {CHAIN, DEFAULT, *(DISCIPLINES if expected.cell in (SHOWN, AT_HOME) else ())}, expected.speeds
     if TEXTBOOK in speeds:

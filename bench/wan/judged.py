@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from bench.branching.run import written_gains
 from bench.harness.interval import Estimate, estimate
 from bench.harness.report import Bar, at_least, at_most
-from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, SHOWN, Cell
+from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, SHOWN, WanCell
 from bench.wan.disciplines import (
     CHAIN,
     DEFAULT,
@@ -20,7 +20,7 @@ from bench.wan.disciplines import (
     speeds,
     times,
 )
-from bench.wan.emulated import Measured
+from bench.wan.emulated import EmulatedTimes
 from bench.wan.real_pair import MeasuredPair
 from bench.wan.wire import Wire
 from specwire.core.law.sampling import GUESSING_RULES
@@ -32,8 +32,8 @@ PAIR_TO_PLAIN, PAIR_TO_CHAIN = 0.95, 0.95
 OF_GAIN, LEAST_TO_CHAIN = 0.95, 0.98
 TO_CHAIN = {
     AWAY: 1.10,
-    Cell(20.0, 1.0, 0.8, 0.02): 1.15,
-    Cell(80.0, 1.0, 0.9, 0.05): 1.15,
+    WanCell(20.0, 1.0, 0.8, 0.02): 1.15,
+    WanCell(80.0, 1.0, 0.9, 0.05): 1.15,
     FAR_AND_FAST: 1.08,
 }
 AWAY_TO_TEXTBOOK_AT_HOME = 1.10
@@ -42,7 +42,7 @@ BYTES_PER_PROPOSED = 16.0
 
 
 def bars(
-    cells: Sequence[Measured],
+    cells: Sequence[EmulatedTimes],
     pair: Sequence[MeasuredPair],
     wire: Sequence[Wire],
     gains: Mapping[str, float] | None = None,
@@ -57,7 +57,7 @@ def bars(
     ]
 
 
-def _cell(one: Measured) -> Iterator[Bar]:
+def _cell(one: EmulatedTimes) -> Iterator[Bar]:
     name, samples = one.cell.name, one.samples
     baselines = [baseline for baseline in (PLAIN, TEXTBOOK) if baseline in one.expected.speeds]
     better = ratio_to_better(samples, DEFAULT, baselines)
@@ -73,13 +73,13 @@ def _cell(one: Measured) -> Iterator[Bar]:
         yield at_most(f"{name}: first token less prefill, in round trips", _first_token(one), FIRST_TOKEN_RTTS)
 
 
-def against_optimum(one: Measured) -> list[tuple[str, str, float]]:
+def against_optimum(one: EmulatedTimes) -> list[tuple[str, str, float]]:
     """(row, its optimum's name, tokens per second of that): a row that draft chains beside settings that do, too."""
     rows = [(DEFAULT, "optimum", one.expected.optimum), (CHAIN, "optimum of chains", one.expected.optimum_of_chains)]
     return [each for each in rows if speeds(one.samples, each[0])]
 
 
-def _branching(one: Measured, gains: Mapping[str, float]) -> Iterator[Bar]:
+def _branching(one: EmulatedTimes, gains: Mapping[str, float]) -> Iterator[Bar]:
     """What branches gain. A cell that was not simulated before is held to what is simulated now."""
     name, found = one.cell.name, ratio(one.samples, DEFAULT, CHAIN)
     yield at_least(f"{name}: default / chain", found, TO_CHAIN.get(one.cell, LEAST_TO_CHAIN))
@@ -87,7 +87,7 @@ def _branching(one: Measured, gains: Mapping[str, float]) -> Iterator[Bar]:
     yield at_least(f"{name}: default / chain, of the {gain:.2f} simulated", times(found, 1 / gain), OF_GAIN)
 
 
-def _placed(cells: Sequence[Measured]) -> Iterator[Bar]:
+def _placed(cells: Sequence[EmulatedTimes]) -> Iterator[Bar]:
     """The default away beside textbook speculation in the verifier's box."""
     by_cell = {one.cell: one for one in cells}
     if AWAY in by_cell and AT_HOME in by_cell:
@@ -95,13 +95,13 @@ def _placed(cells: Sequence[Measured]) -> Iterator[Bar]:
         yield at_least(f"{AWAY.name}: default / textbook at 0 ms", found, AWAY_TO_TEXTBOOK_AT_HOME)
 
 
-def beside(one: Measured, row: str, other: Measured, to: str) -> Estimate:
+def beside(one: EmulatedTimes, row: str, other: EmulatedTimes, to: str) -> Estimate:
     """How many times as fast a row of one cell is as one of another, repeat by repeat."""
     pairs = zip(speeds(one.samples, row), speeds(other.samples, to), strict=False)
     return estimate([first / second for first, second in pairs])
 
 
-def simulator_error(one: Measured, discipline: str) -> Estimate:
+def simulator_error(one: EmulatedTimes, discipline: str) -> Estimate:
     """|simulated / measured - 1|; the interval is of the measurement, folded at zero."""
     measured = estimate(speeds(one.samples, discipline))
     low, value, high = (
@@ -111,7 +111,7 @@ def simulator_error(one: Measured, discipline: str) -> Estimate:
     return Estimate(abs(value), nearest, max(abs(low), abs(high)), measured.coverage)
 
 
-def _first_token(one: Measured) -> Estimate:
+def _first_token(one: EmulatedTimes) -> Estimate:
     """The connection is up; what a prefill of one token takes is V(1)."""
     first = first_token_ms(one.samples, DEFAULT)
     value, low, high = ((each - one.cell.V_ms) / one.cell.rtt_ms for each in (first.value, first.low, first.high))

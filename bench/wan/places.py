@@ -28,7 +28,7 @@ _turn = count()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WanPlace:
     """Where processes run: the words before their command, their address, and ours on the cable to them."""
 
     prefix: tuple[str, ...]
@@ -43,8 +43,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    edge: Place
-    cloud: Place
+    edge: WanPlace
+    cloud: WanPlace
 
     @property
     def isolated(self) -> bool:
@@ -60,7 +60,7 @@ def places(isolated: bool = True) -> Iterator[Places]:
     """
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     names: list[str] = []
-    here = Place((), LOOPBACK, LOOPBACK)
+    here = WanPlace((), LOOPBACK, LOOPBACK)
     try:
         found = _isolated(names) if isolated and _possible() else None
         yield found or Places(here, here)
@@ -84,7 +84,7 @@ def _isolated(names: list[str]) -> Places | None:
         return None
 
 
-def _place(names: list[str]) -> Place:
+def _place(names: list[str]) -> WanPlace:
     """A namespace, and a cable to it: two ends with an address each."""
     turn = next(_turn)
     name = f"{PREFIX}{os.getpid()}-{turn}"
@@ -99,7 +99,7 @@ def _place(names: list[str]) -> Place:
     _ip("-n", name, "addr", "add", f"{theirs}/30", "dev", far)
     _ip("-n", name, "link", "set", far, "up")
     _ip("-n", name, "link", "set", "lo", "up")
-    return Place(("ip", "netns", "exec", name), theirs, ours)
+    return WanPlace(("ip", "netns", "exec", name), theirs, ours)
 
 
 def _sweep() -> None:

@@ -14,10 +14,10 @@ from bench.harness.interval import Estimate
 from bench.harness.runs import of_row
 from bench.wan.cells import ACCEPTANCES, DRAFTS_MS, LIGHT
 from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, STREAM_WAIT, TEXTBOOK, tokens_per_second
-from bench.wan.emulated import Measured
+from bench.wan.emulated import EmulatedTimes
 from bench.wan.real_pair import MeasuredPair
-from bench.wan.results import Results
-from bench.wan.virtual import Expected
+from bench.wan.results import WanResults
+from bench.wan.virtual import ExpectedCell
 
 COLOURS = {PLAIN: "#627282", TEXTBOOK: "#c0603a", STREAM_WAIT: "#c9a227", CHAIN: "#7fb2d9", DEFAULT: "#1f6fb2"}
 OPTIMUM = "#222222"
@@ -25,7 +25,7 @@ OPTIMUM = "#222222"
 MARKERS = {0.0: "o", 0.02: "s", 0.05: "^"}
 
 
-def draw(results: Results, path: Path) -> None:
+def draw(results: WanResults, path: Path) -> None:
     matplotlib.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     canvas = Figure(figsize=(16, 11), layout="constrained")
     panels = canvas.subplots(len(DRAFTS_MS) + 1, len(ACCEPTANCES), sharex=True)
@@ -47,7 +47,7 @@ def draw(results: Results, path: Path) -> None:
     canvas.savefig(path, dpi=100)
 
 
-def _curves(axes: Axes, expected: Sequence[Expected]) -> None:
+def _curves(axes: Axes, expected: Sequence[ExpectedCell]) -> None:
     """In virtual time, where V does not grow with m and d hardly with W."""
     flat = sorted(
         (one for one in expected if one.cell.slope == 0.0 and one.cell.row_cost == LIGHT),
@@ -59,7 +59,7 @@ def _curves(axes: Axes, expected: Sequence[Expected]) -> None:
     axes.plot(at, [one.optimum for one in flat], color=OPTIMUM, linewidth=1, linestyle=":")
 
 
-def _points(axes: Axes, cells: Sequence[Measured]) -> None:
+def _points(axes: Axes, cells: Sequence[EmulatedTimes]) -> None:
     for one in cells:
         for name in one.expected.speeds:
             speed = tokens_per_second(one.samples, name)

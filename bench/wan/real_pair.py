@@ -22,7 +22,7 @@ from bench.wan.disciplines import (
     take_turns,
 )
 from bench.wan.places import places
-from bench.wan.rig import AUTO_CHAIN, Orchestration, Pair, Rig, can_be_apart, rig
+from bench.wan.rig import AUTO_CHAIN, Orchestration, WanPair, WanRig, can_be_apart, rig
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from deploy.stack.options import cores
 from specwire.client import Client
@@ -62,7 +62,7 @@ def measure_pair(
     repeats: int,
     tokens: int,
     progress: Callable[[MeasuredPair], None],
-    pair: Pair | None = None,
+    pair: WanPair | None = None,
 ) -> list[MeasuredPair]:
     """Every round trip in turn with the same processes, each repeat on another held-out prompt."""
     pair = pair or demo_pair()
@@ -80,9 +80,9 @@ def measure_pair(
     return found
 
 
-def demo_pair() -> Pair:
+def demo_pair() -> WanPair:
     """The target has as many threads as `specwire up` gives it. A drafter elsewhere has a processor to itself."""
-    return Pair(str(TARGET), str(DRAFT), AUTO, max(1, cores() // 2), ngram=True, apart=can_be_apart())
+    return WanPair(str(TARGET), str(DRAFT), AUTO, max(1, cores() // 2), ngram=True, apart=can_be_apart())
 
 
 def _prompts(count: int) -> list[list[int]]:
@@ -91,7 +91,7 @@ def _prompts(count: int) -> list[list[int]]:
 
 
 def _measure(
-    started: Rig,
+    started: WanRig,
     clients: dict[Orchestration, Client],
     prompts: Sequence[Sequence[int]],
     rtt_ms: float,

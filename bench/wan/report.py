@@ -20,11 +20,11 @@ from bench.wan.disciplines import (
     ratio_to,
     tokens_per_second,
 )
-from bench.wan.emulated import Measured
+from bench.wan.emulated import EmulatedTimes
 from bench.wan.judged import against_optimum, beside, simulator_error
 from bench.wan.real_pair import MeasuredPair
-from bench.wan.results import Results
-from bench.wan.virtual import Expected, Software
+from bench.wan.results import WanResults
+from bench.wan.virtual import ExpectedCell, Software
 from bench.wan.wire import Wire
 
 EMULATED = "emulated devices (forwards are sleeps, guesses a recorded trace), real sockets; tokens/s"
@@ -32,7 +32,7 @@ EMULATED = "emulated devices (forwards are sleeps, guesses a recorded trace), re
 OPTIMA = ("/ optimum", "chain / its own")
 
 
-def report(results: Results) -> str:
+def report(results: WanResults) -> str:
     sections = (
         _gauge(results.gauge, results.software),
         _cells(results.cells),
@@ -58,13 +58,13 @@ def _gauge(gauge: Gauge, software: Software) -> list[str]:
     ]
 
 
-def _cells(cells: Sequence[Measured]) -> list[str]:
+def _cells(cells: Sequence[EmulatedTimes]) -> list[str]:
     head = (EMULATED, *DISCIPLINES, "/ plain", "/ textbook", "/ chain", *OPTIMA, "simulator off by")
     body = [(_title(one), *_speeds(one.samples), *_ratios(one)) for one in cells]
     return table(head, body) if body else []
 
 
-def _title(one: Measured) -> str:
+def _title(one: EmulatedTimes) -> str:
     chosen = [one.expected.settings[name] for name in (TEXTBOOK, STREAM_WAIT) if name in one.expected.settings]
     return f"{one.cell.name}  ({', '.join(chosen)})" if chosen else one.cell.name
 
@@ -78,7 +78,7 @@ def _to(samples: Sequence[Sample], other: str) -> str:
     return f"{ratio(samples, DEFAULT, other):.2f}" if of_row(samples, other) else "-"
 
 
-def _ratios(one: Measured) -> list[str]:
+def _ratios(one: EmulatedTimes) -> list[str]:
     worst = max(simulator_error(one, name).value for name in one.expected.speeds)
     default, chain = (ratio_to(one.samples, row, best) for row, _, best in against_optimum(one))
     return [
@@ -110,10 +110,10 @@ def _pair(pair: Sequence[MeasuredPair]) -> list[str]:
     return table(head, body) if body else []
 
 
-def _grid(grid: Sequence[Expected]) -> list[str]:
+def _grid(grid: Sequence[ExpectedCell]) -> list[str]:
     """The default over the better of plain and textbook; it and the chain over their optima: the least of a row."""
     head = ("in virtual time: default / better of plain and textbook", *(f"{rtt:g} ms" for rtt in RTTS_MS), *OPTIMA)
-    rows: dict[str, dict[float, Expected]] = {}
+    rows: dict[str, dict[float, ExpectedCell]] = {}
     for one in grid:
         cell = one.cell
         name = f"d {cell.draft_ms:g} ms, a {cell.acceptance:g}, s {cell.slope:g}, b {cell.row_cost:g}"
@@ -130,7 +130,7 @@ def _grid(grid: Sequence[Expected]) -> list[str]:
     return [*table(head, body), "the last two columns are the least of their row"] if body else []
 
 
-def _placements(results: Results) -> list[str]:
+def _placements(results: WanResults) -> list[str]:
     """The default away beside the same drafter in the verifier's box: what a placement is chosen by."""
     found = placements(results.grid)
     measured = {one.cell: one for one in results.cells}
@@ -142,7 +142,7 @@ def _placements(results: Results) -> list[str]:
     return said
 
 
-def _to_better(one: Expected | None) -> str:
+def _to_better(one: ExpectedCell | None) -> str:
     if one is None:
         return "-"
     return f"{one.speeds[DEFAULT] / max(speed for name, speed in one.speeds.items() if name in (PLAIN, TEXTBOOK)):.2f}"
@@ -164,7 +164,7 @@ def _wire(wire: Sequence[Wire]) -> list[str]:
     return table(head, body) if body else []
 
 
-def _bars(results: Results) -> list[str]:
+def _bars(results: WanResults) -> list[str]:
     head = ("bar", "value", "interval", "needed", "")
     body = [
         (

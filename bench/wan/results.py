@@ -21,17 +21,17 @@ from bench.wan.disciplines import (
     ratio_to,
     tokens_per_second,
 )
-from bench.wan.emulated import Measured
+from bench.wan.emulated import EmulatedTimes
 from bench.wan.judged import against_optimum, simulator_error
 from bench.wan.real_pair import MeasuredPair
-from bench.wan.virtual import Expected, Software
+from bench.wan.virtual import ExpectedCell, Software
 from bench.wan.wire import Hop, Wire
 
 WHERE = "demo pair, {:g} ms"
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class WanResults:
     """What was not asked for is empty. notes: for people. pair_commit: of `pair`, if that is of an earlier run."""
 
     arguments: Mapping[str, object]
@@ -39,8 +39,8 @@ class Results:
     commit: str | None
     gauge: Gauge
     software: Software
-    grid: Sequence[Expected]
-    cells: Sequence[Measured]
+    grid: Sequence[ExpectedCell]
+    cells: Sequence[EmulatedTimes]
     pair: Sequence[MeasuredPair]
     wire: Sequence[Wire]
     bars: Sequence[Bar]
@@ -53,7 +53,7 @@ class Results:
         return all(one.texts_equal for one in self.cells)
 
 
-def write(results: Results, path: Path) -> None:
+def write(results: WanResults, path: Path) -> None:
     """One JSON object; each raw session on a line of its own."""
     head = {
         "name": path.stem,
@@ -75,7 +75,7 @@ def write(results: Results, path: Path) -> None:
     path.write_text(f'{{\n {lines},\n "raw": [\n  {raw}\n ]\n}}\n')
 
 
-def _cell(one: Measured) -> dict[str, object]:
+def _cell(one: EmulatedTimes) -> dict[str, object]:
     return {
         "name": one.cell.name,
         "cell": asdict(one.cell),
@@ -117,7 +117,7 @@ def _discipline(samples: Sequence[Sample], name: str, others: Sequence[str]) -> 
     }
 
 
-def _expected(one: Expected) -> dict[str, object]:
+def _expected(one: ExpectedCell) -> dict[str, object]:
     return {
         "name": one.cell.name,
         "tokens_per_second": _rounded(one.speeds),
@@ -149,7 +149,7 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in values.items()}
 
 
-def _raw(results: Results) -> Iterator[dict[str, object]]:
+def _raw(results: WanResults) -> Iterator[dict[str, object]]:
     for cell in results.cells:
         yield from (_session(cell.cell.name, sample) for sample in cell.samples)
     for pair in results.pair:

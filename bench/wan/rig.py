@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.runs import BenchError
 from bench.relay.link import RelayLink
-from bench.wan.places import Place, Places
+from bench.wan.places import Places, WanPlace
 from deploy.stack.options import cores
 from specwire.core.model import NONE, TORCH
 
@@ -25,7 +25,7 @@ AUTO, AUTO_CHAIN = "auto", "auto:1"
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class WanPair:
     """Models and how they compute; threads of either, and slots of each.
 
     ngram: the verifier proposes from the text itself, too. drafters: so many serve the draft model. apart: they have a
@@ -56,7 +56,7 @@ def can_be_apart() -> bool:
     return hasattr(os, "sched_setaffinity") and cores() > 1
 
 
-def cores_of(pair: Pair) -> Cores:
+def cores_of(pair: WanPair) -> Cores:
     """Raises BenchError where drafters are to be apart and cannot be."""
     if not pair.apart:
         return Cores()
@@ -74,14 +74,14 @@ class Orchestration:
     patient: bool = False
 
 
-class Service:
+class WanService:
     """`python -m MODULE ...` at a place; `address` once it is ready. Its words on stderr go into a file."""
 
-    def __init__(self, name: str, place: Place, words: Sequence[str], folder: Path, cores: frozenset[int]) -> None:
+    def __init__(self, name: str, place: WanPlace, words: Sequence[str], folder: Path, cores: frozenset[int]) -> None:
         self._said = folder / f"{name}.stderr"
         with self._said.open("wb") as said:
             command = [*place.prefix, sys.executable, "-m", *words, *place.options, "--json"]
-            self._child = Child(name, command, errors=said, cores=cores)
+            self._child = BenchChild(name, command, errors=said, cores=cores)
 
     def ready(self) -> str:
         """Wait for its ready line; its address. BenchError with its last words if there is none."""
@@ -96,7 +96,7 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
-class Rig:
+class WanRig:
     """`addresses`: of the orchestrators. `links`: between edge and cloud; `draft_link`: between the two on the edge."""
 
     addresses: dict[Orchestration, str]
@@ -112,8 +112,8 @@ class Rig:
 
 @contextmanager
 def rig(
-    places: Places, pair: Pair, orchestrations: Sequence[Orchestration], *, watch_drafter: bool = False
-) -> Iterator[Rig]:
+    places: Places, pair: WanPair, orchestrations: Sequence[Orchestration], *, watch_drafter: bool = False
+) -> Iterator[WanRig]:
     """Start everything; orchestrators that differ in their plan alone share the verifier and the drafter.
 
     Verifiers that nobody asks for are not started. watch_drafter: put a relay before the first drafter too.
@@ -122,9 +122,9 @@ def rig(
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-wan-")))
         drafting, other = cores_of(pair)
 
-        def start(words: Sequence[str], place: Place, cores: frozenset[int] = other) -> Service:
+        def start(words: Sequence[str], place: WanPlace, cores: frozenset[int] = other) -> WanService:
             number = len(list(folder.iterdir()))
-            service = Service(f"{words[0]} {number}", place, words, folder, cores)
+            service = WanService(f"{words[0]} {number}", place, words, folder, cores)
             owned.callback(service.stop)
             return service
 
@@ -141,19 +141,19 @@ def rig(
             one: start(_orchestrator(one, links[one.patient].address, dialled), places.edge) for one in orchestrations
         }
         addresses = {one: service.ready() for one, service in starting.items()}
-        yield Rig(addresses, tuple(links.values()), draft_link)
+        yield WanRig(addresses, tuple(links.values()), draft_link)
 
 
-def _link(owned: ExitStack, to: str, dialled_from: Place) -> RelayLink:
+def _link(owned: ExitStack, to: str, dialled_from: WanPlace) -> RelayLink:
     return owned.enter_context(RelayLink(to, f"{dialled_from.ours}:0"))
 
 
-def _model(pair: Pair) -> tuple[str, ...]:
+def _model(pair: WanPair) -> tuple[str, ...]:
     computed = ("--runtime", pair.runtime, "--quantization", pair.quantization, "--dtype", pair.dtype)
     return (*computed, "--threads", str(pair.threads), "--slots", str(pair.slots))
 
 
-def _verifier(pair: Pair, patient: bool) -> tuple[str, ...]:
+def _verifier(pair: WanPair, patient: bool) -> tuple[str, ...]:
     """A patient one has no proposals of its own: it is a baseline."""
     ngram = "--ngram" if pair.ngram and not patient else "--no-ngram"
     return ("verify_service", pair.target, *_model(pair), ngram, *(("--patient",) if patient else ()))

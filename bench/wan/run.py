@@ -15,14 +15,14 @@ from bench.harness import RESULTS, machine
 from bench.harness.entry import run
 from bench.relay.gauge import PINGS, gauge
 from bench.wan import results
-from bench.wan.cells import NAMED, RTTS_MS, SHOWN, TOKENS, Cell, chosen, grid
+from bench.wan.cells import NAMED, RTTS_MS, SHOWN, TOKENS, WanCell, chosen, grid
 from bench.wan.disciplines import DEFAULT, PLAIN, tokens_per_second
-from bench.wan.emulated import LANES, Measured, expected_seconds, measure_cells, measure_software, parted
+from bench.wan.emulated import LANES, EmulatedTimes, expected_seconds, measure_cells, measure_software, parted
 from bench.wan.judged import bars
 from bench.wan.plot import draw
 from bench.wan.real_pair import MeasuredPair, demo_pair, measure_pair
 from bench.wan.report import report
-from bench.wan.results import Earlier, Results, earlier
+from bench.wan.results import Earlier, WanResults, earlier
 from bench.wan.virtual import Software, expect_all
 from bench.wan.wire import RULES, measure_wire
 from specwire.core.invalid import InvalidParameter
@@ -37,13 +37,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WanSettings:
     """What to measure. `cells` over real sockets; `repeats` below 6 leave intervals without 95 % coverage.
 
     wire: rules whose bytes are counted. before: whose demo pair stands for one of this run.
     """
 
-    cells: tuple[Cell, ...] = NAMED
+    cells: tuple[WanCell, ...] = NAMED
     rtts_ms: tuple[float, ...] = RTTS_MS
     tokens: int = TOKENS
     repeats: int = 7
@@ -86,10 +86,10 @@ def parser() -> argparse.ArgumentParser:
     return line
 
 
-def settings_of(args: argparse.Namespace) -> Settings:
+def settings_of(args: argparse.Namespace) -> WanSettings:
     """Raises ValueError that names what is wrong."""
     names = args.cells or ([SHOWN.name] if args.quick else [])
-    return Settings(
+    return WanSettings(
         cells=() if args.real_only else chosen(names),
         rtts_ms=QUICK_RTTS_MS if args.quick else RTTS_MS,
         tokens=args.tokens if args.tokens is not None else QUICK_TOKENS if args.quick else TOKENS,
@@ -102,7 +102,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     )
 
 
-def measure(settings: Settings) -> Results:
+def measure(settings: WanSettings) -> WanResults:
     """All parts in turn, so that none disturbs another."""
     relay = _part("the relay itself", lambda: gauge(pings=settings.pings))
     software = _part("what software adds", measure_software) if settings.cells else Software()
@@ -120,7 +120,7 @@ def measure(settings: Settings) -> Results:
         pair = list(settings.before.pair)
     wire = _part("bytes on the wire", lambda: measure_wire(settings.tokens, settings.wire)) if settings.wire else []
     everything = list(grid()) if settings.whole_grid else list(settings.cells)
-    return Results(
+    return WanResults(
         arguments=settings.shown(),
         machine=machine.describe(),
         commit=machine.commit(),
@@ -136,7 +136,7 @@ def measure(settings: Settings) -> Results:
     )
 
 
-def notes(cells: Sequence[Measured], pair: Sequence[MeasuredPair], before: Earlier | None = None) -> list[str]:
+def notes(cells: Sequence[EmulatedTimes], pair: Sequence[MeasuredPair], before: Earlier | None = None) -> list[str]:
     said = []
     if not all([*(one.isolated for one in cells), *(one.isolated for one in pair)]):
         said.append("edge and cloud shared one network namespace: this system allowed no others")
@@ -161,7 +161,7 @@ def _part(name: str, run: Callable[[], T]) -> T:
     return found
 
 
-def _say_cell(one: Measured) -> None:
+def _say_cell(one: EmulatedTimes) -> None:
     plain, default = (tokens_per_second(one.samples, name).value for name in (PLAIN, DEFAULT))
     say(f"bench: {one.cell.name}: plain {plain:.1f} tokens/s, default {default:.1f}")
 
@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(parser().parse_args(argv), settings_of, measure, tell)
 
 
-def tell(found: Results, out: Path) -> bool:
+def tell(found: WanResults, out: Path) -> bool:
     results.write(found, out)
     draw(found, out.with_suffix(".png"))
     print(report(found))

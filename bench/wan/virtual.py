@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from typing import TypeVar
 
 from bench.harness.interleave import tracked
-from bench.wan.cells import TOKENS, Cell
+from bench.wan.cells import TOKENS, WanCell
 from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, STREAM_WAIT, TEXTBOOK, measured_in
 from bench.wan.traces import Ranked
 from specwire import sim
@@ -35,14 +35,14 @@ class Software:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedCell:
     """Tokens per second of a session, by discipline; `settings` of those that have some, and of the optima.
 
     optimum_of_chains: of the best fixed setting that does not branch, what CHAIN is held against. optimum: that, or the
     best of some streams that branch, whichever is faster, what DEFAULT is held against. It is no upper bound.
     """
 
-    cell: Cell
+    cell: WanCell
     speeds: dict[str, float]
     settings: dict[str, str]
     optimum_of_chains: float
@@ -54,7 +54,7 @@ class Expected:
         return self.speeds[DEFAULT] / self.speeds[CHAIN]
 
 
-def expect(cell: Cell, software: Software | None = None, tokens: int = TOKENS) -> Expected:
+def expect(cell: WanCell, software: Software | None = None, tokens: int = TOKENS) -> ExpectedCell:
     """Simulate every discipline of a cell. The optima are of sweeps without any software."""
     software = software or Software()
     bare, loaded = as_simulated(cell, Software(), tokens), as_simulated(cell, software, tokens)
@@ -67,10 +67,10 @@ def expect(cell: Cell, software: Software | None = None, tokens: int = TOKENS) -
     speeds |= {CHAIN: _experienced(loaded, sim.CHAIN), DEFAULT: _experienced(loaded, sim.AUTO)}
     settings = {name: policy.name for name, policy in fixed.items() if name != PLAIN}
     settings |= {"optimum of chains": chains.policy.name, "optimum": best.policy.name}
-    return Expected(cell, speeds, settings, chains.result.tokens_per_second, best.result.tokens_per_second)
+    return ExpectedCell(cell, speeds, settings, chains.result.tokens_per_second, best.result.tokens_per_second)
 
 
-def expect_all(cells: Sequence[Cell], software: Software | None = None, tokens: int = TOKENS) -> list[Expected]:
+def expect_all(cells: Sequence[WanCell], software: Software | None = None, tokens: int = TOKENS) -> list[ExpectedCell]:
     """The same of many."""
     return list(spread(partial(expect, software=software, tokens=tokens), cells, "cells in virtual time"))
 
@@ -84,7 +84,7 @@ def spread(simulate: Callable[[Asked], Found], asked: Sequence[Asked], what: str
         yield from tracked(pool.map(simulate, asked), len(asked), what)
 
 
-def as_simulated(cell: Cell, software: Software, tokens: int, trace: Ranked | None = None) -> sim.Cell:
+def as_simulated(cell: WanCell, software: Software, tokens: int, trace: Ranked | None = None) -> sim.Cell:
     """trace: another than the cell's own."""
     trace = trace or cell.trace
     return sim.Cell(

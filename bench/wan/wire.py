@@ -20,7 +20,7 @@ from bench.relay.frames import HEADER, Count
 from bench.relay.link import RelayLink, Traffic
 from bench.wan.cells import TOKENS, typical_trace
 from bench.wan.places import places
-from bench.wan.rig import Orchestration, Pair, rig
+from bench.wan.rig import Orchestration, WanPair, rig
 from bench.wan.traces import from_position
 from specwire.client import Client
 from specwire.core.law.sampling import GUESSING_RULES
@@ -94,7 +94,7 @@ def measure_wire(tokens: int = TOKENS, rules: Sequence[str] = tuple(RULES)) -> l
         (folder / "trace").write_text(from_position(typical_trace().bits, len(PROMPT)))
         target = f"scripted:7:vocab={VOCABULARY}:delay_ms=40:device=cloud"
         draft = f"scripted:7:vocab={VOCABULARY}:delay_ms=8:trace={folder / 'trace'}:device=edge"
-        started = owned.enter_context(rig(where, Pair(target, draft), [PLAN, TREES], watch_drafter=True))
+        started = owned.enter_context(rig(where, WanPair(target, draft), [PLAN, TREES], watch_drafter=True))
         clients = {plan: owned.enter_context(Client(started.addresses[plan])) for plan in (PLAN, TREES)}
         if started.draft_link is None:
             raise BenchError("wire: the drafter is not watched")

@@ -25,7 +25,7 @@ from demo_pair.train.data import WINDOW, Stream, batches, encode, held_out_windo
 from demo_pair.train.losses import held_out_loss, logits_of, pair_config, tell
 from demo_pair.train.target import EVALUATION_WINDOWS
 from specwire.lm.training.distillation import Optimiser, Schedule
-from specwire.progress import Bar
+from specwire.progress import ProgressBar
 
 ROWS = 12
 SEED = 20261122
@@ -102,7 +102,7 @@ def imitate(
     """One round of distillation."""
     optimiser = Optimiser(model, schedule)
     started = time.monotonic()
-    with Bar("drafter", schedule.steps) as bar:
+    with ProgressBar("drafter", schedule.steps) as bar:
         for step, windows in zip(range(schedule.steps), windows_source, strict=False):
             with torch.no_grad():
                 target_logits = logits_of(target, windows[:, :-1])

@@ -20,7 +20,7 @@ from demo_pair.train.corpus import MANIFEST, SourceFile, differences, is_test, r
 from demo_pair.train.data import WINDOW, batches, encode, held_out_windows, train_tokenizer, training_stream
 from demo_pair.train.losses import held_out_loss, next_token_loss, pair_config, tell
 from specwire.lm.training.distillation import Optimiser, Schedule
-from specwire.progress import Bar
+from specwire.progress import ProgressBar
 
 ROWS = 12
 SEED = 20261121
@@ -54,7 +54,7 @@ def train(work: Path, schedule: Schedule, stop_after: int) -> None:
         first = saved["step"]
     losses: list[tuple[int, float]] = []
     started = time.monotonic()
-    with Bar("target", schedule.steps, done=first) as bar:
+    with ProgressBar("target", schedule.steps, done=first) as bar:
         for step, windows in enumerate(batches(training_stream(files, tokenizer), ROWS, SEED)):
             if step == min(stop_after, schedule.steps):
                 break

@@ -26,7 +26,7 @@ from orchestrator.peers.models import Info, vocabulary_mismatch
 from orchestrator.sessions import Orchestrator
 from orchestrator.store.base import durability_of
 from specwire.core.invalid import InvalidParameter
-from specwire.progress import REDRAW_S, Bar, amount
+from specwire.progress import REDRAW_S, ProgressBar, amount
 from specwire.redis.urls import without_password
 from specwire.rpc.link import ALL_ELSEWHERE
 from specwire.rpc.process import one_line, say
@@ -333,7 +333,7 @@ LINE = re.compile(r"([\w-]+): (loading|ready)\b")
 class StartProgress:
     """A `Report`: each line is said, and moves the bar where it tells of a service."""
 
-    def __init__(self, bar: Bar, fetching: FetchProgress) -> None:
+    def __init__(self, bar: ProgressBar, fetching: FetchProgress) -> None:
         self._bar = bar
         self._fetching = fetching
         self._loading: set[str] = set()
@@ -358,7 +358,7 @@ async def start_shown(options: StackOptions, folder: Path) -> Stack:
     """`start`, with messages for the user. Raises StackError."""
     services = options.services()
     fetching = FetchProgress((service.model for service in services.values()), hub_cache())
-    with Bar("starting", len(services)) as bar:
+    with ProgressBar("starting", len(services)) as bar:
         starting = StartProgress(bar, fetching)
         ticking = asyncio.create_task(_tick(starting))
         try:

@@ -59,7 +59,7 @@ MOST_UNTOLD = 64
 PAUSE = 20.0
 
 
-class Row(NamedTuple):
+class VllmRow(NamedTuple):
     """A row of vLLM's batch: the text's ids, of which `length` are valid, and the last ones of these just decided."""
 
     ids: Any
@@ -94,7 +94,7 @@ class Request:
     rests: drafters that refused it, and until when.
     """
 
-    def __init__(self, number: int, row: Row, engine: VllmTarget, ngram: bool, now_s: float) -> None:
+    def __init__(self, number: int, row: VllmRow, engine: VllmTarget, ngram: bool, now_s: float) -> None:
         tokens = row.ids[: row.length].tolist()
         self.number = number
         self.row = -1
@@ -131,7 +131,7 @@ class Request:
     def session(self) -> VerifySession:
         return self.running.session
 
-    def is_at(self, row: Row) -> bool:
+    def is_at(self, row: VllmRow) -> bool:
         """Whether this row goes on with the request's text."""
         known = self.session.text.tokens
         start = row.length - len(row.decided)
@@ -252,7 +252,7 @@ class Drafting:
         """Whether nobody could propose anything."""
         return not self._options.ngram and not any(peer.up for peer in self.drafters)
 
-    def step(self, rows: Sequence[Row]) -> list[list[int]]:
+    def step(self, rows: Sequence[VllmRow]) -> list[list[int]]:
         """Take in a step of vLLM; returns, row by row, what the next one is to test."""
         now_us = self._now_s() * 1e6
         took_us = None if self._ended_us is None else now_us - self._ended_us
@@ -265,7 +265,7 @@ class Drafting:
         self._ended_us = self._now_s() * 1e6
         return proposed
 
-    def _identified(self, rows: Sequence[Row]) -> list[Request | None]:
+    def _identified(self, rows: Sequence[VllmRow]) -> list[Request | None]:
         """The request of each row that a token was decided for; a new one where none has its text."""
         found: list[Request | None] = [None] * len(rows)
         left: list[int] = []
@@ -292,13 +292,13 @@ class Drafting:
                 found[at] = match or self._begun(rows[at])
         return found
 
-    def _begun(self, row: Row) -> Request:
+    def _begun(self, row: VllmRow) -> Request:
         request = Request(next(self._numbers), row, self._engine, self._options.ngram, self._now_s())
         self._requests[request.number] = request
         return request
 
     def _decided(
-        self, rows: Sequence[Row], requests: Sequence[Request | None], now_us: float, took_us: float | None
+        self, rows: Sequence[VllmRow], requests: Sequence[Request | None], now_us: float, took_us: float | None
     ) -> None:
         """took_us: what the step took that these rows had to themselves; None where others shared it."""
         decoding = [each for each in requests if each is not None]

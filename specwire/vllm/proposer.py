@@ -22,7 +22,7 @@ from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token, read_peer_token, read_token
 from specwire.rpc.server_options import check_listen
 from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
-from specwire.vllm.drafting import Drafting, DraftingOptions, Row
+from specwire.vllm.drafting import Drafting, DraftingOptions, VllmRow
 from specwire.vllm.engine import VllmTarget, describe
 
 logger = logging.getLogger("vllm.specwire")  # below vLLM's own logger, which has handlers
@@ -109,7 +109,7 @@ class Proposer:
         if self._thread is None:
             return [[] for _ in sampled_token_ids]
         rows = [
-            Row(token_ids_cpu[at], int(num_tokens_no_spec[at]), tuple(map(int, decided)))
+            VllmRow(token_ids_cpu[at], int(num_tokens_no_spec[at]), tuple(map(int, decided)))
             for at, decided in enumerate(sampled_token_ids)
         ]
         return self._thread.propose(rows)
@@ -141,7 +141,7 @@ class ProposerThread:
     def _ask(self, what: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(what, self._loop)
 
-    def propose(self, rows: Sequence[Row]) -> list[list[int]]:
+    def propose(self, rows: Sequence[VllmRow]) -> list[list[int]]:
         """As `Proposer.propose`. Never raises."""
         if self._broken or self._drafting.idle:
             return [[] for _ in rows]
@@ -151,7 +151,7 @@ class ProposerThread:
             return answer.result(MOST_WAIT_S)
         return [[] for _ in rows]
 
-    def _step(self, rows: Sequence[Row], answer: Future[list[list[int]]]) -> None:
+    def _step(self, rows: Sequence[VllmRow], answer: Future[list[list[int]]]) -> None:
         try:
             answer.set_result(self._drafting.step(rows))
         except Exception:

@@ -12,13 +12,24 @@ import pytest
 
 from bench import capacity
 from bench.batch.sessions import Asked
-from bench.capacity import BOX, FAR, LONG, NEAR, SHORT, WITHOUT, Capacity, EmulatedTarget, Level, Placement
+from bench.capacity import (
+    BOX,
+    FAR,
+    LONG,
+    NEAR,
+    SHORT,
+    WITHOUT,
+    Capacity,
+    CapacityLevel,
+    CapacityPlacement,
+    EmulatedTarget,
+)
 from bench.harness.runs import Arrival, Run
 from specwire.lm.scripted import Script
 
 
-def level(sessions: int, held: bool) -> Level:
-    return Level(sessions, 20.0 if held else 19.9, 21.0, 100.0, 40, 1, 2.0, 50.0)
+def level(sessions: int, held: bool) -> CapacityLevel:
+    return CapacityLevel(sessions, 20.0 if held else 19.9, 21.0, 100.0, 40, 1, 2.0, 50.0)
 
 
 @pytest.mark.parametrize("guess", [1, 2, 7, 12, 13, 30, 64])
@@ -26,7 +37,7 @@ def level(sessions: int, held: bool) -> Level:
 def test_the_most_that_is_held_is_found_from_any_guess(guess: int, most: int) -> None:
     asked: list[int] = []
 
-    def tried(sessions: int) -> Level:
+    def tried(sessions: int) -> CapacityLevel:
         asked.append(sessions)
         return level(sessions, sessions <= most)
 
@@ -41,7 +52,7 @@ def test_the_levels_that_decide_are_run_again_and_the_median_counts() -> None:
     """Of nine sessions the first run is lucky, of eight each one holds."""
     lucky = iter([True, False, False])
 
-    def tried(sessions: int) -> Level:
+    def tried(sessions: int) -> CapacityLevel:
         return level(sessions, sessions <= 8 or (sessions == 9 and next(lucky)))
 
     found = Capacity(LONG, NEAR, capacity.most_held(tried, 9, repeats=3))
@@ -66,7 +77,7 @@ async def test_a_slow_session_that_begins_in_the_window_counts_and_the_load_stay
     monkeypatch.setattr(capacity, "forget", forget)
     now = time.monotonic()
     asked = Asked(SimpleNamespace(), "edge", drafting=True)  # type: ignore[arg-type]  # nobody calls it
-    load = capacity.Load(asked, 2, now, now + 0.1)
+    load = capacity.CapacityLoad(asked, 2, now, now + 0.1)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         for place in range(2):
             group.create_task(load.follow(place))
@@ -108,7 +119,7 @@ def test_devices_take_the_times_that_are_stated(tmp_path: Path) -> None:
 
 
 def test_what_is_needed_is_held_against_no_drafting() -> None:
-    def held(target: EmulatedTarget, placement: Placement, most: int) -> Capacity:
+    def held(target: EmulatedTarget, placement: CapacityPlacement, most: int) -> Capacity:
         return Capacity(target, placement, (level(most, True), level(most + 1, False)))
 
     found = [held(LONG, WITHOUT, 10), held(LONG, NEAR, 16), held(SHORT, WITHOUT, 10), held(SHORT, NEAR, 15)]

@@ -12,10 +12,10 @@ import pytest
 
 from bench.cluster import run
 from bench.cluster.clocks import CLIENTS, DRAFTERS, ORCHESTRATORS, REST, VERIFIERS, Clocks, kind_of, ports_of
-from bench.cluster.crowd import CrowdSession, Served, prompt
+from bench.cluster.crowd import CrowdSession, ServedCrowd, prompt
 from bench.cluster.expected import simulated, trace
-from bench.cluster.measure import EXPECTED, Measured, Sample, Texts
-from bench.cluster.results import Results, bars, multiple_of, row_results, shown, write
+from bench.cluster.measure import EXPECTED, ClusterSample, MeasuredCluster, Texts
+from bench.cluster.results import ClusterResults, bars, multiple_of, row_results, shown, write
 from bench.cluster.settings import (
     AGREE,
     DRAFTED,
@@ -105,20 +105,20 @@ def test_texts_may_end_early_but_not_part() -> None:
     assert texts.mismatches == 1
 
 
-def sample(name: str, repeat: int, speed: float) -> Sample:
+def sample(name: str, repeat: int, speed: float) -> ClusterSample:
     cpu = {ORCHESTRATORS: 0.1, VERIFIERS: 0.2, DRAFTERS: 0.0, REST: 0.1, CLIENTS: 0.1}
-    return Sample(name, repeat, int(10 * speed), 10.0, speed, cpu)
+    return ClusterSample(name, repeat, int(10 * speed), 10.0, speed, cpu)
 
 
-def measured(four: float = 395.0) -> Measured:
+def measured(four: float = 395.0) -> MeasuredCluster:
     speeds = {row.name: 100.0 * multiple_of(row) for row in ROWS} | {FOUR.name: four}
     samples = [sample(name, repeat, speed) for repeat in range(7) for name, speed in speeds.items()]
-    return Measured(samples, 0)
+    return MeasuredCluster(samples, 0)
 
 
-def results(found: Measured) -> Results:
+def results(found: MeasuredCluster) -> ClusterResults:
     rows = row_results(found, {row.name: 100.0 if row == ONE else None for row in ROWS})
-    return Results(run.arguments(7), {}, None, rows, bars(found, rows), found.samples)
+    return ClusterResults(run.arguments(7), {}, None, rows, bars(found, rows), found.samples)
 
 
 def test_figures(tmp_path: Path) -> None:
@@ -165,6 +165,6 @@ def test_tokens_are_counted_while_all_run() -> None:
     """The second one begins at 2 s, and the first one ends at 5 s."""
     first = CrowdSession((1,) * 5, tuple((float(at), 1) for at in range(1, 6)))
     second = CrowdSession((1,) * 8, ((2.0, 2), (4.0, 2), (6.0, 2), (8.0, 2)))
-    found = Served((first, second), 8.0)
+    found = ServedCrowd((first, second), 8.0)
     assert (found.tokens, found.tokens_per_second) == (13, 13 / 8)
     assert found.steady == (3 + 2) / 3

@@ -13,7 +13,7 @@ from bench import heads
 from bench.batch.figures import BatchSample
 from bench.batch.rows import Together
 from bench.harness.runs import Arrival
-from bench.harness.texts import Judged, Mismatch, Scores
+from bench.harness.texts import Judged, Mismatch, TextScores
 from bench.heads import (
     AUTOMATIC,
     EAGLE3,
@@ -121,7 +121,7 @@ def test_bars() -> None:
 
 
 def judged(near_tie: bool) -> Judged:
-    return Judged(Mismatch(EAGLE3, 3, 1, 2, 9), 0.0, Scores((2, 9), (4.0, 4.0), (4.0, 4.0)), near_tie)
+    return Judged(Mismatch(EAGLE3, 3, 1, 2, 9), 0.0, TextScores((2, 9), (4.0, 4.0), (4.0, 4.0)), near_tie)
 
 
 def test_a_text_may_differ_at_a_near_tie_only() -> None:

@@ -12,9 +12,9 @@ from bench.rag import (
     SINGLE,
     WHOLE,
     Question,
-    Sample,
-    Setting,
-    Told,
+    RagSample,
+    RagSetting,
+    RagTold,
     chances,
     functions,
     is_right,
@@ -74,8 +74,8 @@ def test_an_answer_is_right_but_for_the_blanks_around_it() -> None:
     assert not is_right("", ANSWER)
 
 
-def sample(row: str, right: bool, repeat: int = 0, seconds: float = 1.0, drafts: tuple[bool, ...] = ()) -> Sample:
-    return Sample(repeat, 0, row, seconds, right, Told("x", drafts))
+def sample(row: str, right: bool, repeat: int = 0, seconds: float = 1.0, drafts: tuple[bool, ...] = ()) -> RagSample:
+    return RagSample(repeat, 0, row, seconds, right, RagTold("x", drafts))
 
 
 def test_figures() -> None:
@@ -91,7 +91,7 @@ def test_figures() -> None:
     assert (chosen.right, chosen.questions, chosen.seconds.value) == (1, 2, 2.0)
     assert (own.right, single.right, single.questions) == (0, 0, 1)
     assert (whole.right, whole.seconds.value) == (1, 2.0)
-    setting = Setting("target", "draft", TfidfRetriever(DOCUMENTS), RagOptions(top=1, clusters=1))
+    setting = RagSetting("target", "draft", TfidfRetriever(DOCUMENTS), RagOptions(top=1, clusters=1))
     asked = [ANSWER, Question("def", "pass", Document("c", ""))]
     found = chances(samples, setting, asked)
     assert (found.retrieved, found.offered, found.any_right, found.mean_right) == (1, 1, 1, 0.25)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from bench.sweep import NEEDED, SESSIONS, Crowd, Swept, bar, crowds, experienced, main, report, sessions_of, sweep
-from bench.wan.cells import Cell
+from bench.wan.cells import WanCell
 from specwire import sim
 
 TOKENS = 128
-NEAR_AND_FAR = [Cell(10.0, 3.0, 0.8, 0.0), Cell(80.0, 8.0, 0.9, 0.05)]
+NEAR_AND_FAR = [WanCell(10.0, 3.0, 0.8, 0.0), WanCell(80.0, 8.0, 0.9, 0.05)]
 
 
 @pytest.mark.parametrize("cell", NEAR_AND_FAR, ids=[cell.name for cell in NEAR_AND_FAR])
-def test_the_controller_comes_close_to_the_best_fixed_setting(cell: Cell) -> None:
+def test_the_controller_comes_close_to_the_best_fixed_setting(cell: WanCell) -> None:
     swept = sweep(cell, 2, TOKENS)
     assert swept.share >= NEEDED
     assert bar([swept]).holds
@@ -23,7 +23,7 @@ def test_the_controller_comes_close_to_the_best_fixed_setting(cell: Cell) -> Non
 
 
 def test_the_best_setting_is_the_fastest_over_all_sessions_and_not_over_the_first() -> None:
-    sessions = sessions_of(Cell(0.0, 3.0, 0.8, 0.02), 3, TOKENS)
+    sessions = sessions_of(WanCell(0.0, 3.0, 0.8, 0.02), 3, TOKENS)
     assert len({tuple(one.ranks) for one in sessions}) == 3
     best = sim.optimum_over(sessions)
     again = [sim.simulate(one, best.policy) for one in sessions]
@@ -35,7 +35,7 @@ def test_the_best_setting_is_the_fastest_over_all_sessions_and_not_over_the_firs
 
 
 def test_sessions_learn_from_those_before_them() -> None:
-    (cell,) = sessions_of(Cell(0.0, 1.0, 0.9, 0.0), 1, TOKENS)
+    (cell,) = sessions_of(WanCell(0.0, 1.0, 0.9, 0.0), 1, TOKENS)
     first = sim.simulate(cell)
     heir = first.planner.successor(cell.cost.measured(), cell.shared_host)
     assert experienced([cell]) == sim.simulate(cell, planner=heir).tokens_per_second != first.tokens_per_second

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness.runs import BenchError, Run, Sample
-from bench.vocabularies import BY_TEXT, BY_TOKEN, EQUAL, NONE, Found, Settings, measure, tell
+from bench.vocabularies import BY_TEXT, BY_TOKEN, EQUAL, NONE, FoundVocabulary, VocabularySettings, measure, tell
 from scripts.figures.speed import vocabularies_table
 
 SECONDS = {NONE: 4.0, EQUAL: 2.0, BY_TOKEN: 2.0, BY_TEXT: 3.0}
@@ -23,19 +23,19 @@ def run_of(row: str) -> Run:
 @pytest.mark.parametrize("name", ["prompts", "tokens", "repeats"])
 def test_an_argument_below_one_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"--{name}: must be at least 1, not 0"):
-        replace(Settings(1, 1, 1, "float32"), **{name: 0})  # type: ignore[arg-type]  # names of three integers
+        replace(VocabularySettings(1, 1, 1, "float32"), **{name: 0})  # type: ignore[arg-type]  # names of three integers
 
 
 def test_more_prompts_than_there_are_are_refused() -> None:
     with pytest.raises(BenchError, match="--prompts: there are [0-9]+ held-out ones, not 10000"):
-        measure(Settings(10_000, 1, 1, "float32"))
+        measure(VocabularySettings(10_000, 1, 1, "float32"))
 
 
 def test_each_drafter_is_set_against_the_one_with_the_target_s_vocabulary(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples = [Sample(repeat, 0, row, run_of(row)) for repeat in range(7) for row in SECONDS]
-    found = Found(Settings(1, 20, 7, "float32"), {0.0: samples})
+    found = FoundVocabulary(VocabularySettings(1, 20, 7, "float32"), {0.0: samples})
     assert {line.row: line.to_equal.value for line in found.lines} == pytest.approx(
         {NONE: 0.5, EQUAL: 1.0, BY_TOKEN: 1.0, BY_TEXT: 2 / 3}
     )

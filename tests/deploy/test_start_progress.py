@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from deploy.stack.stack import FetchProgress, StartProgress, hub_cache
-from specwire.progress import Bar, LastLine
+from specwire.progress import LastLine, ProgressBar
 
 MODEL = "maker/large"
 
@@ -84,7 +84,7 @@ def test_the_cache_is_where_the_library_has_it(named: dict[str, str], monkeypatc
 
 
 def test_the_bar_tells_it(tmp_path: Path) -> None:
-    bar = Bar("starting", 2, line=LastLine(io.StringIO))
+    bar = ProgressBar("starting", 2, line=LastLine(io.StringIO))
     told = StartProgress(bar, FetchProgress([MODEL], tmp_path))
     told("verifier: loading maker/large")
     kept(tmp_path, MODEL, "weights", 3_000_000)
@@ -95,7 +95,7 @@ def test_the_bar_tells_it(tmp_path: Path) -> None:
 
 
 def test_lines_are_said_and_move_the_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bar = Bar("starting", 2, line=LastLine(io.StringIO))
+    bar = ProgressBar("starting", 2, line=LastLine(io.StringIO))
     told = StartProgress(bar, FetchProgress([], tmp_path))
     told("starting Ray")
     told("verifier: loading models/large")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.harness import machine
 from bench.soak import record
-from specwire.progress import Bar
+from specwire.progress import ProgressBar
 from specwire.rpc.process import say
 from tests.faults.cells import HELD_S, Cell, Notice, held_s
 from tests.faults.failover_results import Measured, Play, results, shown
@@ -95,7 +95,7 @@ def measure(cells: Sequence[Cell], repeats: int, measured: Measured) -> None:
     fine = [cell for cell in cells if cell.unseen]
     silent = [cell for cell in cells if cell.silent and cell not in fine]
     others = [cell for cell in cells if cell not in fine and cell not in silent]
-    with ExitStack() as owned, Bar("plays", repeats * (len(cells) + 1)) as bar:
+    with ExitStack() as owned, ProgressBar("plays", repeats * (len(cells) + 1)) as bar:
         groups = [each for each in (fine + silent or others, silent and others) if each]
         lanes = [owned.enter_context(Lane(measured, bar)) for _ in groups]
         for repeat in range(repeats):
@@ -109,7 +109,7 @@ def measure(cells: Sequence[Cell], repeats: int, measured: Measured) -> None:
 class Lane:
     """Plays cells one after the other, at a place of its own, in a thread of its own: processes end with theirs."""
 
-    def __init__(self, measured: Measured, bar: Bar) -> None:
+    def __init__(self, measured: Measured, bar: ProgressBar) -> None:
         self._measured = measured
         self._bar = bar
         self._over = threading.Event()

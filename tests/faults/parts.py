@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.harness import ROOT
-from bench.harness.services import START_LIMIT_S, Service
+from bench.harness.services import START_LIMIT_S, ServiceProcess
 from tests.ports import free_address
 
-__all__ = ["ROOT", "Parts", "Service", "parts"]
+__all__ = ["ROOT", "Parts", "ServiceProcess", "parts"]
 
 
 class Parts:
@@ -24,16 +24,16 @@ class Parts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._mark = f"SPECWIRE_TEST_PARTS={uuid.uuid4().hex}"
-        self._services: list[Service] = []
+        self._services: list[ServiceProcess] = []
 
-    def start(self, *arguments: str, without: str = "", at: str = "", python: str = sys.executable) -> Service:
+    def start(self, *arguments: str, without: str = "", at: str = "", python: str = sys.executable) -> ServiceProcess:
         """Launch a service, at `at` or at a port of its own so that it can be restarted there, or one that dials.
 
         without: names of packages, with commas, that it cannot import. python: whose environment it runs in.
         """
         said = self._folder / f"{len(self._services)}-{arguments[0]}.stderr"
         address = at or ("" if "--connect" in arguments else free_address())
-        service = Service(arguments, self._environment(without), said, address, python=python)
+        service = ServiceProcess(arguments, self._environment(without), said, address, python=python)
         self._services.append(service)
         return service
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from bench.harness.services import ANY_PORT
 from bench.relay.link import RelayLink
 from orchestrator.store import StoredSession
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.stack import read_log
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.ports import free_port
@@ -98,13 +98,13 @@ class Place:
         self.lines = Lines(client, http, verifier, drafter, joined, redis, registry)
         self.over_http = [http.address, self.second.http]
 
-    def _orchestrate(self, verifiers: list[str], redis: str, *more: str) -> Service:
+    def _orchestrate(self, verifiers: list[str], redis: str, *more: str) -> ServiceProcess:
         named = [word for address in verifiers for word in ("--verifier", address)]
         log = ("--redis-url", f"redis://{redis}", "--grace", GRACE_S, *LOGGED)
         return self._owned.start("orchestrate", *named, *more, *log)
 
     @property
-    def services(self) -> list[Service]:
+    def services(self) -> list[ServiceProcess]:
         """Peers before those that need them."""
         return [*self.verifiers, self.drafter, self.apart, self.first, self.second, self.hub, self.joined]
 
@@ -128,7 +128,7 @@ class Place:
         return log
 
 
-def said_since(service: Service, moment: float) -> Iterator[tuple[float, str]]:
+def said_since(service: ServiceProcess, moment: float) -> Iterator[tuple[float, str]]:
     """What an orchestrator of a place has logged since `moment`: when, by the wall's clock, and what."""
     for line in service.said().splitlines():
         try:

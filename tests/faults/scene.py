@@ -14,7 +14,7 @@ from specwire.core.law.sampling import Sampling
 from tests.faults.cells import AWAY_S, CUT_S, STOPPED_S, Cell
 from tests.faults.http_streams import HttpStream
 from tests.faults.matrix import CLIENTS_LINE, HTTP_LINE, JOINED_LINE, REGISTRYS_LINE
-from tests.faults.parts import Service
+from tests.faults.parts import ServiceProcess
 from tests.faults.place import Place, said_since
 from tests.faults.stack import PLAIN
 from tests.faults.steps import steps_of
@@ -154,7 +154,7 @@ class Scene:
         """Whether the loss of drafting must show, so that there must be drafting before: not with the demo pair."""
         return self._cell.about_drafter and self._manner.left is not False
 
-    def _serves(self, verifier: Service) -> bool:
+    def _serves(self, verifier: ServiceProcess) -> bool:
         before = steps_of(verifier.address)
         self.streams[0].until(len(self.streams[0].tokens) + 1)
         self.streams[-1].until(len(self.streams[-1].tokens) + 1)
@@ -226,7 +226,7 @@ def _hurt_link(place: Place, cell: Cell, stopped_s: float) -> None:
             link.cut(0.0)
 
 
-def _hurt_process(victim: Service, fault: str, stopped_s: float) -> None:
+def _hurt_process(victim: ServiceProcess, fault: str, stopped_s: float) -> None:
     match fault:
         case "SIGKILL":
             victim.kill()
@@ -307,7 +307,7 @@ def _victim(place: Place, cell: Cell) -> str:
     return (through if serving(place, cell) is place.apart else victims)[cell.where].address
 
 
-def serving(place: Place, cell: Cell) -> Service:
+def serving(place: Place, cell: Cell) -> ServiceProcess:
     """The orchestrator through which the cell's streams go."""
     if cell.where == JOINED_LINE:
         return place.hub

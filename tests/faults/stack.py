@@ -10,7 +10,7 @@ from typing import Unpack
 
 from orchestrator.store import StoredSession, open_store
 from specwire.client.requests import RequestOptions
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.streams import Stream
 from tests.orchestrator.redis_for_tests import RedisServer
 
@@ -33,7 +33,7 @@ class Stack:
         self.orchestrator = self.orchestrate(self.drafter.address)
         self.orchestrator.ready()
 
-    def orchestrate(self, drafter: str, *verifiers: str) -> Service:
+    def orchestrate(self, drafter: str, *verifiers: str) -> ServiceProcess:
         """Launch an orchestrator with this stack's log, and its verifier if none is named."""
         named = [part for each in verifiers or (self.verifier.address,) for part in ("--verifier", each)]
         return self.parts.start("orchestrate", *named, "--drafter", drafter, "--redis-url", self.redis.url)

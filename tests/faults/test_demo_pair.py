@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from bench.soak.jobs import Job, Manner
 from bench.soak.judge import mismatches
-from bench.soak.pairs import Pair, demo
+from bench.soak.pairs import SoakPair, demo
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.messages import FinishReason
 from specwire.lm import load_model
@@ -41,7 +41,7 @@ def running() -> Iterator[Place]:
 
 
 @cache
-def target() -> Pair:
+def target() -> SoakPair:
     """What judges the texts."""
     return replace(demo(), reference=lambda: load_model(str(TARGET), slots=1, dtype="float32", context=CONTEXT))
 

@@ -23,7 +23,7 @@ from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.faults.http_streams import HttpStream
 from tests.faults.leftovers import check_keys_expire, check_ports_are_free, check_ports_are_taken
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.stack import DRAFT, PLAIN, TARGET
 from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -51,7 +51,7 @@ def owned() -> Iterator[Parts]:
     assert owner.living() == []
 
 
-def orchestrate(owned: Parts, log: RedisServer, *peers: str) -> Service:
+def orchestrate(owned: Parts, log: RedisServer, *peers: str) -> ServiceProcess:
     service = owned.start("orchestrate", *peers, "--redis-url", log.url, "--http", ANY_PORT, *PATIENT)
     service.ready()
     return service

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specwire.core.messages import FinishReason
-from tests.faults.parts import Service
+from tests.faults.parts import ServiceProcess
 from tests.faults.stack import PLAIN, Stack, read_log
 from tests.faults.streams import Stream, plain
 from tests.wait import eventually
@@ -22,7 +22,7 @@ QUIET_S = 1.0
 
 
 @contextmanager
-def boxed(healthy: Stack, log: Path, *more: str) -> Iterator[Service]:
+def boxed(healthy: Stack, log: Path, *more: str) -> Iterator[ServiceProcess]:
     """An orchestrator of its own with the log in that file, and the stack's verifier and drafter."""
     peers = ("--verifier", healthy.verifier.address, "--drafter", healthy.drafter.address)
     serving = healthy.parts.start("orchestrate", *peers, "--redis-url", f"file:{log}", *more)

@@ -26,7 +26,7 @@ from specwire.lm.training import distillation
 from specwire.rpc.process import say
 from tests.deploy.test_train_heads import WORDS as WORDS_OF_TARGET
 from tests.deploy.test_train_heads import command
-from tests.faults.parts import Service, parts
+from tests.faults.parts import ServiceProcess, parts
 from tests.faults.streams import Stream
 from tests.faults.test_demo_pair import WORDS, asked, check_choices
 from tests.integration.stack_process import ROOT, START_LIMIT
@@ -61,7 +61,7 @@ def test_a_text_goes_on_though_only_one_verifier_has_a_head(first: bool, target:
     with ExitStack() as owned:
         redis, processes = owned.enter_context(RedisServer()), owned.enter_context(parts())
 
-        def verify(headed: bool, at: str = "") -> Service:
+        def verify(headed: bool, at: str = "") -> ServiceProcess:
             own = ("--heads", str(HEAD)) if headed else ()
             verifier = processes.start("verify", str(target), *WORDS, "--no-ngram", *own, at=at)
             verifier.ready()

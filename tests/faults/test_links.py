@@ -13,7 +13,7 @@ from bench.wan.wire import messages_of
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
 from specwire.v1 import draft_pb2
-from tests.faults.parts import Service
+from tests.faults.parts import ServiceProcess
 from tests.faults.stack import PLAIN, TARGET, Stack
 from tests.faults.steps import steps_of
 from tests.faults.streams import Stream, plain
@@ -29,7 +29,7 @@ NOTICED_S = 12.0
 
 
 @contextmanager
-def orchestrated(stack: Stack, drafter: str, *verifiers: str) -> Iterator[Service]:
+def orchestrated(stack: Stack, drafter: str, *verifiers: str) -> Iterator[ServiceProcess]:
     """An orchestrator of its own; nothing in it may have gone wrong."""
     orchestrator = stack.orchestrate(drafter, *verifiers)
     try:
@@ -41,11 +41,11 @@ def orchestrated(stack: Stack, drafter: str, *verifiers: str) -> Iterator[Servic
         orchestrator.kill()
 
 
-def greedy(orchestrator: Service, drafting: bool = True) -> Stream:
+def greedy(orchestrator: ServiceProcess, drafting: bool = True) -> Stream:
     return Stream(orchestrator.address, max_tokens=LENGTH, drafting=drafting, ngram=False)
 
 
-def sampled(orchestrator: Service, length: int = LENGTH) -> Stream:
+def sampled(orchestrator: ServiceProcess, length: int = LENGTH) -> Stream:
     return Stream(orchestrator.address, max_tokens=length, ngram=False, temperature=0.8, seed=5)
 
 
@@ -137,7 +137,7 @@ def test_a_drafter_s_link_is_slow_hangs_and_breaks(healthy: Stack) -> None:
 # Two verifiers
 
 
-def until_it_serves(orchestrator: Service, verifier: Service) -> None:
+def until_it_serves(orchestrator: ServiceProcess, verifier: ServiceProcess) -> None:
     """Until new sessions go to the verifier that was named first: an orchestrator is ready when any is there."""
     for _ in range(100):
         before = steps_of(verifier.address)
@@ -149,7 +149,7 @@ def until_it_serves(orchestrator: Service, verifier: Service) -> None:
 
 
 @pytest.fixture(scope="module")
-def other(running_stack: Stack) -> Iterator[Service]:
+def other(running_stack: Stack) -> Iterator[ServiceProcess]:
     """Give a second verifier of the same target."""
     verifier = running_stack.parts.start("verify", TARGET)
     verifier.ready()
@@ -159,7 +159,7 @@ def other(running_stack: Stack) -> Iterator[Service]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_verifier_is_replaced_while_proposals_are_in_flight(
-    healthy: Stack, other: Service, temperature: float
+    healthy: Stack, other: ServiceProcess, temperature: float
 ) -> None:
     """The drafter is some ms away, so that one is under way all the time."""
     with (
@@ -176,7 +176,7 @@ def test_a_verifier_is_replaced_while_proposals_are_in_flight(
             assert 0 < steps_of(other.address) - before - 1 <= forwards(stream)
 
 
-def test_a_session_goes_back_to_the_verifier_that_keeps_it(healthy: Stack, other: Service) -> None:
+def test_a_session_goes_back_to_the_verifier_that_keeps_it(healthy: Stack, other: ServiceProcess) -> None:
     """Where the link is back at once; otherwise the other verifier takes over."""
     with (
         RelayLink(healthy.verifier.address) as link,

@@ -18,7 +18,7 @@ from specwire.client.requests import RequestOptions
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
 from specwire.v1 import generation_pb2, generation_pb2_grpc
-from tests.faults.parts import Service
+from tests.faults.parts import ServiceProcess
 from tests.faults.stack import PLAIN, Stack
 from tests.faults.streams import LIMIT_S, Stream, plain
 from tests.wait import eventually
@@ -31,7 +31,7 @@ NOTICED_S = 12.0
 
 
 @pytest.fixture(scope="module")
-def second(running_stack: Stack) -> Iterator[Service]:
+def second(running_stack: Stack) -> Iterator[ServiceProcess]:
     """Another orchestrator with the same log, verifier and drafter."""
     other = running_stack.orchestrate(running_stack.drafter.address)
     other.ready()
@@ -39,7 +39,7 @@ def second(running_stack: Stack) -> Iterator[Service]:
     other.kill()
 
 
-def both(healthy: Stack, second: Service) -> list[str]:
+def both(healthy: Stack, second: ServiceProcess) -> list[str]:
     return [healthy.orchestrator.address, second.address]
 
 
@@ -59,14 +59,14 @@ def assert_whole(healthy: Stack, stream: Stream, expected: list[int]) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_killed(healthy: Stack, second: Service, seed: int) -> None:
+def test_killed(healthy: Stack, second: ServiceProcess, seed: int) -> None:
     with Stream(both(healthy, second), patience=PATIENCE_S, max_tokens=LENGTH) as stream:
         stream.until(random.Random(seed).randrange(20, 300))
         healthy.orchestrator.kill()
         assert_whole(healthy, stream, plain(PLAIN, LENGTH))
 
 
-def test_killed_while_it_samples(healthy: Stack, second: Service) -> None:
+def test_killed_while_it_samples(healthy: Stack, second: ServiceProcess) -> None:
     sampling = Sampling(temperature=0.9, top_k=20, seed=11)
     addresses = both(healthy, second)
     with Stream(addresses, patience=PATIENCE_S, max_tokens=LENGTH, temperature=0.9, top_k=20, seed=11) as stream:
@@ -75,7 +75,7 @@ def test_killed_while_it_samples(healthy: Stack, second: Service) -> None:
         assert_whole(healthy, stream, plain(PLAIN, LENGTH, sampling=sampling))
 
 
-def test_the_end_of_the_text_survives(healthy: Stack, second: Service) -> None:
+def test_the_end_of_the_text_survives(healthy: Stack, second: ServiceProcess) -> None:
     """A stop string is found across the place where the text changed hands, max_tokens and the offsets hold."""
     expected = plain(PLAIN, LENGTH)
     text = " ".join(map(str, expected))
@@ -90,7 +90,7 @@ def test_the_end_of_the_text_survives(healthy: Stack, second: Service) -> None:
     assert (stream.finished.reason, stream.finished.text_length) == (FinishReason.STOP_STRING, cut)
 
 
-def test_left(healthy: Stack, second: Service) -> None:
+def test_left(healthy: Stack, second: ServiceProcess) -> None:
     with Stream(both(healthy, second), patience=PATIENCE_S, max_tokens=LENGTH) as stream:
         stream.until(100)
         healthy.orchestrator.send(signal.SIGTERM)
@@ -99,7 +99,7 @@ def test_left(healthy: Stack, second: Service) -> None:
 
 
 @pytest.mark.whole_matrix
-def test_stopped_for_a_while(healthy: Stack, second: Service) -> None:
+def test_stopped_for_a_while(healthy: Stack, second: ServiceProcess) -> None:
     """The one that wakes up can append nothing, and what its own reader still gets is the log's."""
     long = 3 * LENGTH
     with Stream(both(healthy, second), patience=PATIENCE_S, max_tokens=long) as stream:
@@ -119,7 +119,7 @@ def test_stopped_for_a_while(healthy: Stack, second: Service) -> None:
         assert_whole(healthy, stream, plain(PLAIN, long))
 
 
-def test_split_brain(healthy: Stack, second: Service) -> None:
+def test_split_brain(healthy: Stack, second: ServiceProcess) -> None:
     """One is stopped with a reader of its own, and wakes up while another one drives the session: it has no say."""
     long = 3 * LENGTH
     with Stream(healthy.orchestrator.address, max_tokens=long) as stays, ThreadPoolExecutor(1) as pool:
@@ -137,7 +137,7 @@ def test_split_brain(healthy: Stack, second: Service) -> None:
     assert "Traceback" not in healthy.orchestrator.said()
 
 
-def test_one_request_id_at_two_orchestrators(healthy: Stack, second: Service) -> None:
+def test_one_request_id_at_two_orchestrators(healthy: Stack, second: ServiceProcess) -> None:
     asked = RequestOptions(max_tokens=LENGTH, request_id="one-at-two")
     with Stream(healthy.orchestrator.address, **asked) as one, Stream(second.address, **asked) as two:
         for stream in (one, two):
@@ -145,7 +145,7 @@ def test_one_request_id_at_two_orchestrators(healthy: Stack, second: Service) ->
     assert one.session_id == two.session_id
 
 
-def test_taken_from_one_that_runs(healthy: Stack, second: Service) -> None:
+def test_taken_from_one_that_runs(healthy: Stack, second: ServiceProcess) -> None:
     """It loses its say at once, and its reader loses nothing."""
     with Stream(healthy.orchestrator.address, max_tokens=LENGTH) as stays:
         stays.until(50)
@@ -194,7 +194,7 @@ def test_the_clients_own_line(healthy: Stack, fault: str) -> None:
 
 
 @pytest.mark.whole_matrix
-def test_a_line_that_hangs_is_left_for_another_address(healthy: Stack, second: Service) -> None:
+def test_a_line_that_hangs_is_left_for_another_address(healthy: Stack, second: ServiceProcess) -> None:
     """Long before it is mended; what the first one went on to write meanwhile is in the log."""
     length = 2 * LENGTH
     with (
@@ -221,7 +221,7 @@ def test_nobody_is_left(healthy: Stack) -> None:
     assert stream.tokens + tokens == plain(PLAIN, LENGTH)
 
 
-def test_the_command_line_takes_several_addresses(healthy: Stack, second: Service) -> None:
+def test_the_command_line_takes_several_addresses(healthy: Stack, second: ServiceProcess) -> None:
     gone = healthy.orchestrator.address
     healthy.orchestrator.kill()
     ask = ("-m", "deploy", "generate", "5 6 7", "--max-tokens", "20", "--ignore-eos", "--json")

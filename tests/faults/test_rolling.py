@@ -12,7 +12,7 @@ import pytest
 from specwire.core.messages import FinishReason
 from tests.faults.http_streams import HttpStream
 from tests.faults.leftovers import check_keys_expire, check_ports_are_free
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.stack import DRAFT, PLAIN, TARGET
 from tests.faults.streams import LIMIT_S, Stream, plain
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -36,7 +36,7 @@ def owned() -> Iterator[Parts]:
 class Load:
     """Clients that generate one text after the other until `stop`; each result is checked."""
 
-    def __init__(self, serving: Sequence[Service]) -> None:
+    def __init__(self, serving: Sequence[ServiceProcess]) -> None:
         self.done = 0
         self._addresses = {Stream: [each.address for each in serving], HttpStream: [each.http for each in serving]}
         self._stopping = threading.Event()
@@ -86,7 +86,7 @@ def _from(addresses: Sequence[str], number: int) -> list[str]:
     return [*addresses[first:], *addresses[:first]]
 
 
-def roll(service: Service) -> None:
+def roll(service: ServiceProcess) -> None:
     """Ask it to stop, then start it again."""
     service.send(signal.SIGTERM)
     assert service.wait() == 0

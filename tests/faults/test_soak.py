@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from bench.harness import ROOT
-from bench.soak.settings import Settings
+from bench.soak.settings import SoakSettings
 from bench.soak.soak import soak
 from bench.soak_load.run import LoadSettings, load
 from deploy.stack.processes import descendants
 from specwire.rpc.process import say
 
-SETTINGS = Settings(minutes=0.3, seed=11, sessions=6, every=2.0)
+SETTINGS = SoakSettings(minutes=0.3, seed=11, sessions=6, every=2.0)
 
 
 def test_nothing_is_lost_repeated_or_wrong() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from specwire.client import DrafterStats
 from specwire.core.law.sampling import Sampling
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.streams import Stream, plain
 from tests.integration.stack_process import running
 from tests.wait import asked_blocking
@@ -25,9 +25,9 @@ LENGTH = 400
 class Served:
     """A verifier, two drafters, and an orchestrator that gives every session both of them."""
 
-    good: Service
-    poor: Service
-    orchestrator: Service
+    good: ServiceProcess
+    poor: ServiceProcess
+    orchestrator: ServiceProcess
 
     def generate(self, **options: float) -> Stream:
         return Stream(self.orchestrator.address, max_tokens=LENGTH, **options)  # type: ignore[arg-type]  # any field, by name

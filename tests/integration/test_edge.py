@@ -14,7 +14,7 @@ import pytest
 
 from bench.harness.certificates import Authority
 from specwire.client import AsyncClient, Chunk, Started
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.streams import plain
 from tests.integration.stack_process import Command, running
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -48,7 +48,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def cloud(owned: Parts, files: dict[str, str]) -> Service:
+def cloud(owned: Parts, files: dict[str, str]) -> ServiceProcess:
     """Give a verifier that listens with TLS."""
     service = owned.start("verify", TARGET, "--tls-cert", files["server"], "--tls-key", files["server-key"])
     service.ready()
@@ -108,7 +108,7 @@ def never_ready(reason: str, *arguments: str) -> None:
 # The edge
 
 
-def test_edge_draft_cloud_verify(cloud: Service, files: dict[str, str]) -> None:
+def test_edge_draft_cloud_verify(cloud: ServiceProcess, files: dict[str, str]) -> None:
     with running(*edge(cloud.address, "--tls-ca", files["ca"])) as command:
         told = ready(command)
         assert (told["draft"], told["verifiers"], told["durable"]) == (DRAFT, [cloud.address], False)
@@ -120,7 +120,7 @@ def test_edge_draft_cloud_verify(cloud: Service, files: dict[str, str]) -> None:
         assert command.nothing_left()
 
 
-async def test_a_far_verifier_whose_link_breaks(cloud: Service, files: dict[str, str]) -> None:
+async def test_a_far_verifier_whose_link_breaks(cloud: ServiceProcess, files: dict[str, str]) -> None:
     """A round trip of 0.1 s, TLS inside; the connection is cut in the middle of a sentence, twice.
 
     The text outlives both: what nobody reads is not decided (tests/faults/test_unread.py), and only as much is read as
@@ -173,7 +173,7 @@ async def test_an_edge_finds_its_cloud_and_outlives_its_verifiers(owned: Parts) 
         with running("edge", "--cloud", cloud.address, "--draft", DRAFT, *ANY_PORT, "--json") as command:
             line = await asyncio.to_thread(ready, command)
             assert (line["cloud"], line["verifiers"], line["registry"]) == (cloud.address, [], "")
-            tokens, killed = list[int](), list[Service]()
+            tokens, killed = list[int](), list[ServiceProcess]()
             async with (
                 AsyncClient(line["address"]) as client,
                 aclosing(client.generate((1, 2, 3), max_tokens=600, ignore_eos=True, timeout=LIMIT_S)) as events,
@@ -196,7 +196,7 @@ async def test_an_edge_finds_its_cloud_and_outlives_its_verifiers(owned: Parts) 
             assert "Traceback" not in command.said()
 
 
-def test_its_ready_line_says_what_a_crash_loses(cloud: Service, files: dict[str, str]) -> None:
+def test_its_ready_line_says_what_a_crash_loses(cloud: ServiceProcess, files: dict[str, str]) -> None:
     arguments = [word for word in edge(cloud.address, "--tls-ca", files["ca"]) if word != "--json"]
     with running(*arguments) as command:
         line = command.line()
@@ -204,7 +204,7 @@ def test_its_ready_line_says_what_a_crash_loses(cloud: Service, files: dict[str,
         assert line.endswith(f"(draft {DRAFT}, verifier {cloud.address}, log in memory: lost in a crash)\n")
 
 
-def test_a_log_of_its_users(cloud: Service, files: dict[str, str]) -> None:
+def test_a_log_of_its_users(cloud: ServiceProcess, files: dict[str, str]) -> None:
     with (
         RedisServer() as redis,
         running(*edge(cloud.address, "--tls-ca", files["ca"], "--redis-url", redis.url)) as command,
@@ -214,7 +214,7 @@ def test_a_log_of_its_users(cloud: Service, files: dict[str, str]) -> None:
         assert generated(told["address"]) == expected()
 
 
-def test_a_log_in_a_file(cloud: Service, files: dict[str, str], tmp_path: Path) -> None:
+def test_a_log_in_a_file(cloud: ServiceProcess, files: dict[str, str], tmp_path: Path) -> None:
     """Nothing but the one process is needed for it."""
     url = f"file:{tmp_path / 'log'}"
     with running(*edge(cloud.address, "--tls-ca", files["ca"], "--redis-url", url)) as command:
@@ -227,7 +227,7 @@ def test_a_log_in_a_file(cloud: Service, files: dict[str, str], tmp_path: Path) 
         assert command.nothing_left()
 
 
-def test_a_second_signal_ends_it_at_once(cloud: Service, files: dict[str, str]) -> None:
+def test_a_second_signal_ends_it_at_once(cloud: ServiceProcess, files: dict[str, str]) -> None:
     with running(*edge(cloud.address, "--tls-ca", files["ca"])) as command:
         address = ready(command)["address"]
         with running("generate", PROMPT, "--address", address, "--max-tokens", "2000", "--ignore-eos") as reader:
@@ -264,22 +264,22 @@ def test_a_verifier_that_is_never_there(dead_address: str, flags: tuple[str, ...
     never_ready(f"cannot connect to {dead_address}", *edge(dead_address, *flags))
 
 
-def test_a_verifier_that_is_not_trusted(cloud: Service, files: dict[str, str]) -> None:
+def test_a_verifier_that_is_not_trusted(cloud: ServiceProcess, files: dict[str, str]) -> None:
     said = failure(*edge(cloud.address, "--tls-ca", files["other-ca"]))
     assert said.startswith(f"specwire edge: error: the certificate of {cloud.address} is not trusted: ")
 
 
-def test_a_verifier_that_wants_tls(cloud: Service) -> None:
+def test_a_verifier_that_wants_tls(cloud: ServiceProcess) -> None:
     never_ready(f"{cloud.address} closed the connection at once: it may want TLS", *edge(cloud.address))
 
 
-def test_a_drafter_of_another_vocabulary(cloud: Service, files: dict[str, str]) -> None:
+def test_a_drafter_of_another_vocabulary(cloud: ServiceProcess, files: dict[str, str]) -> None:
     arguments = ["scripted:7:vocab=65" if word == DRAFT else word for word in edge(cloud.address)]
     said = failure(*arguments, "--tls-ca", files["ca"])
     assert said.startswith("specwire edge: error: vocabulary mismatch: drafter scripted:7 has ")
 
 
-def test_what_cannot_start_says_so(cloud: Service, taken_address: str) -> None:
+def test_what_cannot_start_says_so(cloud: ServiceProcess, taken_address: str) -> None:
     said = failure("edge", "--verifier", cloud.address, "--draft", DRAFT, "--listen", taken_address)
     assert said == f"specwire edge: error: listen: {taken_address} cannot be used: Address already in use"
     said = failure("edge", "--verifier", cloud.address, "--draft", "/no/such/model", *ANY_PORT)
@@ -312,7 +312,7 @@ def test_a_bad_file_is_named_with_its_flag(command: tuple[str, ...], files: dict
     assert said == f"specwire {command[0]}: error: --tls-key: {reason}"
 
 
-def test_generate_says_why_it_cannot_connect(cloud: Service, files: dict[str, str]) -> None:
+def test_generate_says_why_it_cannot_connect(cloud: ServiceProcess, files: dict[str, str]) -> None:
     generate = ("generate", PROMPT, "--address", cloud.address)
     closed = f"specwire generate: error: {cloud.address} closed the connection at once: it may want TLS"
     assert failure(*generate) == closed
@@ -326,7 +326,7 @@ def test_generate_says_why_it_cannot_connect(cloud: Service, files: dict[str, st
 
 
 @pytest.fixture(scope="module")
-def hub(owned: Parts, cloud: Service, files: dict[str, str]) -> Service:
+def hub(owned: Parts, cloud: ServiceProcess, files: dict[str, str]) -> ServiceProcess:
     """Give an orchestrator that drafters with a certificate may join."""
     served = ("--tls-cert", files["server"], "--tls-key", files["server-key"], "--tls-client-ca", files["ca"])
     peers = ("--verifier", cloud.address, "--tls-ca", files["ca"])
@@ -339,7 +339,7 @@ def certified(files: dict[str, str], name: str = "drafter") -> tuple[str, ...]:
     return ("--tls-ca", files["ca"], "--tls-client-cert", files[name], "--tls-client-key", files[f"{name}-key"])
 
 
-def test_a_drafter_behind_nat(hub: Service, files: dict[str, str]) -> None:
+def test_a_drafter_behind_nat(hub: ServiceProcess, files: dict[str, str]) -> None:
     with running("draft", DRAFT, "--connect", hub.address, *certified(files), "--json") as drafter:
         assert ready(drafter) == {"service": "draft", "connected": hub.address, "model": DRAFT}
         assert generated(hub.address, *certified(files)) == expected()
@@ -352,7 +352,7 @@ def test_a_drafter_behind_nat(hub: Service, files: dict[str, str]) -> None:
         assert drafter.nothing_left()
 
 
-def test_a_drafter_that_is_refused_ends(hub: Service, files: dict[str, str]) -> None:
+def test_a_drafter_that_is_refused_ends(hub: ServiceProcess, files: dict[str, str]) -> None:
     said = failure("draft", "scripted:7:vocab=65", "--connect", hub.address, *certified(files))
     assert said.startswith(f"specwire draft: error: {hub.address} refused this drafter: vocabulary mismatch: ")
 
@@ -363,7 +363,9 @@ def test_a_drafter_that_dials_does_not_listen(files: dict[str, str]) -> None:
     assert failure("draft", DRAFT, "--tls", code=2).startswith("specwire draft: error: --tls: ")
 
 
-def test_who_is_reached_from_elsewhere_needs_drafters_certificates(cloud: Service, files: dict[str, str]) -> None:
+def test_who_is_reached_from_elsewhere_needs_drafters_certificates(
+    cloud: ServiceProcess, files: dict[str, str]
+) -> None:
     served = ("--tls-cert", files["server"], "--tls-key", files["server-key"], "--listen", "0.0.0.0:0")
     said = failure("orchestrate", "--verifier", cloud.address, *served, "--accept-drafters", code=2)
     assert said.startswith("specwire orchestrate: error: accept-drafters: a drafter is told every prompt")

@@ -14,7 +14,7 @@ import pytest
 from bench import vocabularies
 from demo_pair import DRAFT, TARGET
 from specwire.client import Client, Completion
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.test_demo_pair import asked, check_choices
 from tests.integration.stack_process import running
 from tests.wait import asked_blocking
@@ -57,7 +57,7 @@ def owned() -> Iterator[Parts]:
 
 
 @pytest.fixture(scope="module")
-def verifier(owned: Parts) -> Service:
+def verifier(owned: Parts) -> ServiceProcess:
     """Give a verifier of the pair's target, without guesses of its own."""
     service = owned.start("verify", str(TARGET), "--threads", "1", "--slots", "4", "--no-ngram")
     service.ready()
@@ -89,7 +89,7 @@ def texts(address: str) -> Sequence[Completion]:
 
 
 def test_a_drafter_of_a_file_drafts_for_a_verifier_of_safetensors(
-    owned: Parts, verifier: Service, files: dict[str, str]
+    owned: Parts, verifier: ServiceProcess, files: dict[str, str]
 ) -> None:
     drafter = owned.start("draft", files["draft"], "--threads", "1", "--slots", "4", "--kv-type", "q8_0")
     drafter.ready()
@@ -99,7 +99,7 @@ def test_a_drafter_of_a_file_drafts_for_a_verifier_of_safetensors(
 
 
 @pytest.mark.parametrize("draft", ["draft", "pieces"])
-def test_an_edge_in_one_command(draft: str, owned: Parts, verifier: Service, files: dict[str, str]) -> None:
+def test_an_edge_in_one_command(draft: str, owned: Parts, verifier: ServiceProcess, files: dict[str, str]) -> None:
     """With the extra alone; of the target's vocabulary, and of another one that the file alone tells."""
     words = ("--verifier", verifier.address, "--draft", files[draft], "--context", "512", "--slots", "2")
     edge = owned.start("edge", *words, without=OTHER_EXTRAS)

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.streams import PROMPT, Stream, plain
 from tests.lm import models
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -33,7 +33,7 @@ SERVICES = {
 ALSO = {"orchestrator": ("specwire.v1.StatusService",)}
 COMMON = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
-Trio = dict[str, Service]
+Trio = dict[str, ServiceProcess]
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_a_random_llama_and_another_one_that_drafts(owned: Parts, redis: RedisSe
 
 
 @pytest.fixture(scope="module")
-def verifier(owned: Parts) -> Service:
+def verifier(owned: Parts) -> ServiceProcess:
     """Give a verifier for orchestrators that must not start."""
     service = owned.start("verify", TARGET)
     service.ready()
@@ -190,7 +190,7 @@ def test_wrong_usage_of_an_orchestrator(arguments: list[str], message: str) -> N
     assert message in said
 
 
-def test_an_orchestrator_on_a_port_in_use(verifier: Service, taken_address: str) -> None:
+def test_an_orchestrator_on_a_port_in_use(verifier: ServiceProcess, taken_address: str) -> None:
     code, said = refused(["orchestrate", "--verifier", verifier.address, "--listen", taken_address])
     assert (code, said) == (
         1,
@@ -219,7 +219,7 @@ def test_an_orchestrator_without_a_verifier(dead_address: str) -> None:
     assert (code, said) == (1, f"specwire orchestrate: error: not ready within {limit:g} s: {reason}")
 
 
-def test_a_drafter_of_another_vocabulary(owned: Parts, verifier: Service) -> None:
+def test_a_drafter_of_another_vocabulary(owned: Parts, verifier: ServiceProcess) -> None:
     drafter = owned.start("draft", "scripted:7:vocab=65")
     code, said = refused(["orchestrate", "--verifier", verifier.address, "--drafter", drafter.ready()])
     drafter.kill()

@@ -13,7 +13,7 @@ import pytest
 from specwire.registry.directory import Directory
 from specwire.registry.entry import Role, ServiceEntry, ServiceState
 from specwire.v1 import status_pb2, status_pb2_grpc
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.streams import Stream, plain
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.wait import eventually
@@ -51,14 +51,14 @@ def registered(url: str) -> dict[str, ServiceEntry]:
     return asyncio.run(listed())
 
 
-def peers(orchestrator: Service) -> dict[str, status_pb2.PeerStatus]:
+def peers(orchestrator: ServiceProcess) -> dict[str, status_pb2.PeerStatus]:
     """By address, as the orchestrator sees them."""
     with grpc.insecure_channel(orchestrator.address) as channel:
         status = status_pb2_grpc.StatusServiceStub(channel).GetStatus(status_pb2.GetStatusRequest(), timeout=LIMIT_S)
     return {peer.address: peer for peer in status.peers}
 
 
-def up(orchestrator: Service) -> set[str]:
+def up(orchestrator: ServiceProcess) -> set[str]:
     """Its verifiers and drafters; it is registered itself, and may list itself by then or not."""
     services = {at: peer for at, peer in peers(orchestrator).items() if peer.kind != status_pb2.PEER_KIND_ORCHESTRATOR}
     return {at for at, peer in services.items() if peer.state == status_pb2.PEER_STATE_UP}

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from specwire.v1 import status_pb2, status_pb2_grpc
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.streams import Stream, plain
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.wait import eventually
@@ -33,12 +33,12 @@ class Site:
     """A verifier and a drafter in the cloud, an orchestrator there and one at home; drafters with a token may join."""
 
     registry: str
-    cloud: Service
-    home: Service
+    cloud: ServiceProcess
+    home: ServiceProcess
     token: str
     owned: Parts
 
-    def box(self) -> Service:
+    def box(self) -> ServiceProcess:
         """One command, outside: it dials both."""
         dial = (part for each in (self.cloud, self.home) for part in ("--connect", each.address))
         return self.owned.start("draft", DRAFT, *dial, "--region", "home", "--token-file", self.token)
@@ -64,23 +64,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(redis.url, orchestrators[0], orchestrators[1], str(folder / "token"), owned)
 
 
-def up(orchestrator: Service, kind: status_pb2.PeerKind) -> list[status_pb2.PeerStatus]:
+def up(orchestrator: ServiceProcess, kind: status_pb2.PeerKind) -> list[status_pb2.PeerStatus]:
     with grpc.insecure_channel(orchestrator.address) as channel:
         status = status_pb2_grpc.StatusServiceStub(channel).GetStatus(status_pb2.GetStatusRequest(), timeout=LIMIT_S)
     return [peer for peer in status.peers if peer.kind == kind and peer.state == status_pb2.PEER_STATE_UP]
 
 
-def drafters(orchestrator: Service) -> dict[str, int]:
+def drafters(orchestrator: ServiceProcess) -> dict[str, int]:
     """How many sessions each has that is up, by its address; a box that dialled in is called BOX."""
     found = up(orchestrator, status_pb2.PEER_KIND_DRAFTER)
     return {BOX if peer.address.startswith("drafter ") else peer.address: peer.sessions for peer in found}
 
 
-def verifiers(orchestrator: Service) -> dict[str, int]:
+def verifiers(orchestrator: ServiceProcess) -> dict[str, int]:
     return {peer.address: peer.sessions for peer in up(orchestrator, status_pb2.PEER_KIND_VERIFIER)}
 
 
-def there(orchestrator: Service, name: str) -> Callable[[], bool]:
+def there(orchestrator: ServiceProcess, name: str) -> Callable[[], bool]:
     return lambda: name in drafters(orchestrator)
 
 

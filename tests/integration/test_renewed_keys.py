@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from specwire.client import Chunk, Client, Finished, SpecwireError
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.streams import LIMIT_S, PROMPT, plain
 from tests.ports import free_address
 from tests.wait import eventually
@@ -46,7 +46,7 @@ def owned() -> Iterator[Parts]:
         yield owner
 
 
-def said(service: Service, *words: str) -> bool:
+def said(service: ServiceProcess, *words: str) -> bool:
     """Whether a line of its log has all of the words; waits for it."""
     return eventually(lambda: any(all(word in line for word in words) for line in service.said().splitlines()))
 

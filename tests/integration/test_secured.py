@@ -12,7 +12,7 @@ import pytest
 
 from bench.harness.certificates import Authority
 from specwire.client import Client, ClientTls, SpecwireError
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.streams import LIMIT_S, PROMPT, plain
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import log_bytes
@@ -92,7 +92,7 @@ def figures() -> str:
 
 
 @pytest.fixture(scope="module")
-def serving(owned: Parts, files: Files, log: str, figures: str) -> Service:
+def serving(owned: Parts, files: Files, log: str, figures: str) -> ServiceProcess:
     """Give an orchestrator between a log, a verifier, a drafter that it dials and one that dials in."""
     peers = files.private("orchestrators", f"orchestrator {SERVING}\n")
     verifier = owned.start("verify", TARGET, "--patient", *files.listening(), "--api-keys", peers)
@@ -111,7 +111,7 @@ def serving(owned: Parts, files: Files, log: str, figures: str) -> Service:
     return orchestrator
 
 
-def test_who_has_certificate_and_token_is_served(serving: Service, files: Files) -> None:
+def test_who_has_certificate_and_token_is_served(serving: ServiceProcess, files: Files) -> None:
     with Client(serving.address, tls=files.tls, token=ADA) as ada:
         done = asked_blocking(
             lambda: ada.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True, timeout=LIMIT_S),
@@ -124,7 +124,7 @@ def test_who_has_certificate_and_token_is_served(serving: Service, files: Files)
     assert unknown.value.code is grpc.StatusCode.NOT_FOUND
 
 
-def test_who_lacks_either_is_not(serving: Service, files: Files) -> None:
+def test_who_lacks_either_is_not(serving: ServiceProcess, files: Files) -> None:
     stranger = Authority("another authority")
     lacking = [
         (None, ADA, grpc.StatusCode.UNAVAILABLE),
@@ -140,7 +140,7 @@ def test_who_lacks_either_is_not(serving: Service, files: Files) -> None:
         assert no.value.code is code
 
 
-def test_a_drafter_dials_in_with_its_own_token_only(serving: Service, files: Files, owned: Parts) -> None:
+def test_a_drafter_dials_in_with_its_own_token_only(serving: ServiceProcess, files: Files, owned: Parts) -> None:
     def joining(token: str) -> tuple[str, ...]:
         return "-m", "deploy", "draft", DRAFT, "--connect", serving.address, *files.dialling("drafter", token)
 
@@ -151,7 +151,7 @@ def test_a_drafter_dials_in_with_its_own_token_only(serving: Service, files: Fil
 
 
 def test_the_log_is_reached_by_who_shows_a_certificate(
-    serving: Service, files: Files, owned: Parts, log: str, redis: RedisServer
+    serving: ServiceProcess, files: Files, owned: Parts, log: str, redis: RedisServer
 ) -> None:
     with Client(serving.address, tls=files.tls, token=ADA) as ada:
         done = ada.complete(PROMPT, max_tokens=5, ignore_eos=True, timeout=LIMIT_S)
@@ -173,7 +173,7 @@ def test_figures_are_told_to_who_shows_a_certificate(files: Files, figures: str)
         urlopen(f"https://{figures}/metrics", timeout=LIMIT_S, context=nobody)
 
 
-def test_the_command_line_shows_a_token(serving: Service, files: Files, owned: Parts) -> None:
+def test_the_command_line_shows_a_token(serving: ServiceProcess, files: Files, owned: Parts) -> None:
     asked = ("-m", "deploy", "generate", "5 6 7", "--address", serving.address, "--max-tokens", "5", "--ignore-eos")
     code, out, _ = owned.run(*asked, *files.dialling("client", BOB))
     assert (code, out) == (0, " ".join(map(str, plain(PLAIN, 5))) + "\n")

@@ -10,7 +10,7 @@ import pytest
 
 from bench.vllm.server import START_S, VLLM, VllmServer, running
 from demo_pair import DRAFT, TARGET
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.test_demo_pair import asked, check_choices
 from tests.ports import free_address
 from tests.wait import eventually
@@ -29,7 +29,7 @@ def owned() -> Iterator[Parts]:
 
 
 @pytest.fixture(scope="module")
-def drafter(owned: Parts) -> Service:
+def drafter(owned: Parts) -> ServiceProcess:
     """Give a drafter of the pair."""
     service = owned.start("draft", str(DRAFT), "--threads", "1", "--slots", "8")
     service.ready()
@@ -37,7 +37,7 @@ def drafter(owned: Parts) -> Service:
 
 
 @pytest.fixture(scope="module")
-def server(drafter: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+def server(drafter: ServiceProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """Give vLLM with that drafter, and nothing proposed from the texts themselves."""
     told = f"--drafter {drafter.address} --no-ngram"
     with running(VllmServer(TARGET, tmp_path_factory.mktemp("vllm"), free_address(), proposer=told)) as one:
@@ -76,7 +76,7 @@ def test_its_own_sampling_goes_on(server: VllmServer) -> None:
     )
 
 
-def test_a_drafter_dies_in_the_middle_of_a_text_and_comes_back(server: VllmServer, drafter: Service) -> None:
+def test_a_drafter_dies_in_the_middle_of_a_text_and_comes_back(server: VllmServer, drafter: ServiceProcess) -> None:
     assert eventually(lambda: drafted(server))
     with ThreadPoolExecutor(1) as client:
         told = client.submit(server.complete, asked()[0].prompt, 4 * LENGTH)

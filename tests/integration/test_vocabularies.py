@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 import demo_pair
 from bench import vocabularies
-from tests.faults.parts import Parts, Service, parts
+from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.integration.stack_process import running
 from tests.orchestrator.stack import plain
 from tests.wait import asked_blocking
@@ -30,7 +30,7 @@ def owned() -> Iterator[Parts]:
 
 
 @pytest.fixture(scope="module")
-def verifier(owned: Parts) -> Service:
+def verifier(owned: Parts) -> ServiceProcess:
     service = owned.start("verify", TARGET)
     service.ready()
     return service
@@ -62,7 +62,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_drafter_with_another_tokenizer(owned: Parts, verifier: Service, way: str, tmp_path: Path) -> None:
+def test_a_drafter_with_another_tokenizer(owned: Parts, verifier: ServiceProcess, way: str, tmp_path: Path) -> None:
     made, told = WAYS[way]
     drafter = owned.start("draft", vocabularies.save(tmp_path / way, made))
     at = ("--verifier", verifier.address, "--drafter", drafter.ready(), "--plan", "lockstep:3")
@@ -73,7 +73,7 @@ def test_a_drafter_with_another_tokenizer(owned: Parts, verifier: Service, way: 
     drafter.kill()
 
 
-def test_an_edge_with_another_tokenizer(verifier: Service, tmp_path: Path) -> None:
+def test_an_edge_with_another_tokenizer(verifier: ServiceProcess, tmp_path: Path) -> None:
     draft = vocabularies.save(tmp_path / "pieces", vocabularies.sentencepiece)
     listen = ("--listen", "127.0.0.1:0", "--json")
     with running("edge", "--verifier", verifier.address, "--draft", draft, *listen) as command:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.wan.places import places
-from bench.wan.rig import Orchestration, Pair, Rig, rig
+from bench.wan.rig import Orchestration, WanPair, WanRig, rig
 from deploy.stack.processes import descendants
 from specwire.core.law.sampling import Sampling
 from tests.faults.streams import Stream, plain
@@ -23,22 +23,22 @@ TEXTBOOK = Orchestration("lockstep:4", patient=True)
 
 
 @pytest.fixture(scope="module")
-def line() -> Iterator[Rig]:
+def line() -> Iterator[WanRig]:
     """Give both sides of the line; at the end nothing of them is left."""
     before = set(descendants(os.getpid()))
-    pair = Pair(f"{TARGET}:device=cloud", "scripted:7:vocab=64:agree=0.8:delay_ms=1:device=edge")
+    pair = WanPair(f"{TARGET}:device=cloud", "scripted:7:vocab=64:agree=0.8:delay_ms=1:device=edge")
     with places() as where, rig(where, pair, [Orchestration(), TEXTBOOK]) as started:
         yield started
     assert set(descendants(os.getpid())) <= before
 
 
 @pytest.fixture(params=[Orchestration(), TEXTBOOK], ids=["default", "textbook"])
-def address(line: Rig, request: pytest.FixtureRequest) -> str:
+def address(line: WanRig, request: pytest.FixtureRequest) -> str:
     return line.addresses[request.param]
 
 
 @pytest.mark.parametrize("rtt_ms", [0, 40])
-def test_the_text_does_not_depend_on_the_line(line: Rig, address: str, rtt_ms: float) -> None:
+def test_the_text_does_not_depend_on_the_line(line: WanRig, address: str, rtt_ms: float) -> None:
     line.shape(rtt_ms)
     with Stream(address, max_tokens=TOKENS) as stream:
         assert stream.rest() == plain(TARGET, TOKENS)
@@ -46,7 +46,7 @@ def test_the_text_does_not_depend_on_the_line(line: Rig, address: str, rtt_ms: f
         assert stream.rest() == plain(TARGET, TOKENS, sampling=SAMPLED)
 
 
-def test_a_link_cut_in_the_middle_of_a_sentence_changes_nothing(line: Rig, address: str) -> None:
+def test_a_link_cut_in_the_middle_of_a_sentence_changes_nothing(line: WanRig, address: str) -> None:
     line.shape(40)
     with Stream(address, max_tokens=LONG) as stream:
         stream.until(TOKENS // 4)
@@ -55,7 +55,7 @@ def test_a_link_cut_in_the_middle_of_a_sentence_changes_nothing(line: Rig, addre
         goes_on(stream, time.monotonic() + 1.0)
 
 
-def test_a_link_that_holds_everything_back_for_a_while_changes_nothing(line: Rig, address: str) -> None:
+def test_a_link_that_holds_everything_back_for_a_while_changes_nothing(line: WanRig, address: str) -> None:
     line.shape(40)
     with Stream(address, max_tokens=LONG) as stream:
         stream.until(TOKENS // 4)
@@ -71,7 +71,7 @@ def goes_on(stream: Stream, over: float) -> None:
     assert stream.tokens == plain(TARGET.rpartition(":")[0], len(stream.tokens))
 
 
-def test_jitter_and_a_narrow_line_change_nothing(line: Rig, address: str) -> None:
+def test_jitter_and_a_narrow_line_change_nothing(line: WanRig, address: str) -> None:
     for link in line.links:
         link.shape(20, jitter_ms=15, mbit=1)
     with Stream(address, max_tokens=TOKENS) as stream:

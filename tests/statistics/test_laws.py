@@ -12,8 +12,8 @@ from bench.laws import run
 from bench.laws.biased import BIASED, BIASED_VERIFIERS
 from bench.laws.exact import chi_square, joint
 from bench.laws.run import LawTest, judged
-from bench.laws.same_seed import WAYS, Way, same_seed
-from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, Sample, all_of
+from bench.laws.same_seed import WAYS, SeedWay, same_seed
+from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, LawSample, all_of
 from scripts.figures.exact import laws_table
 from specwire.core.draft import DraftSession
 from specwire.core.messages import Proposal
@@ -72,9 +72,9 @@ async def test_a_seed_s_text_is_the_same_with_any_drafter_and_any_chunk(monkeypa
 
 
 def test_a_text_that_differs_is_counted() -> None:
-    known, other = Sample({1: (1, 2), 2: (3,)}), Sample({1: (1, 2), 2: (4,)})
-    assert Way.of("x", other, known) == Way("x", 2, 0, 1)
-    assert all_of([known, Sample({5: (6,)})]).listed == [(1, 2), (3,), (6,)]
+    known, other = LawSample({1: (1, 2), 2: (3,)}), LawSample({1: (1, 2), 2: (4,)})
+    assert SeedWay.of("x", other, known) == SeedWay("x", 2, 0, 1)
+    assert all_of([known, LawSample({5: (6,)})]).listed == [(1, 2), (3,), (6,)]
 
 
 def test_the_law_that_is_tested_is_one() -> None:
@@ -94,7 +94,7 @@ GOOD = LawTest("good", "block", True, 9, 5, 2, 1, p_firsts=0.4, p_steps=0.6)
 POOLED = replace(GOOD, drafter=run.ALL, sessions=run.WANTED)
 HEADED = replace(GOOD, drafter="head", rule="coupled", sessions=run.WANTED_HEADED)
 BROKEN = replace(GOOD, drafter="value-dependent stop", exact=False, p_firsts=1e-9)
-WAY = Way("good", 9, 4, 0)
+WAY = SeedWay("good", 9, 4, 0)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ WAY = Way("good", 9, 4, 0)
 )
 def test_what_is_wrong_is_said(
     verdicts: list[LawTest],
-    ways: list[Way],
+    ways: list[SeedWay],
     holds: list[bool],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_said(
         assert (sessions, headed) == (9, 7)
         return verdicts
 
-    async def told_ways(of: object, sessions: int) -> list[Way]:
+    async def told_ways(of: object, sessions: int) -> list[SeedWay]:
         return ways
 
     monkeypatch.setattr(run, "laws", told_laws)

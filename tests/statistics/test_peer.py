@@ -10,7 +10,7 @@ import pytest
 
 from bench.harness.runs import BenchError
 from bench.laws import engines, peer
-from bench.laws.engines import Way, server_way, transformers_ways
+from bench.laws.engines import EngineWay, server_way, transformers_ways
 from bench.laws.pair import LETTERS, PROMPT, SEEDS, joint, model, write
 from scripts.figures.exact import peers_table
 from tests.orchestrator.http.front import front
@@ -33,7 +33,7 @@ def test_the_test_accepts_plain_sampling_and_refuses_another_model_s() -> None:
     assert (plain.control, assisted.control) == (True, False)
     (right,) = peer.judged([plain], TEXTS)
     assert not right.refused
-    other = Way(
+    other = EngineWay(
         "transformers", "the drafter alone", False, lambda count: engines._generated(model(SEEDS[1]), None, count)
     )
     assert peer.judged([other], TEXTS)[0].p < LIMIT
@@ -60,8 +60,8 @@ def test_a_server_s_texts_are_judged_alike(tmp_path: Path) -> None:
 def test_what_is_found_is_told_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def ways() -> list[Way]:
-        return [Way("some engine", "plain", True, lambda count: Counter({(0, 0, 0): count}))]
+    def ways() -> list[EngineWay]:
+        return [EngineWay("some engine", "plain", True, lambda count: Counter({(0, 0, 0): count}))]
 
     monkeypatch.setattr(peer, "transformers_ways", ways)
     monkeypatch.setattr(peer, "openvino_ways", list)

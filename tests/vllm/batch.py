@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specwire.lm.scripted import Script
-from specwire.vllm.drafting import Row
+from specwire.vllm.drafting import VllmRow
 from specwire.vllm.engine import VllmTarget
 
 Propose = Callable[[Sequence[Sequence[int]], npt.NDArray[np.int32], npt.NDArray[np.int32]], list[list[int]]]
@@ -95,5 +95,7 @@ class Batch:
         return decided
 
 
-def rows_of(decided: Sequence[Sequence[int]], lengths: npt.NDArray[np.int32], ids: npt.NDArray[np.int32]) -> list[Row]:
-    return [Row(ids[at], int(lengths[at]), tuple(each)) for at, each in enumerate(decided)]
+def rows_of(
+    decided: Sequence[Sequence[int]], lengths: npt.NDArray[np.int32], ids: npt.NDArray[np.int32]
+) -> list[VllmRow]:
+    return [VllmRow(ids[at], int(lengths[at]), tuple(each)) for at, each in enumerate(decided)]

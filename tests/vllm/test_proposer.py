@@ -17,7 +17,7 @@ from specwire.lm import load_model
 from specwire.lm.runners import vllm
 from specwire.lm.scripted import Script
 from specwire.vllm import Proposer, engine
-from specwire.vllm.drafting import Row
+from specwire.vllm.drafting import VllmRow
 from specwire.vllm.engine import UnknownEngine, VllmTarget, describe
 from specwire.vllm.proposer import MOST_WAIT_S, ProposerOptions, ProposerThread, options_of
 from tests.vllm.batch import Batch, rows_of
@@ -149,7 +149,7 @@ def test_a_step_does_not_wait_for_a_thread_that_hangs(thread: ProposerThread, mo
     served = batch(thread)
     text = served.add((1, 2, 3))
 
-    def hang(rows: Sequence[Row]) -> list[list[int]]:
+    def hang(rows: Sequence[VllmRow]) -> list[list[int]]:
         time.sleep(1.0)
         return [[7] for _ in rows]
 

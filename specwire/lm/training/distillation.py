@@ -23,7 +23,7 @@ from specwire.lm.heads.eagle3 import Eagle3
 from specwire.lm.heads.medusa import OUTPUTS, Medusa
 from specwire.lm.heads.mtp import MtpHead
 from specwire.lm.model_config import first_line
-from specwire.progress import LAST_LINE, Bar
+from specwire.progress import LAST_LINE, ProgressBar
 
 # Kinds that can be taught.
 Taught = Eagle3 | Medusa | MtpHead
@@ -195,7 +195,7 @@ def train(
     first, curve = _resumed(checkpoint, head, optimiser, course) if checkpoint.exists() else (0, [])
     told = {"course": dict(course), "schedule": asdict(schedule)}
     began = time.monotonic()
-    with Bar("head", schedule.steps, done=first) as bar:
+    with ProgressBar("head", schedule.steps, done=first) as bar:
         for step, tokens in zip(range(schedule.steps), windows, strict=False):
             if step < first:
                 continue

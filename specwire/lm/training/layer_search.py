@@ -17,7 +17,7 @@ from specwire.core.policy.estimates import expected_tokens
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.lm.heads.self_speculation import LayerChoice
 from specwire.lm.kv_cache import CachedLM, SkimmingRunner
-from specwire.progress import Bar
+from specwire.progress import ProgressBar
 from specwire.text.tokenizer import TokenizerError, encode, load_tokenizer
 
 # Every so many-th window is held out.
@@ -64,7 +64,7 @@ def search(
     """
     skip: tuple[int, ...] = ()
     best: FoundLayers | None = None
-    with Bar("layers", layers * (layers + 1) // 2 - 1) as bar:
+    with ProgressBar("layers", layers * (layers + 1) // 2 - 1) as bar:
         done = 0
         while len(skip) < layers - 1:
             tried: list[tuple[float, int]] = []

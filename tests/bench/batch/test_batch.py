@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from bench.batch import settings
-from bench.batch.arrivals import LatencyTarget, Load, LoadSample, Served, due_times, load_lines, serve
+from bench.batch.arrivals import ArrivalLoad, LatencyTarget, LoadSample, ServedArrival, due_times, load_lines, serve
 from bench.batch.figures import BatchSample, full_steps, lines, pauses_ms, unknown
 from bench.batch.judged import JudgedText, bars
 from bench.batch.measure import BatchResults
@@ -22,7 +22,7 @@ from bench.batch.report import report, write
 from bench.batch.rows import AUTOMATIC, OFF, ON, OURS, PADDED, OurRow, Together
 from bench.batch.sessions import Asked
 from bench.harness.runs import BenchError
-from bench.harness.texts import Judged, Mismatch, Scores
+from bench.harness.texts import Judged, Mismatch, TextScores
 from scripts.figures.speed import batch_table
 from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, Started
 from specwire.client.events import SamplingInForce, Stats
@@ -76,8 +76,8 @@ def test_a_step_counts_once_where_all_sessions_took_part_and_never_the_first() -
 
 def test_bars() -> None:
     samples = made()
-    wrong = Judged(Mismatch(AUTOMATIC, 3, 1, 2, 9), 0.5, Scores((2, 9), (4.0, 3.5), (4.0, 3.5)), near_tie=False)
-    tie = Judged(Mismatch(OFF, 3, 1, 2, 9), 0.0, Scores((2, 9), (4.0, 4.0), (4.0, 4.0)), near_tie=True)
+    wrong = Judged(Mismatch(AUTOMATIC, 3, 1, 2, 9), 0.5, TextScores((2, 9), (4.0, 3.5), (4.0, 3.5)), near_tie=False)
+    tie = Judged(Mismatch(OFF, 3, 1, 2, 9), 0.0, TextScores((2, 9), (4.0, 4.0), (4.0, 4.0)), near_tie=True)
     judged = bars(samples, lines(samples), [JudgedText(16, wrong), JudgedText(16, tie)])
     assert [(bar.name, round(bar.value, 3), bar.needed, bar.holds) for bar in judged] == [
         ("1 at once, automatic / off", 2.0, 0.98, True),
@@ -107,14 +107,14 @@ def test_without_level_16_nobody_is_compared_with_a_peer() -> None:
     assert not any("peer" in name for name in names)
 
 
-def served(first_ms: float, count: int = 3) -> Served:
+def served(first_ms: float, count: int = 3) -> ServedArrival:
     run = timed_run(1.0, [step(number, 1) for number in range(count)])
-    return Served(0.0, 2.0, run, late=first_ms / 1e3 - run.first_token_seconds)
+    return ServedArrival(0.0, 2.0, run, late=first_ms / 1e3 - run.first_token_seconds)
 
 
 def test_tokens_of_requests_that_were_late_or_refused_are_no_goodput() -> None:
-    load = Load(0.5, 3.0, seed=1)
-    sample = LoadSample(load, OFF, (served(150.0), served(400.0), Served(0.0, 0.1, None)))
+    load = ArrivalLoad(0.5, 3.0, seed=1)
+    sample = LoadSample(load, OFF, (served(150.0), served(400.0), ServedArrival(0.0, 0.1, None)))
     target = LatencyTarget(first_ms=200.0, pause_ms=20.0)
     assert sample.tokens_per_second == 10.0
     assert sample.goodput(target) == 5.0
@@ -126,18 +126,18 @@ def test_tokens_of_requests_that_were_late_or_refused_are_no_goodput() -> None:
 
 
 def test_arrivals_are_the_same_for_the_same_seed() -> None:
-    load = Load(0.5, 4.0, seed=2)
+    load = ArrivalLoad(0.5, 4.0, seed=2)
     times = due_times(load, 400)
     assert times == due_times(load, 400)
-    assert times != due_times(Load(0.5, 4.0, seed=3), 400)
+    assert times != due_times(ArrivalLoad(0.5, 4.0, seed=3), 400)
     assert times[-1] / 400 == pytest.approx(1 / 4, rel=0.2)
 
 
 def results() -> BatchResults:
     samples = made()
-    loads = [LoadSample(Load(0.5, 3.0, 1), row, (served(150.0),)) for row in (OFF, AUTOMATIC)]
+    loads = [LoadSample(ArrivalLoad(0.5, 3.0, 1), row, (served(150.0),)) for row in (OFF, AUTOMATIC)]
     found = lines(samples)
-    tie = Judged(Mismatch(AUTOMATIC, 3, 1, 2, 9), 0.0, Scores((2, 9), (4.0, 4.0), (4.0, 4.0)), near_tie=True)
+    tie = Judged(Mismatch(AUTOMATIC, 3, 1, 2, 9), 0.0, TextScores((2, 9), (4.0, 4.0), (4.0, 4.0)), near_tie=True)
     texts = [JudgedText(16, tie)]
     return BatchResults(
         arguments={"tokens": 10, "repeats": 7, "dtype": "bfloat16"},

@@ -9,7 +9,7 @@ import pytest
 
 from bench.branching.run import (
     WIDTHS,
-    Placement,
+    BranchingPlacement,
     gain,
     main,
     placement_lines,
@@ -19,7 +19,7 @@ from bench.branching.run import (
     write,
     written_gains,
 )
-from bench.wan.cells import RTTS_MS, SHOWN, Cell, grid
+from bench.wan.cells import RTTS_MS, SHOWN, WanCell, grid
 from bench.wan.disciplines import DEFAULT, TEXTBOOK
 from tests.bench.wan.made import SPEEDS, expected
 
@@ -54,13 +54,13 @@ def test_nothing_is_known_of_what_was_not_written(tmp_path: Path) -> None:
 def test_a_drafter_away_is_as_fast_from_one_round_trip_to_another(
     speeds: tuple[float, ...], ranges: list[tuple[float, float]], said: str
 ) -> None:
-    one = Placement(1.0, 0.8, 55.0, dict(zip((0.0, 20.0, 80.0), speeds, strict=True)))
+    one = BranchingPlacement(1.0, 0.8, 55.0, dict(zip((0.0, 20.0, 80.0), speeds, strict=True)))
     assert one.as_fast(one.textbook) == ranges
     assert reach(one.as_fast(one.textbook)) == said
 
 
 def test_a_placement_is_shown_and_written_with_its_range(tmp_path: Path) -> None:
-    one = Placement(8.0, 0.8, 54.0, dict.fromkeys(RTTS_MS, 60.0) | {0.0: 48.0, 200.0: 50.0})
+    one = BranchingPlacement(8.0, 0.8, 54.0, dict.fromkeys(RTTS_MS, 60.0) | {0.0: 48.0, 200.0: 50.0})
     assert "5 to 168 ms" in "\n".join(placement_lines([one]))
     write([], [one], 0, tmp_path / "branching.json")
     (written,) = json.loads((tmp_path / "branching.json").read_text())["placements"]
@@ -71,7 +71,7 @@ def test_placements_are_those_of_a_grid_whose_forwards_are_flat() -> None:
     found = placements([expected(cell) for cell in grid()])
     assert len(found) == 12
     assert all(one.textbook == SPEEDS[TEXTBOOK] and set(one.by_rtt.values()) == {SPEEDS[DEFAULT]} for one in found)
-    assert placements([expected(Cell(0.0, 8.0, 0.8, 0.0))]) == []
+    assert placements([expected(WanCell(0.0, 8.0, 0.8, 0.0))]) == []
 
 
 def test_the_command_refuses_what_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.runs import BenchError
 from deploy.stack.processes import descendants
 
@@ -16,8 +16,8 @@ CORES = """import json, os, sys
 for _ in sys.stdin: print(json.dumps({"cores": [*os.sched_getaffinity(0)]}), flush=True)"""
 
 
-def child(program: str) -> Child:
-    return Child("a child", [sys.executable, "-c", program])
+def child(program: str) -> BenchChild:
+    return BenchChild("a child", [sys.executable, "-c", program])
 
 
 def test_it_answers_and_ends() -> None:
@@ -34,7 +34,7 @@ def test_it_answers_and_ends() -> None:
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system keeps no process to a core")
 def test_it_and_those_below_it_keep_to_their_cores() -> None:
     one_core, before = frozenset([max(os.sched_getaffinity(0))]), set(descendants(os.getpid()))
-    with Child("a child", [sys.executable, "-c", CORES], cores=one_core) as one:
+    with BenchChild("a child", [sys.executable, "-c", CORES], cores=one_core) as one:
         assert one.ask({}, 20.0) == {"cores": [*one_core]}
         began = set(descendants(os.getpid())) - before
         assert {frozenset(os.sched_getaffinity(pid)) for pid in began} == {one_core}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.harness.texts import Mismatch, Scores, judge, mismatches, tolerance
+from bench.harness.texts import Mismatch, TextScores, judge, mismatches, tolerance
 from tests.bench.harness.made_rows import sample
 
 
@@ -22,7 +22,7 @@ def test_the_first_difference_of_each_text_is_found_once() -> None:
 )
 def test_both_tokens_must_be_as_good_as_the_best(scores: tuple[float, float], near: bool) -> None:
     mismatch = Mismatch("d", 0, 1, 2, 9)
-    (judged,) = judge([mismatch], lambda _: Scores((2, 5), (3.0, 2.99995), scores), tolerance("float32"))
+    (judged,) = judge([mismatch], lambda _: TextScores((2, 5), (3.0, 2.99995), scores), tolerance("float32"))
     assert judged.near_tie is near
     assert judged.gap == pytest.approx(5e-5)
 

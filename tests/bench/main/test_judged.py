@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.harness.interval import Estimate
 from bench.harness.report import at_least, at_most
-from bench.harness.texts import Judged, Mismatch, Scores
+from bench.harness.texts import Judged, Mismatch, TextScores
 from bench.main.judged import bars
 from tests.bench.harness.made_rows import sample
 
@@ -20,7 +20,7 @@ def test_a_bar_needs_the_bound_on_its_side() -> None:
 def test_only_a_difference_that_is_no_near_tie_fails_the_texts() -> None:
     samples = [sample(row, 0, 0, 1.0) for row in "abcd"]
     judged = [
-        Judged(Mismatch(row, 0, 0, 1, 2), 0.0, Scores((1, 2), (1.0, 1.0), (1.0, 1.0)), near_tie=near)
+        Judged(Mismatch(row, 0, 0, 1, 2), 0.0, TextScores((1, 2), (1.0, 1.0), (1.0, 1.0)), near_tie=near)
         for row, near in (("b", False), ("c", True), ("d", False))
     ]
     texts = {bar.name: bar.holds for bar in bars(samples, [], judged) if bar.name.startswith("texts")}

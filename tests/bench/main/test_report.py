@@ -11,7 +11,7 @@ import pytest
 
 from bench.harness.report import table
 from bench.harness.runs import Run, Sample
-from bench.harness.texts import Judged, Mismatch, Scores
+from bench.harness.texts import Judged, Mismatch, TextScores
 from bench.main import results
 from bench.main.gaps import figures
 from bench.main.judged import bars
@@ -43,7 +43,7 @@ def found() -> Results:
         for prompt in range(8)
         for row in "abcd"
     ]
-    judged = [Judged(Mismatch("d", 3, 1, 2, 9), 3e-6, Scores((2, 9), (4.0, 4.0), (4.0, 4.0)), near_tie=True)]
+    judged = [Judged(Mismatch("d", 3, 1, 2, 9), 3e-6, TextScores((2, 9), (4.0, 4.0), (4.0, 4.0)), near_tie=True)]
     return Results(
         arguments={"prompts": 8},
         machine={"cores": 2},

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.peers import openvino_rows
-from bench.peers.transformers_peer import Peer
+from bench.peers.transformers_peer import TransformersPeer
 from tests.bench.tiny import save_pair
 
 PROMPT = list(b"def walk(tree):\n    for node in ")
@@ -22,21 +22,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def openvino(models: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+def openvino(models: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchChild]:
     with openvino_rows.start(*models, "float32", 1, str(tmp_path_factory.mktemp("exported"))) as peer:
         yield peer
 
 
 @pytest.fixture(scope="module")
 def expected(models: tuple[str, str]) -> tuple[int, ...]:
-    peer = Peer()
+    peer = TransformersPeer()
     peer.load({"target": models[0], "draft": None, "dtype": "float32", "threads": 1})
     tokens = peer.generate({"prompt": PROMPT, "tokens": TOKENS, "variant": None})["tokens"]
     assert isinstance(tokens, list)
     return tuple(tokens)
 
 
-def test_all_modes_say_what_transformers_says(openvino: Child, expected: tuple[int, ...]) -> None:
+def test_all_modes_say_what_transformers_says(openvino: BenchChild, expected: tuple[int, ...]) -> None:
     plain, *others = [
         openvino_rows.plain_row(openvino),
         *openvino_rows.draft_rows(openvino),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.child import Child
+from bench.harness.child import BenchChild
 from bench.harness.runs import BenchError
 from bench.main import measure
 from bench.main.settings import Settings
@@ -27,14 +27,14 @@ for line in sys.stdin:
 """
 
 
-def field(target: Path) -> tuple[measure.Field, Settings]:
-    peer = Child("transformers", [sys.executable, "-c", "pass"])
+def field(target: Path) -> tuple[measure.MainField, Settings]:
+    peer = BenchChild("transformers", [sys.executable, "-c", "pass"])
     peer.stop()
-    return measure.Field(peer, [], [], {}, []), Settings(str(target), str(target))
+    return measure.MainField(peer, [], [], {}, []), Settings(str(target), str(target))
 
 
 def test_each_mode_asks_with_its_settings() -> None:
-    with Child("OpenVINO GenAI", [sys.executable, "-c", ANSWERER]) as peer:
+    with BenchChild("OpenVINO GenAI", [sys.executable, "-c", ANSWERER]) as peer:
         rows = [plain_row(peer), *draft_rows(peer), *lookup_rows(peer)]
         runs = [row.run([7, 7, 7], 2) for row in rows]
         assert [one.tokens for one in runs] == [(3, k) for k in (0, 3, 5, 8, 0, 3, 5, 8)]

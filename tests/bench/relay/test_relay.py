@@ -16,7 +16,7 @@ from bench.harness.runs import BenchError
 from bench.relay.frames import Frames
 from bench.relay.gauge import gauge
 from bench.relay.link import RelayLink
-from bench.relay.way import MOST_QUEUED, Lateness, Shape, Way
+from bench.relay.way import MOST_QUEUED, Lateness, LineShape, RelayWay
 from deploy.stack.processes import descendants
 
 LIMIT_S = 120.0
@@ -156,17 +156,17 @@ def test_the_gauge_sees_the_delay() -> None:
 
 
 @pytest.fixture
-def way() -> Iterator[tuple[Way, socket.socket, socket.socket]]:
+def way() -> Iterator[tuple[RelayWay, socket.socket, socket.socket]]:
     """Give a way between two socket pairs, and the outer ends: (way, where to send, where it arrives)."""
     start, source = socket.socketpair()
     sink, end = socket.socketpair()
     with start, source, sink, end:
         for one in (start, source, sink, end):
             one.setblocking(False)
-        yield Way(source, sink, Shape(), Frames(client=True), Lateness(), Random(1)), start, end
+        yield RelayWay(source, sink, LineShape(), Frames(client=True), Lateness(), Random(1)), start, end
 
 
-def test_bandwidth_makes_pieces_queue_for_the_line(way: tuple[Way, socket.socket, socket.socket]) -> None:
+def test_bandwidth_makes_pieces_queue_for_the_line(way: tuple[RelayWay, socket.socket, socket.socket]) -> None:
     one, start, _ = way
     one.shape.delay, one.shape.bandwidth = 0.1, 1000.0
     start.send(bytes(500))
@@ -178,7 +178,7 @@ def test_bandwidth_makes_pieces_queue_for_the_line(way: tuple[Way, socket.socket
     assert one.next_due() == pytest.approx(11.1)
 
 
-def test_a_shorter_delay_overtakes_nothing(way: tuple[Way, socket.socket, socket.socket]) -> None:
+def test_a_shorter_delay_overtakes_nothing(way: tuple[RelayWay, socket.socket, socket.socket]) -> None:
     one, start, end = way
     one.shape.delay = 1.0
     start.send(b"slow")
@@ -193,7 +193,7 @@ def test_a_shorter_delay_overtakes_nothing(way: tuple[Way, socket.socket, socket
     assert end.recv(100) == b"slowfast"
 
 
-def test_reading_stops_when_too_much_is_queued(way: tuple[Way, socket.socket, socket.socket]) -> None:
+def test_reading_stops_when_too_much_is_queued(way: tuple[RelayWay, socket.socket, socket.socket]) -> None:
     one, start, _ = way
     one.shape.delay = 100.0
     queued = 0
@@ -203,7 +203,7 @@ def test_reading_stops_when_too_much_is_queued(way: tuple[Way, socket.socket, so
     assert MOST_QUEUED <= queued < MOST_QUEUED + (1 << 20)
 
 
-def test_a_full_sink_keeps_the_rest(way: tuple[Way, socket.socket, socket.socket]) -> None:
+def test_a_full_sink_keeps_the_rest(way: tuple[RelayWay, socket.socket, socket.socket]) -> None:
     one, start, end = way
     sent = 0
     while not one.blocked:

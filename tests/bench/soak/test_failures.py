@@ -16,14 +16,14 @@ import pytest
 from bench.harness import services
 from bench.harness.entry import first_failure
 from bench.harness.runs import BenchError
-from bench.harness.services import Process, RedisLog, Service
+from bench.harness.services import Process, RedisLog, ServiceProcess
 from bench.soak import run
-from bench.soak.monkey import Fault, Kind, Monkey
+from bench.soak.monkey import Fault, FaultKind, Monkey
 from bench.soak.rig import Rig
 from bench.soak_load import run as load
-from bench.soak_load.crowd import Crowd
+from bench.soak_load.crowd import SessionCrowd
 from bench.soak_load.memory import Memory
-from bench.soak_load.served import Served
+from bench.soak_load.served import ServedLoad
 from specwire.client import AsyncClient, SpecwireError
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
@@ -39,7 +39,7 @@ def started(part: Process) -> Iterator[Process]:
         part.kill()
 
 
-def hurt(part: Process, kind: Kind, folder: Path) -> list[str]:
+def hurt(part: Process, kind: FaultKind, folder: Path) -> list[str]:
     """What the monkey says is wrong once it has dealt with `part`."""
     log = RedisLog(folder)
     try:
@@ -53,12 +53,12 @@ def hurt(part: Process, kind: Kind, folder: Path) -> list[str]:
 def test_what_does_not_end_when_asked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "END_LIMIT_S", 0.2)
     with started(Process([sys.executable, "-c", DEAF], os.environ, tmp_path / "said")) as part:
-        assert hurt(part, Kind.LEAVE, tmp_path) == ["part 1: still there 0.2 s after it was asked to end"]
+        assert hurt(part, FaultKind.LEAVE, tmp_path) == ["part 1: still there 0.2 s after it was asked to end"]
 
 
 def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
-    with started(Service(("verify", "scripted:no"), os.environ, tmp_path / "said", "127.0.0.1:0")) as part:
-        (wrong,) = hurt(part, Kind.KILL, tmp_path)
+    with started(ServiceProcess(("verify", "scripted:no"), os.environ, tmp_path / "said", "127.0.0.1:0")) as part:
+        (wrong,) = hurt(part, FaultKind.KILL, tmp_path)
     assert "did not become ready" in wrong
 
 
@@ -86,8 +86,8 @@ def test_a_crowd_that_does_not_begin_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @contextmanager
-    def no_services(*_: object) -> Iterator[Served]:
-        yield Served("nowhere", "nowhere", Memory({}, {}, cast(RedisLog, None)))
+    def no_services(*_: object) -> Iterator[ServedLoad]:
+        yield ServedLoad("nowhere", "nowhere", Memory({}, {}, cast(RedisLog, None)))
 
     async def until_all_run(*_: object) -> None:
         raise BenchError("only 3 sessions began")
@@ -101,7 +101,7 @@ def test_a_crowd_that_does_not_begin_is_one_line(
 
 async def test_an_idle_session_that_fails_is_told(dead_address: str) -> None:
     async with AsyncClient(dead_address, patience=0.0) as client:
-        crowd = Crowd(client, seed=1, limit_s=30.0)
+        crowd = SessionCrowd(client, seed=1, limit_s=30.0)
         await crowd.hold(asyncio.Event())
         with pytest.raises(BenchError, match="idle sessions: UNAVAILABLE: "):
             await load._until_still(load.LoadSettings(idle=1), crowd)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from bench.soak import monkey, record, settings
-from bench.soak.checks import Kind, check
+from bench.soak.checks import CheckKind, check
 from bench.soak.jobs import Job, Manner, draw
 from bench.soak.judge import mismatches, scores_of
-from bench.soak.pairs import Pair, scripted
+from bench.soak.pairs import SoakPair, scripted
 from bench.soak.reader import Told
 from bench.soak.report import SoakReport, Tally, quantiles
 from specwire.client import Chunk, Finished, SessionState, Stats
@@ -29,7 +29,7 @@ PROMPT = (5, 6, 7)
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
+def pair() -> SoakPair:
     return scripted()
 
 
@@ -38,7 +38,7 @@ def a_job(**changes: object) -> Job:
     return replace(plain, **changes)  # type: ignore[arg-type]  # any field, by name
 
 
-def text_of(pair: Pair, length: int, sampling: Sampling) -> list[int]:
+def text_of(pair: SoakPair, length: int, sampling: Sampling) -> list[int]:
     """By the target, token after token."""
     text = list(PROMPT)
     pair.model.rollback(0, 0)
@@ -55,18 +55,18 @@ def told(job: Job, tokens: list[int], end: FinishReason | None = FinishReason.LE
     return it
 
 
-def kinds(pair: Pair, it: Told) -> list[Kind]:
+def kinds(pair: SoakPair, it: Told) -> list[CheckKind]:
     return [one.kind for one in check(pair, it)]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLING])
-def test_a_right_text_is_right(pair: Pair, sampling: Sampling) -> None:
+def test_a_right_text_is_right(pair: SoakPair, sampling: Sampling) -> None:
     tokens = text_of(pair, 40, sampling)
     assert kinds(pair, told(a_job(sampling=sampling), tokens)) == []
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLING])
-def test_one_wrong_token_is_found(pair: Pair, sampling: Sampling) -> None:
+def test_one_wrong_token_is_found(pair: SoakPair, sampling: Sampling) -> None:
     tokens = text_of(pair, 20, sampling)
     wrong = [*tokens[:-1], tokens[-1] % 63 + 1]
     (found,) = mismatches(pair, a_job(sampling=sampling), wrong)
@@ -74,45 +74,45 @@ def test_one_wrong_token_is_found(pair: Pair, sampling: Sampling) -> None:
     assert found.gap > 0
 
 
-def test_a_near_tie_is_no_mismatch(pair: Pair) -> None:
+def test_a_near_tie_is_no_mismatch(pair: SoakPair) -> None:
     tokens = text_of(pair, 40, Sampling())
     wrong = [*tokens[:-1], tokens[-1] % 63 + 1]
-    assert kinds(replace(pair, tie=100.0), told(a_job(), wrong)) == [Kind.NEAR_TIE]
-    assert kinds(pair, told(a_job(), wrong)) == [Kind.MISMATCH]
+    assert kinds(replace(pair, tie=100.0), told(a_job(), wrong)) == [CheckKind.NEAR_TIE]
+    assert kinds(pair, told(a_job(), wrong)) == [CheckKind.MISMATCH]
 
 
-def test_scores_are_those_of_the_choice(pair: Pair) -> None:
+def test_scores_are_those_of_the_choice(pair: SoakPair) -> None:
     row = pair.model.forward([Feed(0, 0, PROMPT, 1)])[0].numpy()
     for seed in range(20):
         sampling = replace(SAMPLING, seed=seed)
         assert int(scores_of(row, 3, sampling).argmax()) == choose(row, 3, sampling)
 
 
-def test_the_end(pair: Pair) -> None:
+def test_the_end(pair: SoakPair) -> None:
     tokens = text_of(pair, 40, Sampling())
     text = " ".join(map(str, tokens))
-    assert kinds(pair, told(a_job(), tokens[:30])) == [Kind.END]
-    assert kinds(pair, told(a_job(length=30), tokens)) == [Kind.END, Kind.TEXT]
-    assert kinds(pair, told(a_job(), tokens[:30], None)) == [Kind.END]
-    assert kinds(pair, told(a_job(), tokens[:30], FinishReason.CANCELLED)) == [Kind.END]
+    assert kinds(pair, told(a_job(), tokens[:30])) == [CheckKind.END]
+    assert kinds(pair, told(a_job(length=30), tokens)) == [CheckKind.END, CheckKind.TEXT]
+    assert kinds(pair, told(a_job(), tokens[:30], None)) == [CheckKind.END]
+    assert kinds(pair, told(a_job(), tokens[:30], FinishReason.CANCELLED)) == [CheckKind.END]
     assert kinds(pair, told(a_job(manner=Manner.CANCEL), tokens[:30], FinishReason.CANCELLED)) == []
     assert kinds(pair, told(a_job(manner=Manner.LEAVE), tokens[:30], None)) == []
     late = told(a_job(manner=Manner.LEAVE), tokens[:30], FinishReason.DEADLINE)
-    assert kinds(pair, late) == [Kind.END]
+    assert kinds(pair, late) == [CheckKind.END]
     assert kinds(pair, replace(late, orphan=True)) == []
-    assert kinds(pair, told(a_job(manner=Manner.CANCEL), tokens[:30], FinishReason.DEADLINE)) == [Kind.END]
+    assert kinds(pair, told(a_job(manner=Manner.CANCEL), tokens[:30], FinishReason.DEADLINE)) == [CheckKind.END]
     stop = " ".join(map(str, tokens[10:12]))
     stopped = told(a_job(stop=(stop,)), tokens[:12], FinishReason.STOP_STRING, text[: text.index(stop)])
     assert kinds(pair, stopped) == []
-    assert kinds(pair, told(a_job(stop=(stop,)), tokens)) == [Kind.END, Kind.TEXT]
+    assert kinds(pair, told(a_job(stop=(stop,)), tokens)) == [CheckKind.END, CheckKind.TEXT]
 
 
-def test_what_the_log_and_another_reader_say(pair: Pair) -> None:
+def test_what_the_log_and_another_reader_say(pair: SoakPair) -> None:
     tokens = text_of(pair, 40, Sampling())
     it = told(a_job(), tokens)
     it.second = tokens[:-1]
     it.log = SessionState(len(PROMPT), (*PROMPT, *tokens, 1), FinishReason.EOS, 1)
-    assert kinds(pair, it) == [Kind.LOG, Kind.LOG, Kind.READER]
+    assert kinds(pair, it) == [CheckKind.LOG, CheckKind.LOG, CheckKind.READER]
 
 
 def test_positions_are_counted() -> None:
@@ -125,7 +125,7 @@ def test_positions_are_counted() -> None:
     assert it.lost == 3
 
 
-def test_sessions_are_a_function_of_the_seed(pair: Pair) -> None:
+def test_sessions_are_a_function_of_the_seed(pair: SoakPair) -> None:
     jobs = [draw(pair, 1, number) for number in range(200)]
     assert jobs == [draw(pair, 1, number) for number in range(200)]
     assert jobs != [draw(pair, 2, number) for number in range(200)]
@@ -136,9 +136,9 @@ def test_sessions_are_a_function_of_the_seed(pair: Pair) -> None:
 
 
 def test_faults_have_names() -> None:
-    line = monkey.Fault(monkey.Kind.CUT, "orchestrator 1 to verifier 2", 1.0)
+    line = monkey.Fault(monkey.FaultKind.CUT, "orchestrator 1 to verifier 2", 1.0)
     assert (line.name, line.role) == ("line to verifier cut", "orchestrator 1 to verifier 2")
-    process = monkey.Fault(monkey.Kind.KILL, "verifier 2", 1.0)
+    process = monkey.Fault(monkey.FaultKind.KILL, "verifier 2", 1.0)
     assert (process.name, process.role) == ("verifier killed", "verifier")
 
 
@@ -152,7 +152,7 @@ def test_waiting_for_an_event() -> None:
     assert asyncio.run(both()) == (False, True)
 
 
-def test_the_report(pair: Pair, tmp_path: Path) -> None:
+def test_the_report(pair: SoakPair, tmp_path: Path) -> None:
     tally = Tally()
     right = told(a_job(), text_of(pair, 40, Sampling()))
     right.waits = [0.1, 0.2]

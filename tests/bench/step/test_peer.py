@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.step.peer import Peer
+from bench.step.peer import StepPeer
 from tests.bench.tiny import save_pair
 
 PROMPT = list(b"def walk(tree):\n    for node in ")
@@ -18,14 +18,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_pair(tmp_path_factory.mktemp("pair"))[0]
 
 
-def loaded(target: Path, runtime: str) -> Peer:
-    peer = Peer()
+def loaded(target: Path, runtime: str) -> StepPeer:
+    peer = StepPeer()
     options = {"slots": 3, "dtype": "float32", "threads": 1, "runtime": runtime}
     assert peer.load({"target": str(target), **options}) == {"runtime": runtime}
     return peer
 
 
-def steps(peer: Peer, sessions: int, windows: list[int], text: list[int]) -> list[float]:
+def steps(peer: StepPeer, sessions: int, windows: list[int], text: list[int]) -> list[float]:
     answer: dict[str, Any] = peer.steps(
         {"prompt": PROMPT, "text": text, "sessions": sessions, "windows": windows},
     )
@@ -61,4 +61,4 @@ def test_a_walk_takes_whole_windows_only(target: Path, sessions: int, windows: l
 
 def test_nothing_is_loaded() -> None:
     with pytest.raises(RuntimeError, match="nothing is loaded"):
-        Peer().decode({"prompt": PROMPT, "tokens": 1})
+        StepPeer().decode({"prompt": PROMPT, "tokens": 1})

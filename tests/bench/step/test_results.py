@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from bench.step import results as step_results
-from bench.step.results import PEER, Cell, StepResults, StepSample
+from bench.step.results import PEER, StepCell, StepResults, StepSample
 from scripts.figures.speed import step_table
 
-ONE, EIGHT, MANY = Cell("torch", 1, (1,)), Cell("torch", 1, (8,)), Cell("torch", 16, (1,))
-MIXED = Cell("torch", 1, (1, 5))
+ONE, EIGHT, MANY = StepCell("torch", 1, (1,)), StepCell("torch", 1, (8,)), StepCell("torch", 16, (1,))
+MIXED = StepCell("torch", 1, (1, 5))
 # Milliseconds of a step: V(8) is 1.5 V(1), V(1) is 2.5 of the peer's tokens.
 MS = {ONE: 1.0, EIGHT: 1.5, MANY: 4.0, MIXED: 1.2, PEER: 0.4}
 REPEATS = 7
 
 
-def samples(cells: Sequence[Cell]) -> list[StepSample]:
+def samples(cells: Sequence[StepCell]) -> list[StepSample]:
     """Two texts of 10 and 30 steps; the machine slows down from repeat to repeat, for all alike."""
     return [
         StepSample(repeat, text, cell, MS[cell] / 1e3 * steps * (1 + repeat / 10), steps)
@@ -30,7 +30,7 @@ def samples(cells: Sequence[Cell]) -> list[StepSample]:
     ]
 
 
-def found(cells: Sequence[Cell], dtype: str = "bfloat16") -> StepResults:
+def found(cells: Sequence[StepCell], dtype: str = "bfloat16") -> StepResults:
     return step_results.find(samples(cells), {"dtype": dtype}, ["a note"])
 
 

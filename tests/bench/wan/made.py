@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bench.harness.runs import Run, Sample
-from bench.wan.cells import SHOWN, Cell
+from bench.wan.cells import SHOWN, WanCell
 from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, STREAM_WAIT, TEXTBOOK, measured_in
-from bench.wan.emulated import Measured
+from bench.wan.emulated import EmulatedTimes
 from bench.wan.real_pair import MeasuredPair
-from bench.wan.virtual import Expected
+from bench.wan.virtual import ExpectedCell
 from bench.wan.wire import Hop, Wire
 
 TOKENS = tuple(range(100))
@@ -35,14 +35,14 @@ def steady(speeds: Mapping[str, float], repeats: int = 7) -> list[Sample]:
     return samples({row: [speed] * repeats for row, speed in speeds.items()})
 
 
-def expected(cell: Cell = SHOWN, optimum_of_chains: float = 35.0, optimum: float = 44.0) -> Expected:
+def expected(cell: WanCell = SHOWN, optimum_of_chains: float = 35.0, optimum: float = 44.0) -> ExpectedCell:
     speeds = {name: SPEEDS[name] for name in measured_in(cell)}
-    return Expected(cell, speeds, dict(SETTINGS), optimum_of_chains, optimum)
+    return ExpectedCell(cell, speeds, dict(SETTINGS), optimum_of_chains, optimum)
 
 
-def measured(speeds: Mapping[str, float] = SPEEDS, cell: Cell = SHOWN) -> Measured:
+def measured(speeds: Mapping[str, float] = SPEEDS, cell: WanCell = SHOWN) -> EmulatedTimes:
     known = {name: speeds[name] for name in measured_in(cell) if name in speeds}
-    return Measured(expected(cell), steady(known), {"0.5": 0.1}, isolated=True)
+    return EmulatedTimes(expected(cell), steady(known), {"0.5": 0.1}, isolated=True)
 
 
 def measured_pair(speeds: Mapping[str, float] = SPEEDS, rtt_ms: float = 20.0) -> MeasuredPair:

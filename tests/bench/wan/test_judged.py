@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from bench.harness.runs import Sample
-from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, SHOWN, Cell
+from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, SHOWN, WanCell
 from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, TEXTBOOK, ratio, ratio_to_better, speeds
-from bench.wan.emulated import Measured
+from bench.wan.emulated import EmulatedTimes
 from bench.wan.judged import bars, simulator_error
 from tests.bench.wan.made import SPEEDS, expected, measured, measured_pair, samples, wire
 
 
-def held(one: Measured, gain: float = 1.2) -> dict[str, bool]:
+def held(one: EmulatedTimes, gain: float = 1.2) -> dict[str, bool]:
     found = bars([one], [], [], {one.cell.name: gain})
     return {bar.name.partition(": ")[2]: bar.holds for bar in found}
 
@@ -43,12 +43,12 @@ def test_a_cell_whose_further_tokens_are_dear_is_held_to_what_it_has() -> None:
         (SHOWN.heavy(), 0.98),
         (AWAY, 1.10),
         (AWAY.heavy(), 0.98),
-        (Cell(20.0, 1.0, 0.8, 0.02), 1.15),
-        (Cell(80.0, 1.0, 0.9, 0.05), 1.15),
+        (WanCell(20.0, 1.0, 0.8, 0.02), 1.15),
+        (WanCell(80.0, 1.0, 0.9, 0.05), 1.15),
         (FAR_AND_FAST, 1.08),
     ],
 )
-def test_trees_are_held_to_the_chain_more_strictly_where_they_must_show(cell: Cell, needed: float) -> None:
+def test_trees_are_held_to_the_chain_more_strictly_where_they_must_show(cell: WanCell, needed: float) -> None:
     for share, holds in ((1.001, True), (0.999, False)):
         one = measured({**SPEEDS, DEFAULT: share * needed * SPEEDS[CHAIN]}, cell)
         assert held(one, needed)["default / chain"] is holds
@@ -105,7 +105,9 @@ def test_each_row_has_its_own_optimum() -> None:
 
 
 def test_a_late_first_token_is_missed() -> None:
-    late = Measured(expected(), samples({row: [speed] * 7 for row, speed in SPEEDS.items()}, first_s=0.12), {}, True)
+    late = EmulatedTimes(
+        expected(), samples({row: [speed] * 7 for row, speed in SPEEDS.items()}, first_s=0.12), {}, True
+    )
     assert [name for name, holds in held(late).items() if not holds] == ["first token less prefill, in round trips"]
 
 
@@ -125,7 +127,7 @@ def test_a_shorter_text_that_is_a_beginning_is_equal() -> None:
 
 def test_the_interval_decides_not_the_median() -> None:
     uneven = {**{row: [speed] * 7 for row, speed in SPEEDS.items()}, DEFAULT: [43.0] * 5 + [31.0] * 2}
-    one = Measured(expected(), samples(uneven), {}, True)
+    one = EmulatedTimes(expected(), samples(uneven), {}, True)
     assert not held(one)["default / better of plain and textbook"]
 
 
@@ -133,7 +135,7 @@ def test_the_simulators_error_is_folded() -> None:
     low = simulator_error(measured({**SPEEDS, PLAIN: 30.0}), PLAIN)
     assert low.value == pytest.approx(0.1)
     assert [low.low, low.high] == pytest.approx([0.1, 0.1])
-    around = Measured(expected(), samples({PLAIN: [30.0, 33.0, 36.0]}), {}, True)
+    around = EmulatedTimes(expected(), samples({PLAIN: [30.0, 33.0, 36.0]}), {}, True)
     error = simulator_error(around, PLAIN)
     assert [error.low, error.high] == pytest.approx([0.0, 0.1])
 
@@ -156,4 +158,4 @@ def test_the_pair_and_the_wire_have_theirs() -> None:
 
 
 def test_a_cell_has_a_name() -> None:
-    assert Cell(80.0, 8.0, 0.8, 0.0).name == "R80-d8-a0.8-s0-b0.02"
+    assert WanCell(80.0, 8.0, 0.8, 0.0).name == "R80-d8-a0.8-s0-b0.02"

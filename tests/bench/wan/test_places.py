@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.wan.places import LOOPBACK, NAMESPACES, PREFIX, Place, places
+from bench.wan.places import LOOPBACK, NAMESPACES, PREFIX, WanPlace, places
 
 ASK = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2).close()"
 SERVE = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); s.accept()"
 
 
-def reaches(place: Place, host: str, port: int) -> bool:
+def reaches(place: WanPlace, host: str, port: int) -> bool:
     command = [*place.prefix, sys.executable, "-c", ASK, host, str(port)]
     return subprocess.run(command, capture_output=True, timeout=120.0, check=False).returncode == 0
 
@@ -24,7 +24,7 @@ def test_without_isolation_both_are_the_loopback_interface() -> None:
     with places(isolated=False) as found:
         assert not found.isolated
         for place in (found.edge, found.cloud):
-            assert place == Place((), LOOPBACK, LOOPBACK)
+            assert place == WanPlace((), LOOPBACK, LOOPBACK)
             assert place.options == ("--listen", "127.0.0.1:0")
 
 
@@ -36,7 +36,7 @@ def test_places_reach_us_and_not_each_other_where_the_system_isolates() -> None:
             port = int(server.stdout.readline())
             if found.isolated:
                 assert not reaches(found.edge, found.cloud.host, port)
-            assert reaches(Place((), LOOPBACK, LOOPBACK), found.cloud.host, port)
+            assert reaches(WanPlace((), LOOPBACK, LOOPBACK), found.cloud.host, port)
             assert server.wait(30) == 0
     assert not [name for name in _namespaces() if name.startswith(f"{PREFIX}{os.getpid()}-")]
 

@@ -14,15 +14,15 @@ from bench.wan.cells import NAMED
 from bench.wan.judged import bars
 from bench.wan.plot import draw
 from bench.wan.report import report
-from bench.wan.results import Results, earlier, write
+from bench.wan.results import WanResults, earlier, write
 from bench.wan.virtual import Software
 from tests.bench.wan.made import expected, measured, measured_pair, wire
 
 
 @pytest.fixture
-def results() -> Results:
+def results() -> WanResults:
     cells = [measured(cell=cell) for cell in NAMED[:3]]
-    return Results(
+    return WanResults(
         arguments={"tokens": 100},
         machine={"cores": 2},
         commit="0" * 40,
@@ -37,7 +37,7 @@ def results() -> Results:
     )
 
 
-def test_the_table_says_everything(results: Results) -> None:
+def test_the_table_says_everything(results: WanResults) -> None:
     said = report(results)
     for part in (
         "R0-d8-a0.4-s0",
@@ -54,15 +54,15 @@ def test_the_table_says_everything(results: Results) -> None:
     assert max(map(len, said.splitlines())) < 250
 
 
-def test_parts_that_were_not_measured_are_left_out(results: Results) -> None:
-    nothing = Results({}, {}, None, results.gauge, results.software, [], [], [], [], [], [])
+def test_parts_that_were_not_measured_are_left_out(results: WanResults) -> None:
+    nothing = WanResults({}, {}, None, results.gauge, results.software, [], [], [], [], [], [])
     said = report(nothing)
     assert "demo pair" not in said
     assert "bar" not in said
     assert nothing.texts_hold
 
 
-def test_the_file_has_bars_and_raw_sessions(results: Results, tmp_path: Path) -> None:
+def test_the_file_has_bars_and_raw_sessions(results: WanResults, tmp_path: Path) -> None:
     path = tmp_path / "wan.json"
     write(results, path)
     found = json.loads(path.read_text())
@@ -75,7 +75,7 @@ def test_the_file_has_bars_and_raw_sessions(results: Results, tmp_path: Path) ->
     assert found["wire"][0]["hops"][0]["bytes_per_proposed_token"] == 11.0
 
 
-def test_the_demo_pair_of_an_earlier_run_is_what_it_was(results: Results, tmp_path: Path) -> None:
+def test_the_demo_pair_of_an_earlier_run_is_what_it_was(results: WanResults, tmp_path: Path) -> None:
     """Up to the microseconds to which sessions are rounded."""
     paths = [tmp_path / name for name in ("wan.json", "again.json", "once_more.json")]
     write(results, paths[0])
@@ -98,9 +98,9 @@ def test_what_is_no_record_is_refused(text: str, tmp_path: Path) -> None:
         earlier(path)
 
 
-def test_the_picture_is_drawn_whatever_was_measured(results: Results, tmp_path: Path) -> None:
+def test_the_picture_is_drawn_whatever_was_measured(results: WanResults, tmp_path: Path) -> None:
     draw(results, tmp_path / "whole.png")
-    nothing = Results({}, {}, None, results.gauge, results.software, [], [], [], [], [], [])
+    nothing = WanResults({}, {}, None, results.gauge, results.software, [], [], [], [], [], [])
     draw(nothing, tmp_path / "nothing.png")
     for name in ("whole.png", "nothing.png"):
         assert (tmp_path / name).stat().st_size > 10_000

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from bench.harness.runs import BenchError
-from bench.wan.rig import Cores, Pair, can_be_apart, cores_of
+from bench.wan.rig import Cores, WanPair, can_be_apart, cores_of
 
-PAIR = Pair("target", "draft", "float32", 1)
+PAIR = WanPair("target", "draft", "float32", 1)
 
 
 def with_cores(monkeypatch: pytest.MonkeyPatch, *mine: int) -> None:
