@@ -34,7 +34,7 @@ from specwire.lm.sampler import LogitsSampler
 from specwire.rpc.process import say
 from specwire.rpc.server_options import DTYPES
 from verify_service.engine.engine import Engine
-from verify_service.engine.messages import Opening, Proposed, Reports, Tick
+from verify_service.engine.messages import Opening, Reports, Tick
 
 # Arguments that must be positive, and say what was measured.
 NUMBERS = ("sessions", "tokens", "mixes", "repeats", "threads")
@@ -98,7 +98,7 @@ class BatchPlace:
 
     def propose(self, handle: int, chain: int, text: Sequence[int], tokens: Sequence[int]) -> None:
         proposal = Proposal(0, chain, len(text), 0, tuple(tokens), hash_of(text))
-        self._engine.inbox.put(Tick(0, self._now_us, proposals=(Proposed(handle, proposal),)))
+        self._engine.inbox.put(Tick(0, self._now_us, proposals=((handle, proposal),)))
 
     def close(self, handle: int) -> Text:
         self._engine.inbox.put(Tick(0, self._now_us, closes=(handle,)))

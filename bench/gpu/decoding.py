@@ -20,7 +20,7 @@ from specwire.lm.sampler import LogitsSampler
 from verify_service.engine.calibration import calibrate_head, step_costs
 from verify_service.engine.engine import Engine
 from verify_service.engine.heads import HeadDrafting
-from verify_service.engine.messages import Opening, Proposed, Reports, Tick
+from verify_service.engine.messages import Opening, Reports, Tick
 from verify_service.engine.slots import common
 
 LINK, SOURCE = 0, 1
@@ -184,7 +184,7 @@ class Decoding:
         slots = {slot: number for slot, number in enumerate(self._sessions) if number in running}
         drafted = source.draft({slot: running[number].text.tokens for slot, number in slots.items()})
         proposals = tuple(
-            Proposed(slots[slot], self._proposal(running[slots[slot]].text, tokens)) for slot, tokens in drafted.items()
+            (slots[slot], self._proposal(running[slots[slot]].text, tokens)) for slot, tokens in drafted.items()
         )
         self._tell(proposals=proposals)
 
@@ -195,7 +195,7 @@ class Decoding:
     def _tell(
         self,
         opens: tuple[Opening, ...] = (),
-        proposals: tuple[Proposed, ...] = (),
+        proposals: tuple[tuple[int, Proposal], ...] = (),
         closes: tuple[int, ...] = (),
         forgotten: tuple[str, ...] = (),
     ) -> None:

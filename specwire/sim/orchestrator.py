@@ -24,7 +24,7 @@ from specwire.sim.clock import Action, Clock
 from specwire.sim.drafter import SimDrafter, SimLink
 from specwire.sim.guesses import Guesses
 from specwire.sim.verifier import SimVerifier
-from verify_service.engine.messages import Opening, Proposed, Report, StepTimings
+from verify_service.engine.messages import Opening, Report, StepTimings
 
 GREEDY = Sampling()
 # The one drafter, and the one session of each link.
@@ -195,7 +195,7 @@ class SimOrchestrator:
                 allowance = Allowance(effect.durable, effect.credit, effect.due)
                 self._tell_verifier(progress=((HANDLE, allowance),))
             case messages.RelayProposal(proposal=Proposal() as proposal):
-                self._tell_verifier(proposals=(Proposed(HANDLE, proposal),))
+                self._tell_verifier(proposals=((HANDLE, proposal),))
             case messages.CloseVerifier():
                 self._tell_verifier(closes=(HANDLE,))
             case messages.OpenDrafter() | messages.AdvanceDrafter() | messages.CloseDrafter():

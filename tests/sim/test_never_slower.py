@@ -18,7 +18,7 @@ from specwire.lm import load_model
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.verifier import ForwardCost, SimVerifier
 from tests.verify_service.rig import chain, oracle
-from verify_service.engine.messages import Opening, Proposed, Report
+from verify_service.engine.messages import Opening, Report
 
 PROMPT = (7, 3, 9)
 COUNT = 256
@@ -61,7 +61,7 @@ class Played:
         if tokens:
             text = (*PROMPT, *self.tokens)
             parents = PARENTS.get(self._drafter, ())
-            proposed = Proposed(1, replace(chain(len(self.tokens), text, tokens), parents=parents))
+            proposed = (1, replace(chain(len(self.tokens), text, tokens), parents=parents))
             self._clock.after(delay, partial(self._verifier.send, self._link, proposals=(proposed,)))
 
 

@@ -27,7 +27,6 @@ from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import (
     Decided,
     Opening,
-    Proposed,
     QueuePatience,
     Refusal,
     Report,
@@ -152,7 +151,7 @@ class Rig:
         self.tick(link, opens=(opening(handle, prompt, **changes),))
 
     def propose(self, handle: int, *proposals: Proposal, link: int = 0) -> None:
-        self.tick(link, proposals=tuple(Proposed(handle, proposal) for proposal in proposals))
+        self.tick(link, proposals=tuple((handle, proposal) for proposal in proposals))
 
     def step(self) -> Rest | None:
         rest = self.engine.step()

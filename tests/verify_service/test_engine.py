@@ -17,7 +17,7 @@ from specwire.lm import Feed
 from specwire.rpc.service_thread import Stop
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
 from verify_service.engine.engine import LOOK_AGAIN_US
-from verify_service.engine.messages import LinkLost, Proposed, Refusal, Scoring
+from verify_service.engine.messages import LinkLost, Refusal, Scoring
 from verify_service.engine.scoring import ScoringJob
 
 PROMPT = (7, 3, 9)
@@ -478,7 +478,7 @@ def test_flood_of_commands_does_not_keep_a_session_from_its_steps() -> None:
     rig = Rig()
     rig.open(1, PROMPT)
     rig.step()
-    proposed = Proposed(1, chain(0, PROMPT, [1] * 255))
+    proposed = (1, chain(0, PROMPT, [1] * 255))
     for _ in range(20):
         rig.tick(proposals=(proposed,) * 64)
     rig.step()

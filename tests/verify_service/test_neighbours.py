@@ -16,7 +16,7 @@ from specwire.core.verify.session import Allowance
 from specwire.lm import Feed
 from tests.lm.models import CONTEXT, build, config, poison, save
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
-from verify_service.engine.messages import LinkLost, Proposed
+from verify_service.engine.messages import LinkLost
 
 SYSTEM = tuple(index % 50 + 3 for index in range(24))
 PROMPTS = {handle: (*SYSTEM, handle) for handle in (1, 2, 3)}
@@ -114,7 +114,7 @@ def test_logits_of_one_row_that_are_not_finite_are_its_session_s_alone(value: fl
     rig.step()
     if drafted:
         proposal = chain(0, (*PROMPTS[2], *rig.tokens[2]), [5, 6])
-        rig.tick(link=2, proposals=(Proposed(2, proposal),))
+        rig.tick(link=2, proposals=((2, proposal),))
     [broken] = [held.slot for held in rig.engine.roster if held.handle == 2]
     forward = rig.lm.forward
 

@@ -14,7 +14,7 @@ from specwire.core.messages import FinishReason
 from specwire.core.verify.session import Allowance
 from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
 from verify_service.engine.engine import DETACH_GRACE_US
-from verify_service.engine.messages import Admitted, LinkLost, Proposed, Scoring
+from verify_service.engine.messages import Admitted, LinkLost, Scoring
 
 PROMPT = (7, 3, 9)
 TRUTH_LENGTH = 40
@@ -421,9 +421,7 @@ class Owner:
                 text = [*PROMPT, *self.told]
                 wrong = self.random.randrange(4)
                 guess = [*self.truth[len(self.told) :][:wrong], 1, 2]
-                self.rig.tick(
-                    self.handle, proposals=(Proposed(self.handle, chain(self.random.randrange(99), text, guess)),)
-                )
+                self.rig.tick(self.handle, proposals=((self.handle, chain(self.random.randrange(99), text, guess)),))
             case 5:
                 self.rig.open(
                     9,

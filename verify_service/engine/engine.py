@@ -159,7 +159,7 @@ def weight(command: Command) -> int:
         case Tick(opens=opens, proposals=proposals):
             parts = 1 + len(opens) + len(proposals) + len(command.progress) + len(command.closes)
             told = sum(len(opening.tokens) for opening in opens) + sum(1 + len(text.tokens) for text in command.texts)
-            return parts + len(command.forgotten) + told + sum(len(each.proposal.tokens) for each in proposals)
+            return parts + len(command.forgotten) + told + sum(len(proposal.tokens) for _, proposal in proposals)
         case Scoring():
             return 1 + len(command.tokens) + sum(map(len, command.others))
         case _:

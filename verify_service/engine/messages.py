@@ -64,12 +64,6 @@ class Opening:
         return self.fence, self.attach
 
 
-@dataclass(frozen=True, slots=True)
-class Proposed:
-    handle: int
-    proposal: Proposal
-
-
 class EarlierText(NamedTuple):
     """Validated; see EarlierText in verify.proto."""
 
@@ -80,12 +74,15 @@ class EarlierText(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One message of a link: what happened to its sessions, and when it arrived (microseconds, engine's clock)."""
+    """One message of a link: what happened to its sessions, and when it arrived (microseconds, engine's clock).
+
+    proposals, progress: each with its session's handle.
+    """
 
     link: int
     arrived_us: float
     opens: tuple[Opening, ...] = ()
-    proposals: tuple[Proposed, ...] = ()
+    proposals: tuple[tuple[int, Proposal], ...] = ()
     progress: tuple[tuple[int, Allowance], ...] = ()
     closes: tuple[int, ...] = ()
     forgotten: tuple[str, ...] = ()

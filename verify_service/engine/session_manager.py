@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from specwire.core.invalid import Code
-from specwire.core.messages import FinishReason, Verdict
+from specwire.core.messages import FinishReason, Proposal, Verdict
 from specwire.core.model import SlotModel
 from specwire.core.policy.heads import HeadAcceptance
 from specwire.core.policy.shares import TenantShares
@@ -26,7 +26,6 @@ from verify_service.engine.messages import (
     Begun,
     Decided,
     Opening,
-    Proposed,
     QueuePatience,
     Refusal,
     Report,
@@ -104,8 +103,8 @@ class SessionManager:
         self._close(tick)
         for opening in tick.opens:
             self._open(tick.link, opening)
-        for proposed in tick.proposals:
-            self._propose(tick, proposed)
+        for handle, proposal in tick.proposals:
+            self._propose(tick, handle, proposal)
         for handle, allowance in tick.progress:
             self._allow(tick, handle, allowance)
         self._close(tick)
@@ -154,12 +153,12 @@ class SessionManager:
             if held is not None:
                 self.release(held)
 
-    def _propose(self, tick: Tick, proposed: Proposed) -> None:
-        held = self.roster.get(tick.link, proposed.handle)
+    def _propose(self, tick: Tick, handle: int, proposal: Proposal) -> None:
+        held = self.roster.get(tick.link, handle)
         if held is None:
             self.counts["proposal for an unknown session"] += 1
             return
-        self._offers[held.running.propose(proposed.proposal, tick.arrived_us)] += 1
+        self._offers[held.running.propose(proposal, tick.arrived_us)] += 1
 
     def _allow(self, tick: Tick, handle: int, allowance: Allowance) -> None:
         held = self.roster.get(tick.link, handle)
