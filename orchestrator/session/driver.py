@@ -197,7 +197,7 @@ class SessionDriver:
     def tell(self, said: Said | LogRefused) -> None:
         """Handle reports of the session's verifier, drafters and log."""
         match said:
-            case messages.VerdictArrived(attach=attach, verdict=verdict) if attach == self.session.attach:
+            case messages.VerdictArrived(verdict=verdict):
                 if self.view.trace is not None:
                     step, trip_us = self.verifying.timings.step, self.verifying.round_trip_us
                     self.view.trace(TracedVerdict.of(verdict, step, trip_us, self.view.stats.plan))

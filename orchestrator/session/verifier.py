@@ -170,22 +170,20 @@ class SessionVerifier:
         self, message: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int, more: bool = False
     ) -> None:
         """more: the same message brings the verdict behind it."""
+        if message.attach != self._session.attach:
+            return  # void: of an older opening
         try:
             verdict = convert.verdict_from_wire(message, self._view.record.sampling.logprobs)
-            event = VerdictArrived(message.attach, verdict, more)
         except InvalidParameter as error:
             invalid = f"the verifier sent an invalid verdict: {error}"
             self._tell(VerifierFailed(grpc.StatusCode.ABORTED, invalid, final=True))
             return
         self.timings = OutputTimings(timings, received_ns)
-        self._ledger_us = event.verdict.ledger_us
-        if event.attach != self._session.attach:
-            self._tell(event)  # void
-            return
+        self._ledger_us = verdict.ledger_us
         self._superseded = 0
-        self._view.stats.count_verdict(event.verdict)
+        self._view.stats.count_verdict(verdict)
         self.forgive()
-        self._tell(event)
+        self._tell(VerdictArrived(message.attach, verdict, more))
 
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
         code, opening = code_of(refused.code), self._session.state is State.OPENING
