@@ -42,9 +42,6 @@ from specwire.core.messages import (
 #     greedy    argmax of the target's logits, ties to the lowest id
 #     coupled   argmax(log p + G), G keyed by (seed, choice, position, id): Gumbel coupling, arXiv 2408.07978
 
-# Outcomes of tokens at whose position a draft token was tested.
-JUDGED = (Outcome.ACCEPTED, Outcome.RECOVERED)
-
 
 @dataclass(slots=True)
 class DraftCounts:
@@ -81,13 +78,14 @@ def window_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
 
 def late_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
     """Likewise for a draft token that came too late for the window and stands at its last row, behind it."""
-    last = outcomes[width : width + 1]
-    return _judged(last, int(any(outcome in JUDGED for outcome in last)))
+    return _judged(outcomes[width : width + 1])
 
 
-def _judged(outcomes: Sequence[Outcome], proposed: int) -> DraftCounts:
-    accepted = sum(outcome is Outcome.ACCEPTED for outcome in outcomes)
-    return DraftCounts(proposed, sum(outcome in JUDGED for outcome in outcomes), accepted)
+def _judged(outcomes: Sequence[Outcome], proposed: int | None = None) -> DraftCounts:
+    """proposed: None for as many as were tested."""
+    accepted = outcomes.count(Outcome.ACCEPTED)
+    tested = accepted + outcomes.count(Outcome.RECOVERED)
+    return DraftCounts(tested if proposed is None else proposed, tested, accepted)
 
 
 def choose(
