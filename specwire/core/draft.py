@@ -267,17 +267,16 @@ class DraftSession:
     # What to draft
 
     @property
-    def doubtful(self) -> bool:
-        """The chain's probability, by the drafter's own estimate, is below the pace's floor."""
-        if self.pace.confidence_floor == 0.0 or self.weighed or self.branches > 1:
-            return False
-        probability = self.probability
-        return probability is not None and probability < self.pace.confidence_floor
+    def _least(self) -> float:
+        """The probability of a path below which it is not extended: of a chain, the pace's floor."""
+        if self.branches > 1:
+            return LEAST_PATH
+        return 0.0 if self.weighed else self.pace.confidence_floor
 
     @property
     def wants_token(self) -> bool:
         probability = self.probability
-        if probability is None or self.doubtful or (self.branches > 1 and probability < LEAST_PATH):
+        if probability is None or probability < self._least:
             return False
         ahead = self.in_flight + self._taken + self._is_candidate
         return ahead < self.allowed and (self.context is None or self.decided + ahead < self.context)

@@ -143,7 +143,6 @@ def test_the_floor_stops_a_doubtful_chain_and_sends_what_there_is() -> None:
     session = drafted(5, pace=Pace(8, 8, confidence_floor=0.5), confidence=0.6)
     assert session.wants_token
     session.drafted(6, 0.6)
-    assert session.doubtful
     assert not session.wants_token
     proposal = session.take_proposal()
     assert proposal is not None
