@@ -50,7 +50,7 @@ MOST_POSITIONS = 32
 
 
 @dataclass(slots=True)
-class DraftCounter:
+class SpeculationCounts:
     """drafts: by who proposed them. tested_at, accepted_at: those of windows, by position there."""
 
     _: KW_ONLY
@@ -99,7 +99,7 @@ class DrafterCounts:
 
 
 @dataclass(slots=True)
-class SessionStats(DraftCounter):
+class SessionStats(SpeculationCounts):
     """Instants are the loop's clock in seconds. cached_tokens: of the prompt, those that needed no forward.
 
     forwards_saved: tokens of each forward beyond its first.

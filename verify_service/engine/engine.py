@@ -28,7 +28,7 @@ from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
-from specwire.telemetry.tally import SIZES, STEPS, DraftCounter, Histogram
+from specwire.telemetry.tally import SIZES, STEPS, Histogram, SpeculationCounts
 from verify_service.engine.batch import (
     OUT_OF_MEMORY_MESSAGE,
     Part,
@@ -107,7 +107,7 @@ class UnderWay(NamedTuple):
     began_us: float
 
 
-class EngineTally(DraftCounter):
+class EngineTally(SpeculationCounts):
     """Counts since the engine began: plain numbers, written in its thread only, read by metrics from others.
 
     `refused`: windows of which a token was refused, each a rollback and a dead chain.
