@@ -361,8 +361,8 @@ def guesses(logits: torch.Tensor, rows: Sequence[int], places: Sequence[DraftPla
     wanted = [place.row() for place in places]
     alike: dict[tuple[VocabularyMap | None, DrawAll], list[int]] = {}
     for at, row in enumerate(wanted):
-        draw_all = _weighed if row.weighed else _chains if row.most == 1 else _candidates_of
-        alike.setdefault((row.vocabularies, draw_all), []).append(at)
+        drawer: DrawAll = _weighed if row.weighed else _chains if row.most == 1 else _candidates_of
+        alike.setdefault((row.vocabularies, drawer), []).append(at)
     drawn: dict[int, Drawn] = {}
     for (vocabularies, draw_all), chosen in alike.items():
         own = logits if len(chosen) == len(wanted) else logits[chosen]
