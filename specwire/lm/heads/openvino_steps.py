@@ -23,7 +23,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
 from specwire.lm.noise import gumbel_of
 from specwire.lm.runners.linear import GROUP
-from specwire.lm.runners.openvino_graph import (
+from specwire.lm.runners.openvino.graph import (
     LOGITS,
     MOST_COPIED_BYTES,
     ROWS,
