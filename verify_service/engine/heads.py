@@ -88,8 +88,8 @@ class HeadDrafting:
     charged, and it is done only where it is expected to pay several times over. What the head leaves unread later is
     charged whole, because a head that is seldom asked reads much for little.
 
-    Keeping features makes a step longer. So it is done for sessions that take a head's tokens, and only while the head
-    drafts for any. When it is to draft again it begins behind what was not kept.
+    Keeping features makes a step longer. So it is done for sessions that take a head's tokens and can bear that, and
+    only while the head drafts for any. When it is to draft again it begins behind what was not kept.
     """
 
     def __init__(self, heads: Heads, depth: HeadDepth) -> None:
@@ -204,12 +204,37 @@ class HeadDrafting:
         """Keep the features of those that take a head's tokens, if of any."""
         if self._idle > (IDLE_PAID if self._depth.pays and not self._in_vain else IDLE_UNPAID):
             self._heeding, self._trying_us = False, 0.0
-        takers: Collection[int] = ()
+        takers: dict[int, Held] = {}
         if self._heeding:
-            both = (step.decoding, step.prompts)
-            takers = [slot for held in both for slot, each in held.items() if _takes(each.session)]
+            both = {**step.decoding, **step.prompts}
+            takers = {slot: held for slot, held in both.items() if self._bears_features(heads, slot, held, step)}
         self._tapping = len(takers) > 0
         heads.heed(takers)
+        if self._idle and self._depth.pays:
+            self._charge_features([held for slot, held in takers.items() if slot in step.decoding], step)
+
+    def _bears_features(self, heads: Heads, slot: int, held: Held, step: DraftedStep) -> bool:
+        """Whether features of a session are kept: a head may draft for it, and it can bear what they take.
+
+        That is a step's; of a text that the head must begin in the middle, those of all steps until it may draft, and a
+        draft. What tries take is limited otherwise.
+        """
+        if not _takes(held.session) or not self._depth.pays:
+            return _takes(held.session)
+        cost_us = self._depth.tapped_us(len(step.decoding))
+        if cost_us and slot in step.decoding and heads.unread(slot) is None:
+            cost_us = LEAST_BEHIND * cost_us + self._depth.drafting_us(1, 1)
+        spare_us = held.session.ledger.spare_us(step.plain_us, ahead=True) - held.running.waited_us
+        return cost_us <= max(0.0, spare_us)
+
+    def _charge_features(self, takers: Sequence[Held], step: DraftedStep) -> None:
+        """Charge these sessions for the features of the next step, behind which nothing is drafted.
+
+        A step that tests a draft is charged with all that it takes beyond a plain one.
+        """
+        for held in takers:
+            cost_us = self._depth.tapped_us(len(step.decoding)) * len(step.decoding) / len(takers)
+            held.session.ledger.charge(0.0, 0, 0.0, cost_us)
 
     def _would_draft(self, heads: Heads, step: DraftedStep, now_us: float) -> bool:
         """Whether the head would draft, or be tried, if it knew the texts; those that begin are thought to decode."""
