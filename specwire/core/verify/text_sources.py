@@ -242,14 +242,11 @@ class NgramSource:
         guess = self._followed
         if guess is None:
             return
-        decided = self._tokens[guess.position : guess.position + len(guess.tokens)]
-        right = 0
-        while right < len(decided) and decided[right] == guess.tokens[right]:
-            right += 1
-        if right < len(decided) or len(decided) == len(guess.tokens):
-            guess.acceptance.observe(len(decided), right)
+        decided, right = _held_against(guess, self._tokens)
+        if right < decided or decided == len(guess.tokens):
+            guess.acceptance.observe(decided, right)
             if self._learnt is not None:
-                self._learnt[self._followed_alike].observe(len(decided), right)
+                self._learnt[self._followed_alike].observe(decided, right)
             self._followed = None
 
     def truncate(self, length: int) -> None:
@@ -366,6 +363,15 @@ class TextSource:
         self.guess = None
 
 
+def _held_against(guess: Guess, tokens: Sequence[int]) -> tuple[int, int]:
+    """How many of a guess's tokens the text has reached, and how many of those were right before the first error."""
+    decided = tokens[guess.position : guess.position + len(guess.tokens)]
+    right = 0
+    while right < len(decided) and decided[right] == guess.tokens[right]:
+        right += 1
+    return len(decided), right
+
+
 def promise(guess: Guess | None) -> float:
     """Tokens that a window of all of it would decide."""
     return 0.0 if guess is None else guess.acceptance.expected(len(guess.tokens))
@@ -413,9 +419,6 @@ class HeadSource:
         guess, self._guess = self._guess, None
         if guess is None:
             return
-        decided = self._tokens[guess.position : guess.position + len(guess.tokens)]
-        right = 0
-        while right < len(decided) and decided[right] == guess.tokens[right]:
-            right += 1
-        guess.acceptance.observe(len(decided), right)
-        self._learnt.observe(len(decided), right)
+        decided, right = _held_against(guess, self._tokens)
+        guess.acceptance.observe(decided, right)
+        self._learnt.observe(decided, right)
