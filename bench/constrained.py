@@ -24,7 +24,7 @@ from specwire.core.draft import DraftRow
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask, open_ids
 from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
-from specwire.lm.sampler import draw
+from specwire.lm.guesses import draw
 from specwire.text.constraint_process import Grammars
 
 OUT = RESULTS / "constrained.json"

@@ -30,7 +30,7 @@ from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.text import Stopping, hash_of
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed, LanguageModel, load_model
-from specwire.lm.sampler import LogitsSampler
+from specwire.lm.law.sampler import LogitsSampler
 from specwire.rpc.process import say
 from specwire.rpc.server_options import DTYPES
 from verify_service.engine.engine import Engine

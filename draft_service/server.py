@@ -295,7 +295,7 @@ def _loader(
         from draft_service.sessions import Sessions
         from draft_service.translation import TranslatingModel
         from specwire.lm import load_model
-        from specwire.lm.sampler import guesses
+        from specwire.lm.guesses import guesses
 
         say(f"specwire draft: loading {options.model}")
         model = load_model(**options.loading())

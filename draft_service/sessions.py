@@ -193,7 +193,7 @@ class Expansion(NamedTuple):
 
 
 # What may follow each of the places, from its row of what a forward returned: `rows` says from which. Of tensors:
-# `specwire.lm.sampler.guesses`.
+# `specwire.lm.guesses.guesses`.
 Draw = Callable[[Any, Sequence[int], Sequence[Expansion]], list[Drawn]]
 
 

@@ -2,7 +2,7 @@
 
 Two ways, chosen for a pair of vocabularies (`specwire.text.vocabulary_map`):
 
-    by token  The model's logits are those of the tokens that both have (`specwire.lm.sampler`). A draft token is fed
+    by token  The model's logits are those of the tokens that both have (`specwire.lm.guesses`). A draft token is fed
               as the drafter's own id for the same bytes.
     by text   The model drafts own tokens, greedily. Their text is read in the target's tokens.
 
@@ -24,7 +24,7 @@ from specwire.core.draft import DraftRow, Drawn
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, SlotModel
 from specwire.core.policy.tunables import LEAST_SHARED
-from specwire.lm.sampler import draw
+from specwire.lm.guesses import draw
 from specwire.rpc.process import say
 from specwire.text.tokenizer import TokenizerError
 from specwire.text.vocabulary_map import (

@@ -278,7 +278,7 @@ async def load(
     def loaded(
         deliver: Callable[[Reports], None], go_on: GoOn
     ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
-        from specwire.lm.sampler import LogitsSampler  # imports torch, as below
+        from specwire.lm.law.sampler import LogitsSampler  # imports torch, as below
 
         lm, costs = _measured(options, ranks, go_on)
         engine = Engine(

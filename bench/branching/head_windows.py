@@ -32,9 +32,9 @@ from demo_pair import HEAD, TARGET
 from specwire.core.draft import DraftRow
 from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, RowSampling, choose, load_model
+from specwire.lm.guesses import draw_candidates
 from specwire.lm.heads import eagle3
 from specwire.lm.heads.eagle3 import Eagle3
-from specwire.lm.sampler import draw_candidates
 from specwire.rpc.process import say
 
 # Candidates of a place that are ranked, and the rank of what is not among them.

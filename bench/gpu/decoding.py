@@ -16,7 +16,7 @@ from specwire.core.messages import Outcome, Proposal
 from specwire.core.text import Stopping, Text
 from specwire.core.verify.session import Allowance
 from specwire.lm import Feed, LanguageModel
-from specwire.lm.sampler import LogitsSampler
+from specwire.lm.law.sampler import LogitsSampler
 from verify_service.engine.calibration import calibrate_head, step_costs
 from verify_service.engine.engine import Engine
 from verify_service.engine.heads import HeadDrafting

@@ -14,11 +14,11 @@ from typing import Any
 from unittest.mock import patch
 
 from specwire.core.draft import DraftRow, DraftSession
-from specwire.core.law.acceptance import draw_quantised
+from specwire.core.law.weights import draw_quantised
 from specwire.core.messages import Proposal, SourceKind, Verdict, Weights
 from specwire.core.policy import scheduler
 from specwire.core.verify.session import VerifySession
-from specwire.lm import sampler
+from specwire.lm import guesses
 
 TRIES = 16
 PATIENCE_US = 60e3
@@ -106,7 +106,7 @@ def biased(name: str) -> Iterator[None]:
         return
     drawn, take_proposal = BIASED[name]
     with (
-        patch.object(sampler, "_drawn", drawn),
+        patch.object(guesses, "_drawn", drawn),
         patch.object(DraftSession, "take_proposal", take_proposal),
         patch.object(scheduler, "PATIENCE_US", PATIENCE_US),
     ):

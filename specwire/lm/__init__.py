@@ -1,16 +1,16 @@
 """Language models over a slot cache by absolute position, and the choice of tokens from their logits.
 
 The only room that imports torch and transformers. `load` makes a model, by `pretrained` where it has files of weights;
-`runners` compute its forwards, `kv_cache` keeps count of the slots, `sampler` chooses tokens by `logits` and `noise`.
+`runners` compute its forwards, `kv_cache` keeps count of the slots, `law` chooses the target's tokens, `guesses` draft.
 `heads` draft beside a target, `training` teaches them, and drafters. It knows no session, no wire and no log.
 """
 
 from specwire.core.law.acceptance import RowSampling
 from specwire.core.model import Feed, ModelError, ModelInfo, ModelLost
 from specwire.lm.kv_cache import LanguageModel
+from specwire.lm.law.logits import log_probabilities, logprobs
+from specwire.lm.law.sampler import choose
 from specwire.lm.load import load_model, native_dtype
-from specwire.lm.logits import log_probabilities, logprobs
-from specwire.lm.sampler import choose
 
 __all__ = [
     "Feed",

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from specwire.core.law.acceptance import DraftCounts
 from specwire.core.messages import Plan
 from specwire.core.policy.controller import (
     Controller,
@@ -24,6 +23,7 @@ from specwire.sim.drafter import SimDrafter
 from specwire.sim.guesses import RANKS, Guesses, drawn_trace, repeating_text
 from specwire.sim.orchestrator import Delays, Planned, SimOrchestrator, SimStats
 from specwire.sim.verifier import ForwardCost, SimVerifier
+from specwire.telemetry.tally import DraftCounts
 
 # ----------------------------------------------------------------------------------------------------------------------
 # How a session is to be drafted for, by name.

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from specwire.core.draft import HeadRequest
-from specwire.core.law.acceptance import DraftCounts, RowChoice
+from specwire.core.law.acceptance import RowChoice
 from specwire.core.law.sampling import TokenScore
 from specwire.core.messages import MOST_WINDOW, SourceKind, TokenLogprobs
 from specwire.core.model import Feed, ModelInfo
@@ -23,6 +23,7 @@ from specwire.core.policy.heads import HeadDepth
 from specwire.core.policy.tunables import LEAST_BEHIND, MOST_HEAD_DEPTH
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.guesses import VOCABULARY
+from specwire.telemetry.tally import DraftCounts
 from verify_service.engine.batch import Part
 from verify_service.engine.engine import Engine, Rest, UnderWay
 from verify_service.engine.heads import HeadDrafting

@@ -10,9 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from specwire import __version__
-from specwire.core.law.acceptance import DraftCounts
 from specwire.core.messages import SourceKind
-from specwire.telemetry.tally import Histogram
+from specwire.telemetry.tally import DraftCounts, Histogram
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures in Prometheus' text form, version 0.0.4.

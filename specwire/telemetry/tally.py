@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import accumulate
 
-from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
 from specwire.core.messages import Emit, Outcome, SourceKind, Verdict
 
 # Seconds. Buckets of what clients wait for, of a step and its parts, and of a write into the log.
@@ -47,6 +46,52 @@ class Histogram:
 
 # Positions of a window at which acceptance is counted.
 MOST_POSITIONS = 32
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Draft tokens of one source, or of all.
+
+    proposed: put to the target, in a window or, where they came during the forward, at its last row.
+    tested: of these, the ones that were judged: all before them in the window had been accepted.
+    accepted: of these, the ones that passed. accepted / tested is the acceptance.
+
+    Invariant: accepted <= tested <= proposed.
+    """
+
+    proposed: int = 0
+    tested: int = 0
+    accepted: int = 0
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def add(self, more: DraftCounts) -> None:
+        self.proposed += more.proposed
+        self.tested += more.tested
+        self.accepted += more.accepted
+        self._check()
+
+    def _check(self) -> None:
+        if not 0 <= self.accepted <= self.tested <= self.proposed:
+            raise ValueError(f"{self}: more accepted than tested, or more tested than proposed")
+
+
+def window_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
+    """Draft tokens tested and accepted in a step's window. Tokens behind the text's end were not tested."""
+    return _judged(outcomes[:width], width)
+
+
+def late_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
+    """Likewise for a draft token that came too late for the window and stands at its last row, behind it."""
+    return _judged(outcomes[width : width + 1])
+
+
+def _judged(outcomes: Sequence[Outcome], proposed: int | None = None) -> DraftCounts:
+    """proposed: None for as many as were tested."""
+    accepted = outcomes.count(Outcome.ACCEPTED)
+    tested = accepted + outcomes.count(Outcome.RECOVERED)
+    return DraftCounts(tested if proposed is None else proposed, tested, accepted)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import torch
 from specwire.core.draft import DraftRow
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling, seen_in
-from specwire.lm.sampler import CANDIDATES, _draw_one, draw
+from specwire.lm.guesses import CANDIDATES, _draw_one, draw
 
 SAMPLINGS = [
     Sampling(),

@@ -30,7 +30,7 @@ from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Pace
 from specwire.lm import Feed, LanguageModel, load_model
-from specwire.lm.sampler import guesses
+from specwire.lm.guesses import guesses
 from specwire.rpc.service_thread import Stop
 from tests.draft_service.peer import continuation
 from tests.verify_service.automaton import ASKED, Automaton, Walk

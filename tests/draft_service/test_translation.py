@@ -24,7 +24,7 @@ from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Pace
 from specwire.lm import LanguageModel, load_model
-from specwire.lm.sampler import CANDIDATES, LEAST_LOG, guesses
+from specwire.lm.guesses import CANDIDATES, LEAST_LOG, guesses
 from specwire.text.tokenizer import BYTE_OF
 from specwire.text.vocabulary_map import MOST_VOCABULARIES
 from tests.draft_service.test_sessions import Recorder

@@ -15,8 +15,8 @@ from specwire.core.law.noise import Key
 from specwire.core.law.sampling import History, Sampling
 from specwire.core.law.sampling import log_probabilities as reference_log_p
 from specwire.lm import RowSampling, choose
-from specwire.lm.logits import log_probabilities
-from specwire.lm.noise import KEPT_VOCABULARY, ROWS_APART, gumbel, gumbel_row, uniform_integers
+from specwire.lm.law.logits import log_probabilities
+from specwire.lm.law.noise import KEPT_VOCABULARY, ROWS_APART, gumbel, gumbel_row, uniform_integers
 
 KEYS = [Key(0, 0, 0), Key((1 << 64) - 1, (1 << 32) - 1, 4095), Key(0x0123456789ABCDEF, 7, 31), Key(1 << 63, 1, 1)]
 

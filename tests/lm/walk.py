@@ -18,7 +18,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Pace
 from specwire.core.model import TreeFeed
 from specwire.lm import Feed, LanguageModel
-from specwire.lm.sampler import guesses
+from specwire.lm.guesses import guesses
 from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, plain
 
 # Most draft rows of a slot, most tokens of a feed, and the room that a text leaves for them.

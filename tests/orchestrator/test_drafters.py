@@ -20,7 +20,6 @@ from orchestrator.store import SessionRecord
 from orchestrator.store.memory import MemoryStore
 from specwire.client import Chunk
 from specwire.core.invalid import InvalidParameter
-from specwire.core.law.acceptance import DraftCounts
 from specwire.core.law.sampling import Rule, Sampling, with_rule
 from specwire.core.messages import FinishReason
 from specwire.core.placement import PlacementRequest
@@ -28,7 +27,7 @@ from specwire.core.policy.controller import Controller
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.text import Stopping, hash_of
 from specwire.rpc.errors import code_number
-from specwire.telemetry.tally import SessionStats
+from specwire.telemetry.tally import DraftCounts, SessionStats
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import draft_service.server
-import specwire.lm.sampler
+import specwire.lm.guesses
 from draft_service.server import RunningDrafter
 from specwire.client import Chunk, Completion
 from specwire.client.events import PartialCompletion
@@ -72,7 +72,7 @@ async def test_texts_stay_the_target_s(sampling: Sampling) -> None:
 async def test_two_versions_never_draw_one_place_with_the_same_noise(rule: str) -> None:
     """A place's noise is its epoch's: in each epoch one version draws, and all of them do draw."""
     drawers: dict[int, set[threading.Thread]] = defaultdict(set)
-    draw = specwire.lm.sampler.draw_weighed
+    draw = specwire.lm.guesses.draw_weighed
 
     def noted(logits: torch.Tensor, places: Sequence[DraftRow]) -> list[tuple[int, Weights]]:
         for place in places:
@@ -81,7 +81,7 @@ async def test_two_versions_never_draw_one_place_with_the_same_noise(rule: str) 
 
     wish = RequestOptions(max_tokens=LENGTH, ignore_eos=True, temperature=1.0, rule=rule)
     async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1", patient=True) as running:
-        with patch.object(specwire.lm.sampler, "draw_weighed", noted):
+        with patch.object(specwire.lm.guesses, "draw_weighed", noted):
             done = await asked(lambda: told(running, wish), all_drafted)
     assert len(done.tokens) == LENGTH
     assert all(len(threads) == 1 for threads in drawers.values())
@@ -90,7 +90,7 @@ async def test_two_versions_never_draw_one_place_with_the_same_noise(rule: str) 
 
 async def test_a_drafter_that_comes_back_as_it_was_needs_no_epoch_of_its_own() -> None:
     epochs: set[int] = set()
-    draw = specwire.lm.sampler.draw_weighed
+    draw = specwire.lm.guesses.draw_weighed
 
     def noted(logits: torch.Tensor, places: Sequence[DraftRow]) -> list[tuple[int, Weights]]:
         epochs.update(place.epoch for place in places)
@@ -108,7 +108,7 @@ async def test_a_drafter_that_comes_back_as_it_was_needs_no_epoch_of_its_own() -
         return gathered.completion()
 
     async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1", patient=True) as running:
-        with patch.object(specwire.lm.sampler, "draw_weighed", noted):
+        with patch.object(specwire.lm.guesses, "draw_weighed", noted):
             await asked(lambda: same(running), lambda done: sum(each.accepted > 0 for each in done.stats.drafters) > 1)
     assert len(epochs) == 1
 

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-import specwire.lm.sampler
+import specwire.lm.guesses
 import verify_service.server
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
@@ -148,7 +148,7 @@ async def test_a_drafter_that_does_not_say_what_it_drew_from_changes_nothing() -
         return [(1, None)] * len(places)
 
     async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1") as running:
-        with patch.object(specwire.lm.sampler, "draw_weighed", mute):
+        with patch.object(specwire.lm.guesses, "draw_weighed", mute):
             done = await running.client.complete(
                 PROMPT, max_tokens=20, temperature=1.0, rule="rejection", ignore_eos=True
             )

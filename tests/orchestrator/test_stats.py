@@ -7,9 +7,8 @@ from itertools import product
 import pytest
 
 from orchestrator.session.stats import Totals, stats_of
-from specwire.core.law.acceptance import DraftCounts, late_counts, window_counts
 from specwire.core.messages import FinishReason, Outcome, SourceKind, Verdict
-from specwire.telemetry.tally import SessionStats
+from specwire.telemetry.tally import DraftCounts, SessionStats, late_counts, window_counts
 
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
 
@@ -52,7 +51,7 @@ def test_accepted_is_never_more_than_tested_nor_that_more_than_proposed() -> Non
             for outcomes in product(Outcome, repeat=length):
                 for counts in (window_counts(outcomes, width), late_counts(outcomes, width)):
                     assert 0 <= counts.accepted <= counts.tested <= counts.proposed
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="more accepted than tested, or more tested than proposed"):
         DraftCounts(1, 2, 1)
 
 

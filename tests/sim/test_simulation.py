@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from specwire.core.law.acceptance import DraftCounts
 from specwire.sim import (
     AUTO,
     CHAIN,
@@ -31,6 +30,7 @@ from specwire.sim import (
 from specwire.sim.clock import Clock, Host
 from specwire.sim.guesses import WRONG
 from specwire.sim.optimum import best_stream_wait
+from specwire.telemetry.tally import DraftCounts
 
 # V, d, a, R (ms); tokens/s: plain, textbook at its best k, streaming with a waiting verifier, streaming.
 TABLE = [

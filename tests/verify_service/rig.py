@@ -21,7 +21,7 @@ from specwire.core.verify.session import Allowance
 from specwire.core.verify.table import KnownTexts
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.heads.slots import DraftingModel
-from specwire.lm.sampler import LogitsSampler
+from specwire.lm.law.sampler import LogitsSampler
 from verify_service.engine.engine import DETACH_GRACE_US, Engine, Rest
 from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import (

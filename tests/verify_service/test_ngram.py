@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from specwire.core.law.acceptance import window_counts
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.policy.scheduler import Guess
 from specwire.core.verify.text_sources import NgramSource
+from specwire.telemetry.tally import window_counts
 from specwire.v1 import common_pb2
 from tests.verify_service.peer import connected, serving
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, chain, oracle

@@ -179,7 +179,7 @@ def test_rules_that_look_at_proposals_are_told_of_the_target_that_the_options_ma
             chunk = chain(number, [*PROMPT, *rig.tokens[1]], pairs[number % len(pairs)])
             rig.propose(1, replace(chunk, weights=(anything,) * 2 if "(" not in rule else ()))
 
-    monkeypatch.setattr("specwire.lm.sampler.judge", watched)
+    monkeypatch.setattr("specwire.lm.law.sampler.judge", watched)
     rig.tick(opens=(replace(opening(1, PROMPT, sampling=with_rule(options, rule)), stopping=stopping),))
     rig.run(propose)
     assert rig.finished[1] in (FinishReason.EOS, FinishReason.LENGTH)

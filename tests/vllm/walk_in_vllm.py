@@ -20,8 +20,8 @@ from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3C
 
 from specwire.lm import Feed, LanguageModel, RowSampling, load_model
 from specwire.lm.kv_cache import CachedLM
+from specwire.lm.law.sampler import LogitsSampler
 from specwire.lm.runners.vllm import VllmRunner
-from specwire.lm.sampler import LogitsSampler
 from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, plain, save
 from tests.lm.test_choose import any_row, by_the_reference
 from tests.lm.walk import Texts

@@ -75,7 +75,7 @@ class Part(NamedTuple):
 
 
 class RowSampler(Protocol):
-    """Reads the rows of one runtime's forwards; of tensors: `specwire.lm.sampler.LogitsSampler`."""
+    """Reads the rows of one runtime's forwards; of tensors: `specwire.lm.law.sampler.LogitsSampler`."""
 
     def choose(self, rows: Any, parts: Sequence[Part], heard: Callable[[Part], bool]) -> list[RowChoice]:
         """The target's choices for each part; the parts' rows stand one behind the other.

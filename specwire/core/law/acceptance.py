@@ -1,9 +1,8 @@
-"""The rules: which token stands at a position, exact or weighed by probability; how outcomes are counted."""
+"""The rules: which token stands at a position, exact or weighed by probability."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import exp
 from typing import NamedTuple, Protocol
@@ -23,8 +22,6 @@ from specwire.core.law.sampling import (
 )
 from specwire.core.messages import (
     DIRECT,
-    MOST_KEPT,
-    PARTS,
     Decision,
     DraftToken,
     Number,
@@ -32,6 +29,8 @@ from specwire.core.messages import (
     TokenLogprobs,
     Weights,
 )
+
+Floats = npt.NDArray[np.float64]
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The exact acceptance rules `greedy` and `coupled`.
@@ -43,51 +42,6 @@ from specwire.core.messages import (
 #     coupled   argmax(log p + G), G keyed by (seed, choice, position, id): Gumbel coupling, arXiv 2408.07978
 
 
-@dataclass(slots=True)
-class DraftCounts:
-    """Draft tokens of one source, or of all.
-
-    proposed: put to the target, in a window or, where they came during the forward, at its last row.
-    tested: of these, the ones that were judged: all before them in the window had been accepted.
-    accepted: of these, the ones that passed. accepted / tested is the acceptance.
-
-    Invariant: accepted <= tested <= proposed.
-    """
-
-    proposed: int = 0
-    tested: int = 0
-    accepted: int = 0
-
-    def __post_init__(self) -> None:
-        self._check()
-
-    def add(self, more: DraftCounts) -> None:
-        self.proposed += more.proposed
-        self.tested += more.tested
-        self.accepted += more.accepted
-        self._check()
-
-    def _check(self) -> None:
-        assert 0 <= self.accepted <= self.tested <= self.proposed, self
-
-
-def window_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
-    """Draft tokens tested and accepted in a step's window. Tokens behind the text's end were not tested."""
-    return _judged(outcomes[:width], width)
-
-
-def late_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
-    """Likewise for a draft token that came too late for the window and stands at its last row, behind it."""
-    return _judged(outcomes[width : width + 1])
-
-
-def _judged(outcomes: Sequence[Outcome], proposed: int | None = None) -> DraftCounts:
-    """proposed: None for as many as were tested."""
-    accepted = outcomes.count(Outcome.ACCEPTED)
-    tested = accepted + outcomes.count(Outcome.RECOVERED)
-    return DraftCounts(tested if proposed is None else proposed, tested, accepted)
-
-
 def choose(
     logits: npt.ArrayLike,
     position: int,
@@ -96,7 +50,7 @@ def choose(
     banned: Sequence[int] = (),
     allowed: Mask | None = None,
 ) -> int:
-    """The target's token at `position` from its logits (vocabulary,): reference for `specwire.lm.sampler`.
+    """The target's token at `position` from its logits (vocabulary,): reference for `specwire.lm.law.sampler`.
 
     seen, banned, allowed: see `specwire.core.law.sampling.adjusted`.
     """
@@ -177,34 +131,6 @@ class RowChoice(NamedTuple):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The distribution that a draft token was drawn from, as integers: what `rejection` and `block` test it against.
-#
-# The drafter cuts its distribution to the most probable ids and rounds it to integers *before* it draws, and draws from
-# those. So what it sends is what it drew from, to the last bit, and neither the cut nor the rounding can bias a text.
-
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-
-def quantise(probabilities: npt.ArrayLike, ids: Sequence[int], most: int = MOST_KEPT, parts: int = PARTS) -> Weights:
-    """Integers in proportion to the `most` greatest of `probabilities`, which belong to `ids`; zeros are left out.
-
-    The most probable id is always kept.
-    """
-    shares = np.asarray(probabilities, dtype=np.float64)
-    order = np.argsort(-shares, kind="stable")[:most]
-    rounded = np.rint(shares[order] * (parts / shares[order].sum())).astype(np.int64)
-    rounded[0] = max(rounded[0], 1)
-    kept = rounded > 0
-    return Weights(tuple(int(ids[index]) for index in order[kept]), tuple(int(weight) for weight in rounded[kept]))
-
-
-def draw_quantised(weights: Weights, seed: int, choice: int, position: int) -> int:
-    """argmax(log w + G): a token with probability w / total, by the noise that the target's own draw there has."""
-    noise = gumbel(seed, choice, position, np.array(weights.ids, dtype=np.int64))
-    return weights.ids[int(np.argmax(np.log(np.array(weights.weights, dtype=np.float64)) + noise))]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The rules that look at proposals: `rejection` and `block`, exact in law, and the lossy `threshold` and `typical`.
 #

@@ -150,7 +150,7 @@ def seen_in(tokens: Sequence[int], prompt_length: int) -> Seen:
 # Its order is that of transformers: bias, penalties, banned ids and what a constraint forbids, temperature, top_k,
 # top_p, min_p.
 #
-# `specwire.lm.logits` holds the vectorised version that the verifier runs; tests hold the two equal.
+# `specwire.lm.law.logits` holds the vectorised version that the verifier runs; tests hold the two equal.
 
 # Below it, logits divided by the temperature exceed what single precision can tell apart.
 LEAST_TEMPERATURE = 1e-4
@@ -408,7 +408,7 @@ def _softmax(scores: Floats) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Log-probabilities that are reported with a decided token (numpy reference of `specwire.lm.logits`).
+# Log-probabilities that are reported with a decided token (numpy reference of `specwire.lm.law.logits`).
 
 
 class TokenScore(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 
 from specwire.core.draft import DraftRow, HeadRequest
 from specwire.core.model import Feed
-from specwire.lm.sampler import draw_among
+from specwire.lm.guesses import draw_among
 
 
 class Head(Protocol):

@@ -21,7 +21,8 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.noise import Key
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
-from specwire.lm.noise import gumbel_of
+from specwire.lm.guesses import CANDIDATES, whole
+from specwire.lm.law.noise import gumbel_of
 from specwire.lm.runners.linear import GROUP
 from specwire.lm.runners.openvino.graph import (
     LOGITS,
@@ -35,7 +36,6 @@ from specwire.lm.runners.openvino.graph import (
     computed_in,
     constant_bytes,
 )
-from specwire.lm.sampler import CANDIDATES, whole
 
 # Inputs and outputs share one space of names.
 STATES, NEXT_STATES = "states", "next_states"

@@ -10,7 +10,7 @@ import torch
 
 from specwire.core.draft import DraftRow, HeadRequest
 from specwire.core.model import Feed, ModelError
-from specwire.lm.sampler import draw
+from specwire.lm.guesses import draw
 from specwire.lm.scripted import CONTEXT, Metronome, Place, Script, ScriptedLM
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from specwire.core.draft import DraftRow, HeadRequest
 from specwire.core.model import Feed, ModelError, ModelInfo
+from specwire.lm.guesses import draw
 from specwire.lm.kv_cache import CachedLM, SkimmingRunner
-from specwire.lm.sampler import draw
 
 PREFIX = "self:"
 SKIP, EXIT = "skip", "exit"

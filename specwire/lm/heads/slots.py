@@ -12,10 +12,10 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.noise import Key
 from specwire.core.model import Feed, ModelInfo, SlotModel
 from specwire.core.policy.tunables import LEAST_BEHIND, PREFILL_ROWS
+from specwire.lm.guesses import whole
 from specwire.lm.heads.head import Head
 from specwire.lm.kv_cache import CachedLM, TappedRunner
-from specwire.lm.noise import keep_noise
-from specwire.lm.sampler import whole
+from specwire.lm.law.noise import keep_noise
 from specwire.versions import Current
 
 

@@ -1,12 +1,16 @@
-"""From logits to tokens: the target's choice at every row of a forward, and below it a drafter's guess at that."""
+"""How a drafter or a head picks its next token: as the target would from the same logits, noise included.
+
+Under coupled sampling the target takes argmax(log p + G). A drafter that takes argmax(log q + G) with the same G agrees
+far more often than one that draws on its own (arXiv 2408.07978). Under the default rules what happens here changes
+acceptance only, never a text, so shortcuts are allowed: noise is drawn for the few ids that can win at all.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate, islice
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,200 +18,13 @@ import torch
 
 from specwire.core.draft import DraftRow, Drawn
 from specwire.core.law import noise as reference
-from specwire.core.law.acceptance import (
-    Floats,
-    Judge,
-    RowChoice,
-    RowSampling,
-    TargetRows,
-    draw_quantised,
-    judge,
-    quantise,
-)
 from specwire.core.law.noise import Key
-from specwire.core.law.sampling import Acceptance, Ids, Sampling, TokenScore
-from specwire.core.messages import MOST_KEPT, Decision, DraftToken, TokenLogprobs, Weights
-from specwire.lm.logits import LogitsRow, adjusted, filtered, log_probabilities, logprobs, scaled
-from specwire.lm.noise import gumbel, gumbel_at, gumbel_of, gumbel_row
+from specwire.core.law.sampling import Ids, Sampling
+from specwire.core.law.weights import draw_quantised, quantise
+from specwire.core.messages import MOST_KEPT, Weights
+from specwire.lm.law.logits import adjusted, best_of, log_probabilities
+from specwire.lm.law.noise import gumbel_of
 from specwire.text.vocabulary_map import MOST_VOCABULARIES, VocabularyMap
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The target's choice at every row of a forward: the vectorised twin of `specwire.core.law.acceptance.choose`.
-
-
-@torch.inference_mode()
-def choose(logits: torch.Tensor, rows: Sequence[RowSampling], apart: bool = False) -> list[int]:
-    """The target's token for each row, a function of the row's logits and its RowSampling alone.
-
-    Args:
-        logits: (rows, vocabulary), any float type. A masked id has -inf.
-        apart: also to the last bit of the noise: kernels may round its logarithms differently by the place in a batch.
-
-    Rows that are adjusted are so first. Greedy rows: argmax, ties to the lowest id. Coupled rows: argmax(log p + G);
-    log p is used without its normaliser, which is the same for all ids of a row. What reaches the host is the tokens.
-    """
-    if len(rows) != logits.shape[0]:
-        raise ValueError(f"rows: {len(rows)} given for {logits.shape[0]} rows of logits")
-    if apart and len(rows) > 1:
-        return [choose(logits[index : index + 1], [row])[0] for index, row in enumerate(rows)]
-    kinds = tuple(zip(_by_kind(rows), (_greedy, _coupled, _coupled_filtered), strict=True))
-    for members, pick in kinds:
-        if len(members) == len(rows):
-            return _ids(pick(_changed(logits, rows), rows))
-    chosen = torch.zeros(len(rows), dtype=torch.long, device=logits.device)
-    for members, pick in kinds:
-        if members:
-            part = [rows[member] for member in members]
-            chosen[members] = pick(_changed(logits[members], part), part)
-    return _ids(chosen)
-
-
-def _changed(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> torch.Tensor:
-    return adjusted(logits, rows) if any(row.adjusted for row in rows) else logits
-
-
-def _ids(chosen: torch.Tensor) -> list[int]:
-    ids: list[int] = chosen.tolist()
-    return ids
-
-
-def _by_kind(rows: Sequence[RowSampling]) -> tuple[list[int], list[int], list[int]]:
-    """Indices of the greedy, the unfiltered and the filtered rows."""
-    kinds: tuple[list[int], list[int], list[int]] = ([], [], [])
-    for index, row in enumerate(rows):
-        kinds[0 if row.sampling.temperature == 0.0 else 1 + row.filtered].append(index)
-    return kinds
-
-
-def _greedy(logits: torch.Tensor, _rows: Sequence[RowSampling]) -> torch.Tensor:
-    return best_of(logits)
-
-
-def best_of(scores: torch.Tensor) -> torch.Tensor:
-    """The place of each row's largest element, the first of several.
-
-    On CPUs NumPy's search is vectorised where PyTorch's goes element by element.
-    """
-    if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(scores.numpy().argmax(axis=1))
-    return scores.argmax(dim=1)
-
-
-def _coupled(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
-    vocabulary = logits.shape[1]
-    if logits.device.type == "cpu":
-        pairs = zip(logits.double().numpy(), rows, strict=True)
-        chosen = [(line / row.sampling.temperature + gumbel_row(row.key, vocabulary)).argmax() for line, row in pairs]
-        return torch.from_numpy(np.array(chosen))
-    noise = gumbel([row.key for row in rows], torch.arange(vocabulary, device=logits.device).unsqueeze(0))
-    return best_of(scaled(logits, rows) + noise)
-
-
-def _coupled_filtered(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
-    """Noise is made only for ids that survive: the best `count` of each row, where `count` is the most of any row."""
-    scores = filtered(logits, rows)
-    count = int((scores > -torch.inf).sum(dim=1).max())
-    best, ids = scores.topk(max(count, 1), dim=1)
-    winners = (best + gumbel_at([row.key for row in rows], ids)).argmax(dim=1, keepdim=True)
-    return ids.gather(1, winners).squeeze(1)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The target's choices for each text of a forward, as a verifier asks for them.
-
-# Rows that are scored together.
-SCORED_ROWS = 32
-
-
-class SampledPart(Protocol):
-    """A text's part of a forward: `wanted` rows, behind its end and behind each token of `window`."""
-
-    @property
-    def window(self) -> tuple[DraftToken, ...]: ...
-    @property
-    def wanted(self) -> int: ...
-    def rows(self) -> list[RowSampling]:
-        """How the token of each row is chosen."""
-        ...
-
-
-P = TypeVar("P", bound=SampledPart)
-
-
-class LogitsSampler:
-    """Chooses from logits (rows, vocabulary). apart: see `choose`."""
-
-    def __init__(self, apart: bool) -> None:
-        self._apart = apart
-
-    def choose(self, logits: torch.Tensor, parts: Sequence[P], heard: Callable[[P], bool]) -> list[RowChoice]:
-        """The target's choices for each part; the parts' rows stand one behind the other.
-
-        heard: whether a part's constraint has answered; a part whose constraint has not gets no choices.
-        """
-        rows = [part.rows() if heard(part) else [] for part in parts]
-        starts = [0, *accumulate(part.wanted for part in parts)][: len(parts)]
-        answered = logits
-        if any(len(each) != part.wanted for each, part in zip(rows, parts, strict=True)):
-            answered = torch.cat([logits[start : start + len(each)] for start, each in zip(starts, rows, strict=True)])
-        chosen = iter(choose(answered, [row for each in rows for row in each], self._apart))
-        return [
-            _choice(logits, start, each, list(islice(chosen, len(each))), part.window)
-            for start, each, part in zip(starts, rows, parts, strict=True)
-        ]
-
-    def score(self, logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenScore]:
-        """A part of the rows at a time: in float64 a large vocabulary's take twice their memory."""
-        sampling = RowSampling(0, Sampling(logprobs=top))
-        scores: list[TokenScore] = []
-        for start in range(0, len(tokens), SCORED_ROWS):
-            part, given = logits[start : start + SCORED_ROWS], tokens[start : start + SCORED_ROWS]
-            reported = logprobs(part, [sampling] * len(given), given)
-            own = part.gather(1, torch.tensor(given, device=part.device).unsqueeze(1))
-            ranks = (part >= own).sum(dim=1).tolist()
-            scores += map(TokenScore, reported, ranks)
-        return scores
-
-
-def _choice(
-    logits: torch.Tensor, start: int, rows: Sequence[RowSampling], tokens: list[int], window: Sequence[DraftToken]
-) -> RowChoice:
-    """The choices for a text whose rows of logits begin at `start`."""
-    if not rows or (rows[0].sampling.logprobs is None and rows[0].sampling.acceptance is None):
-        return RowChoice(tokens, None, None)
-    sampling, own = rows[0].sampling, logits[start : start + len(rows)]
-    report = None if sampling.logprobs is None else _reporter(own, rows)
-    told = None if sampling.acceptance is None else _judge(sampling.acceptance, _target(own, rows, tokens), window)
-    return RowChoice(tokens, report, told)
-
-
-def _reporter(
-    logits: torch.Tensor, rows: Sequence[RowSampling]
-) -> Callable[[Sequence[int]], tuple[TokenLogprobs, ...]]:
-    return lambda tokens: logprobs(logits[: len(tokens)], rows[: len(tokens)], tokens)
-
-
-def _judge(acceptance: Acceptance, target: TargetRows, window: Sequence[DraftToken]) -> Judge:
-    def decide(width: int, late: DraftToken | None) -> Decision:
-        return judge(acceptance, target, window[:width], late)
-
-    return decide
-
-
-def _target(logits: torch.Tensor, rows: Sequence[RowSampling], own: Sequence[int]) -> TargetRows:
-    def log_p() -> Floats:
-        known: Floats = log_probabilities(logits, rows).cpu().numpy()
-        return known
-
-    return TargetRows(log_p, [row.sampling for row in rows], rows[0].position, own)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# How a drafter or a head picks its next token: as the target would from the same logits, noise included.
-#
-# Under coupled sampling the target takes argmax(log p + G). A drafter that takes argmax(log q + G) with the same G
-# agrees far more often than one that draws on its own (arXiv 2408.07978). What happens here changes acceptance only,
-# never a text, so shortcuts are allowed: noise is drawn for the few ids that can win at all.
 
 CANDIDATES = 64
 # Ids less likely than this, relative to the likeliest, are left out: a dominant id needs no noise.
