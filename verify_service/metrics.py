@@ -58,11 +58,11 @@ def _of_sessions(engine: Engine) -> Families:
     yield by_label(gauge, "sessions", "Sessions by state.", "state", states)
     yield gauge("slots", "Sessions that fit at once.", lm.slots)
     yield gauge(
-        "slots_kept", "Slots of ended sessions, kept for others that begin alike.", sessions.scheduler.slots.kept
+        "slots_kept", "Slots of ended sessions, kept for others that begin alike.", sessions.slot_queue.slots.kept
     )
     yield gauge("kv_cache_usage_ratio", "Positions in use of all there are.", cached / (lm.slots * lm.info.context))
     yield gauge("kv_cache_bytes", "Memory of keys and values.", lm.kv_bytes)
-    prefixes = dict(sessions.scheduler.slots.counts)
+    prefixes = dict(sessions.slot_queue.slots.counts)
     yield by_label(counter, "kv_prefixes_total", "Kept prefixes, by what became of them.", "event", prefixes)
     texts = sessions.texts
     yield gauge("shared_texts", "Texts of sessions kept to propose from.", texts.texts)
@@ -103,5 +103,5 @@ def load_of(engine: Engine) -> Load:
     held = list(engine.sessions.roster)
     waiting = sum(each.waiting for each in held)
     running = max(0, len(engine.sessions.roster) - waiting)
-    queue_s = round(engine.sessions.scheduler.queue_us() / 1e6, 3)
+    queue_s = round(engine.sessions.slot_queue.queue_us() / 1e6, 3)
     return Load(running, waiting, max(0, engine.lm.slots - running), queue_s)

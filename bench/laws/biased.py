@@ -16,7 +16,7 @@ from unittest.mock import patch
 from specwire.core.draft import DraftRow, DraftSession
 from specwire.core.law.weights import draw_quantised
 from specwire.core.messages import Proposal, SourceKind, Verdict, Weights
-from specwire.core.policy import scheduler
+from specwire.core.policy import windows
 from specwire.core.verify.session import VerifySession
 from specwire.lm import guesses
 
@@ -108,6 +108,6 @@ def biased(name: str) -> Iterator[None]:
     with (
         patch.object(guesses, "_drawn", drawn),
         patch.object(DraftSession, "take_proposal", take_proposal),
-        patch.object(scheduler, "PATIENCE_US", PATIENCE_US),
+        patch.object(windows, "PATIENCE_US", PATIENCE_US),
     ):
         yield

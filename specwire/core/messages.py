@@ -258,7 +258,8 @@ class Pace:
         return self.run_ahead if self.branches == 1 else min(MOST_NODES_AHEAD, self.branches * self.run_ahead)
 
 
-# Draft tokens that a step tests for one session. Start-up measures forwards of up to twice as many rows.
+# Most draft tokens that a step tests for one session. Start-up measures forwards of up to twice as many rows
+# (`verify_service.engine.calibration.WIDTHS`), compiled runners have graphs for as many, PROTOCOL.md tells peers.
 MOST_WINDOW = 16
 
 

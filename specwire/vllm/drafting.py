@@ -27,7 +27,7 @@ from specwire.core.messages import MOST_WINDOW, Pace, SourceKind, Verdict
 from specwire.core.placement import PlacementRequest
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.estimates import Forward, ForwardTimes
-from specwire.core.policy.scheduler import divided
+from specwire.core.policy.windows import divided
 from specwire.core.text import Ending, Stopping
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
 from specwire.registry.directory import Directory

@@ -15,7 +15,7 @@ from specwire.core import messages
 from specwire.core.draft import DraftNode, DraftSession
 from specwire.core.messages import DraftToken, FinishReason, Pace, Proposal, SourceKind, Verdict, Weights
 from specwire.core.policy.estimates import AcceptanceByPosition
-from specwire.core.policy.scheduler import Guess
+from specwire.core.policy.windows import Guess
 from specwire.core.session import Advised, Session
 from specwire.core.text import Ending, Text, Tree
 from specwire.core.verify.chains import Chains, Offer

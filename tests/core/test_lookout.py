@@ -1,12 +1,12 @@
-"""specwire.core.policy.scheduler: in a batch, whose guesses are not taken is looked through ever more seldom."""
+"""specwire.core.policy.windows: in a batch, whose guesses are not taken is looked through ever more seldom."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from specwire.core.messages import SourceKind
-from specwire.core.policy.scheduler import Lookout, Share
 from specwire.core.policy.tunables import MOST_REST
+from specwire.core.policy.windows import Lookout, Share
 
 PLAIN = Share(3, 1, 0, True)
 GUESSED = Share(3, 1, 5, True, SourceKind.NGRAM)

@@ -321,7 +321,7 @@ class VerifierChecks:
     def _kept(self, party: VerifierParty) -> None:
         """Kept slots hold the texts that they are registered with."""
         assert party.strand is not None
-        lm, kept = party.strand.lm, party.strand.engine.sessions.scheduler.slots._kept
+        lm, kept = party.strand.lm, party.strand.engine.sessions.slot_queue.slots._kept
         for slot, each in kept.items():
             if self._facts.new(("kept", party.process, slot), each.session_id, each.prefix.length, lm.cached(slot)):
                 self._cache(lm, slot, each.prefix.tokens[: each.prefix.length], lm.cached(slot))

@@ -100,7 +100,7 @@ def test_one_that_is_too_large_by_itself_is_told_so_and_the_others_go_on() -> No
         (2, Code.RESOURCE_EXHAUSTED, "the target's forward ran out of memory")
     ]
     assert rig.tokens[1] == oracle(rig.lm, (5, 6, 7), 40)
-    assert rig.engine.sessions.scheduler.slots.kept == 0
+    assert rig.engine.sessions.slot_queue.slots.kept == 0
     rig.most = 1000
     rig.open(3, LONG, max_tokens=5)
     rig.run()

@@ -8,7 +8,7 @@ import pytest
 
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome, SourceKind, Verdict
-from specwire.core.policy.scheduler import Guess
+from specwire.core.policy.windows import Guess
 from specwire.core.verify.text_sources import NgramSource
 from specwire.telemetry.tally import window_counts
 from specwire.v1 import common_pb2

@@ -49,7 +49,7 @@ class Counting(Rig):
 
     @property
     def counts(self) -> dict[str, int]:
-        return dict(self.engine.sessions.scheduler.slots.counts)
+        return dict(self.engine.sessions.slot_queue.slots.counts)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED])
@@ -73,7 +73,7 @@ def test_what_begins_alike_is_copied_and_both_stay() -> None:
         assert rig.complete(handle, prompt) == oracle(rig.lm, prompt, 10)
         assert rig.cached(handle) == (len(SYSTEM) if handle > 1 else 0)
     assert rig.counts == {"prefix copied": 2}
-    assert rig.engine.sessions.scheduler.slots.kept == 3
+    assert rig.engine.sessions.slot_queue.slots.kept == 3
 
 
 def test_a_session_that_still_runs_is_shared_from_too_and_not_disturbed() -> None:
@@ -200,7 +200,7 @@ def test_sessions_without_a_scope_leave_nothing_and_share_with_nobody() -> None:
         rig.complete(handle, SYSTEM, scope=b"")
         assert rig.cached(handle) == 0
     assert [rig.lm.cached(slot) for slot in range(4)] == [0] * 4
-    assert rig.engine.sessions.scheduler.slots.kept == 0
+    assert rig.engine.sessions.slot_queue.slots.kept == 0
 
 
 def test_what_was_deleted_is_zeroed_whether_its_session_is_open_or_over() -> None:

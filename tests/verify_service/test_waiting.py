@@ -108,7 +108,7 @@ def test_one_that_is_closed_or_loses_its_link_waits_no_more() -> None:
     rig.run()
     assert admitted(rig) == [3]
     assert len(list(rig.engine.roster)) == 1
-    assert len(rig.engine.sessions.scheduler.waiting) == 0
+    assert len(rig.engine.sessions.slot_queue.waiting) == 0
 
 
 def test_a_verifier_that_is_about_to_stop_sends_elsewhere_who_waits_and_nobody_else() -> None:

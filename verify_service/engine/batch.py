@@ -13,9 +13,9 @@ from specwire.core.law.sampling import TokenScore
 from specwire.core.messages import DraftToken, SourceKind
 from specwire.core.model import SlotModel, out_of_memory
 from specwire.core.policy.costs import StepCosts
-from specwire.core.policy.scheduler import Share, StepCandidate
 from specwire.core.policy.shares import TenantShares, fair_rows
 from specwire.core.policy.tunables import PREFILL_ROWS
+from specwire.core.policy.windows import Share, StepCandidate
 from verify_service.engine.sessions import Held, Roster
 
 W = TypeVar("W")

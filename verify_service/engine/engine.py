@@ -21,9 +21,9 @@ from specwire.core.law.acceptance import RowChoice
 from specwire.core.messages import Outcome, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
-from specwire.core.policy.scheduler import Share, schedule
 from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.tunables import DRAFTED_LATELY_US
+from specwire.core.policy.windows import Share, schedule
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
@@ -189,7 +189,7 @@ class Engine:
         known: KnownTexts | None = None,
         gather_us: float = 0.0,
     ) -> None:
-        """patient: see `specwire.core.policy.scheduler.schedule`; ngram and those after it: see `SessionManager`.
+        """patient: see `specwire.core.policy.windows.schedule`; ngram and those after it: see `SessionManager`.
 
         drafting: of a head, behind the texts of `lm`. shares: what tenants may have; None where there are none.
         gather_us: how long what steps decide may wait for what the next ones do, to be told together.
@@ -247,8 +247,8 @@ class Engine:
         """
         self._take_commands()
         self.sessions.expire(self._now_us())
-        self.sessions.scheduler.fill(between_steps=True)
-        self.sessions.scheduler.catch_up()
+        self.sessions.slot_queue.fill(between_steps=True)
+        self.sessions.slot_queue.catch_up()
         ready = [held for held in self.roster if held.session.room > 0 and not held.waiting]
         if self._sharing is not None:
             ready = self._sharing.able(ready, self._scorer.lent)

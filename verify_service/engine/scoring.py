@@ -115,7 +115,7 @@ class Scorer:
 
     def _slot_for(self, tenant: str) -> int | None:
         """A slot, if need be that of the last text of a tenant with more of them, if it has not begun."""
-        lend = self._sessions.scheduler.lend
+        lend = self._sessions.slot_queue.lend
         slot = lend()
         if slot is None and self._sharing is not None:
             counts = Counter(job.request.tenant for job in self.jobs)
@@ -176,4 +176,4 @@ class Scorer:
 
     def _end(self, job: ScoringJob) -> None:
         self.jobs.remove(job)
-        self._sessions.scheduler.slots.give_back(job.slot)
+        self._sessions.slot_queue.slots.give_back(job.slot)

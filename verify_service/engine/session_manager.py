@@ -32,7 +32,7 @@ from verify_service.engine.messages import (
     Reports,
     Tick,
 )
-from verify_service.engine.sessions import NO_SLOT, Held, Roster, SlotScheduler
+from verify_service.engine.sessions import NO_SLOT, Held, Roster, SlotQueue
 
 # Milliseconds after which who found no slot, or has all that it may have, is told to ask again.
 RETRY_MS = 1000
@@ -74,7 +74,7 @@ class SessionManager:
         self._now_us = now_us
         self._grace_us = detach_grace_us
         self._patience = patience
-        self.scheduler = SlotScheduler(lm, self.roster, patience, self.counts, now_us, self._seated, shares)
+        self.slot_queue = SlotQueue(lm, self.roster, patience, self.counts, now_us, self._seated, shares)
         self._shares = shares
         self._position_bytes = lm.kv_bytes // (lm.slots * lm.info.context)
         self._eos_ids = frozenset(lm.info.eos_ids)
@@ -111,7 +111,7 @@ class SessionManager:
         if tick.texts:
             self.earlier.add(tick.texts)
         for session_id in tick.forgotten:
-            self.scheduler.forget(session_id)
+            self.slot_queue.forget(session_id)
             self.texts.forget(session_id)
             self.earlier.forget(session_id)
 
@@ -166,7 +166,7 @@ class SessionManager:
             self.counts["progress of an unknown session"] += 1
             return
         held.running.allow(allowance, tick.arrived_us)
-        self.scheduler.unpark(held)
+        self.slot_queue.unpark(held)
 
     # Taking in
 
@@ -263,12 +263,12 @@ class SessionManager:
             most_length=min(self._lm.info.context, opening.prompt_length + opening.stopping.max_tokens),
         )
         if former is not None:
-            self.scheduler.succeed(former, held)
+            self.slot_queue.succeed(former, held)
             return None
         beyond = self._beyond_limits(held)
         if beyond is not None:
             return Refusal(held.handle, Code.RESOURCE_EXHAUSTED, beyond, retry_ms=RETRY_MS)
-        reason = self.scheduler.enter(held)
+        reason = self.slot_queue.enter(held)
         return None if reason is None else self._slotless(held, reason)
 
     def _slotless(self, held: Held, message: str) -> Refusal:
@@ -336,7 +336,7 @@ class SessionManager:
     @property
     def next_deadline_us(self) -> float:
         expiring_us = min((held.expires_us for held in self.roster), default=math.inf)
-        return min(expiring_us, self.scheduler.next_parking_us)
+        return min(expiring_us, self.slot_queue.next_parking_us)
 
     def expire(self, now_us: float) -> None:
         """End sessions whose deadline has passed, and drop those that were kept long enough."""
@@ -384,4 +384,4 @@ class SessionManager:
         self.fail(held, Code.OUT_OF_RANGE, held.session.dead_end)
 
     def release(self, held: Held) -> None:
-        self.scheduler.leave(held)
+        self.slot_queue.leave(held)

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from specwire.core.model import SlotModel
 from specwire.core.placement import Waiting, next_in_turn
-from specwire.core.policy.scheduler import Lookout
 from specwire.core.policy.shares import TenantShares
+from specwire.core.policy.windows import Lookout
 from specwire.core.verify.session import RunningSession, VerifySession
 from verify_service.engine.messages import Opening, QueuePatience
 from verify_service.engine.slots import LEAST_PREFIX, Prefix, Slots, by_next_tokens, longest
@@ -268,7 +268,7 @@ def _note_turn(latest: OrderedDict[K, int], whose: K, number: int) -> None:
 PARK_AFTER_US = 5e6
 
 
-class SlotScheduler:
+class SlotQueue:
     """Invariant: a session of the roster has a slot of its own, is in the waiting room, or is parked.
 
     Args:

@@ -22,7 +22,7 @@ from specwire.core.messages import (
 )
 from specwire.core.policy.costs import DueAnswer, Expectations, Ledger, StepCharge
 from specwire.core.policy.estimates import AcceptanceByPosition
-from specwire.core.policy.scheduler import Awaited, Guess, StepCandidate
+from specwire.core.policy.windows import Awaited, Guess, StepCandidate
 from specwire.core.text import Ending, Text, extend_hash
 from specwire.core.verify.chains import BestPath, Chains, Offer
 from specwire.core.verify.text_sources import HeadSource, NgramSource, TextSource, promise

@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 
 from specwire.core.messages import MOST_WINDOW, SourceKind
 from specwire.core.policy.estimates import AcceptanceByPosition
-from specwire.core.policy.scheduler import Guess
 from specwire.core.policy.tunables import (
     ELSEWHERE_WEIGHT,
     MATCH_LENGTHS,
@@ -18,6 +17,7 @@ from specwire.core.policy.tunables import (
     READ_AT_ONCE,
     TEXT_PRIORS,
 )
+from specwire.core.policy.windows import Guess
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Proposals from the text itself: what followed the last tokens when they stood earlier in prompt + output.

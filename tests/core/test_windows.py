@@ -1,4 +1,4 @@
-"""The scheduler is a pure function; these tests show it states and read its plans."""
+"""A step is planned by a pure function; these tests show it states and read its plans."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from specwire.core.messages import MOST_WINDOW, SourceKind
-from specwire.core.policy import scheduler
+from specwire.core.policy import windows
 from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens
-from specwire.core.policy.scheduler import (
+from specwire.core.policy.tunables import PREFILL_ROWS
+from specwire.core.policy.windows import (
     PATIENCE_US,
     Awaited,
     Guess,
@@ -21,7 +22,6 @@ from specwire.core.policy.scheduler import (
     StepPlan,
     schedule,
 )
-from specwire.core.policy.tunables import PREFILL_ROWS
 
 
 def flat(_: int) -> float:
@@ -331,10 +331,10 @@ def test_what_is_not_even_weighed_would_not_have_been_taken(seed: int, monkeypat
     def straight(rows: int) -> float:
         return begins_us + row_us * rows
 
-    planned, weighed = schedule(batch, 0.0, straight), len(scheduler._pieces(batch, straight))
-    monkeypatch.setattr(scheduler, "_least_density", lambda *_: 0.0)
+    planned, weighed = schedule(batch, 0.0, straight), len(windows._pieces(batch, straight))
+    monkeypatch.setattr(windows, "_least_density", lambda *_: 0.0)
     assert planned == schedule(batch, 0.0, straight)
-    assert weighed < len(scheduler._pieces(batch, straight))
+    assert weighed < len(windows._pieces(batch, straight))
 
 
 @pytest.mark.parametrize(("spare_us", "window"), [(-1.0, 0), (0.0, 0), (100.0, 1), (350.0, 3)])
