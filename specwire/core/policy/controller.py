@@ -49,7 +49,6 @@ from specwire.core.policy.tunables import (
     MOST_BRANCHES,
     MOST_CHUNK,
     MOST_FIRST_CHUNK,
-    MOST_FLOOR,
     NEGLIGIBLE,
     PLAN_EVERY,
     PROBE_EVERY,
@@ -661,7 +660,7 @@ class Controller:
         """
         growth = (self._step.at(window + 1) - self._step.at(1)) / window
         steps = round((draft_us + growth) * speed / rates[window - 1] / FLOOR_STEP)
-        return min(MOST_FLOOR, max(NEGLIGIBLE, steps * FLOOR_STEP))
+        return min(1.0 - FLOOR_STEP, max(NEGLIGIBLE, steps * FLOOR_STEP))
 
     def _probe_or_off(self) -> Plan:
         if not self._probes.left and not self._probes.begins(self._step.at(1)):

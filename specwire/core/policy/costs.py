@@ -12,7 +12,6 @@ from specwire.core.policy.estimates import ForwardTimes, Hiccups, interpolated, 
 from specwire.core.policy.tunables import (
     CALM_STEPS,
     DECAY,
-    FADE,
     GUESSED_SHARE,
     LEAST_TIMING_US,
     LEAST_WINDOW_SHARE,
@@ -99,7 +98,7 @@ class WindowCosts:
     def fade(self) -> None:
         """Note a step without windows."""
         if self._weight:
-            self._fade(FADE if self._weight > NEGLIGIBLE else 0.0)
+            self._fade(DECAY if self._weight > NEGLIGIBLE else 0.0)
             self._fit()
 
     def _fade(self, kept: float) -> None:

@@ -15,7 +15,6 @@ from specwire.core.policy.tunables import (
     AGREEMENT_DECAY,
     APART_SHARE,
     CALIBRATED,
-    CONTENTION_WEIGHT,
     DECAY,
     ELSEWHERE_WEIGHT,
     ENOUGH,
@@ -551,7 +550,7 @@ class _Stretch:
     age: int = 0
 
     def add(self, ratio: float) -> None:
-        self.mean = smoothed(self.mean, ratio, CONTENTION_WEIGHT)
+        self.mean = smoothed(self.mean, ratio, STEP_WEIGHT)
         self.seen += 1
         self.age = 0
 

@@ -14,19 +14,17 @@ from specwire.core.messages import Pace
 # What is learnt, and how fast it is forgotten.
 
 # Share of its weight that a count keeps with each new one: acceptance, calibration, what windows cost. This
-# remembers some 50 windows; a shorter memory chases chance (sweep).
+# remembers some 50 windows; a shorter memory chases chance (sweep). What windows cost fades with a step without any,
+# too: what was thought too dear is tried again in the end.
 DECAY = 0.98
-# Likewise for what windows cost, after a step without any: what was thought too dear is tried again in the end.
-FADE = 0.97
 # Likewise for comparisons with the text. Agreement is raised to the power of a round trip's tokens, so it must be known
 # well.
 AGREEMENT_DECAY = 0.99
 # Weight of a new timing (a delay, a token's drafting, an overhead) in what is known of it.
 TIMING_WEIGHT = 0.2
-# Weight of one step in what is known of steps like it; smaller, because the ledger charges by it.
+# Weight of one step in what is known of steps like it, or of forwards beside a drafter and away from it; smaller,
+# because the ledger charges by it.
 STEP_WEIGHT = 0.05
-# Weight of one forward in what is known of forwards beside a drafter, or away from it.
-CONTENTION_WEIGHT = 0.1
 # Schedulers have hiccups, so a new timing counts for at most OUTLIER times what is known. More is known of a batch's
 # steps: they count for at most STEP_OUTLIER times, and at least 1 / STEP_OUTLIER times, what is expected.
 OUTLIER = 3.0
@@ -140,9 +138,8 @@ PLAN_EVERY = 4
 # Draft tokens that are less probable than this are not considered. As a floor of a pace it is too low to end a chain:
 # it only makes the drafter tell its probabilities.
 NEGLIGIBLE = 0.01
-# Floors are multiples of the first, so that the pace does not change all the time, and at most the second.
+# Floors are multiples of this below 1, so that the pace does not change all the time.
 FLOOR_STEP = 0.05
-MOST_FLOOR = 0.9
 # Tokens by which windows are longer where a floor ends chains.
 EXTRA_WINDOW = 3
 # Tokens of a stream's chunk, as long as drafting one takes no more than this share of a forward. A token counts only
