@@ -15,7 +15,7 @@ from specwire.core.law.noise import seed_behind
 from specwire.core.law.sampling import Sampling, Seen
 from specwire.core.messages import MOST_WINDOW, Pace, Proposal, Weights
 from specwire.core.policy.estimates import LEAST_PROBABILITY, CandidateRates
-from specwire.core.policy.tunables import LEAST_PATH
+from specwire.core.policy.tunables import NEGLIGIBLE
 from specwire.core.text import BEFORE, Text
 
 # Nodes of a tree in one proposal, at most. A chain's chunk is as long as its pace says.
@@ -270,7 +270,7 @@ class DraftSession:
     def _least(self) -> float:
         """The probability of a path below which it is not extended: of a chain, the pace's floor."""
         if self.branches > 1:
-            return LEAST_PATH
+            return NEGLIGIBLE
         return 0.0 if self.weighed else self.pace.confidence_floor
 
     @property

@@ -135,9 +135,10 @@ SHORT_CHAIN = 4
 FIRST_PACE = Pace(1, 32)
 # Verdicts from one plan to the next, behind the first ENOUGH: planning takes time, too.
 PLAN_EVERY = 4
-# Draft tokens that are less probable than this are not considered. As a floor of a pace it is too low to end a chain:
-# it only makes the drafter tell its probabilities.
-NEGLIGIBLE = 0.01
+# Draft tokens that are less probable than this are not considered, nor extended where a drafter branches: they would
+# cost the link and the verifier more than they are worth. With 0.01 branches lost 1 to 3 % (sweep). As a floor of a
+# pace it is too low to end a chain: it only makes the drafter tell its probabilities.
+NEGLIGIBLE = 0.005
 # Floors are multiples of this below 1, so that the pace does not change all the time.
 FLOOR_STEP = 0.05
 # Tokens by which windows are longer where a floor ends chains.
@@ -154,10 +155,8 @@ MOST_FIRST_CHUNK = 8
 # its token first (sweep).
 USEFUL_RUNS = 7.0
 LONG_TOKEN = 0.05
-# Nodes that a forward of a drafter elsewhere may extend, and the probability of being decided below which none is: it
-# would cost the link and the verifier more than it is worth. How many it does extend is chosen with each forward.
+# Nodes that a forward of a drafter elsewhere may extend. How many it does extend is chosen with each forward.
 MOST_BRANCHES = 16
-LEAST_PATH = 0.005
 # What a forward's further nodes count for, as a share of their probability: a level that takes longer delays all that
 # stands on the likeliest path. Less than half is best where rows cost much, and as good as 1 where they do not
 # (simulated cells).
