@@ -94,7 +94,7 @@ def _read(lm: LanguageModel, text: Sequence[int]) -> torch.Tensor:
         Feed(0, start, text[start : start + CHUNK], len(text[start : start + CHUNK]))
         for start in range(0, len(text), CHUNK)
     ]
-    return torch.cat([lm.forward([feed]) for feed in feeds])
+    return torch.cat([lm.forward([feed]).clone() for feed in feeds])
 
 
 def _next(lm: LanguageModel, text: Sequence[int], rows: int) -> list[int]:

@@ -26,6 +26,7 @@ from specwire.core.policy.controller import InvalidPlan, parse_plan
 from specwire.redis.urls import MEMORY
 from specwire.rpc.channel import exposure
 from specwire.rpc.server_options import (
+    MOST_THREADS,
     TEXT_MEMORY,
     ModelServiceOptions,
     add_compile_argument,
@@ -413,9 +414,9 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--target-prompt-threads",
         type=int,
-        default=cores(),
+        default=min(cores(), MOST_THREADS),
         metavar="N",
-        help="CPU threads for long parts of prompts (default: all cores, %(default)s here)",
+        help="CPU threads for long parts of prompts (default: all cores)",
     )
     group.add_argument("--draft-threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     group.add_argument("--slots", type=int, default=16, metavar="N", help="sessions at once (default: %(default)s)")

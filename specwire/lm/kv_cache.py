@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -149,7 +150,7 @@ class CachedLM:
         self._stateful = runner if isinstance(runner, StatefulRunner) else None
         self._table = SlotTable(slots, info.context, info.vocabulary, runner.branches)
         self._unassigned = torch.tensor(unassigned, dtype=torch.long, device=info.device)
-        self._prompt_threads = prompt_threads
+        self._prompt_threads, self._cores = prompt_threads, _cores()
 
     @property
     def slots(self) -> int:
@@ -215,12 +216,15 @@ class CachedLM:
     def _run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         if not self._prompt_threads or not feeds_prompt(feeds):
             return self.runner.run(feeds)
-        threads = torch.get_num_threads()
+        threads, cores = torch.get_num_threads(), _cores()
         torch.set_num_threads(self._prompt_threads)
+        # Threads that are started now may use as many cores as this one might when it loaded the model.
+        _keep_to(self._cores)
         try:
             return self.runner.run(feeds)
         finally:
             torch.set_num_threads(threads)
+            _keep_to(cores)
 
     @torch.inference_mode()
     def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:
@@ -260,6 +264,16 @@ class CachedLM:
         )
         for slot in self.failed:
             self.discard(slot)
+
+
+def _cores() -> set[int]:
+    """Which cores this thread may use; none where the system does not place threads."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _keep_to(cores: set[int]) -> None:
+    if cores:
+        os.sched_setaffinity(0, cores)
 
 
 def _straight(feed: Feed) -> Feed:

@@ -367,7 +367,7 @@ def _over_slots(
     if kept:
         if not isinstance(runner, SkimmingRunner):
             raise ModelError(f"heads: a {info.architecture} is not computed by a runner that can leave layers out")
-        return SkimmingModel(runner, info, slots, unassigned, kept)
+        return SkimmingModel(runner, info, slots, unassigned, kept, prompt_threads)
     lm = CachedLM(runner, info, slots, unassigned, prompt_threads)
     if head is None:
         return lm
@@ -378,8 +378,10 @@ def _over_slots(
 
 def _threads_of_prompts(how: How, info: ModelInfo) -> int:
     """PyTorch's, in forwards that feed a long part of a prompt; 0 for as many as in others. See `How`."""
-    counted = info.runtime == TORCH and info.device == CPU.type and how.rank is None and not how.deterministic
-    return how.prompt_threads if counted else 0
+    if info.runtime != TORCH or info.device != CPU.type or how.rank is not None:
+        return 0
+    # A graph that was compiled for one number of threads is compiled anew for another, in the middle of a step.
+    return 0 if how.deterministic or how.compiled else how.prompt_threads
 
 
 def _dtype(name: str) -> torch.dtype:

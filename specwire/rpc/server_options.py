@@ -111,6 +111,7 @@ def size_of(field: str, text: str | None) -> int | None:
 # How a model is served, as drafter or verifier: its options, on the command line and checked.
 
 MOST_RANKS, MOST_LAYERS = 64, 1024
+MOST_THREADS = 1024
 DTYPES = ("float32", "bfloat16")
 # What a service may be told; AUTO: what the device computes itself (`specwire.lm.native_dtype`).
 SERVED_DTYPES = (AUTO, *DTYPES)
@@ -202,8 +203,8 @@ class ModelServiceOptions:
             ("prompt-threads", self.prompt_threads, 0),
             ("slots", self.slots, 1),
         ):
-            if not least <= value <= 1024:
-                raise InvalidParameter(field, f"must be from {least} to 1024, not {value}")
+            if not least <= value <= MOST_THREADS:
+                raise InvalidParameter(field, f"must be from {least} to {MOST_THREADS}, not {value}")
         check_ranks(self.tensor_parallel_size, self.pipeline_parallel_size, self.engine)
         if self.engine not in ENGINES:
             raise InvalidParameter("engine", f"must be one of {', '.join(ENGINES)}, not {self.engine!r}")

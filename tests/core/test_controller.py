@@ -195,7 +195,7 @@ def test_off_is_probed_now_and_then() -> None:
         subject.observe_verdict(verdict(0))
         plans.append(subject.plan())
     probes = [index for index, plan in enumerate(plans) if plan.reason == "probe"]
-    assert probes == [begun + verdict for begun in (0, 128, 256) for verdict in range(16)]
+    assert probes == [begun + verdict for begun in (0, 128, 256) for verdict in range(4)]
     assert all(plans[index].due == 2 and consistent(plans[index]) for index in probes)
 
 

@@ -21,6 +21,7 @@ from demo_pair import TARGET, held_out_prompts
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.kv_cache import PROMPT_TOKENS, CachedLM, Sizes
 from specwire.lm.kv_memory import position_bytes
+from specwire.lm.pretrained import _threads_of_prompts
 from specwire.lm.runners.llama import LlamaRunner
 from specwire.lm.runners.openvino.graph import CompiledGraph, PagedGraph, computed_in
 from specwire.lm.runners.openvino.runner import OpenvinoRunner
@@ -244,11 +245,12 @@ def test_long_parts_of_prompts_have_threads_of_their_own(
     assert used == [2, 1, 1, 1]
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_where_bits_count_prompts_have_the_threads_of_steps(deterministic: bool, tmp_path: Path) -> None:
-    lm = load_model(save(build(config("llama")), tmp_path), slots=1, deterministic=deterministic, prompt_threads=2)
-    assert isinstance(lm, CachedLM)
-    assert lm._prompt_threads == (0 if deterministic else 2)
+@pytest.mark.parametrize(("how", "threads"), [({}, 2), ({"deterministic": True}, 0), ({"compiled": True}, 0)])
+def test_what_counts_on_the_number_of_threads_has_no_others_for_prompts(
+    how: dict[str, bool], threads: int, tmp_path: Path
+) -> None:
+    lm = load_model(save(build(config("llama")), tmp_path), slots=1)
+    assert _threads_of_prompts(How(prompt_threads=2, **how), lm.info) == threads  # type: ignore[arg-type]
 
 
 def test_the_weights_fingerprint_is_that_of_torch_and_the_runtime_is_named(tmp_path: Path) -> None:

@@ -518,7 +518,10 @@ class Engine:
         # The time that features take counts as the head's: plain decoding would not have kept any.
         tapped_us = 0.0 if self._drafting is None else self._drafting.tapped_us(len(parts))
         forward_us = max(0.0, timings.forward_us - tapped_us)
-        return self.costs.observe(len(parts), rows, forward_us, timings.gap_us, drafting, waited)
+        plain_us = self.costs.observe(len(parts), rows, forward_us, timings.gap_us, drafting, waited)
+        if plain_us is None and self._drafting is not None:
+            self._drafting.charge_features(len(parts))
+        return plain_us
 
     def _resolve(self, part: Part, choice: RowChoice, report: Report, charge: StepCharge) -> None:
         held, session = part.held, part.held.session

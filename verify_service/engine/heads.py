@@ -103,6 +103,8 @@ class HeadDrafting:
         self._short, self._short_until_us = False, 0.0
         # Whether features are to be kept, whether any session wants it, and steps since the head was last used.
         self._heeding, self._tapping, self._idle = True, False, 0
+        # Sessions, of which tokens are decided next, whose features are kept.
+        self._takers: list[Held] = []
         # Slots whose prompts were being fed when it was last looked whether to keep features.
         self._prompts: frozenset[int] = frozenset()
         # What drafts of the present try may still take; 0 for none.
@@ -138,7 +140,7 @@ class HeadDrafting:
             logger.warning("the head failed, and is switched off: %s: %s", type(error).__name__, error)
             logger.debug("where it failed", exc_info=True)
             self._heads.stop()
-            self._heads, self._tapping = None, False
+            self._heads, self._tapping, self._takers = None, False, []
         took_us = now_us() - began_us
         for held in (*step.decoding.values(), *step.prompts.values()):
             held.running.since_us += took_us
@@ -210,8 +212,7 @@ class HeadDrafting:
             takers = {slot: held for slot, held in both.items() if self._bears_features(heads, slot, held, step)}
         self._tapping = len(takers) > 0
         heads.heed(takers)
-        if self._idle and self._depth.pays:
-            self._charge_features([held for slot, held in takers.items() if slot in step.decoding], step)
+        self._takers = [held for slot, held in takers.items() if slot in step.decoding]
 
     def _bears_features(self, heads: Heads, slot: int, held: Held, step: DraftedStep) -> bool:
         """Whether features of a session are kept: a head may draft for it, and it can bear what they take.
@@ -227,14 +228,16 @@ class HeadDrafting:
         spare_us = held.session.ledger.spare_us(step.plain_us, ahead=True) - held.running.waited_us
         return cost_us <= max(0.0, spare_us)
 
-    def _charge_features(self, takers: Sequence[Held], step: DraftedStep) -> None:
-        """Charge these sessions for the features of the next step, behind which nothing is drafted.
+    def charge_features(self, sessions: int) -> None:
+        """Charge whoever's features the last step kept, for the time of so many sessions. It tested nothing.
 
-        A step that tests a draft is charged with all that it takes beyond a plain one.
+        A step with windows is charged with all that it takes beyond a plain one, features too; tries are limited
+        otherwise.
         """
-        for held in takers:
-            cost_us = self._depth.tapped_us(len(step.decoding)) * len(step.decoding) / len(takers)
-            held.session.ledger.charge(0.0, 0, 0.0, cost_us)
+        if not self._depth.pays:
+            return
+        for held in self._takers:
+            held.session.ledger.charge(0.0, 0, 0.0, self.tapped_us(sessions) * sessions / len(self._takers))
 
     def _would_draft(self, heads: Heads, step: DraftedStep, now_us: float) -> bool:
         """Whether the head would draft, or be tried, if it knew the texts; those that begin are thought to decode."""

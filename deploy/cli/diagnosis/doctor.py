@@ -238,7 +238,8 @@ def check_cores(folder: Path = CGROUP) -> Finding:
     if quota is not None and quota < usable:
         threads = max(1, math.floor(quota))
         text = f"{usable} usable, but a quota of {quota:g}: more threads than that are stopped again and again"
-        return warn("cores", text, f"give --target-threads and --draft-threads {threads} in all")
+        remedy = f"give --target-threads and --draft-threads {threads} in all, and --target-prompt-threads {threads}"
+        return warn("cores", text, remedy)
     return ok("cores", f"{usable} usable")
 
 

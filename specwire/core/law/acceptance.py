@@ -131,7 +131,6 @@ class RowChoice(NamedTuple):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# ----------------------------------------------------------------------------------------------------------------------
 # The rules that look at proposals: `rejection` and `block`, exact in law, and the lossy `threshold` and `typical`.
 #
 # A `TargetWeights` gives them the target's distributions and all randomness, so that the proofs can run these very

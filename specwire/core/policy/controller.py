@@ -32,6 +32,7 @@ from specwire.core.policy.estimates import (
     waiting_rate,
 )
 from specwire.core.policy.tunables import (
+    AWAITED_VERDICTS,
     CHUNK_SHARE,
     DECAY,
     ELSEWHERE_WEIGHT,
@@ -303,11 +304,11 @@ class Tries:
             self.price_us = self.price_us if price_us is None else price_us
         self.ended = under_way and self.left == 0
 
-    def begins(self, verdict_us: float) -> bool:
-        """Whether a try begins now. verdict_us: what a verdict takes without."""
+    def begins(self, verdict_us: float, most: int = TRIAL_VERDICTS) -> bool:
+        """Whether a try of at most so many verdicts begins now. verdict_us: what a verdict takes without."""
         if self.verdicts < PROBE_EVERY or not affordable(self.price_us, self.verdicts * verdict_us):
             return False
-        self.verdicts, self.left = 0.0, TRIAL_VERDICTS
+        self.verdicts, self.left = 0.0, most
         return True
 
     def rest(self, price_us: float) -> None:
@@ -663,7 +664,8 @@ class Controller:
         return min(1.0 - FLOOR_STEP, max(NEGLIGIBLE, steps * FLOOR_STEP))
 
     def _probe_or_off(self) -> Plan:
-        if not self._probes.left and not self._probes.begins(self._step.at(1)):
+        most = AWAITED_VERDICTS if self._shared else TRIAL_VERDICTS
+        if not self._probes.left and not self._probes.begins(self._step.at(1), most):
             return off("no gain expected")
         return in_turns(PROBE_WINDOW, "probe") if self._shared else Plan(Discipline.STREAM, FIRST_PACE, 0, "probe")
 

@@ -91,6 +91,9 @@ PROBE_EVERY = 128
 # Verdicts of a try: where nobody waits, one comparison would teach nothing. A probe that the verifier waits for ends
 # with its answer. So many steps without waiting tell how soon an answer comes beside which the drafter computed.
 TRIAL_VERDICTS = 16
+# Likewise of a probe that the verifier waits for, unless its answer ends it: one that comes later is too late, and the
+# drafter that computes it is in the way meanwhile.
+AWAITED_VERDICTS = 4
 # Window of a probe that the verifier waits for, and depth of a head's.
 PROBE_WINDOW = 2
 # Tokens that a head drafts for a session's next step, at most: its later ones are hardly ever decided.

@@ -33,9 +33,15 @@ class SkimmingModel(CachedLM):
     most_depth: int | None = None
 
     def __init__(
-        self, runner: SkimmingRunner, info: ModelInfo, slots: int, unassigned: Sequence[int], kept: Sequence[int]
+        self,
+        runner: SkimmingRunner,
+        info: ModelInfo,
+        slots: int,
+        unassigned: Sequence[int],
+        kept: Sequence[int],
+        prompt_threads: int = 0,
     ) -> None:
-        super().__init__(runner, info, slots, unassigned)
+        super().__init__(runner, info, slots, unassigned, prompt_threads)
         self.kept = tuple(kept)
 
     def unread(self, slot: int) -> int | None:

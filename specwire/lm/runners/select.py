@@ -35,9 +35,9 @@ from specwire.lm.runners.tensor_parallel import Rank
 
 logger = logging.getLogger(__name__)
 
-# Tokens of the trial at load: long enough to cross a rollback, a ragged batch and a page of a cache in pages, short
-# enough to cost little.
-TRIAL_TOKENS = 40
+# Tokens of the trial at load: long enough to cross a rollback, a ragged batch and a page of a cache in pages, half of
+# them a long part of a prompt (PROMPT_TOKENS), and short enough to cost little.
+TRIAL_TOKENS = 72
 # Different ids among them.
 TRIAL_IDS = 12
 # A text, and four tokens behind it.
@@ -67,7 +67,8 @@ class How(NamedTuple):
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
             (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer.
         prompt_threads: CPU threads of a forward that feeds a long part of a prompt, where more than a step's pay; 0: as
-            many as others have. On cpu, of PyTorch and of OpenVINO's small graphs; not under `deterministic`.
+            many as others have. On cpu, of PyTorch and of OpenVINO's small graphs; not under
+            `deterministic` and `compiled`.
         rank: of a model that is split already.
         taps: see `specwire.lm.runners.decoder.Decoder`. fuse: what OpenVINO makes of them; None for nothing.
         skims: by a runner that can leave layers out.
