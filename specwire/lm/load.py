@@ -68,9 +68,9 @@ def load_model(
         dtype: float32, bfloat16, float16, or "auto": what `native_dtype` says of the device, with int8-dynamic float32,
             which the model then tells as its own.
         context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
-        threads: threads that PyTorch computes with in this process; unchanged if None. prompt_threads: of forwards that
-            feed a long part of a prompt, as `How` has it.
-        runtime, lean, deterministic, quantization, compiled: how it is computed, see `specwire.lm.runners.select.How`.
+        threads: threads that PyTorch computes with in this process; unchanged if None.
+        runtime, lean, deterministic, quantization, compiled, prompt_threads: how it is computed, see
+            `specwire.lm.runners.select.How`.
         kv_memory: bytes for keys and values, states, and for what a head beside the model keeps of each text; `slots`
             is then as many as fit. If not one does with all states of a window, a slot has fewer, and windows are
             shorter.
@@ -89,7 +89,7 @@ def load_model(
         ModelError: with one sentence that names what is wrong.
     """
     _check(slots, runtime, quantization, engine)
-    _set_threads(threads)
+    _set_threads(threads, prompt_threads)
     if spec.startswith(PREFIX):
         return _scripted(spec, slots, context, ranks, heads)
     if spec.startswith(TABLE_PREFIX):
@@ -229,7 +229,9 @@ def _told_by(ranks: RankGroup | None) -> Iterator[None]:
         raise
 
 
-def _set_threads(threads: int | None) -> None:
+def _set_threads(threads: int | None, prompt_threads: int) -> None:
+    if prompt_threads < 0:
+        raise ModelError(f"prompt-threads: must not be negative, not {prompt_threads}")
     if threads is None:
         return
     if threads < 1:

@@ -245,6 +245,33 @@ def test_long_parts_of_prompts_have_threads_of_their_own(
     assert used == [2, 1, 1, 1]
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not place threads")
+def test_threads_of_prompts_may_use_the_cores_of_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the thread that computes is kept to some of them behind it."""
+    before, seen, run = os.sched_getaffinity(0), list[set[int]](), LlamaRunner.run
+    lm = load_model(save(build(config("llama")), tmp_path), slots=1, prompt_threads=2)
+
+    def noted(*args: Any) -> torch.Tensor:
+        seen.append(os.sched_getaffinity(0))
+        return run(*args)
+
+    monkeypatch.setattr(LlamaRunner, "run", noted)
+    own = {max(before)}
+    os.sched_setaffinity(0, own)
+    try:
+        lm.forward([Feed(0, 0, [3] * (PROMPT_TOKENS + 1), 1)])
+        lm.forward([Feed(0, PROMPT_TOKENS + 1, [3], 1)])
+        assert os.sched_getaffinity(0) == own
+    finally:
+        os.sched_setaffinity(0, before)
+    assert seen == [before, own]
+
+
+def test_a_negative_number_of_threads_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="prompt-threads: must not be negative, not -1"):
+        load_model(save(build(config("llama")), tmp_path), slots=1, prompt_threads=-1)
+
+
 @pytest.mark.parametrize(("how", "threads"), [({}, 2), ({"deterministic": True}, 0), ({"compiled": True}, 0)])
 def test_what_counts_on_the_number_of_threads_has_no_others_for_prompts(
     how: dict[str, bool], threads: int, tmp_path: Path

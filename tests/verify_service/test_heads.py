@@ -334,6 +334,24 @@ def test_a_text_that_is_guessed_wrong_pays_for_its_features_too() -> None:
     assert rig.now - began < 256 * 1000.0 * 1.02 + 2 * 1000.0 + 5000.0
 
 
+def test_features_are_charged_for_forwards_and_not_for_plans() -> None:
+    """A step that waits is planned again and again; nothing is computed meanwhile."""
+    drafting = HeadDrafting(ScriptedHeads(right), HeadDepth({1: 200.0}, tapped_us={1: 200.0}))
+    rig = Rig(MODEL, ngram=False, context=1024, growth=0.02, drafting=drafting)
+    rig.open(1, PROMPT, max_tokens=200)
+    for _ in range(20):
+        rig.engine.step()
+    (held,) = rig.engine.roster
+    rig.engine._draft(drafting, {held.slot: held}, 1000.0)
+    assert drafting._takers == [held]
+    spare_us = held.session.ledger.spare_us(1000.0)
+    for _ in range(5):
+        rig.engine._draft(drafting, {held.slot: held}, 1000.0)
+    assert held.session.ledger.spare_us(1000.0) == spare_us
+    drafting.charge_features(1)
+    assert held.session.ledger.spare_us(1000.0) == pytest.approx(spare_us - 200.0)
+
+
 def test_what_a_head_takes_is_told_apart_from_the_gap() -> None:
     heads = ScriptedHeads(right)
     rig = rig_with(heads)
