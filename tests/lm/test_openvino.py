@@ -18,12 +18,13 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from demo_pair import TARGET, held_out_prompts
+from specwire.core.messages import MOST_WINDOW
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.kv_cache import PROMPT_TOKENS, CachedLM, Sizes
 from specwire.lm.kv_memory import position_bytes
 from specwire.lm.pretrained import _threads_of_prompts
 from specwire.lm.runners.llama import LlamaRunner
-from specwire.lm.runners.openvino.graph import CompiledGraph, PagedGraph, computed_in
+from specwire.lm.runners.openvino.graph import WIDE_ROWS, CompiledGraph, PagedGraph, computed_in
 from specwire.lm.runners.openvino.runner import OpenvinoRunner
 from specwire.lm.runners.select import How, runner_for
 from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
@@ -243,6 +244,45 @@ def test_long_parts_of_prompts_have_threads_of_their_own(
     torch.set_num_threads(own)
     torch.testing.assert_close(torch.cat(got), plain(model, text)[-8:], atol=TOLERANCE, rtol=TOLERANCE)
     assert used == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "threads"), [("none", [2, 1, 2, 2, 1, 2]), ("int8-dynamic", [2, 1, 1, 1, 1, 1])]
+)
+def test_a_wide_window_of_a_session_alone_has_the_threads_of_prompts(
+    quantization: str, threads: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logits are the plain forward's, and one shape serves them all. Rounded activations need one thread."""
+    used: list[tuple[int, int]] = []
+    init, give, owned = CompiledGraph.__init__, CompiledGraph.give, dict[CompiledGraph, int]()
+
+    def begun(self: CompiledGraph, graph: Any, options: Any, *further: Any) -> None:
+        init(self, graph, options, *further)
+        owned[self] = options["INFERENCE_NUM_THREADS"]
+
+    def counted(self: CompiledGraph, name: str, values: Any) -> None:
+        if name == "input_ids":
+            used.append((owned[self], len(values)))
+        give(self, name, values)
+
+    monkeypatch.setattr(CompiledGraph, "__init__", begun)
+    monkeypatch.setattr(CompiledGraph, "give", counted)
+    model, widths = build(config("llama")), (WIDE_ROWS - 1, WIDE_ROWS, MOST_WINDOW + 1)
+    path = save(model, tmp_path)
+    lm = load_model(path, slots=4, runtime="openvino", quantization=quantization, threads=1, prompt_threads=2)
+    text = [(7 * at) % VOCABULARY for at in range(sum(widths))]
+    used.clear()
+    lm.forward([Feed(0, 0, [3] * (PROMPT_TOKENS + 1), 1)])
+    got, start = [], 0
+    for width in widths:
+        got.append(lm.forward([Feed(1, start, text[start : start + width], width)]).clone())
+        start += width
+    lm.forward([Feed(slot, 0, text[:WIDE_ROWS], WIDE_ROWS) for slot in (2, 3)])
+    lm.forward([Feed(2, WIDE_ROWS, text[WIDE_ROWS : 2 * WIDE_ROWS], WIDE_ROWS)])
+    if quantization == "none":
+        torch.testing.assert_close(torch.cat(got), plain(model, text), atol=TOLERANCE, rtol=TOLERANCE)
+        assert {used[at][1] for at in (2, 3, 5)} == {MOST_WINDOW + 1}
+    assert [count for count, _ in used] == threads
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not place threads")

@@ -25,6 +25,7 @@ from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch import nn
 
+from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed
 from specwire.lm.runners.linear import rounded
 
@@ -359,6 +360,11 @@ def alone(feed: Feed) -> Iterator[Feed]:
         yield Feed(feed.slot, at, (token,), 1)
 
 
+# Rows of a window from which on a session that is alone has the threads of prompts. Shorter ones gain nothing there:
+# more threads begin later, and the weights leave their cores' caches.
+WIDE_ROWS = 13
+
+
 class PagedGraph:
     """A graph that `paged` made, over slots.
 
@@ -367,8 +373,8 @@ class PagedGraph:
     place. Rows of padding are a session of their own, behind all rows that are wanted.
 
     A small graph is compiled twice, over the same caches: plain steps and steps with windows then keep a shape each.
-    So is a small one that tells less, for the forwards of which nothing else is asked, and one for long parts of
-    prompts, whose threads are others.
+    So is a small one that tells less, for the forwards of which nothing else is asked, and one with the threads of
+    prompts: for their long parts, and for a wide window of a session alone. Such windows are padded to one width.
     """
 
     def __init__(
@@ -422,11 +428,13 @@ class PagedGraph:
 
         telling: what the quiet graph does not tell, too. prompt: with the threads of prompts.
         """
+        needed = rows = sum(len(feed.tokens) for feed in feeds)
+        wide = not self._lone and len(feeds) == 1 and WIDE_ROWS <= needed == feeds[0].wanted <= MOST_WINDOW + 1
         if self._lone:
             feeds = [*chain.from_iterable(map(alone, feeds))]
-        needed = rows = sum(len(feed.tokens) for feed in feeds)
-        if prompt and self._prompts is not None:
+        if self._prompts is not None and (prompt or wide):
             self._compiled = self._prompts
+            rows = MOST_WINDOW + 1 if wide else needed
         else:
             compilations = self._telling if telling else self._quiet
             index, rows = compilations.steady.shape(needed)
