@@ -16,7 +16,9 @@ import pytest
 import ray.autoscaler
 import yaml
 
+from bench.harness.certificates import Authority
 from deploy.cli import main as cli
+from deploy.cli.services import edge
 from deploy.cluster.schema import parse
 from deploy.settings import read_config
 from orchestrator.cli import options_of
@@ -74,6 +76,20 @@ def test_config_files_of_units_are_read(name: str) -> None:
     args = cli.parse([name, "--config", str(DEPLOY / f"systemd/{name}.yaml")])
     assert {key.replace("-", "_") for key in sections[name]} <= vars(args).keys()
     assert args.tls_ca == "/etc/specwire/ca.pem"
+
+
+def test_the_edge_of_the_unit_needs_what_the_unit_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is the extra llamacpp: nothing of the extra http is there."""
+    monkeypatch.setattr("orchestrator.options.http_is_installed", lambda: False)
+    Authority().save(tmp_path, "ca")
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123456789abcdef\n")
+    token.chmod(0o600)
+    config = tmp_path / "edge.yaml"
+    config.write_text((DEPLOY / "systemd/edge.yaml").read_text().replace("/etc/specwire", str(tmp_path)))
+    options = edge.options_of(cli.parse(["edge", "--config", str(config)]))
+    assert options.drafting.model.endswith(".gguf")
+    assert not options.serving.http
 
 
 @pytest.mark.parametrize("file", CLUSTER_FILES, ids=named)

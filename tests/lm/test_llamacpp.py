@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -361,12 +362,10 @@ def hits(lm: LanguageModel, texts: Sequence[list[int]]) -> int:
 
 
 @pytest.mark.parametrize("kind", LEAST_ACCEPTANCE)
-def test_the_demo_drafter_is_accepted_in_fewer_bits_too(
-    kind: Type, texts: list[list[int]], tmp_path: Path, record_property: Any
-) -> None:
+def test_the_demo_drafter_is_accepted_in_fewer_bits_too(kind: Type, texts: list[list[int]], tmp_path: Path) -> None:
     own = hits(load_model(str(DRAFT), slots=1, context=512), texts)
     lm = load_model(written(DRAFT, tmp_path / "draft.gguf", kind), slots=1, context=512)
     found = hits(lm, texts)
-    record_property(f"acceptance in {kind.name}", f"{found} of {own}")
+    sys.stdout.write(f"\nof {40 * len(texts)} greedy tokens {kind.name} guesses {found}, safetensors {own}\n")
     assert own > 40
     assert found >= LEAST_ACCEPTANCE[kind] * own

@@ -69,12 +69,10 @@ def accepted(told: Completion) -> int:
 async def test_the_text_is_the_targets_own(way: str, temperature: float) -> None:
     sampling = Sampling(temperature=temperature, seed=SEED)
     async with stack(TARGET, way, plan=TURNS) as running:
-        total = 0
         for prompt in PROMPTS:
             done = await drafted(asking(running.client, prompt, sampling))
             assert list(done.tokens) == expected(prompt, sampling)
-            total += accepted(done)
-        assert total > 1
+            assert accepted(done) > 0
 
 
 async def test_every_seed_gives_the_plain_text(way: str) -> None:

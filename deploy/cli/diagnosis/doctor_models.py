@@ -65,7 +65,7 @@ def check_choices() -> Iterator[Finding]:
     precision = native_precision(device)
     yield ok("dtype", f"auto is {precision.dtype}: {precision.reason}")
     if device != "cpu":
-        yield ok("runtime", f"auto is torch on {device}")
+        yield ok("runtime", f"auto is torch on {device}: openvino computes on processors")
         return
     if importlib.util.find_spec("openvino") is None:
         yield ok("runtime", "auto is torch: openvino is not installed")
@@ -74,7 +74,8 @@ def check_choices() -> Iterator[Finding]:
     from specwire.lm.runners.openvino.runner import rounds_activations
 
     computed = str(computed_in(getattr(torch, precision.dtype))).removeprefix("torch.")
-    yield ok("runtime", f"auto is openvino for the Llama family, keys and values in {computed}; else torch")
+    kept = f"keys and values in {computed}, which it computes in here"
+    yield ok("runtime", f"auto is openvino for the Llama family, as it is installed and the quicker one; {kept}")
     slow = "is slow here: openvino needs VNNI instructions for it, and auto is torch"
     yield ok("int8", f"{INT8_DYNAMIC} {'multiplies integers on openvino' if rounds_activations() else slow}")
 
