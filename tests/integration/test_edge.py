@@ -15,9 +15,10 @@ import pytest
 from bench.harness.certificates import Authority
 from specwire.client import AsyncClient, Chunk, Started
 from tests.faults.parts import Parts, ServiceProcess, parts
-from tests.faults.streams import plain
+from tests.faults.streams import Stream, plain
 from tests.integration.stack_process import Command, running
 from tests.orchestrator.redis_for_tests import RedisServer
+from tests.ports import free_address
 from tests.rpc.relay import Relay
 from tests.wait import asked_blocking, eventually, limits, until
 
@@ -225,6 +226,24 @@ def test_a_log_in_a_file(cloud: ServiceProcess, files: dict[str, str], tmp_path:
         command.process.send_signal(signal.SIGINT)
         assert command.wait(LIMIT_S) == 0
         assert command.nothing_left()
+
+
+def test_killed_and_started_again_its_text_goes_on(
+    cloud: ServiceProcess, files: dict[str, str], tmp_path: Path
+) -> None:
+    address, length = free_address(), 200
+    log = f"file:{tmp_path / 'log'}"
+    words = (*edge(cloud.address, "--tls-ca", files["ca"], "--redis-url", log), "--listen", address)
+    with running(*words) as first:
+        ready(first)
+        with Stream(address, patience=LIMIT_S, max_tokens=length) as stream:
+            stream.until(40)
+            first.process.kill()
+            first.wait()
+            with running(*words) as second:
+                assert ready(second)["durable"]
+                assert stream.rest() == plain(TARGET, length)
+                assert stream.error is None
 
 
 def test_a_second_signal_ends_it_at_once(cloud: ServiceProcess, files: dict[str, str]) -> None:
