@@ -38,7 +38,6 @@ from specwire.rpc.process import say
 TIMEOUT = 60.0
 # Texts that are shown at each temperature, and how much of the prompt before.
 SHOWN_TEXTS, SHOWN_LINES = 2, 3
-WARM_UP_TOKENS = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +128,7 @@ class Demo:
         models = {"target": self._options.target, "head": self._options.heads or None, "draft": self._options.draft}
         self._tell("\n" + "".join(f"{name:6} {model}\n" for name, model in models.items() if model is not None))
         self._tell(f"{legend()}\n" if self._colour else "")
-        await self._warm_up(prompts[0])
+        await self._warm_up(prompts)
         compared = [await self._compare(prompts, temperature) for temperature in demo_pair.DEMO_TEMPERATURES]
         partings = [parting for each in compared for parting in each.partings if parting is not None]
         told = {**models, "temperatures": [as_object(each) for each in compared]}
@@ -140,9 +139,18 @@ class Demo:
         if not self._as_json:
             print(text, end="", flush=True)
 
-    async def _warm_up(self, prompt: demo_pair.Prompt) -> None:
-        for drafting in (True, False):
-            await self._client.complete(prompt.text, max_tokens=WARM_UP_TOKENS, drafting=drafting, timeout=TIMEOUT)
+    async def _warm_up(self, prompts: Sequence[demo_pair.Prompt]) -> None:
+        """Complete each prompt once, by another seed.
+
+        The first texts of a new service pay for what it learns of its machine, and of who guesses.
+        """
+        self._tell("completing all prompts once before, unmeasured\n")
+        for temperature in demo_pair.DEMO_TEMPERATURES:
+            for prompt in prompts:
+                asked = self._asked(temperature)
+                asked["seed"] = demo_pair.DEMO_SEED + 1
+                _checked(await self._client.complete(prompt.text, timeout=TIMEOUT, **asked))
+        await self._complete(prompts[0], 0.0, drafting=False)
 
     async def _compare(self, prompts: Sequence[demo_pair.Prompt], temperature: float) -> Comparison:
         pairs = [await self._pair(index, prompt, temperature) for index, prompt in enumerate(prompts)]
