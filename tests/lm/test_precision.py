@@ -58,6 +58,7 @@ def test_by_the_processor(machine: Machine, kind: str, avx512_bf16: bool, onednn
     assert told["runtime"].startswith("auto is openvino" if importlib.util.find_spec("openvino") else "auto is torch")
     if importlib.util.find_spec("openvino"):
         assert "as it is installed" in told["runtime"]
+        assert told["runtime"].endswith("; torch for others")
         assert told["int8"].startswith("int8-dynamic ")
 
 

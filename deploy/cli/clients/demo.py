@@ -144,7 +144,7 @@ class Demo:
 
         The first texts of a new service pay for what it learns of its machine, and of who guesses.
         """
-        self._tell("completing all prompts once before, unmeasured\n")
+        self._tell("first completing all prompts once, unmeasured\n")
         for temperature in demo_pair.DEMO_TEMPERATURES:
             for prompt in prompts:
                 asked = self._asked(temperature)

@@ -75,7 +75,8 @@ def check_choices() -> Iterator[Finding]:
 
     computed = str(computed_in(getattr(torch, precision.dtype))).removeprefix("torch.")
     kept = f"keys and values in {computed}, which it computes in here"
-    yield ok("runtime", f"auto is openvino for the Llama family, as it is installed and the quicker one; {kept}")
+    why = "as it is installed and the quicker one"
+    yield ok("runtime", f"auto is openvino for the Llama family, {why}, {kept}; torch for others")
     slow = "is slow here: openvino needs VNNI instructions for it, and auto is torch"
     yield ok("int8", f"{INT8_DYNAMIC} {'multiplies integers on openvino' if rounds_activations() else slow}")
 
