@@ -60,9 +60,11 @@ class Held:
     def __post_init__(self) -> None:
         self.session = self.running.session
 
-    def looks(self, alone: bool) -> bool:
+    def looks(self) -> bool:
         """Whether the next plan gets a guess of this session."""
-        self.looked = self.lookout.looks(alone)
+        ngram = self.session.ngram
+        right_since = ngram.right_since if ngram is not None and self.lookout.rests else 0
+        self.looked = self.lookout.looks(right_since)
         return self.looked
 
     @property

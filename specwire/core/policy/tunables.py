@@ -108,8 +108,11 @@ LET_BE = 16
 LEAST_BEHIND = 32
 # Share of what a session's ledger may still lose that one draft of a head and its window may risk.
 RISKED_SHARE = 0.33
-# Plans without a look for guesses behind several in vain, at most: 16 look-ups a step cost a batch some per cent (LOG).
-MOST_REST = 8
+# Share of a step's time that looks for guesses may take which no plan uses, and what a look takes, in microseconds (as
+# in the trace of `make bench-suffix`). One in each step for each of 16 sessions cost a batch some per cent (LOG).
+LOOKED_SHARE, LOOK_US = 0.01, 50.0
+# Tokens that went on as the last guess said, behind which a look is due all the same.
+REPEATING = 4
 
 # ----------------------------------------------------------------------------------------------------------------------
 # When the verifier waits.
@@ -196,6 +199,9 @@ MOST_NGRAM = 4
 OCCURRENCES = 8
 # Tokens of a new prompt that are taken in at once, about a microsecond each: a step is not held up by more.
 READ_AT_ONCE = 2048
+# Tokens of a growing text that others are proposed from once there are so many of them: taken in one by one they take
+# four times as long, which sixteen sessions feel in every step.
+GATHERED_TOKENS = 64
 # Matches from these lengths on behave alike and share their statistics; tokens beyond the last are not compared.
 # P(accept) of each before anything was seen, in the text itself, and in what a client predicts: that is there to be
 # copied.
