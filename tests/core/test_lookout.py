@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from specwire.core.messages import SourceKind
-from specwire.core.policy.windows import Lookout, Share, longest_rest
+from specwire.core.policy.windows import LearntRest, Lookout, Share, longest_rest
 
 PLAIN = Share(3, 1, 0, True)
 GUESSED = Share(3, 1, 5, True, SourceKind.NGRAM)
@@ -30,32 +30,32 @@ def rests(found: list[bool]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("sessions", "plain_us", "plans"), [(1, 1_000.0, 5), (1, 30_000.0, 1), (16, 4_000.0, 20), (16, 40_000.0, 2)]
+    ("sessions", "plain_us", "plans"), [(1, 1_000.0, 10), (1, 30_000.0, 1), (16, 4_000.0, 40), (16, 40_000.0, 4)]
 )
 def test_looks_in_vain_take_a_hundredth_of_the_time(sessions: int, plain_us: float, plans: int) -> None:
-    """A look takes 50 microseconds, for which all sessions wait."""
+    """A look takes 100 microseconds, for which all sessions wait."""
     assert longest_rest(sessions, plain_us) == plans
 
 
 def test_whose_guesses_are_not_taken_is_looked_through_ever_more_seldom() -> None:
-    assert rests(looked(Lookout(), 60)) == [0, 1, 2, 4, 8, LONGEST, LONGEST, LONGEST]
+    assert rests(looked(Lookout(LearntRest()), 60)) == [0, 1, 2, 4, 8, LONGEST, LONGEST, LONGEST]
 
 
 def test_one_that_was_taken_is_worth_every_look() -> None:
-    lookout = Lookout()
+    lookout = Lookout(LearntRest())
     looked(lookout, 60)
     while not lookout.looks():
         pass
     lookout.planned(GUESSED, True, LONGEST)
-    assert rests(looked(lookout, 60)) == rests(looked(Lookout(), 60))
+    assert rests(looked(lookout, 60)) == rests(looked(Lookout(LearntRest()), 60))
 
 
 def test_a_window_of_a_drafter_s_is_no_guess_taken() -> None:
-    assert rests(looked(Lookout(), 60, share=DRAFTED)) == rests(looked(Lookout(), 60))
+    assert rests(looked(Lookout(LearntRest()), 60, share=DRAFTED)) == rests(looked(Lookout(LearntRest()), 60))
 
 
 def test_a_text_that_goes_on_as_the_last_guess_said_is_looked_through_at_once() -> None:
-    lookout = Lookout()
+    lookout = Lookout(LearntRest())
     looked(lookout, 60)
     while not lookout.looks():
         pass
@@ -64,10 +64,18 @@ def test_a_text_that_goes_on_as_the_last_guess_said_is_looked_through_at_once() 
     assert looked(lookout, 4, right_since=4) == [True, False, False, False], "it repeats, and does not pay"
     assert looked(lookout, 3, right_since=8) == [True, False, False]
     lookout.planned(GUESSED, True, LONGEST)
-    assert rests(looked(lookout, 60)) == rests(looked(Lookout(), 60))
+    assert rests(looked(lookout, 60)) == rests(looked(Lookout(LearntRest()), 60))
 
 
 def test_a_prompt_s_chunks_are_not_in_vain() -> None:
-    lookout = Lookout()
+    lookout = Lookout(LearntRest())
     assert all(looked(lookout, 60, share=Share(3, 512, 0, False)))
-    assert rests(looked(lookout, 60)) == rests(looked(Lookout(), 60))
+    assert rests(looked(lookout, 60)) == rests(looked(Lookout(LearntRest()), 60))
+
+
+def test_a_new_session_begins_as_those_before_it_ended() -> None:
+    learnt = LearntRest()
+    looked(Lookout(learnt), 60)
+    assert rests(looked(Lookout(learnt), 60)) == [LONGEST] * 5
+    looked(Lookout(learnt), 60, share=GUESSED)
+    assert rests(looked(Lookout(learnt), 60))[:4] == [0, 1, 2, 4], "guesses of another one were taken"

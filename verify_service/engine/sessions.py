@@ -41,6 +41,7 @@ class Held:
     slot: int
     prompt_length: int
     running: RunningSession
+    lookout: Lookout
     deadline_us: float | None = None
     attached: bool = True
     until_us: float = math.inf
@@ -49,7 +50,6 @@ class Held:
     came_us: float = 0.0
     told: bool = False
     parked: bool = False
-    lookout: Lookout = field(default_factory=Lookout)
     looked: bool = False
     tenant: str = ""
     most_length: int = 0

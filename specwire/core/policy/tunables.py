@@ -108,9 +108,9 @@ LET_BE = 16
 LEAST_BEHIND = 32
 # Share of what a session's ledger may still lose that one draft of a head and its window may risk.
 RISKED_SHARE = 0.33
-# Share of a step's time that looks for guesses may take which no plan uses, and what a look takes, in microseconds (as
-# in the trace of `make bench-suffix`). One in each step for each of 16 sessions cost a batch some per cent (LOG).
-LOOKED_SHARE, LOOK_US = 0.01, 50.0
+# Share of a step's time that looks for guesses may take which no plan uses, and what a look takes beside
+# forwards, in microseconds. One in each step for each of 16 sessions cost a batch some per cent (LOG).
+LOOKED_SHARE, LOOK_US = 0.01, 100.0
 # Tokens that went on as the last guess said, behind which a look is due all the same.
 REPEATING = 4
 
@@ -201,7 +201,7 @@ OCCURRENCES = 8
 READ_AT_ONCE = 2048
 # Tokens of a growing text that others are proposed from once there are so many of them: taken in one by one they take
 # four times as long, which sixteen sessions feel in every step.
-GATHERED_TOKENS = 64
+GATHERED_TOKENS = 128
 # Matches from these lengths on behave alike and share their statistics; tokens beyond the last are not compared.
 # P(accept) of each before anything was seen, in the text itself, and in what a client predicts: that is there to be
 # copied.

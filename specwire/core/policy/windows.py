@@ -355,16 +355,26 @@ def longest_rest(sessions: int, plain_us: float) -> int:
     return math.ceil(sessions * LOOK_US / (LOOKED_SHARE * plain_us))
 
 
+@dataclass(slots=True)
+class LearntRest:
+    """in_vain: looks in a row that led to nothing, as a new session takes them to lie behind it."""
+
+    in_vain: int = 0
+
+
 class Lookout:
     """Remembers whether a session's guesses were worth a window lately.
 
     Where a text repeats little, or rows beyond one for each session are expensive, hardly any guess pays, and a look
     for each session in each step costs a batch some per cent. One whose text has gone on as the last guess said is
     searched all the same: it has begun to repeat.
+
+    learnt: what the sessions before this one came to, where it begins, and which it changes.
     """
 
-    def __init__(self) -> None:
-        self._in_vain = self._rest = 0
+    def __init__(self, learnt: LearntRest) -> None:
+        self._learnt = learnt
+        self._in_vain, self._rest = learnt.in_vain, 0
         self._repeating = REPEATING
 
     @property
@@ -393,9 +403,13 @@ class Lookout:
             return
         if share.window and share.kind in (SourceKind.NGRAM, SourceKind.PREDICTION):
             self._in_vain, self._rest, self._repeating = 0, 0, REPEATING
+            self._learnt.in_vain = max(0, self._learnt.in_vain - 1)
             return
         self._rest = min(longest, (1 << self._in_vain) // 2)
-        self._in_vain = min(self._in_vain + 1, longest)
+        if self._rest < longest:
+            self._in_vain += 1
+        if self._in_vain > self._learnt.in_vain:
+            self._learnt.in_vain += 1
 
 
 # ----------------------------------------------------------------------------------------------------------------------
