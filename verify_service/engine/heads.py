@@ -161,8 +161,7 @@ class HeadDrafting:
         if not self._heeding:
             self._heeding, self._idle = self._would_draft(heads, step, began_us), 0
             return
-        long = [each for each in _asked(heads, step.prompts, step) if each.unread > READ_AT]
-        if long := [each for each in long if self._readable(each, 1, step)]:
+        if long := self._long_prompts(heads, step, began_us):
             tell()
             budget -= self._read(heads, _within(long, budget), step, now_us)
         thought_us = now_us()
@@ -244,6 +243,16 @@ class HeadDrafting:
         coming = replace(step, decoding={**step.decoding, **step.prompts}, prompts={})
         wanted = [each for each in _asked(heads, coming.decoding, coming, known=True) if self._wants(each, coming)]
         return len(wanted) > 0 and len(self._chosen(wanted, coming, now_us)) > 0
+
+    def _long_prompts(self, heads: Heads, step: DraftedStep, now_us: float) -> list[_Asked]:
+        """Prompts of which much is unread, where drafting behind them is expected to pay for that.
+
+        By what is known now: of a new service no text may have been drafted for, and another text may pay less.
+        """
+        long = [each for each in _asked(heads, step.prompts, step) if each.unread > READ_AT]
+        if not long or not self._would_draft(heads, step, now_us):
+            return []
+        return [each for each in long if self._readable(each, 1, step)]
 
     def _wants(self, asked: _Asked, step: DraftedStep) -> bool:
         """Whether a head's tokens could be tested next, are not there yet, and promise more than the text itself.
