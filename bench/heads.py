@@ -504,11 +504,14 @@ def speed_bars(samples: Sequence[BatchSample], lines: Sequence[Line]) -> Iterato
         if AUTOMATIC not in at:
             continue
         yield at_least(f"{name}, {AUTOMATIC} / {OFF}", at[AUTOMATIC].to_off, NEVER_SLOWER)
-        if all(row in at for row in SINGLE):
-            best = max(SINGLE, key=lambda row: at[row].tokens_per_second.value)
+        singles = [row for row in SINGLE if row in at]
+        # Of one alone it would not be the best of anything.
+        if len(singles) > 1:
+            best = max(singles, key=lambda row: at[row].tokens_per_second.value)
             wholes = [sample.whole for sample in samples if sample.level == level]
             ratio = speed_ratio(wholes, key_of(AUTOMATIC, temperature), key_of(best, temperature))
-            yield at_least(f"{name}, {AUTOMATIC} / the best single source ({best})", ratio, NEVER_SLOWER)
+            single = f"the best single source ({best} of {', '.join(singles)})"
+            yield at_least(f"{name}, {AUTOMATIC} / {single}", ratio, NEVER_SLOWER)
 
 
 def text_bars(texts: Mapping[int, Sequence[Judged]]) -> Iterator[Bar]:

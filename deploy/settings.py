@@ -254,7 +254,7 @@ def add_command(command: Command, parser: argparse.ArgumentParser) -> CommandOpt
 
 
 def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """A parser's arguments, in order. argparse has no public way to read them: this is the one place that does."""
+    """A parser's arguments, in order. argparse has no public way to read them."""
     return parser._actions
 
 

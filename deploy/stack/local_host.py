@@ -140,13 +140,18 @@ class LocalHost:
         self._failures.append(drafter.thread.failed)
 
     async def failed(self) -> str:
-        waits = [asyncio.ensure_future(failure()) for failure in self._failures]
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
-        finally:
-            for wait in waits:
-                wait.cancel()
+        return await first_failure(self._failures)
 
     async def stop(self) -> None:
         await self._cleanup.aclose()
+
+
+async def first_failure(failures: Sequence[Callable[[], Awaitable[str]]]) -> str:
+    """The reason of whichever comes first; the others are waited for no more."""
+    waits = [asyncio.ensure_future(failure()) for failure in failures]
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for wait in waits:
+            wait.cancel()

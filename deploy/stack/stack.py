@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import orchestrator.server
-from deploy.stack.local_host import LocalHost
+from deploy.stack.local_host import LocalHost, first_failure
 from deploy.stack.options import DRAFTER, VERIFIER, ServiceHost, StackError, StackOptions, kind_of
 from deploy.stack.plain_host import PlainHost
 from deploy.stack.ray_cluster import RayCluster
@@ -67,13 +67,7 @@ class Stack:
 
     async def failed(self) -> str:
         """Return the reason once a part of the stack cannot go on; otherwise never."""
-        waits = [asyncio.ensure_future(failure()) for failure in self._failures]
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
-        finally:
-            for wait in waits:
-                wait.cancel()
+        return await first_failure(self._failures)
 
     async def stop(self) -> None:
         """End everything, the newest part first. Idempotent; a cancellation waits until it is done."""

@@ -81,8 +81,9 @@ def headline_table(results: dict[str, Any]) -> str:
         rows.append([what, f"{wrong:g} of {record['tokens']:,}", "`make soak`"])
     if (record := _record("batch.json")) is not None:
         bars = {bar["name"].partition(" (")[0]: bar for bar in record["bars"]}
-        what = "16 sessions at once, drafting automatic, times off"
-        rows.append([what, interval(bars["16 at once, automatic / off"]), "`make bench-batch`"])
+        for at, said in (("", "greedy"), (", temperature 0.8", "at temperature 0.8")):
+            what = f"16 sessions at once, {said}, drafting automatic, times off"
+            rows.append([what, interval(bars[f"16 at once{at}, automatic / off"]), "`make bench-batch`"])
     to = {row["key"]: row["to"]["a"] for row in results["rows"]}
     rows.append(["one session, times transformers' `generate`", interval(to["d"]), "`make bench`"])
     if "e-lookup" in to:

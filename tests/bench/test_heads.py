@@ -45,6 +45,7 @@ from tests.bench.batch.made import step, timed_run
 
 # Seconds of a session's 10 tokens, by row; ten times as long in the last turn of every row.
 SECONDS = {OFF: 0.12, FAR: 0.11, NGRAM: 0.14, TABLE: 0.13, EAGLE3: 0.08, AUTOMATIC: 0.1}
+SINGLES = "the best single source (eagle3 of far, ngram, table, eagle3)"
 PLACES = [(level, temperature) for level in (1, 16) for temperature in (0.0, 0.8)]
 STATS = Stats(tested_at=(4, 2), accepted_at=(2, 1), tested=6, accepted=3, tested_head=4, accepted_head=2)
 
@@ -106,18 +107,36 @@ def test_bars() -> None:
     assert found == [
         ("1 at once, eagle3 / off", 1.5, 1.25, True),
         ("1 at once, automatic / off", 1.2, 0.97, True),
-        ("1 at once, automatic / the best single source (eagle3)", 0.8, 0.97, False),
+        (f"1 at once, automatic / {SINGLES}", 0.8, 0.97, False),
         ("1 at once, temperature 0.8, eagle3 / off", 1.5, 1.15, True),
         ("1 at once, temperature 0.8, automatic / off", 1.2, 0.97, True),
-        ("1 at once, temperature 0.8, automatic / the best single source (eagle3)", 0.8, 0.97, False),
+        (f"1 at once, temperature 0.8, automatic / {SINGLES}", 0.8, 0.97, False),
         ("16 at once, eagle3 / off", 1.5, 1.05, True),
         ("16 at once, automatic / off", 1.2, 0.97, True),
-        ("16 at once, automatic / the best single source (eagle3)", 0.8, 0.97, False),
+        (f"16 at once, automatic / {SINGLES}", 0.8, 0.97, False),
         ("16 at once, temperature 0.8, eagle3 / off", 1.5, 1.05, True),
         ("16 at once, temperature 0.8, automatic / off", 1.2, 0.97, True),
-        ("16 at once, temperature 0.8, automatic / the best single source (eagle3)", 0.8, 0.97, False),
+        (f"16 at once, temperature 0.8, automatic / {SINGLES}", 0.8, 0.97, False),
     ]
     assert list(speed_bars(SAMPLES, [line for line in lines_of(SAMPLES, {}) if line.row == OFF])) == []
+
+
+@pytest.mark.parametrize(
+    ("singles", "said"),
+    [
+        ((NGRAM, EAGLE3), "eagle3 of ngram, eagle3"),
+        ((FAR, NGRAM, TABLE), "far of far, ngram, table"),
+        ((EAGLE3,), None),
+        ((), None),
+    ],
+)
+def test_all_together_are_held_against_the_best_of_the_rows_that_are_there(
+    singles: tuple[str, ...], said: str | None
+) -> None:
+    lines = [line for line in lines_of(SAMPLES, {}) if line.row in (OFF, AUTOMATIC, *singles)]
+    names = [bar.name for bar in speed_bars(SAMPLES, lines) if "best" in bar.name]
+    wanted = f"1 at once, {AUTOMATIC} / the best single source ({said})"
+    assert (names[0], len(names)) == (wanted, len(PLACES)) if said else names == []
 
 
 def judged(near_tie: bool) -> Judged:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+import time
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specwire.core.policy import tunables
 from specwire.core.policy.tunables import GATHERED_TOKENS, SHARED_ORDERS, VOTES
 from specwire.core.verify import shared_texts
 from specwire.core.verify.shared_texts import (
@@ -331,6 +335,76 @@ def test_scopes_know_nothing_of_each_other_also_after_deletion() -> None:
     assert found[0] is not None
     assert found[-1] is None
     assert kept.of(b"") is None
+
+
+@dataclass(eq=False)
+class Read:
+    """Words of an index, and how many of them were looked at."""
+
+    words: memoryview
+    looks: int = 0
+
+    def __getitem__(self, at: int) -> int:
+        self.looks += 1
+        return int(self.words[at])
+
+
+def look_time(texts: ScopeTexts, tails: Sequence[list[int]]) -> float:
+    """Seconds for one look at the end of each, by a session that has looked before for none."""
+    indices = [SharedIndex(texts, tail) for tail in tails]
+    began = time.perf_counter()
+    for index in indices:
+        index.find(16)
+    return time.perf_counter() - began
+
+
+def two_scopes(own: Sequence[int], theirs: Sequence[int]) -> tuple[ScopeTexts, ScopeTexts]:
+    """One scope's session says `own`, then each of VOTES of another's says `theirs`; returns both scopes' texts."""
+    kept = SharedTexts(ROOMY, lambda _: True)
+    mine, other = kept.of(b"mine"), kept.of(b"other")
+    assert mine is not None
+    assert other is not None
+    grown(mine, "mine", own)
+    for number in range(VOTES):
+        grown(other, f"theirs-{number}", [number, *theirs])
+    return mine, other
+
+
+def slots_seen(texts: ScopeTexts, tails: Sequence[list[int]]) -> int:
+    """Words of slots and of heads that looks read."""
+    reads = [Read(texts._words), *map(Read, texts._latest)]
+    texts._words, *texts._latest = reads  # type: ignore[assignment]
+    look_time(texts, tails)
+    return sum(each.looks for each in reads)
+
+
+@pytest.fixture
+def _as_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_texts, "CHAIN_LINKS", tunables.CHAIN_LINKS)
+
+
+@pytest.mark.usefixtures("_as_served")
+def test_a_look_up_takes_as_long_whether_or_not_another_scope_holds_the_text() -> None:
+    """By what is read of the index, and by the clock, in turns: a busy machine slows all of them.
+
+    The third scope is the one that holds the text: there both show it, so they would show a leak.
+    """
+    chance = random.Random(8)
+    secret, unsaid, own = ([chance.randrange(50000) for _ in range(2000)] for _ in range(3))
+    held, theirs = two_scopes(own, secret)
+    not_held, _ = two_scopes(own, unsaid)
+    tails = [secret[:end] for end in range(SHARED_ORDERS[0], len(secret), 50)]
+    scopes, took = (held, not_held, theirs), [list[float]() for _ in range(3)]
+    for turn in range(201):
+        for at in (0, 1, 2) if turn % 2 else (2, 1, 0):
+            took[at].append(look_time(scopes[at], tails))
+    with_it, without, where_it_is = map(median, took)
+    assert 0.93 < with_it / without < 1.08
+    assert where_it_is / without > 1.08
+
+    with_it, without, where_it_is = (slots_seen(texts, tails) for texts in scopes)
+    assert with_it == without
+    assert where_it_is > without
 
 
 def test_memory_is_bounded_and_idle_scopes_go_first() -> None:

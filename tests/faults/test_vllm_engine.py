@@ -71,7 +71,7 @@ def test_a_fault(running: Place, cell: Cell) -> None:
     play(running, cell, STOPPED_S)
 
 
-def test_eight_at_once_are_each_their_own_with_drafts_and_without(running: Place) -> None:
+def test_eight_at_once_are_each_the_target_s_with_drafts_and_without(running: Place) -> None:
     """Behind a near-tie, which is told, a text with drafts may differ from the one without."""
     running.mend()
     assert not any(accepted(together(running.apart.address, asked(8), drafting=False)))

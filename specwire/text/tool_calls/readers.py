@@ -59,6 +59,11 @@ class CallReader:
     def _begin(self, char: str) -> None:
         raise NotImplementedError
 
+    def _ended(self) -> None:
+        """Close the object that the arguments were put together to."""
+        self._arguments.append("}" if self._arguments else "{}")
+        self.done = True
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # JSON (RFC 8259). Arguments stay as the model writes them.
@@ -363,7 +368,3 @@ class PythonCall(CallReader):
             self._ended()
         elif char not in SPACE:
             raise BrokenCall
-
-    def _ended(self) -> None:
-        self._arguments.append("}" if self._arguments else "{}")
-        self.done = True

@@ -257,7 +257,3 @@ class XmlCall(CallReader):
     def _typed(self, text: str) -> str:
         found = as_json(text.strip()) if self._is_json else None
         return found if found is not None and found.startswith('"') else typed(text, self._types)
-
-    def _ended(self) -> None:
-        self._arguments.append("}" if self._arguments else "{}")
-        self.done = True
