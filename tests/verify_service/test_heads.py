@@ -583,7 +583,7 @@ def beside_script(tokens: Callable[[list[int]], list[int]], **more: Any) -> tupl
 
     def beside(lm: Any) -> HeadedModel:
         targets.append(TappedScript(lm))
-        return HeadedModel(lm, targets[0], head)
+        return HeadedModel(lm, targets[0], head)  # type: ignore[arg-type]  # as far as it is asked
 
     return Rig(MODEL, ngram=False, context=4096, growth=0.0, beside=beside, **more), head, targets[0]
 
