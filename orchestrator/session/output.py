@@ -20,11 +20,11 @@ from specwire.core.messages import (
     Event,
     FinishReason,
     Outcome,
-    Pace,
     Plan,
     Proposal,
     TokenLogprobs,
 )
+from specwire.core.policy.tunables import FIRST_PACE
 from specwire.core.provisional import Ahead, ProvisionalChains, ProvisionalDraft, provisional
 from specwire.core.session import PeekingScanner, Session
 from specwire.core.text import Ending

@@ -14,6 +14,7 @@ from specwire.client import Chunk, Event, Finished, Provisional, Started
 from specwire.client.requests import RequestOptions
 from specwire.core.messages import Discipline, Pace, Plan
 from specwire.core.policy.controller import OFF_PACE, Controller
+from specwire.core.policy.tunables import FIRST_PACE
 from tests.orchestrator.stack import PROMPT, TARGET, Stack, plain, stack
 from tests.wait import asked
 
