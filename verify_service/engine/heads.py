@@ -10,7 +10,7 @@ from typing import Protocol
 from specwire.core.draft import HeadRequest
 from specwire.core.policy.estimates import likely
 from specwire.core.policy.heads import HeadDepth
-from specwire.core.policy.tunables import EXPLORED_SHARE, LEAST_BEHIND, LET_BE, PREFILL_ROWS, PROBE_WINDOW
+from specwire.core.policy.tunables import EXPLORED_SHARE, LEAST_BEHIND, LET_BE, PREFILL_ROWS, PROBE_WINDOW, READ_AT
 from specwire.core.verify.session import VerifySession
 from specwire.core.verify.text_sources import HeadSource, promise
 from verify_service.engine.batch import ShortOfMemory, detect_out_of_memory
@@ -21,8 +21,6 @@ logger = logging.getLogger(__name__)
 # Unread positions up to which a head reads a text while it drafts. More than that it reads before, for all texts
 # together. A text that was left alone for LET_BE steps has no more.
 FEW_UNREAD = 2 * LET_BE
-# While a prompt is being fed the head reads this many of its positions at a time.
-READ_AT = 256
 # Steps without a draft behind which features are no longer kept: where drafting does not pay, as soon as it was thought
 # of in vain for longer than a try waits for its features; else later, because a head that begins anew has lost the text
 # before.

@@ -1,4 +1,4 @@
-"""Every number that drafting is tuned by. They may change how fast a text comes, never its law.
+"""The numbers that drafting is tuned by, those of vLLM's plugin apart. They change how fast a text comes, not its law.
 
 Each has its unit and its reason. Where a number came from a measurement, the comment names it: "sweep" is
 `make bench-sweep`, which holds all of them together to 0.95 of the best fixed setting of each cell; "LOG" is
@@ -101,6 +101,8 @@ MOST_HEAD_DEPTH = 8
 # A head reads a text where that takes no longer than is gained on so many further tokens: a third of those that are
 # expected to come, because texts end early and nobody is charged for it.
 READ_FOR = 128 / 3
+# Positions of a prompt that a head reads at a time while it is fed.
+READ_AT = 256
 # Steps in which a head that does not pay is not thought of again, unless a try is due.
 LET_BE = 16
 # Positions behind which a head drafts that begins in the middle of a text. The demo pair's is right 0.87 of the time
@@ -137,7 +139,7 @@ MEANT_OVER = 256
 # Tokens of a chain that is worth drafting whatever is known: the window in turns until a token's drafting was measured,
 # and the least run-ahead.
 SHORT_CHAIN = 4
-# Pace of a stream until a token's drafting was measured, and in a probe.
+# Pace of a stream until a token's drafting was measured, in a probe, and where a reader wants to see what is drafted.
 FIRST_PACE = Pace(1, 32)
 # Verdicts from one plan to the next, behind the first ENOUGH: planning takes time, too.
 PLAN_EVERY = 4
