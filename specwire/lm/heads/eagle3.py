@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from torch.nn.functional import silu
 
 from specwire.core.model import ModelError
 from specwire.lm.heads.files import CONFIG, ConfigKeys, Tensors, read_config
+from specwire.lm.model_files import INDEX
 
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 KIND = "eagle3"
@@ -69,6 +70,7 @@ class Eagle3Config:
     target_hidden: int | None = None
     fc_norm: bool = False
     head_norms: bool = False
+    flat: bool = False
     rope: Mapping[str, Any] | None = None
 
     @property
@@ -115,6 +117,7 @@ class Eagle3Config:
             target_hidden=whole.whole_number("target_hidden_size") if "target_hidden_size" in whole else None,
             fc_norm=flag("fc_norm"),
             head_norms=layer.text("model_type", LLAMA) == QWEN3,
+            flat=layer is whole,
             rope=_other_rope(layer, rope),
         )
         if config.norm_before_fc and config.fc_norm:
@@ -163,7 +166,7 @@ class Eagle3Config:
 def _taps(whole: ConfigKeys, nested: ConfigKeys, target_layers: int) -> tuple[int, int, int]:
     given = nested if TAP_IDS in nested else whole
     found = given.whole_numbers(TAP_IDS)
-    if found is None:
+    if not found:  # vLLM takes an empty list likewise
         return default_taps(target_layers)
     left = int(given is nested)  # the stream that leaves a layer enters the next one
     if len(found) != TAPS or not all(0 <= tap + left <= target_layers for tap in found):
@@ -441,8 +444,10 @@ def load(folder: Path, target_layers: int, embed: torch.Tensor) -> Eagle3:
     Raises:
         ModelError: names file and key or tensor.
     """
-    config = Eagle3Config.read(folder, target_layers)
-    stored, needed, called = _stored(folder), shapes(config), names(config)
+    config, stored = Eagle3Config.read(folder, target_layers), _stored(folder)
+    if config.flat:
+        config = replace(config, head_norms=f"{LAYER}self_attn.q_norm.weight" in stored)
+    needed, called = shapes(config), names(config)
     if EMBEDDING not in stored:
         own = called.pop(EMBEDDING)
         if embed.shape != needed[own]:
@@ -460,10 +465,10 @@ def load(folder: Path, target_layers: int, embed: torch.Tensor) -> Eagle3:
 
 
 def _stored(folder: Path) -> Tensors:
-    path = folder / WEIGHTS
-    if not path.exists() and (folder / PICKLED).exists():
+    readable = (folder / WEIGHTS).exists() or (folder / INDEX).exists()
+    if not readable and (folder / PICKLED).exists():
         raise ModelError(f"{folder / PICKLED}: is a pickle, which is not read; docs/MODELS.md says how to convert it")
-    return Tensors.of_file(path, lambda name: name.replace(ORIGINAL_LAYER, LAYER))
+    return Tensors.of_folder(folder, lambda name: name.replace(ORIGINAL_LAYER, LAYER))
 
 
 def _check_names(stored: Tensors, known: set[str]) -> None:

@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 
 from specwire.core.model import ModelError
+from specwire.lm.model_files import INDEX, WEIGHTS
 
 CONFIG = "config.json"
 # Types of numbers that weights, and lists of ids, may be stored in.
@@ -134,6 +135,13 @@ class Tensors:
                 raise ModelError(f"{path}: {name}: is there twice, also as {other.name}")
         return cls(path, stored)
 
+    @classmethod
+    def of_folder(cls, folder: Path, called: Callable[[str], str] = str) -> Tensors:
+        """Of one file, or of those that an index names."""
+        if not (folder / INDEX).is_file():
+            return cls.of_file(folder / WEIGHTS, called)
+        return cls(folder, {called(name): Stored(path, name) for name, path in tensor_files(folder).items()})
+
     def __contains__(self, name: str) -> bool:
         return name in self._stored
 
@@ -195,3 +203,18 @@ def tensor_names(path: Path) -> list[str]:
             return list(file.keys())
     except Exception as error:  # what a broken file can raise is many things
         raise ModelError(f"{path}: cannot be read: {error}") from error
+
+
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """The file of each tensor of a checkpoint's directory; empty if it has none. ModelError names a file."""
+    path = folder / INDEX
+    try:
+        if path.is_file():
+            found: dict[str, str] = json.loads(path.read_text())["weight_map"]
+            return {name: folder / file for name, file in found.items()}
+        path = folder / WEIGHTS
+        if not path.is_file():
+            return {}
+    except Exception as error:  # what a broken file can raise is many things
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+    return dict.fromkeys(tensor_names(path), path)

@@ -30,6 +30,7 @@ the same names: `medusa_lm_head.safetensors` or `model.safetensors`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -49,6 +50,8 @@ from specwire.lm.runners.linear import LinearWeights, pack_rounded
 MEDUSA, HYDRA = "medusa", "hydra"
 FILES = {MEDUSA: "medusa_lm_head", HYDRA: "hydra_lm_head"}
 MODEL_FILE = "model.safetensors"
+# Tensors that are read otherwise, and Hydra's copy of the target's embedding.
+NEEDLESS = ("token_map", "input_embed_fn.weight")
 # Names of output layers begin so.
 OUTPUTS = "outputs."
 
@@ -256,6 +259,7 @@ def load(folder: Path, config: Mapping[str, Any], layers: int, embed: torch.Tens
     keys, path = ConfigKeys(folder / CONFIG, config), _weights(folder, kind)
     stored = Tensors.of_file(path, lambda name: name.removeprefix("medusa_head.").removeprefix("medusa_heads."))
     told = _hydra(keys, layers, embed) if kind == HYDRA else _medusa(keys, stored, layers, embed)
+    _check_names(stored, {*NEEDLESS, *(name for _, name, _ in _parts(told, stored))})
     ids = _ids(stored, told)
     said = ids < served
     state: dict[str, torch.Tensor] = {}
@@ -269,6 +273,13 @@ def load(folder: Path, config: Mapping[str, Any], layers: int, embed: torch.Tens
     head.load_state_dict(state)
     head.ids.copy_(ids[said])
     return head
+
+
+def _check_names(stored: Tensors, known: set[str]) -> None:
+    """ModelError for what would be left out silently: more heads or layers, scales of rounded weights."""
+    for name in stored:
+        if name not in known:
+            raise stored.wrong(name, "is not part of the heads as config.json describes them")
 
 
 def _weights(folder: Path, kind: str) -> Path:
@@ -293,7 +304,7 @@ def _medusa(keys: ConfigKeys, stored: Tensors, layers: int, embed: torch.Tensor)
     )
     return MedusaConfig(
         MEDUSA,
-        heads,
+        max(heads, _stored_heads(stored)),
         depth,
         keys.whole_number("hidden_size", embed.shape[1]),
         vocabulary,
@@ -303,6 +314,12 @@ def _medusa(keys: ConfigKeys, stored: Tensors, layers: int, embed: torch.Tensor)
         shared=keys.flag("original_lm_head") or "lm_head.weight" in stored,
         scale=keys.number("logit_scale", 1.0),
     )
+
+
+def _stored_heads(stored: Tensors) -> int:
+    """Those of the file: Medusa's own code takes five, whatever a config.json says, where published ones say two."""
+    heads = [re.match(r"(?:blocks\.)?(\d+)\.", name) for name in stored]
+    return max((int(head[1]) + 1 for head in heads if head is not None), default=0)
 
 
 def _hydra(keys: ConfigKeys, layers: int, embed: torch.Tensor) -> MedusaConfig:

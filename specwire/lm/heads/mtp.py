@@ -30,8 +30,8 @@ from torch.nn import functional
 
 from specwire.core.model import ModelError
 from specwire.lm.heads.eagle3 import KeysValues, RmsNorm, attended, rotated
-from specwire.lm.heads.files import CONFIG, ConfigKeys, Stored, Tensors, tensor_names
-from specwire.lm.model_files import INDEX, WEIGHTS
+from specwire.lm.heads.files import CONFIG, ConfigKeys, Stored, Tensors, tensor_files
+from specwire.lm.model_files import WEIGHTS
 from specwire.lm.runners.linear import LinearWeights
 
 KIND = "mtp"
@@ -227,21 +227,6 @@ def load(folder: Path, style: MtpStyle, config: MtpConfig) -> Mtp:
     if style.fuse == "model.layers.{}.eh_proj":
         embedding, output = (_repeated(style, numbers, files, name, size) for name in (EMBEDDING, OUTPUT))
     return Mtp(config, style, layers, embedding, output)
-
-
-def tensor_files(folder: Path) -> dict[str, Path]:
-    """The file of each tensor of a checkpoint's directory; empty if it has none. ModelError names a file."""
-    path = folder / INDEX
-    try:
-        if path.is_file():
-            found: dict[str, str] = json.loads(path.read_text())["weight_map"]
-            return {name: folder / file for name, file in found.items()}
-        path = folder / WEIGHTS
-        if not path.is_file():
-            return {}
-    except Exception as error:  # what a broken file can raise is many things
-        raise ModelError(f"{path}: cannot be read: {error}") from error
-    return dict.fromkeys(tensor_names(path), path)
 
 
 def _linear(files: Tensors, name: str, out: int, into: int) -> LinearWeights:

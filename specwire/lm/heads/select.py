@@ -15,7 +15,7 @@ from specwire.core.model import OPENVINO, ModelError, ModelInfo
 from specwire.lm.heads import eagle3, medusa, mtp
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config, Fuse
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
-from specwire.lm.heads.files import CONFIG, read_config
+from specwire.lm.heads.files import CONFIG, read_config, tensor_files
 from specwire.lm.heads.head import Head
 from specwire.lm.heads.layer import rotations
 from specwire.lm.heads.medusa import MedusaRunner
@@ -60,14 +60,14 @@ def load_head(spec: str, target: PreTrainedModel, info: ModelInfo) -> LoadedHead
         return _learnt(versions, target, info)
     folder = versions.path
     whole = read_config(folder)
-    if is_recurrent(target.config) and mtp.style_of(mtp.tensor_files(folder)) is None:
+    if is_recurrent(target.config) and mtp.style_of(tensor_files(folder)) is None:
         kind = target.config.model_type
         raise ModelError(f"heads: {folder}: beside the recurrent layers of {kind} models only MTP layers are served")
     if medusa.kind_of(whole) is not None:
         return _medusa(folder, whole, target, info)
     if eagle3.described(whole):
         return _eagle3(folder, target, info)
-    names = mtp.tensor_files(folder)
+    names = tensor_files(folder)
     style = mtp.style_of(names)
     if style is not None:
         return _mtp(folder, whole, style, target, info)

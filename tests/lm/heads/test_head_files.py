@@ -286,3 +286,33 @@ def test_what_an_error_shows_of_a_file_is_short() -> None:
         with pytest.raises(ModelError) as found:
             wrong()
         assert len(str(found.value)) < 200
+
+
+def test_an_empty_list_of_taps_is_as_none(head: Path) -> None:
+    said(head, **{TAPS: []})
+    assert load(head, LAYERS, EMBEDDING).config.taps == default_taps(LAYERS)
+
+
+def test_tensors_may_be_in_several_files_with_an_index(head: Path) -> None:
+    whole = load(head, LAYERS, EMBEDDING).state_dict()
+    tensors = load_file(head / "model.safetensors")
+    parts = {"a.safetensors": sorted(tensors)[::2], "b.safetensors": sorted(tensors)[1::2]}
+    for file, names in parts.items():
+        save_file({name: tensors[name] for name in names}, head / file)
+    (head / "model.safetensors").unlink()
+    index = {"weight_map": {name: file for file, names in parts.items() for name in names}}
+    (head / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = load(head, LAYERS, EMBEDDING).state_dict()
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_a_flat_file_of_qwen3_has_norms_of_heads_where_they_are_there(norms: bool, tmp_path: Path) -> None:
+    """Heads of the original format say their target's type, and many are Llama's layers all the same."""
+    save(head_of(replace(CONFIG, head_norms=norms)), tmp_path, "a target")
+    whole = json.loads((tmp_path / "config.json").read_text())
+    layer = whole.pop("transformer_layer_config")
+    del whole["speculators_model_type"]
+    (tmp_path / "config.json").write_text(json.dumps({**whole, **layer, "model_type": "qwen3"}))
+    assert load(tmp_path, LAYERS, EMBEDDING).config.head_norms is norms

@@ -92,6 +92,27 @@ def test_names_may_be_under_the_whole_model_s(tmp_path: Path) -> None:
     assert lm.draft([HeadRequest(0, TEXT, GREEDY, 3)]) == [expected(target, config, tensors, TEXT, 3)]
 
 
+@pytest.mark.parametrize("form", ["medusa", "medusa-vllm-shared"])
+def test_all_heads_of_a_file_are_read_however_few_its_config_claims(form: str, tmp_path: Path) -> None:
+    """Published configs of Medusa claim two of five, which its own code reads as five."""
+    target, config, tensors, where = built(tmp_path, "llama", form)
+    key = "medusa_num_heads" if "medusa_num_heads" in config else "num_heads"
+    (tmp_path / "head" / "config.json").write_text(json.dumps({**config, key: 1}))
+    lm = headed(where, tmp_path / "head")
+    lm.forward([Feed(0, 0, TEXT[:-1], 1)])
+    assert lm.draft([HeadRequest(0, TEXT, GREEDY, HEADS)]) == [expected(target, config, tensors, TEXT, HEADS)]
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [("medusa", "0.0.linear.weight_scale"), ("medusa-vllm-shared", "norm.weight"), ("hydra", "x")]
+)
+def test_a_tensor_that_would_be_left_out_is_named(form: str, name: str, tmp_path: Path) -> None:
+    _, config, tensors, where = built(tmp_path, "llama", form)
+    written(tmp_path / "head", config, {**tensors, name: torch.zeros(2)}, FORMATS[form]()[2])
+    with pytest.raises(ModelError, match=f"{name}: is not part of the heads"):
+        headed(where, tmp_path / "head")
+
+
 @pytest.mark.parametrize("form", ["medusa", "hydra"])
 def test_a_draft_ends_with_the_heads(form: str, tmp_path: Path) -> None:
     target, config, tensors, where = built(tmp_path, "llama", form)
