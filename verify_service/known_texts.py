@@ -44,7 +44,7 @@ def _indexed(info: ModelInfo, references: Sequence[str]) -> ScopeTexts:
     texts = ScopeTexts(lambda _: True)
     for number, document in enumerate(texts_of([Path(path) for path in references])):
         ids = tokenizer.encode(document, add_special_tokens=False).ids
-        index = SharedIndex(texts, ids, f"document {number}")
+        index = SharedIndex(texts, ids, f"document {number}", grows=False)
         while not index.complete:
             index.read()
     if not texts.tokens:

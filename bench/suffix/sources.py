@@ -132,6 +132,7 @@ class OwnGuesses:
 
     def end(self) -> None:
         """What was said stays."""
+        self._source.text_ended()
 
 
 class TableGuesses(OwnGuesses):
@@ -253,7 +254,7 @@ def filled(others: int, pool: NDArray[np.uint32], chance: random.Random) -> tupl
     texts, spent_ns = ScopeTexts(lambda _: True), 0
     for number in range(max(1, others // SESSION_TOKENS)):
         text = repeating(pool, SESSION_TOKENS, chance)
-        index = SharedIndex(texts, text, str(number))
+        index = SharedIndex(texts, text, str(number), grows=False)
         began_ns = time.perf_counter_ns()
         while not index.complete:
             index.read()

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from orchestrator.peers.models import Info, Target, Tokenizers, maps_vocabulary
 from specwire.core.law.sampling import Rule
 from specwire.core.policy.controller import Planner
-from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.policy.estimates import MOST_ROWS, ForwardTimes
 from specwire.registry.entry import ServiceEntry, ServiceState
 from specwire.registry.registrar import HEARTBEAT_S
 from specwire.rpc.errors import RETRY_AFTER, StatusError, retry_after
@@ -158,8 +158,6 @@ HOPELESS_FAILURES = 3
 MOST_STRAYS = 64 * MOST_RELAYED
 # Answers to an open: one, and one for each time that it may be sent again.
 ANSWERS = 16
-# Wider forwards do not belong to one session's window.
-MOST_OBSERVED_ROWS = 32
 
 
 class Breakable(Protocol):
@@ -356,7 +354,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         if message.HasField("learnt") and self.info is not None:
             self.info.learnt.CopyFrom(message.learnt)
         timings = message.timings
-        if timings.sessions == 1 and timings.rows <= MOST_OBSERVED_ROWS:
+        if timings.sessions == 1 and timings.rows <= MOST_ROWS:
             self.forward_times.told(timings.rows, timings.forward_us + timings.gap_us, timings.plain_us)
         for opened in message.opened:
             self._hear_opened(opened, received_ns)

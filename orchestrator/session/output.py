@@ -20,11 +20,11 @@ from specwire.core.messages import (
     Event,
     FinishReason,
     Outcome,
-    Pace,
     Plan,
     Proposal,
     TokenLogprobs,
 )
+from specwire.core.policy.tunables import FIRST_PACE
 from specwire.core.provisional import Ahead, ProvisionalChains, ProvisionalDraft, provisional
 from specwire.core.session import PeekingScanner, Session
 from specwire.core.text import Ending
@@ -253,15 +253,13 @@ class Output:
 # ----------------------------------------------------------------------------------------------------------------------
 # What one session's readers may be shown before it is decided. Kept only where a reader has asked for it.
 
-SHOWN_PACE = Pace(1, 32)
-
 
 def with_drafts(plan: Plan) -> Plan:
     """The plan for a session whose reader wants to see drafts: the drafter goes on although no gain is expected.
 
     The verifier does not wait for it. A drafter that shares the verifier's processors does not go on.
     """
-    return plan if plan.pace.run_ahead else replace(plan, pace=SHOWN_PACE, reason=f"shown; {plan.reason}")
+    return plan if plan.pace.run_ahead else replace(plan, pace=FIRST_PACE, reason=f"shown; {plan.reason}")
 
 
 class ProvisionalText:

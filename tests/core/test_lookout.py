@@ -1,23 +1,25 @@
-"""specwire.core.policy.windows: in a batch, whose guesses are not taken is looked through ever more seldom."""
+"""specwire.core.policy.windows: whose guesses are not taken is looked through ever more seldom."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
 from specwire.core.messages import SourceKind
-from specwire.core.policy.tunables import MOST_REST
-from specwire.core.policy.windows import Lookout, Share
+from specwire.core.policy.windows import LearntRest, Lookout, Share, longest_rest
 
 PLAIN = Share(3, 1, 0, True)
 GUESSED = Share(3, 1, 5, True, SourceKind.NGRAM)
 DRAFTED = Share(3, 1, 5, True)
+LONGEST = 10
 
 
-def looked(lookout: Lookout, steps: int, alone: bool = False, share: Share = PLAIN) -> list[bool]:
+def looked(lookout: Lookout, steps: int, share: Share = PLAIN, right_since: int = 0) -> list[bool]:
     found = []
     for _ in range(steps):
-        found.append(lookout.looks(alone))
-        lookout.planned(share, found[-1])
+        found.append(lookout.looks(right_since))
+        lookout.planned(share, found[-1], LONGEST)
     return found
 
 
@@ -27,35 +29,53 @@ def rests(found: list[bool]) -> list[int]:
     return [after - before - 1 for before, after in pairwise(at)]
 
 
+@pytest.mark.parametrize(
+    ("sessions", "plain_us", "plans"), [(1, 1_000.0, 10), (1, 30_000.0, 1), (16, 4_000.0, 40), (16, 40_000.0, 4)]
+)
+def test_looks_in_vain_take_a_hundredth_of_the_time(sessions: int, plain_us: float, plans: int) -> None:
+    """A look takes 100 microseconds, for which all sessions wait."""
+    assert longest_rest(sessions, plain_us) == plans
+
+
 def test_whose_guesses_are_not_taken_is_looked_through_ever_more_seldom() -> None:
-    assert rests(looked(Lookout(), 60)) == [0, 1, 2, 4, *[MOST_REST] * 5]
+    assert rests(looked(Lookout(LearntRest()), 60)) == [0, 1, 2, 4, 8, LONGEST, LONGEST, LONGEST]
 
 
 def test_one_that_was_taken_is_worth_every_look() -> None:
-    lookout = Lookout()
+    lookout = Lookout(LearntRest())
     looked(lookout, 60)
-    while not lookout.looks(alone=False):
+    while not lookout.looks():
         pass
-    lookout.planned(GUESSED, looked=True)
-    assert rests(looked(lookout, 60)) == rests(looked(Lookout(), 60))
+    lookout.planned(GUESSED, True, LONGEST)
+    assert rests(looked(lookout, 60)) == rests(looked(Lookout(LearntRest()), 60))
 
 
 def test_a_window_of_a_drafter_s_is_no_guess_taken() -> None:
-    assert rests(looked(Lookout(), 60, share=DRAFTED)) == rests(looked(Lookout(), 60))
+    assert rests(looked(Lookout(LearntRest()), 60, share=DRAFTED)) == rests(looked(Lookout(LearntRest()), 60))
 
 
-def test_a_session_alone_always_looks() -> None:
-    assert all(looked(Lookout(), 60, alone=True))
+def test_a_text_that_goes_on_as_the_last_guess_said_is_looked_through_at_once() -> None:
+    lookout = Lookout(LearntRest())
+    looked(lookout, 60)
+    while not lookout.looks():
+        pass
+    lookout.planned(PLAIN, True, LONGEST)
+    assert not any(looked(lookout, 3, right_since=3))
+    assert looked(lookout, 4, right_since=4) == [True, False, False, False], "it repeats, and does not pay"
+    assert looked(lookout, 3, right_since=8) == [True, False, False]
+    lookout.planned(GUESSED, True, LONGEST)
+    assert rests(looked(lookout, 60)) == rests(looked(Lookout(LearntRest()), 60))
 
 
 def test_a_prompt_s_chunks_are_not_in_vain() -> None:
-    lookout = Lookout()
+    lookout = Lookout(LearntRest())
     assert all(looked(lookout, 60, share=Share(3, 512, 0, False)))
-    assert rests(looked(lookout, 60)) == rests(looked(Lookout(), 60))
+    assert rests(looked(lookout, 60)) == rests(looked(Lookout(LearntRest()), 60))
 
 
-def test_what_was_in_vain_alone_is_forgotten_where_a_guess_is_taken_before_others_come() -> None:
-    lookout = Lookout()
-    looked(lookout, 60, alone=True)
-    looked(lookout, 1, alone=True, share=GUESSED)
-    assert rests(looked(lookout, 60)) == rests(looked(Lookout(), 60))
+def test_a_new_session_begins_as_those_before_it_ended() -> None:
+    learnt = LearntRest()
+    looked(Lookout(learnt), 60)
+    assert rests(looked(Lookout(learnt), 60)) == [LONGEST] * 5
+    looked(Lookout(learnt), 60, share=GUESSED)
+    assert rests(looked(Lookout(learnt), 60))[:4] == [0, 1, 2, 4], "guesses of another one were taken"

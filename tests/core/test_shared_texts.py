@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specwire.core.policy import tunables
-from specwire.core.policy.tunables import SHARED_ORDERS, VOTES
+from specwire.core.policy.tunables import GATHERED_TOKENS, SHARED_ORDERS, VOTES
 from specwire.core.verify import shared_texts
 from specwire.core.verify.shared_texts import (
     FIRST_TOKENS,
@@ -201,16 +201,42 @@ def grown(texts: ScopeTexts, name: str, tokens: Sequence[int]) -> None:
         index.read()
         text.append(token)
         index.grew()
+    index.ended()
 
 
-def test_each_decided_token_is_there_at_once_for_others() -> None:
-    texts = ScopeTexts(always)
-    text = [1, 2, 3]
+def test_what_a_session_decides_is_there_for_others_as_soon_as_it_is_worth_taking_in() -> None:
+    texts, text = ScopeTexts(always), list(range(100, 120))
+    index = SharedIndex(texts, text, "a")
+    known = []
+    for token in range(120, 100 + 2 * GATHERED_TOKENS + 1):
+        index.read()
+        text.append(token)
+        index.grew()
+        found = SharedIndex(texts, text[-5:-1]).find(1)
+        if found is not None and found.tokens == (token,):
+            known.append(len(text))
+    assert known == [GATHERED_TOKENS, 2 * GATHERED_TOKENS]
+
+
+def test_the_rest_of_a_text_that_has_ended_is_there_for_others() -> None:
+    texts, text = ScopeTexts(always), [1, 2, 3]
     index = SharedIndex(texts, text, "a")
     index.read()
     text.append(4)
     index.grew()
+    assert SharedIndex(texts, [1, 2, 3], "b").find(4) is None
+    index.ended()
     found = SharedIndex(texts, [1, 2, 3], "b").find(4)
+    assert found is not None
+    assert found.tokens == (4,)
+
+
+def test_a_text_that_does_not_grow_is_taken_in_to_its_end() -> None:
+    texts = ScopeTexts(always)
+    index = SharedIndex(texts, [1, 2, 3, 4], "a", grows=False)
+    index.read()
+    assert index.complete
+    found = SharedIndex(texts, [1, 2, 3]).find(4)
     assert found is not None
     assert found.tokens == (4,)
 
@@ -222,9 +248,9 @@ def test_what_was_found_is_followed_as_long_as_the_text_goes_on_like_it(monkeypa
     text = list(range(100, 120))
     index, search = SharedIndex(texts, text), texts.occurrences
 
-    def counted(tail: Sequence[int], own: shared_texts.SharedText | None = None) -> tuple[int, list[Occurrence]]:
+    def counted(tail: Sequence[int]) -> tuple[int, list[Occurrence]]:
         searched.append(len(tail))
-        return search(tail, own)
+        return search(tail)
 
     monkeypatch.setattr(texts, "occurrences", counted)
     told = []
@@ -268,7 +294,7 @@ def test_a_forgotten_session_adds_nothing_while_it_runs_on() -> None:
 def test_a_cut_text_is_taken_in_anew() -> None:
     texts = ScopeTexts(always)
     text = [1, 2, 3, 4, 5, 6]
-    index = SharedIndex(texts, text, "a")
+    index = SharedIndex(texts, text, "a", grows=False)
     index.read()
     index.truncate(4)
     del text[4:]

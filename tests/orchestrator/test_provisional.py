@@ -9,11 +9,12 @@ from contextlib import aclosing
 
 import pytest
 
-from orchestrator.session.output import SHOWN_PACE, with_drafts
+from orchestrator.session.output import with_drafts
 from specwire.client import Chunk, Event, Finished, Provisional, Started
 from specwire.client.requests import RequestOptions
 from specwire.core.messages import Discipline, Pace, Plan
 from specwire.core.policy.controller import OFF_PACE, Controller
+from specwire.core.policy.tunables import FIRST_PACE
 from tests.orchestrator.stack import PROMPT, TARGET, Stack, plain, stack
 from tests.wait import asked
 
@@ -74,7 +75,7 @@ async def test_where_no_gain_is_expected_a_drafter_is_shown_if_it_takes_no_time_
 
 
 def test_only_a_plan_without_drafts_is_changed() -> None:
-    assert with_drafts(OFF) == Plan(Discipline.OFF, SHOWN_PACE, 0, "shown; no gain")
+    assert with_drafts(OFF) == Plan(Discipline.OFF, FIRST_PACE, 0, "shown; no gain")
     stream = Plan(Discipline.STREAM, Pace(2, 9), 0, "gain 1.3")
     assert with_drafts(stream) is stream
 

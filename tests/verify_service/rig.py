@@ -72,11 +72,12 @@ class Rig:
         known: KnownTexts | None = None,
         kv_memory: int | None = None,
         gather_us: float = 0.0,
+        beside: Callable[[LanguageModel], LanguageModel] = lambda lm: lm,
     ) -> None:
         """growth: share of a millisecond that a row more costs; forwards then take their time. drafting: of a head, or
-        `heads`, what drafts beside a model that is no script.
+        `heads`, what drafts beside a model that is no script. beside: what is served in place of the model itself.
         """
-        self.lm = load_model(spec, slots=slots, context=context, heads=heads, kv_memory=kv_memory)
+        self.lm = beside(load_model(spec, slots=slots, context=context, heads=heads, kv_memory=kv_memory))
         if isinstance(self.lm, DraftingModel):
             drafting = HeadDrafting(self.lm, HeadDepth({1: 20.0}, self.lm.most_depth or MOST_HEAD_DEPTH))
         self.now = 0.0

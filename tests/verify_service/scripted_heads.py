@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+import torch
+
 from specwire.core.draft import HeadRequest
 from specwire.core.messages import SourceKind
 from specwire.core.policy.heads import HeadDepth
-from specwire.lm import load_model
+from specwire.lm import Feed, LanguageModel, load_model
 from tests.verify_service.rig import Rig, oracle
 from verify_service.engine.heads import HeadDrafting
 
@@ -57,6 +59,54 @@ class ScriptedHeads:
             self.tokens_at(len(request.tokens))(oracle(self._lm, request.tokens, request.depth, request.sampling))
             for request in requests
         ]
+
+
+class TappedScript:
+    """A scripted target whose forwards can be tapped, as a `TappedRunner`'s: its features are zeros.
+
+    forwards: whether each was tapped.
+    """
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self.tapping, self.tapped = True, torch.empty(0, 1)
+        self.forwards: list[bool] = []
+        forward = lm.forward
+
+        def tapped(feeds: Sequence[Feed]) -> torch.Tensor:
+            self.forwards.append(self.tapping)
+            self.tapped = torch.zeros(sum(len(feed.tokens) for feed in feeds), 1) if self.tapping else self.tapped[:0]
+            return forward(feeds)
+
+        lm.forward = tapped  # type: ignore[method-assign]  # of this one
+
+
+class SayingHead:
+    """A `Head` over the features of a `TappedScript`: it says what `tokens` makes of the right continuation."""
+
+    width, kv_bytes, most_depth = 1, 0, None
+
+    def __init__(self, tokens: Callable[[list[int]], list[int]]) -> None:
+        self.tokens = tokens
+        self.drafts = 0
+        self.slowed: Callable[[], None] = lambda: None
+        self._lm = load_model(MODEL, slots=1)
+
+    def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> None:
+        assert sum(len(feed.tokens) for feed in feeds) == len(features)
+
+    def draft(
+        self, feeds: Sequence[Feed], features: torch.Tensor, requests: Sequence[HeadRequest], vocabulary: int
+    ) -> list[list[int]]:
+        self.read(feeds, features)
+        self.drafts += len(requests)
+        self.slowed()
+        return [self.tokens(oracle(self._lm, each.tokens, each.depth, each.sampling)) for each in requests]
+
+    def zero(self, slot: int, stop: int) -> None:
+        """There is nothing."""
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        """There is nothing."""
 
 
 def right(tokens: list[int]) -> list[int]:

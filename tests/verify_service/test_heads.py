@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,9 @@ from tests.verify_service.scripted_heads import (
     LENGTH,
     MODEL,
     PROMPT,
+    SayingHead,
     ScriptedHeads,
+    TappedScript,
     first_right,
     kinds,
     none,
@@ -572,6 +575,54 @@ def test_a_try_drafts_for_as_long_as_features_were_kept_for_it() -> None:
     assert [later - sooner for sooner, later in pairwise(drafted_at[:3])] == [1, 1]
     assert drafted_at[3] - drafted_at[2] > 10 * LEAST_BEHIND
     assert [later - sooner for sooner, later in pairwise(drafted_at[3:])] == [1, 1]
+
+
+def beside_script(tokens: Callable[[list[int]], list[int]], **more: Any) -> tuple[Rig, SayingHead, TappedScript]:
+    """A scripted target with a head in `HeadedModel`."""
+    head, targets = SayingHead(tokens), list[TappedScript]()
+
+    def beside(lm: Any) -> HeadedModel:
+        targets.append(TappedScript(lm))
+        return HeadedModel(lm, targets[0], head)  # type: ignore[arg-type]  # as far as it is asked
+
+    return Rig(MODEL, ngram=False, context=4096, growth=0.0, beside=beside, **more), head, targets[0]
+
+
+def long_prompt(begin: int = 0) -> list[int]:
+    return [2 + (7 * at + begin) % 58 for at in range(2000)]
+
+
+def test_behind_a_long_prompt_that_is_a_service_s_first_text_the_head_drafts() -> None:
+    """The prompt is read while it is fed, in four parts, and its features are not kept for nothing."""
+    rig, head, target = beside_script(right)
+    rig.open(1, long_prompt(), max_tokens=300)
+    rig.run()
+    assert rig.tokens[1] == oracle(rig.lm._lm, long_prompt(), 300)  # type: ignore[attr-defined]  # a headed model's
+    assert head.drafts > 30
+    assert len(target.forwards) < 300 / 4
+    assert sum(target.forwards) <= head.drafts + 6
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_long_prompt_that_comes_while_the_head_does_not_pay_is_drafted_for_once_it_does(taken_over: bool) -> None:
+    """Its features wait unread, more of them than are kept."""
+    rig, head, target = beside_script(wrong)
+
+    def slowed() -> None:
+        rig.now += 200.0
+
+    head.slowed = slowed
+    rig.open(1, PROMPT, max_tokens=400)
+    rig.run()
+    assert rig.engine._drafting is not None
+    assert not rig.engine._drafting._depth.pays
+    head.tokens, (drafts, forwards) = right, (head.drafts, len(target.forwards))
+    text = long_prompt(3)
+    rig.open(2, text[:1900] if taken_over else text, decided=text[1900:] if taken_over else (), max_tokens=2000)
+    rig.run()
+    assert head.drafts - drafts > 100
+    steps = target.forwards[forwards:]
+    assert len(steps) < 1500
 
 
 # A target that drafts by some of its own layers

@@ -36,7 +36,7 @@ def test_texts_of_several_sessions_are_the_target_s(sampling: Sampling) -> None:
     rig.run()
     for handle, prompt in PROMPTS.items():
         assert rig.tokens[handle] == oracle(rig.lm, prompt, 400, sampling)
-        assert any(verdict.kind is SourceKind.NGRAM for verdict in verdicts(rig, handle))
+    assert any(verdict.kind is SourceKind.NGRAM for handle in PROMPTS for verdict in verdicts(rig, handle))
 
 
 def test_a_loop_is_decided_many_tokens_at_a_time() -> None:
@@ -48,9 +48,9 @@ def test_a_loop_is_decided_many_tokens_at_a_time() -> None:
     assert accepted(rig, 1, SourceKind.DRAFTER) == 0
 
 
-@pytest.mark.parametrize(("sessions", "seldom"), [(1, False), (3, True)])
-def test_a_batch_looks_seldom_where_no_guess_pays(sessions: int, seldom: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each further row costs as much as five steps: hardly a window is worth it. A session alone looks all the same."""
+@pytest.mark.parametrize(("sessions", "plans"), [(1, 11), (3, 4)])
+def test_it_looks_seldom_where_no_guess_pays(sessions: int, plans: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further row costs as much as five steps: hardly a window is worth it. Steps take 1 and 11 ms."""
     looked = 0
 
     def look(source: NgramSource) -> Guess | None:
@@ -66,7 +66,7 @@ def test_a_batch_looks_seldom_where_no_guess_pays(sessions: int, seldom: bool, m
     rig.run()
     decided = sum(map(len, rig.tokens.values()))
     assert decided == 400 * sessions
-    assert looked < decided / 2 if seldom else looked >= decided
+    assert decided / plans <= looked < 1.2 * decided / plans
 
 
 @pytest.mark.parametrize("why", ["by the request", "by the verifier"])

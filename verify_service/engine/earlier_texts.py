@@ -76,7 +76,7 @@ class EarlierTexts:
         if not known and self._texts.fits(text.scope, text.session_id, len(text.tokens)):
             scope = self._texts.of(text.scope)
             if scope is not None:
-                return SharedIndex(scope, text.tokens, text.session_id)
+                return SharedIndex(scope, text.tokens, text.session_id, grows=False)
         self._leave_out()
         return None
 

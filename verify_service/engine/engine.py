@@ -23,7 +23,7 @@ from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.tunables import DRAFTED_LATELY_US
-from specwire.core.policy.windows import Share, schedule
+from specwire.core.policy.windows import Share, longest_rest, schedule
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
@@ -257,9 +257,8 @@ class Engine:
         if self.sessions.earlier.waiting:
             self.sessions.earlier.read(busy=bool(runnable))
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
-        alone = len(runnable) == 1
         for held in runnable.values():
-            held.looks(alone)
+            held.looks()
         if self._drafting is not None:
             self._draft(self._drafting, runnable, plain_us)
         most = self.lm.most_window
@@ -280,8 +279,9 @@ class Engine:
             return Rest(min(plan.wait_until_us, self.sessions.next_deadline_us), awaited, decoding)
         if plan.shares:
             shares = [(share, runnable[share.slot]) for share in plan.shares]
+            longest = longest_rest(len(shares), self.costs.plain(len(shares)))
             for share, held in shares:
-                held.lookout.planned(share, held.looked)
+                held.lookout.planned(share, held.looked, longest)
             self._compute(shares)
         scoring = self._scorer.turn(idle=not plan.shares) if self._scorer.jobs else None
         if scoring is not None:

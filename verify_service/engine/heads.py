@@ -10,7 +10,7 @@ from typing import Protocol
 from specwire.core.draft import HeadRequest
 from specwire.core.policy.estimates import likely
 from specwire.core.policy.heads import HeadDepth
-from specwire.core.policy.tunables import EXPLORED_SHARE, LEAST_BEHIND, LET_BE, PREFILL_ROWS, PROBE_WINDOW
+from specwire.core.policy.tunables import EXPLORED_SHARE, LEAST_BEHIND, LET_BE, PREFILL_ROWS, PROBE_WINDOW, READ_AT
 from specwire.core.verify.session import VerifySession
 from specwire.core.verify.text_sources import HeadSource, promise
 from verify_service.engine.batch import ShortOfMemory, detect_out_of_memory
@@ -21,8 +21,6 @@ logger = logging.getLogger(__name__)
 # Unread positions up to which a head reads a text while it drafts. More than that it reads before, for all texts
 # together. A text that was left alone for LET_BE steps has no more.
 FEW_UNREAD = 2 * LET_BE
-# While a prompt is being fed the head reads this many of its positions at a time.
-READ_AT = 256
 # Steps without a draft behind which features are no longer kept: where drafting does not pay, as soon as it was thought
 # of in vain for longer than a try waits for its features; else later, because a head that begins anew has lost the text
 # before.
@@ -161,8 +159,7 @@ class HeadDrafting:
         if not self._heeding:
             self._heeding, self._idle = self._would_draft(heads, step, began_us), 0
             return
-        long = [each for each in _asked(heads, step.prompts, step) if each.unread > READ_AT]
-        if long := [each for each in long if self._readable(each, 1, step)]:
+        if long := self._long_prompts(heads, step, began_us):
             tell()
             budget -= self._read(heads, _within(long, budget), step, now_us)
         thought_us = now_us()
@@ -244,6 +241,16 @@ class HeadDrafting:
         coming = replace(step, decoding={**step.decoding, **step.prompts}, prompts={})
         wanted = [each for each in _asked(heads, coming.decoding, coming, known=True) if self._wants(each, coming)]
         return len(wanted) > 0 and len(self._chosen(wanted, coming, now_us)) > 0
+
+    def _long_prompts(self, heads: Heads, step: DraftedStep, now_us: float) -> list[_Asked]:
+        """Prompts of which much is unread, where drafting behind them is expected to pay for that.
+
+        By what is known now: of a new service no text may have been drafted for, and another text may pay less.
+        """
+        long = [each for each in _asked(heads, step.prompts, step) if each.unread > READ_AT]
+        if not long or not self._would_draft(heads, step, now_us):
+            return []
+        return [each for each in long if self._readable(each, 1, step)]
 
     def _wants(self, asked: _Asked, step: DraftedStep) -> bool:
         """Whether a head's tokens could be tested next, are not there yet, and promise more than the text itself.

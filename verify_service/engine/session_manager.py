@@ -14,6 +14,7 @@ from specwire.core.messages import FinishReason, Proposal, Verdict
 from specwire.core.model import SlotModel
 from specwire.core.policy.heads import HeadAcceptance
 from specwire.core.policy.shares import TenantShares
+from specwire.core.policy.windows import LearntRest, Lookout
 from specwire.core.text import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
@@ -71,6 +72,8 @@ class SessionManager:
         self._offers: Counter[Offer] = Counter() if offers is None else offers
         self._lm = lm
         self._ngram, self._head = ngram, HeadAcceptance() if head else None
+        # Texts that are drawn by noise repeat less than greedy ones.
+        self._rests = {drawn: LearntRest() for drawn in (False, True)}
         self._now_us = now_us
         self._grace_us = detach_grace_us
         self._patience = patience
@@ -256,6 +259,7 @@ class SessionManager:
             NO_SLOT,
             opening.prompt_length,
             RunningSession(session, self._now_us()),
+            Lookout(self._rests[opening.sampling.temperature > 0.0]),
             opening.deadline_us,
             scope=opening.scope,
             priority=opening.priority,

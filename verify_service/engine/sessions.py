@@ -41,6 +41,7 @@ class Held:
     slot: int
     prompt_length: int
     running: RunningSession
+    lookout: Lookout
     deadline_us: float | None = None
     attached: bool = True
     until_us: float = math.inf
@@ -49,7 +50,6 @@ class Held:
     came_us: float = 0.0
     told: bool = False
     parked: bool = False
-    lookout: Lookout = field(default_factory=Lookout)
     looked: bool = False
     tenant: str = ""
     most_length: int = 0
@@ -60,9 +60,11 @@ class Held:
     def __post_init__(self) -> None:
         self.session = self.running.session
 
-    def looks(self, alone: bool) -> bool:
+    def looks(self) -> bool:
         """Whether the next plan gets a guess of this session."""
-        self.looked = self.lookout.looks(alone)
+        ngram = self.session.ngram
+        right_since = ngram.right_since if ngram is not None and self.lookout.rests else 0
+        self.looked = self.lookout.looks(right_since)
         return self.looked
 
     @property

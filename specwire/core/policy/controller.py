@@ -18,10 +18,8 @@ from specwire.core.messages import (
     Verdict,
 )
 from specwire.core.policy.estimates import (
-    AcceptanceByPosition,
-    Agreement,
-    Calibration,
     Contention,
+    Estimates,
     Forward,
     ForwardTimes,
     affordable,
@@ -35,13 +33,11 @@ from specwire.core.policy.tunables import (
     AWAITED_VERDICTS,
     CHUNK_SHARE,
     DECAY,
-    ELSEWHERE_WEIGHT,
     ENOUGH,
     ENOUGH_COMPARED,
     EXTRA_WINDOW,
     FIRST_PACE,
     FLOOR_STEP,
-    INHERITED_COMPARISONS,
     LEAST_ADVANTAGE,
     LEAST_GAIN,
     LEAST_STREAM_GAIN,
@@ -470,11 +466,7 @@ class Controller:
         self._shared = shared_host
         self._branches = branches
         self._waits = waits
-        self._acceptance = AcceptanceByPosition()
-        self._agreement = Agreement()
-        self._calibration = Calibration()
-        self._draft_us: float | None = None
-        self._overhead_us: float | None = None
+        self._known = Estimates()
         self._drafted_us = 0.0
         self._verdicts = self._ignored = 0
         self._probes = Tries()
@@ -490,11 +482,7 @@ class Controller:
         not pay costs a probe every 128 verdicts, not the beginning of every session.
         """
         heir = Controller(forward, shared_host, self._branches, self._waits)
-        heir._acceptance = self._acceptance.faded(ELSEWHERE_WEIGHT)
-        heir._agreement = self._agreement.faded(INHERITED_COMPARISONS)
-        heir._calibration = replace(self._calibration, announced=0.0)
-        heir._draft_us = self._draft_us
-        heir._overhead_us = self._overhead_us
+        heir._known = self._known.faded()
         heir._probes = replace(self._probes, left=0)
         if forward is self._forward:
             heir._ignored = self._ignored
@@ -515,23 +503,23 @@ class Controller:
         if arrived_us is not None:
             self._beside.contention.drafted(arrived_us, draft_us)
         self._drafted_us = float(draft_us)
-        self._calibration.announce(proposal.expected)
-        self._agreement.proposal(proposal)
+        self._known.calibration.announce(proposal.expected)
+        self._known.agreement.proposal(proposal)
 
     def _observe_draft(self, token_us: float) -> None:
         """Note a draft time per token. It is kept apart for side by side, where a token takes longer."""
         if self._beside.active:
             self._beside.drafted(token_us)
         else:
-            self._draft_us = smoothed(self._draft_us, token_us)
+            self._known.draft_us = smoothed(self._known.draft_us, token_us)
 
     def observe_verdict(self, verdict: Verdict, forward: Forward | None = None) -> None:
         """See `Planner`."""
-        self._agreement.decided(verdict.position, verdict.tokens)
+        self._known.agreement.decided(verdict.position, verdict.tokens)
         if verdict.width:
             accepted = verdict.outcomes[: verdict.width].count(Outcome.ACCEPTED)
-            self._acceptance.observe(verdict.width, accepted)
-            self._calibration.settle(accepted)
+            self._known.acceptance.observe(verdict.width, accepted)
+            self._known.calibration.settle(accepted)
         self._answered(verdict)
         if verdict.delay_us:
             overhead_us = max(0.0, verdict.delay_us - self._drafted_us)
@@ -571,16 +559,16 @@ class Controller:
         so one that took less than half of the estimate shows that the line has changed, which smoothing would take a
         dozen probes to believe.
         """
-        known = self._overhead_us
-        nearer = not self._shared and known is not None and overhead_us < known / 2
-        self._overhead_us = smoothed(None if nearer else known, overhead_us, least=LEAST_TIMING_US)
+        before = self._known.overhead_us
+        nearer = not self._shared and before is not None and overhead_us < before / 2
+        self._known.overhead_us = smoothed(None if nearer else before, overhead_us, least=LEAST_TIMING_US)
 
     def drafter_changed(self) -> None:
         """See `Planner`. What answers cost on the old line, and that they were not tested, is forgotten.
 
         Otherwise a drafter that did not pay over a slow line would hardly be probed over a fast one.
         """
-        self._overhead_us = None
+        self._known.overhead_us = None
         self._ignored = 0
         self._probes.price_us = 0.0
 
@@ -604,11 +592,11 @@ class Controller:
         return plan
 
     def _plan(self) -> Plan:
-        if self._draft_us is None:
+        if self._known.draft_us is None:
             return self._measuring()
         if not self._shared:
-            return self._apart(self._draft_us)
-        return self._side_by_side(self._draft_us) or self._in_turns(self._draft_us)
+            return self._apart(self._known.draft_us)
+        return self._side_by_side(self._known.draft_us) or self._in_turns(self._known.draft_us)
 
     def _measuring(self) -> Plan:
         if self._shared:
@@ -617,16 +605,16 @@ class Controller:
 
     def _apart(self, draft_us: float) -> Plan:
         """Plan for a drafter with hardware of its own."""
-        rates = self._acceptance.rates(MOST_WINDOW, self._agreement.rate)
+        rates = self._known.acceptance.rates(MOST_WINDOW, self._known.agreement.rate)
         known = self._streaming(rates, draft_us)
         way = known.fastest()
-        if not way.pays and self._agreement.compared >= ENOUGH_COMPARED:
+        if not way.pays and self._known.agreement.compared >= ENOUGH_COMPARED:
             return self._probe_or_off()
         return known.plan(way)
 
     def _side_by_side(self, draft_us: float) -> Plan | None:
-        rates = self._acceptance.rates(MOST_WINDOW)
-        beside = self._beside.choose(rates, self._agreement.rate, draft_us, self._overhead_us or 0.0)
+        rates = self._known.acceptance.rates(MOST_WINDOW)
+        beside = self._beside.choose(rates, self._known.agreement.rate, draft_us, self._known.overhead_us or 0.0)
         if beside is None:
             return None
         pace = Pace(1, self._streaming(rates, beside.draft_us).run_ahead())
@@ -635,11 +623,11 @@ class Controller:
     def _streaming(self, rates: Sequence[float], draft_us: float) -> Streaming:
         """Plan by V of the session alone: the verifier divides a batch's rows, and drafting elsewhere costs nobody."""
         branches = 1 if self._shared else self._branches
-        known = self._agreement.rate, draft_us, self._overhead_us or 0.0, self._forward
+        known = self._known.agreement.rate, draft_us, self._known.overhead_us or 0.0, self._forward
         return Streaming(rates, *known, branches, self._waits)
 
     def _in_turns(self, draft_us: float) -> Plan:
-        rates, overhead_us = self._acceptance.rates(MOST_WINDOW), self._overhead_us or 0.0
+        rates, overhead_us = self._known.acceptance.rates(MOST_WINDOW), self._known.overhead_us or 0.0
         windows = range(MOST_WINDOW + 1)
         known = draft_us, self._step, overhead_us, self._waited_us if self._batch else 0.0
         speeds = [lockstep_rate(rates, window, *known) for window in windows]
@@ -647,7 +635,7 @@ class Controller:
         gain = speeds[best] / speeds[0]
         if gain < (LEAST_ADVANTAGE if self._batch else LEAST_GAIN) or self._ignored >= ENOUGH:
             return self._probe_or_off()
-        if not self._calibration.trusted:
+        if not self._known.calibration.trusted:
             return in_turns(best, f"window {best}, gain {gain:.2f}", NEGLIGIBLE)
         floor = self._floor(rates, best, speeds[best], draft_us)
         return in_turns(min(MOST_WINDOW, best + EXTRA_WINDOW), f"floor {floor:.2f}, gain {gain:.2f}", floor)

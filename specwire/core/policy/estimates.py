@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, exp, log, prod
 from statistics import median
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from specwire.core.policy.tunables import (
     ELSEWHERE_WEIGHT,
     ENOUGH,
     EXPLORED_SHARE,
+    INHERITED_COMPARISONS,
     LATER_WEIGHT,
     LEAST_SPREAD,
     OUTLIER,
@@ -503,6 +504,32 @@ class Agreement:
             equal = tree.step(token)
             self.compared = AGREEMENT_DECAY * self.compared + 1.0
             self.equal = AGREEMENT_DECAY * self.equal + equal
+
+
+@dataclass(slots=True)
+class Estimates:
+    """What an orchestrator knows of a drafter and its verifier. Times are microseconds; None: nothing was seen yet.
+
+    acceptance: of windows that were tested. agreement: of all that was drafted. draft_us: a token's drafting while the
+    verifier is idle. overhead_us: from a verdict to the proposal that answers it, drafting apart. How both slow each
+    other down on one host is not among them (`Contention`): it does not hold for another verifier.
+    """
+
+    acceptance: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
+    agreement: Agreement = field(default_factory=Agreement)
+    calibration: Calibration = field(default_factory=Calibration)
+    draft_us: float | None = None
+    overhead_us: float | None = None
+
+    def faded(self) -> Estimates:
+        """A copy for the next session, whose text is another: what it shows overrules what this one has shown soon."""
+        return Estimates(
+            self.acceptance.faded(ELSEWHERE_WEIGHT),
+            self.agreement.faded(INHERITED_COMPARISONS),
+            replace(self.calibration, announced=0.0),
+            self.draft_us,
+            self.overhead_us,
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

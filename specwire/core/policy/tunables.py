@@ -1,4 +1,4 @@
-"""Every number that drafting is tuned by. They may change how fast a text comes, never its law.
+"""The numbers that drafting is tuned by, those of vLLM's plugin apart. They change how fast a text comes, not its law.
 
 Each has its unit and its reason. Where a number came from a measurement, the comment names it: "sweep" is
 `make bench-sweep`, which holds all of them together to 0.95 of the best fixed setting of each cell; "LOG" is
@@ -101,6 +101,8 @@ MOST_HEAD_DEPTH = 8
 # A head reads a text where that takes no longer than is gained on so many further tokens: a third of those that are
 # expected to come, because texts end early and nobody is charged for it.
 READ_FOR = 128 / 3
+# Positions of a prompt that a head reads at a time while it is fed.
+READ_AT = 256
 # Steps in which a head that does not pay is not thought of again, unless a try is due.
 LET_BE = 16
 # Positions behind which a head drafts that begins in the middle of a text. The demo pair's is right 0.87 of the time
@@ -108,8 +110,11 @@ LET_BE = 16
 LEAST_BEHIND = 32
 # Share of what a session's ledger may still lose that one draft of a head and its window may risk.
 RISKED_SHARE = 0.33
-# Plans without a look for guesses behind several in vain, at most: 16 look-ups a step cost a batch some per cent (LOG).
-MOST_REST = 8
+# Share of a step's time that looks for guesses may take which no plan uses, and what a look takes beside
+# forwards, in microseconds. One in each step for each of 16 sessions cost a batch some per cent (LOG).
+LOOKED_SHARE, LOOK_US = 0.01, 100.0
+# Tokens that went on as the last guess said, behind which a look is due all the same.
+REPEATING = 4
 
 # ----------------------------------------------------------------------------------------------------------------------
 # When the verifier waits.
@@ -134,7 +139,7 @@ MEANT_OVER = 256
 # Tokens of a chain that is worth drafting whatever is known: the window in turns until a token's drafting was measured,
 # and the least run-ahead.
 SHORT_CHAIN = 4
-# Pace of a stream until a token's drafting was measured, and in a probe.
+# Pace of a stream until a token's drafting was measured, in a probe, and where a reader wants to see what is drafted.
 FIRST_PACE = Pace(1, 32)
 # Verdicts from one plan to the next, behind the first ENOUGH: planning takes time, too.
 PLAN_EVERY = 4
@@ -196,6 +201,9 @@ MOST_NGRAM = 4
 OCCURRENCES = 8
 # Tokens of a new prompt that are taken in at once, about a microsecond each: a step is not held up by more.
 READ_AT_ONCE = 2048
+# Tokens of a growing text that others are proposed from once there are so many of them: taken in one by one they take
+# four times as long, which sixteen sessions feel in every step.
+GATHERED_TOKENS = 128
 # Matches from these lengths on behave alike and share their statistics; tokens beyond the last are not compared.
 # P(accept) of each before anything was seen, in the text itself, and in what a client predicts: that is there to be
 # copied.

@@ -15,9 +15,11 @@ from specwire.core.policy.costs import part_of
 from specwire.core.policy.estimates import AcceptanceByPosition, affordable, expected_tokens, worth_waiting
 from specwire.core.policy.tunables import (
     LEAST_GUESS_GAIN,
-    MOST_REST,
+    LOOK_US,
+    LOOKED_SHARE,
     NEGLIGIBLE,
     PREFILL_ROWS,
+    REPEATING,
 )
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -348,33 +350,66 @@ def _testable(candidate: StepCandidate) -> Iterator[WindowPiece]:
 # How often a session of a batch is searched for guesses: a look-up takes time, whether its guess is used or not. Pure.
 
 
+def longest_rest(sessions: int, plain_us: float) -> int:
+    """Plans without a look between two, so that looks in vain take no more than LOOKED_SHARE of a step's time."""
+    return math.ceil(sessions * LOOK_US / (LOOKED_SHARE * plain_us))
+
+
+@dataclass(slots=True)
+class LearntRest:
+    """in_vain: looks in a row that led to nothing, as a new session takes them to lie behind it."""
+
+    in_vain: int = 0
+
+
 class Lookout:
     """Remembers whether a session's guesses were worth a window lately.
 
-    Where a text repeats little, or rows beyond one for each session are expensive, hardly any guess pays, and 16
-    look-ups a step would cost a batch some per cent. A session alone is always searched: one look-up is small beside
-    its forward.
+    Where a text repeats little, or rows beyond one for each session are expensive, hardly any guess pays, and a look
+    for each session in each step costs a batch some per cent. One whose text has gone on as the last guess said is
+    searched all the same: it has begun to repeat.
+
+    learnt: what the sessions before this one came to, where it begins, and which it changes.
     """
 
-    def __init__(self) -> None:
-        self._in_vain = self._rest = 0
+    def __init__(self, learnt: LearntRest) -> None:
+        self._learnt = learnt
+        self._in_vain, self._rest = learnt.in_vain, 0
+        self._repeating = REPEATING
 
-    def looks(self, alone: bool) -> bool:
-        """Whether to look for a guess for the next plan; called once a plan."""
-        if self._rest == 0 or alone:
+    @property
+    def rests(self) -> bool:
+        return self._rest > 0
+
+    def looks(self, right_since: int = 0) -> bool:
+        """Whether to look for a guess for the next plan; called once a plan.
+
+        right_since: tokens that were as the last guess said, since the last look.
+        """
+        if self._rest == 0:
             return True
         self._rest -= 1
-        return False
+        if right_since < self._repeating:
+            return False
+        self._repeating *= 2  # what repeats, and still does not pay, is looked at ever later
+        return True
 
-    def planned(self, share: Share, looked: bool) -> None:
-        """Note the session's part of a planned step. Chunks of a prompt take no guess, however good."""
+    def planned(self, share: Share, looked: bool, longest: int) -> None:
+        """Note the session's part of a planned step. Chunks of a prompt take no guess, however good.
+
+        longest: see `longest_rest`.
+        """
         if not (share.decides and looked):
             return
         if share.window and share.kind in (SourceKind.NGRAM, SourceKind.PREDICTION):
-            self._in_vain = self._rest = 0
+            self._in_vain, self._rest, self._repeating = 0, 0, REPEATING
+            self._learnt.in_vain = max(0, self._learnt.in_vain - 1)
             return
-        self._in_vain = min(self._in_vain + 1, MOST_REST)
-        self._rest = min(MOST_REST, (1 << self._in_vain) // 4)
+        self._rest = min(longest, (1 << self._in_vain) // 2)
+        if self._rest < longest:
+            self._in_vain += 1
+        if self._in_vain > self._learnt.in_vain:
+            self._learnt.in_vain += 1
 
 
 # ----------------------------------------------------------------------------------------------------------------------

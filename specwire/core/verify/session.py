@@ -377,6 +377,8 @@ class VerifySession:
         for own in (self.ngram, self.head):
             if own is not None:
                 own.text_grew()
+        if self.finish is not None and self.ngram is not None:
+            self.ngram.text_ended()
         logprobs = report(decision.tokens) if report is not None else ()
         reached = late is not None and len(decision.tokens) > len(window)
         verdict = Verdict(

@@ -24,6 +24,7 @@ from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.tunables import (
     AGREEING_SHARES,
     CHAIN_LINKS,
+    GATHERED_TOKENS,
     READ_AT_ONCE,
     SHARED_ORDERS,
     SHARED_PRIORS,
@@ -68,7 +69,7 @@ class SharedText:
 
     beginning: its first tokens, by which texts that begin alike are found; empty for a text shorter than that. base:
     number of the text that it equals before position `own_from`; None: it equals none. So what a conversation's turns
-    have in common is kept, and counted, once. hashes: of the n-grams at its end, where the last token came alone.
+    have in common is kept, and counted, once.
     """
 
     session_id: str
@@ -78,7 +79,6 @@ class SharedText:
     own_from: int = 0
     base: int | None = None
     tokens: array[int] = field(default_factory=lambda: array("I"))
-    hashes: list[int | None] | None = None
 
     @property
     def end(self) -> int:
@@ -180,7 +180,6 @@ class ScopeTexts:
         if len(text.tokens) == text.own_from - text.start:
             first -= 1  # what follows the common part is its own
         text.tokens.extend(tokens)
-        text.hashes = None
         ends = range(max(first, SHARED_ORDERS[-1]), len(text.tokens) + 1)
         if len(ends) < VECTOR_TOKENS:
             for end in ends:
@@ -260,9 +259,9 @@ class ScopeTexts:
             if not self.holds(text):
                 return
         self.used += 1
-        text.hashes = _hashes(text.tokens[max(0, end - SHARED_ORDERS[0]) : end])
+        hashes = _hashes(text.tokens[max(0, end - SHARED_ORDERS[0]) : end])
         mask, tags = self.capacity - 1, 0
-        for index, (heads, value) in enumerate(zip(self._latest, text.hashes, strict=True)):
+        for index, (heads, value) in enumerate(zip(self._latest, hashes, strict=True)):
             if value is None:
                 words[at + LINKS + index] = 0
             else:
@@ -298,16 +297,13 @@ class ScopeTexts:
 
     # Looking up
 
-    def occurrences(self, tail: Sequence[int], text: SharedText | None = None) -> tuple[int, list[Occurrence]]:
+    def occurrences(self, tail: Sequence[int]) -> tuple[int, list[Occurrence]]:
         """Index of the longest order whose n-gram at the end of `tail` occurs, and its latest occurrences.
 
         At most VOTES of them, of CHAIN_LINKS that are looked at; the latest first. Only those that something follows.
-
-        text: the one that `tail` is the end of, if it is among them.
         """
         ids = array("I", tail[-SHARED_ORDERS[0] :])
-        hashes = text.hashes if text is not None and text.hashes is not None else _hashes(ids)
-        for index, value in enumerate(hashes):
+        for index, value in enumerate(_hashes(ids)):
             if value is not None and (found := self._walk(index, value, ids[-SHARED_ORDERS[index] :])):
                 return index, found
         return len(SHARED_ORDERS), []
@@ -425,14 +421,16 @@ class SharedIndex:
     goes on like one of them, nothing is searched.
 
     Args:
-        texts: None of a session that adds nothing, to texts that are only read.
-        tokens: the session's text, which grows at its end and belongs to the caller.
+        tokens: the session's text, which belongs to the caller.
+        session_id: "" of one that adds nothing, to texts that are only read.
+        grows: at its end, so that its last tokens wait until there are GATHERED_TOKENS of them.
     """
 
-    def __init__(self, texts: ScopeTexts, tokens: Sequence[int], session_id: str = "") -> None:
+    def __init__(self, texts: ScopeTexts, tokens: Sequence[int], session_id: str = "", grows: bool = True) -> None:
         self._texts = texts
         self._tokens = tokens
         self._session_id = session_id
+        self._least = GATHERED_TOKENS if grows else 1
         self._text: SharedText | None = None
         self._followed: Sequence[Occurrence] = ()
         self._followed_at = 0
@@ -440,22 +438,29 @@ class SharedIndex:
 
     @property
     def complete(self) -> bool:
-        return not self._session_id or self.done >= len(self._tokens)
+        return not self._session_id or len(self._tokens) - self.done < self._least
 
     def read(self, most: int = READ_AT_ONCE) -> None:
-        """Take in up to `most` more tokens."""
-        if self.complete:
+        """Take in up to `most` more tokens, if enough are there."""
+        if not self._session_id:
             return
         if self._text is None:
             self._text = self._texts.begin(self._session_id, self._tokens)
             self.done = self._text.own_from
-        until = min(self.done + most, len(self._tokens))
-        self._texts.extend(self._text, self._tokens[self.done : until])
-        self.done = until
+        if not self.complete:
+            until = min(self.done + most, len(self._tokens))
+            self._texts.extend(self._text, self._tokens[self.done : until])
+            self.done = until
 
     def grew(self) -> None:
         """Take in what was decided, once the text before it is."""
         if self._text is not None and len(self._tokens) - self.done <= READ_AT_ONCE:
+            self.read()
+
+    def ended(self) -> None:
+        """Take in the rest, if it is no more than what is taken in at once."""
+        self._least = 1
+        if len(self._tokens) - self.done <= READ_AT_ONCE:
             self.read()
 
     def truncate(self, length: int) -> None:
@@ -468,8 +473,7 @@ class SharedIndex:
     def find(self, most: int) -> Found | None:
         order, occurrences = 0, self._going_on()
         if not occurrences:
-            whole = self._text is not None and self.done == len(self._tokens) and self._texts.holds(self._text)
-            order, occurrences = self._texts.occurrences(self._tokens, self._text if whole else None)
+            order, occurrences = self._texts.occurrences(self._tokens)
         self._followed, self._followed_at = () if order else occurrences, len(self._tokens)
         if not occurrences:
             return None

@@ -193,6 +193,9 @@ class TableIndex:
     def grew(self) -> None:
         """There is nothing to note."""
 
+    def ended(self) -> None:
+        """Likewise."""
+
     def truncate(self, length: int) -> None:
         """The text is cut; what the table says stays."""
 

@@ -155,6 +155,9 @@ class NgramIndex:
     def grew(self) -> None:
         """The text is longer: it is read when it is looked up."""
 
+    def ended(self) -> None:
+        """Nothing will be looked up any more."""
+
     def find(self, most: int) -> Found | None:
         """`most` tokens that may follow the text, by length of the match; None without one."""
         match = self.match()
@@ -180,6 +183,7 @@ class Index(Protocol):
     def complete(self) -> bool: ...
     def read(self) -> None: ...
     def grew(self) -> None: ...
+    def ended(self) -> None: ...
     def truncate(self, length: int) -> None: ...
     def find(self, most: int) -> Found | None: ...
 
@@ -235,6 +239,12 @@ class NgramSource:
             return None
         self._alike = found.alike
         return Guess(len(self._tokens), found.tokens, self.acceptance[found.alike], self._kind)
+
+    @property
+    def right_since(self) -> int:
+        """How many tokens since the last look are as the followed guess says: all of them, or else it is dropped."""
+        guess = self._followed
+        return 0 if guess is None else len(self._tokens) - max(guess.position, self._guessed_at)
 
     def text_grew(self) -> None:
         """Compare the followed guess with the text."""
@@ -292,6 +302,9 @@ class PredictionIndex:
 
     def grew(self) -> None:
         """The text is longer; what was predicted stays."""
+
+    def ended(self) -> None:
+        """See NgramIndex."""
 
     def truncate(self, length: int) -> None:
         """The text is cut; what was predicted stays."""
@@ -353,9 +366,19 @@ class TextSource:
         self.guess = max(guesses, key=promise) if len(guesses) > 1 else guesses[0]
         return self.guess
 
+    @property
+    def right_since(self) -> int:
+        """See NgramSource."""
+        return max(source.right_since for source in self._sources)
+
     def text_grew(self) -> None:
         for source in self._sources:
             source.text_grew()
+
+    def text_ended(self) -> None:
+        """The text has its end."""
+        for source in self._sources:
+            source.index.ended()
 
     def truncate(self, length: int) -> None:
         for source in self._sources:

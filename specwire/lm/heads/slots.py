@@ -29,7 +29,7 @@ class DraftingModel(SlotModel, Protocol):
         ...
 
     def unread(self, slot: int) -> int | None:
-        """Positions of a text that a head has still to read before it drafts; None where it cannot draft."""
+        """Positions of a text that a head has still to read before it drafts; None where it cannot draft yet."""
         ...
 
     def heed(self, slots: Collection[int] | None) -> None:
@@ -60,7 +60,7 @@ class HeadFailed(Exception):
     """A head cannot go on; what it drafts is of no use. One clause."""
 
 
-# Positions whose features wait to be read, at most: what a text has beyond is not kept, and the head is lost for it.
+# Positions whose features wait to be read, at most: beyond that they are dropped, and the head begins anew there.
 MOST_UNREAD = 512
 # Rows of a forward of which a slot's are kept as they lie. A part of a larger one is copied: else all of it would stay.
 SMALL_FORWARD = 64
@@ -128,27 +128,19 @@ class _Slot:
     origin: the first position that it knows, its row 0. What lies before was not kept for it. Rotations tell how far
     rows are from each other, so it need not know where it began.
     fed: the position up to which it has read. successor: the token that its last row was computed with.
-    written: rows that may differ from zero. lost: it lacks rows of this text for good, and drafts nothing behind it.
+    written: rows that may differ from zero.
     """
 
     def __init__(self, width: int) -> None:
         self.features = _Features(width)
         self.written = 0
-        self.forget()
-
-    def forget(self) -> None:
         self.begin(0)
-        self.lost = False
 
     def begin(self, at: int) -> None:
         """Of what is before `at` it knows nothing."""
         self.origin = self.fed = at
         self.successor = -1
         self.features.begin(at)
-
-    def lose(self) -> None:
-        self.forget()
-        self.lost = True
 
     @property
     def unread(self) -> int:
@@ -157,11 +149,11 @@ class _Slot:
     @property
     def able(self) -> bool:
         """Whether the head may draft behind it: it knows the text, or enough of its end."""
-        return not self.lost and (self.origin == 0 or self.features.stop - self.origin >= LEAST_BEHIND)
+        return self.origin == 0 or self.features.stop - self.origin >= LEAST_BEHIND
 
     def kept(self, length: int) -> int:
         """See `HeadedModel`."""
-        if self.lost or length <= self.origin or length > self.fed:
+        if length <= self.origin or length > self.fed:
             return length
         return length if length == self.fed and self.features.first < self.fed else length - 1
 
@@ -174,11 +166,9 @@ class _Slot:
 
     def write(self, start: int) -> None:
         """The text goes on from `start`, otherwise than it did if it went further."""
-        if start == 0:
-            self.forget()
-        elif start < self.features.stop and not self.lost:
+        if start < self.features.stop:
             if self.kept(start) < start:
-                self.lose()
+                self.begin(start)
             else:
                 self.cut(start)
 
@@ -196,8 +186,8 @@ class HeadedModel:
     Of a head that learns, `current` is the version that drafts; `load_version` reads another one from its folder, which
     the thread that computes need not do, or raises ModelError.
 
-    Invariants, of each slot that is not lost: rows from `origin` to `fed` are the head's, of the text; features are
-    held from `fed` - 1 on, or from `fed`, up to what the target has cached.
+    Invariants, of each slot: rows from `origin` to `fed` are the head's, of the text; features are held from `fed` - 1
+    on, or from `fed`, up to what the target has cached.
     """
 
     def __init__(self, lm: CachedLM, target: TappedRunner, head: Head) -> None:
@@ -263,7 +253,7 @@ class HeadedModel:
         own = self._slots[slot]
         self._head.zero(slot, own.written)
         own.written = 0
-        own.forget()
+        own.begin(0)
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
@@ -271,7 +261,7 @@ class HeadedModel:
         own, other = self._slots[target], self._slots[source]
         length = other.kept(length)
         self._lm.copy(source, target, length)
-        own.lost, own.origin, own.fed = other.lost, other.origin, min(other.fed, length)
+        own.origin, own.fed = other.origin, min(other.fed, length)
         own.successor = other.successor if own.fed == other.fed else -1
         own.features.copied(other.features, min(length, other.features.stop))
         own.cut(length)
@@ -289,15 +279,13 @@ class HeadedModel:
             own, begin = self._slots[slot], end
             end += len(tokens)
             own.write(start)
-            if own.lost:
-                continue
             if heeded is not None and slot not in heeded:
                 own.begin(start + len(tokens))
-            elif own.unread > MOST_UNREAD:
-                own.lose()
-            else:
-                fresh = tapped[begin:end]
-                own.features.add(fresh.clone() if large else fresh, end - begin)
+                continue
+            if own.unread > MOST_UNREAD:
+                own.begin(start)
+            fresh = tapped[begin:end]
+            own.features.add(fresh.clone() if large else fresh, end - begin)
         for slot in self.failed:
             self._void(slot)
         return rows
@@ -321,7 +309,7 @@ class HeadedModel:
         """Draft by another version of the head from now on. It knows no text, and goes on behind what there is."""
         self._head, self.current, self._proven = head, current, False
         for slot, own in enumerate(self._slots):
-            own.written, own.lost = 0, False
+            own.written = 0
             own.begin(self._lm.cached(slot))
 
     def foresee(self, requests: Sequence[HeadRequest]) -> None:
@@ -356,10 +344,10 @@ class HeadedModel:
         """Behind each text as many tokens as are asked for, as the head has, or as fit into the context.
 
         Everything before a text's last token must be cached. Of a text shorter than two tokens nothing is drafted, nor
-        of one that the head has lost.
+        of one of whose end the head knows too little.
 
         Raises:
-            HeadFailed: nothing that it said was ever finite. Where something was, the text is lost.
+            HeadFailed: nothing that it said was ever finite. Where something was, it begins anew behind the text.
         """
         drafted: list[list[int]] = [[] for _ in requests]
         asked = [(at, request._replace(depth=self._depth(request))) for at, request in enumerate(requests)]
@@ -375,7 +363,7 @@ class HeadedModel:
             self._proven = self._proven or len(tokens) > 0
             if len(tokens) < request.depth:
                 self._void(request.slot)
-                self._slots[request.slot].lose()
+                self._slots[request.slot].begin(self._lm.cached(request.slot))
         if not self._proven:
             raise HeadFailed("its logits are not finite")
         return drafted

@@ -297,7 +297,7 @@ def test_a_long_text_is_read_in_parts_while_it_is_fed(tmp_path: Path, monkeypatc
 
 
 def test_what_nobody_reads_is_not_kept_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text is lost to the head, and so are those that take it over; a new one in the slot is not."""
+    """The head begins anew there, also behind texts that take it over; of a new one in the slot it knows all."""
     target, head, where, beside = built(tmp_path, seed=3)
     monkeypatch.setattr(slots, "MOST_UNREAD", 8)
     lm, text = headed(where, beside), [3 + (7 * index) % 40 for index in range(30)]
