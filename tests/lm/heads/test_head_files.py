@@ -147,7 +147,7 @@ def test_an_object_is_one(key: str, value: Any, head: Path) -> None:
     [
         *((taps, "must be a list of whole numbers, not ") for taps in (5, True, "012", {"a": 1}, [0, 1, True])),
         *((taps, "must be a list of whole numbers, not ") for taps in ([0, 1, 2.0], [[0], [1], [2]], [0, 1, None])),
-        *((taps, "must be 3 of the target's layers 0 to 6, not ") for taps in ([], [0, 1], [0, 1, 2, 3])),
+        *((taps, "must be 3 of the target's layers 0 to 6, not ") for taps in ([0, 1], [0, 1, 2, 3])),
         *((taps, "must be 3 of the target's layers 0 to 6, not ") for taps in ([0, 1, -1], [0, 1, 7], [1, 2, 10**30])),
     ],
 )
