@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -259,26 +259,28 @@ def load(folder: Path, config: Mapping[str, Any], layers: int, embed: torch.Tens
     keys, path = ConfigKeys(folder / CONFIG, config), _weights(folder, kind)
     stored = Tensors.of_file(path, lambda name: name.removeprefix("medusa_head.").removeprefix("medusa_heads."))
     told = _hydra(keys, layers, embed) if kind == HYDRA else _medusa(keys, stored, layers, embed)
-    _check_names(stored, {*NEEDLESS, *(name for _, name, _ in _parts(told, stored))})
     ids = _ids(stored, told)
     said = ids < served
     state: dict[str, torch.Tensor] = {}
+    known: set[str] = set()
     for own, name, shape in _parts(told, stored):
+        known.add(name)
         if own.startswith(OUTPUTS):
             tensor = stored.weights(name, (len(ids), *shape), (told.vocabulary, *shape))
             state[own] = (tensor[ids] if len(tensor) > len(ids) else tensor)[said]
         else:
             state[own] = stored.weights(name, shape)
+    _check_names(stored, known)
     head = Medusa(replace(told, draft_vocabulary=int(said.sum())), embed)
     head.load_state_dict(state)
     head.ids.copy_(ids[said])
     return head
 
 
-def _check_names(stored: Tensors, known: set[str]) -> None:
-    """ModelError for what would be left out silently: more heads or layers, scales of rounded weights."""
+def _check_names(stored: Tensors, known: Collection[str]) -> None:
+    """ModelError for what would be left out silently: more layers, scales of rounded weights."""
     for name in stored:
-        if name not in known:
+        if name not in known and name not in NEEDLESS:
             raise stored.wrong(name, "is not part of the heads as config.json describes them")
 
 
