@@ -375,9 +375,6 @@ class PagedGraph:
     A small graph is compiled twice, over the same caches: plain steps and steps with windows then keep a shape each.
     So is a small one that tells less, for the forwards of which nothing else is asked, and one with the threads of
     prompts: for their long parts, and for a wide window of a session alone. Such windows are padded to one width.
-
-    Forwards of several sessions have one graph. Where few of their steps have a window, another graph's weights have
-    left the caches, which takes longer than a change of shape: every tenth step of 16, 5 ms for 4 (LOG).
     """
 
     def __init__(
@@ -440,7 +437,7 @@ class PagedGraph:
             rows = MOST_WINDOW + 1 if wide else needed
         else:
             compilations = self._telling if telling else self._quiet
-            index, rows = compilations.steady.shape(needed, first=len(feeds) > 1)
+            index, rows = compilations.steady.shape(needed)
             self._compiled = compilations.graphs[index]
         spare = rows - needed
         padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
@@ -544,14 +541,13 @@ class SteadyRows:
         self.price = price
         self._shapes = [Shape() for _ in range(graphs)]
 
-    def shape(self, needed: int, first: bool = False) -> tuple[int, int]:
-        """Which graph to take, and the rows to compute, at least `needed`. first: the first one in any case."""
-        shapes = self._shapes[:1] if first else self._shapes
-        roomy = [each for each in shapes if each.rows >= needed]
+    def shape(self, needed: int) -> tuple[int, int]:
+        """Which graph to take, and the rows to compute, at least `needed`."""
+        roomy = [each for each in self._shapes if each.rows >= needed]
         if roomy:
             taken = min(roomy, key=lambda each: each.rows)
         else:
-            taken = min(shapes, key=lambda each: each.uses)
+            taken = min(self._shapes, key=lambda each: each.uses)
             taken.rows, taken.padded = self._grown(needed), 0
         taken.padded = taken.padded + taken.rows - needed if needed < taken.rows else 0
         if taken.padded > self.price:
