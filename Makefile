@@ -201,10 +201,10 @@ soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-
 fuzz: $(STAMP) ## tell every service, and write into log and registry, anything (make fuzz MINUTES=30)
 	$(BIN)/python -m tests.fuzz.long $(MINUTES)
 
-SESSIONS ?= 10000
+SESSIONS ?= 50000
 HEADED ?= 10000
 
-statistics: $(STAMP) ## the law of many short texts under each exact rule, and biased drafters refused (make statistics SESSIONS=10000 HEADED=10000)
+statistics: $(STAMP) ## the law of many short texts under each exact rule, and biased drafters refused (make statistics SESSIONS=50000 HEADED=10000, half an hour)
 	$(BIN)/python -m bench.laws.run --sessions $(SESSIONS) --headed $(HEADED)
 
 statistics-vllm: SESSIONS = 5000

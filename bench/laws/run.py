@@ -36,7 +36,7 @@ from specwire.rpc.process import say
 
 OUT = RESULTS / "laws.json"
 # What is wanted of each rule, and of each that may use a head.
-WANTED, WANTED_HEADED = 10_000, 10_000
+WANTED, WANTED_HEADED = 50_000, 10_000
 # Seeds of one kind of drafter, at most. No two kinds share one: a coupled text is a function of it.
 APART = 1 << 24
 # Tokens whose joint law is tested; those behind them are tested one by one.

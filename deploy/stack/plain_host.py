@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from deploy.stack.local_host import first_failure
 from deploy.stack.options import DRAFTER, VERIFIER, StackError, kind_of
 from deploy.stack.processes import Child
 from specwire.rpc.server_options import TEXT_MEMORY, ModelServiceOptions
@@ -35,13 +36,7 @@ class PlainHost:
         return {role: task.result() for role, task in tasks.items()}
 
     async def failed(self) -> str:
-        waits = [asyncio.ensure_future(service.failed()) for service in self._services]
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
-        finally:
-            for wait in waits:
-                wait.cancel()
+        return await first_failure([service.failed for service in self._services])
 
     async def stop(self) -> None:
         await asyncio.gather(*(service.stop() for service in self._services))

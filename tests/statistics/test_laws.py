@@ -104,7 +104,7 @@ WAY = SeedWay("good", 9, 4, 0)
         ([replace(GOOD, p_steps=1e-6), HEADED, POOLED, BROKEN], [WAY], [False, True, True, True, True]),
         ([GOOD, HEADED, POOLED, replace(BROKEN, p_firsts=1e-4)], [WAY], [True, False, True, True, True]),
         ([GOOD, HEADED, POOLED, BROKEN], [replace(WAY, differing=1)], [True, True, False, True, True]),
-        ([GOOD, HEADED, replace(POOLED, sessions=9_999), BROKEN], [WAY], [True, True, True, False, True]),
+        ([GOOD, HEADED, replace(POOLED, sessions=49_999), BROKEN], [WAY], [True, True, True, False, True]),
         ([GOOD, replace(HEADED, sessions=9_999), POOLED, BROKEN], [WAY], [True, True, True, True, False]),
     ],
 )
