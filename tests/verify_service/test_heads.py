@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
@@ -171,6 +172,8 @@ def test_what_is_measured_of_a_head_is_no_deeper_than_it_drafts(form: str, tmp_p
     where = models.save(models.build(models.config("llama")), tmp_path / "target")
     config, tensors, name = FORMATS[form]()
     config = {key: 1 if key.endswith("_num_heads") else value for key, value in config.items()}
+    later = re.compile(r"(hydra_(mlp|lm_head)\.)?[1-9]")  # Medusa's heads are counted in the file
+    tensors = {own: tensor for own, tensor in tensors.items() if not later.match(own)}
     written(tmp_path / "head", config, tensors, name)
     lm = load_model(where, slots=4, heads=str(tmp_path / "head"))
     assert isinstance(lm, HeadedModel)
