@@ -137,7 +137,7 @@ def test_windows_as_sequences_of_their_own_give_the_plain_forward(
 
     def lone(self: PagedGraph, *args: Any, **options: Any) -> None:
         made(self, *args, **options)
-        self._lone = True
+        self._alone = 1 << 30
 
     monkeypatch.setattr(PagedGraph, "__init__", lone)
     model = build(config("qwen3"))

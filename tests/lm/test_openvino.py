@@ -24,7 +24,7 @@ from specwire.lm.kv_cache import PROMPT_TOKENS, CachedLM, Sizes
 from specwire.lm.kv_memory import position_bytes
 from specwire.lm.pretrained import _threads_of_prompts
 from specwire.lm.runners.llama import LlamaRunner
-from specwire.lm.runners.openvino.graph import WIDE_ROWS, CompiledGraph, PagedGraph, computed_in
+from specwire.lm.runners.openvino.graph import ALONE_ROWS, WIDE_ROWS, CompiledGraph, PagedGraph, computed_in
 from specwire.lm.runners.openvino.runner import OpenvinoRunner
 from specwire.lm.runners.select import How, runner_for
 from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
@@ -170,34 +170,29 @@ def test_padding_is_computed_beside_what_was_asked_for(tmp_path: Path, monkeypat
     assert seen == [4, 4, 4, 1, 1]
 
 
-@pytest.mark.parametrize(("most_bytes", "graphs"), [(1 << 30, 2), (0, 1)])
-def test_a_small_graph_is_compiled_twice_over_the_same_caches(
-    most_bytes: int, graphs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("window", [2, ALONE_ROWS, ALONE_ROWS + 1])
+def test_tokens_of_a_short_window_are_sequences_of_their_own(
+    window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plain steps and windows by turns: each graph reads what the other has written, and keeps its shape."""
-    monkeypatch.setattr("specwire.lm.runners.openvino.graph.price_of_change", lambda _: 8)
-    monkeypatch.setattr("specwire.lm.runners.openvino.graph.MOST_COPIED_BYTES", most_bytes)
-    used: list[CompiledGraph] = []
+    """Those of a longer one and a prompt's stay together; logits are the plain forward's, beside another session."""
+    given: list[list[int]] = []
     place = PagedGraph._place
 
     def watched(self: PagedGraph, feeds: Sequence[Feed], wanted: int) -> None:
-        used.append(self._compiled)
+        given.append([len(feed.tokens) for feed in feeds[:wanted]])
         place(self, feeds, wanted)
 
     model = build(config("llama"))
     lm = _load(model, tmp_path)
     monkeypatch.setattr(PagedGraph, "_place", watched)
-    text = [1, 3, 9, 4]
-    lm.forward([Feed(0, 0, text, 1)])
-    for window in [1] * 12 + [4, 1, 4, 1]:
-        fresh = [6, 2, 8, 5][:window]
-        logits = lm.forward([Feed(0, len(text), fresh, window)])
-        text += fresh
-        torch.testing.assert_close(logits, plain(model, text)[-window:], atol=TOLERANCE, rtol=TOLERANCE)
-    assert len({id(each) for each in used}) == graphs
-    if graphs == 2:
-        assert used[-4] is used[-2] is not used[-3]
-        assert used[-3] is used[-1]
+    text, other = [1, 3, 9, 4], [7, 2]
+    lm.forward([Feed(0, 0, text, 1), Feed(1, 0, other, 1)])
+    fresh = [6, 2, 8, 5][:window]
+    logits = lm.forward([Feed(0, len(text), fresh, window), Feed(1, len(other), [3], 1)])
+    together = [1] * window if window <= ALONE_ROWS else [window]
+    assert given == [[4, 2], [*together, 1]]
+    wanted = torch.cat([plain(model, text + fresh)[-window:], plain(model, [*other, 3])[-1:]])
+    torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_the_shortest_context_has_no_room_for_padding(tmp_path: Path) -> None:

@@ -11,28 +11,28 @@ from specwire.lm.runners.openvino.graph import GRAIN, MOST_PRICE, SteadyRows, pr
 
 def test_padding_until_it_has_cost_what_a_change_costs() -> None:
     steady = SteadyRows(price=8)
-    assert [steady.shape(needed)[1] for needed in (4, 1, 1, 1, 1, 4, 4, 3, 3)] == [4, 4, 4, 1, 1, 4, 4, 4, 4]
+    assert [steady.shape(needed) for needed in (4, 1, 1, 1, 1, 4, 4, 3, 3)] == [4, 4, 4, 1, 1, 4, 4, 4, 4]
 
 
 def test_a_full_forward_begins_the_count_anew() -> None:
     steady = SteadyRows(price=8)
-    assert [steady.shape(needed)[1] for needed in (8, 1, 8, 1, 8, 1, 8, 1)] == [8] * 8
+    assert [steady.shape(needed) for needed in (8, 1, 8, 1, 8, 1, 8, 1)] == [8] * 8
 
 
 def test_a_growth_is_to_a_multiple_where_a_change_costs_as_much() -> None:
-    assert [SteadyRows(price=GRAIN).shape(needed)[1] for needed in (1, 3, 4, 5, 17, 512)] == [1, 3, 4, 8, 20, 512]
-    assert [SteadyRows(price=GRAIN - 1).shape(needed)[1] for needed in (5, 17)] == [5, 17]
+    assert [SteadyRows(price=GRAIN).shape(needed) for needed in (1, 3, 4, 5, 17, 512)] == [1, 3, 4, 8, 20, 512]
+    assert [SteadyRows(price=GRAIN - 1).shape(needed) for needed in (5, 17)] == [5, 17]
 
 
 def test_what_is_needed_all_the_time_is_what_is_computed() -> None:
     """Nine sessions that decode plainly have nothing from rows of padding."""
     steady = SteadyRows(price=8)
-    assert [steady.shape(9)[1] for _ in range(6)] == [12, 12, 9, 9, 9, 9]
+    assert [steady.shape(9) for _ in range(6)] == [12, 12, 9, 9, 9, 9]
 
 
 def test_without_a_price_nothing_is_padded() -> None:
     steady = SteadyRows(price=0)
-    assert [steady.shape(needed)[1] for needed in (7, 1, 512, 3, 3)] == [7, 1, 512, 3, 3]
+    assert [steady.shape(needed) for needed in (7, 1, 512, 3, 3)] == [7, 1, 512, 3, 3]
 
 
 @pytest.mark.parametrize("price", [0, 3, 16])
@@ -40,7 +40,7 @@ def test_never_fewer_rows_than_needed_nor_more_padding_than_the_price(price: int
     chance, steady = random.Random(price), SteadyRows(price)
     for _ in range(500):
         needed = chance.randint(1, 40)
-        assert needed <= steady.shape(needed)[1] <= needed + price
+        assert needed <= steady.shape(needed) <= needed + price
 
 
 class Runtime:
@@ -61,39 +61,3 @@ class Runtime:
 )
 def test_the_price_is_measured_in_rows(row: float, change: float, price: int) -> None:
     assert price_of_change(Runtime(row, change).time) == price
-
-
-def test_plain_steps_and_windows_keep_a_graph_each() -> None:
-    """Eight sessions, now and then with a window of four tokens: no change once both were met, and no padding."""
-    steady = SteadyRows(price=16, graphs=2)
-    shapes = [steady.shape(needed) for needed in [8, 8, 12, 8, 8, 8, 12, 12, 8]]
-    assert [rows for _, rows in shapes] == [8, 8, 12, 8, 8, 8, 12, 12, 8]
-    plain, windows = shapes[0][0], shapes[2][0]
-    assert [graph for graph, _ in shapes] == [plain, plain, windows, plain, plain, plain, windows, windows, plain]
-
-
-def test_the_graph_that_is_used_least_grows() -> None:
-    """A window wider than any before takes the graph of the narrower ones, not the one of the plain steps."""
-    steady = SteadyRows(price=4, graphs=2)
-    for needed in [1] * 20 + [8, 1, 1]:
-        steady.shape(needed)
-    wide, _ = steady.shape(12)
-    assert steady.shape(1) == (1 - wide, 1)
-
-
-def test_a_graph_whose_rows_nobody_needs_any_more_is_taken_again() -> None:
-    """A ninth session comes: the graph of eight rows, which nothing fits into, is the one that grows."""
-    steady = SteadyRows(price=8, graphs=2)
-    for needed in [8] * 20 + [12] + [9] * 100:
-        steady.shape(needed)
-    assert [steady.shape(needed)[1] for needed in (16, 9, 16, 9)] == [16, 9, 16, 9]
-
-
-@pytest.mark.parametrize("price", [0, 3, 16])
-def test_several_graphs_never_compute_more_padding_than_the_price(price: int) -> None:
-    chance, steady = random.Random(price), SteadyRows(price, graphs=2)
-    for _ in range(500):
-        needed = chance.randint(1, 40)
-        graph, rows = steady.shape(needed)
-        assert graph in (0, 1)
-        assert needed <= rows <= needed + price

@@ -135,7 +135,7 @@ class _Step:
 
     def choose(self, requests: Sequence[HeadRequest], own: int) -> None:
         """Say how the requests' tokens are chosen. own: how many ids the head has."""
-        _, self.texts = self._steady.shape(len(requests))
+        self.texts = self._steady.shape(len(requests))
         scale, top_k, top_p = (np.full((self.texts, 1), value, np.float32) for value in (1.0, CANDIDATES + 1, 1.0))
         filtered = False
         for row, sampling in enumerate(request.sampling for request in requests):
@@ -242,7 +242,7 @@ class OpenvinoHead(OverPages):
     def _begin(self, feeds: Sequence[Feed], features: Floats) -> int:
         """Run the first step; returns its rows."""
         step, needed = self._first, len(features)
-        _, rows = step.rows.shape(needed)
+        rows = step.rows.shape(needed)
         sequences = [*chain.from_iterable(map(_sequences, feeds)), *self._padded(rows - needed)]
         ends = accumulate(len(feed.tokens) for feed in feeds)
         self._place(step, sequences, [end - 1 for end in ends], 0)

@@ -271,13 +271,17 @@ def compile_options(dtype: torch.dtype, threads: int, group: int = 0) -> dict[st
 
 
 class CompiledGraph:
-    """One compilation of a graph. It keeps its last inputs: a forward of the same shape is given only what changed."""
+    """One compilation of a graph. It keeps its last inputs: a forward of the same shape is given only what changed.
+
+    steady: how many rows it computes; as many as are needed, until a price is set.
+    """
 
     def __init__(self, graph: openvino.Model, options: Mapping[str, object], caches: Sequence[Any] = ()) -> None:
         """caches: tensors, see `name_caches`; they may be named later."""
         compiled = _openvino().compile_model(graph, DEVICE, options)
         self.caches = [port for port in compiled.inputs if port.any_name.startswith(CACHES)]
         self.request = compiled.create_infer_request()
+        self.steady = SteadyRows(0)
         self.layout: tuple[list[tuple[int, int, int]], int] = ([], 0)
         self.counts: list[int] = []
         self._given: dict[str, Numbers] = {}
@@ -341,25 +345,23 @@ class Pages:
         return slice(first, first - (-stop // self.size))
 
 
-class Compilations:
-    """Of one graph, and which of them takes how many rows. price: see `SteadyRows`."""
+def alone(feed: Feed, most: int) -> Iterator[Feed]:
+    """A window's tokens, each a sequence of its own: all of them are wanted. Each sees those before it in the forward.
 
-    def __init__(self, graphs: Sequence[CompiledGraph], price: int) -> None:
-        self.graphs, self.steady = graphs, SteadyRows(price, len(graphs))
-
-
-def alone(feed: Feed) -> Iterator[Feed]:
-    """A window's tokens, each by itself: all of them are wanted. Each sees those before it in the same forward.
-
-    A prompt's tokens stay together: one by one they take longer, and a sequence of several is not seen by another.
+    most: tokens of a window that is cut so. A prompt's tokens stay together: one by one they take longer, and a
+    sequence of several is not seen by another.
     """
-    if feed.wanted < len(feed.tokens):
+    if feed.wanted < len(feed.tokens) or len(feed.tokens) > most:
         yield feed
         return
     for at, token in enumerate(feed.tokens, feed.start):
         yield Feed(feed.slot, at, (token,), 1)
 
 
+# Rows of a window up to which each is a sequence of its own. The runtime's attention packs all keys and values of a
+# sequence of several tokens anew for each forward, which takes as long as to read them three times: measured the same
+# with 200 and 700 positions, 1 to 16 sessions, float32 and bfloat16, AVX2 and AVX-512.
+ALONE_ROWS = 3
 # Rows of a window from which on a session that is alone has the threads of prompts. Shorter ones gain nothing there:
 # more threads begin later, and the weights leave their cores' caches.
 WIDE_ROWS = 13
@@ -372,9 +374,10 @@ class PagedGraph:
     of pages, a rollback is an integer, and a forward of many sessions copies no cache: keys and values are written in
     place. Rows of padding are a session of their own, behind all rows that are wanted.
 
-    A small graph is compiled twice, over the same caches: plain steps and steps with windows then keep a shape each.
-    So is a small one that tells less, for the forwards of which nothing else is asked, and one with the threads of
-    prompts: for their long parts, and for a wide window of a session alone. Such windows are padded to one width.
+    A small graph is compiled again, over the same caches, with the threads of prompts: for their long parts, and for a
+    wide window of a session alone; such windows are padded to one width. So is a small one that tells less, for the
+    forwards of which nothing else is asked. Plain steps and windows share one compilation: weights of two would push
+    each other out of the processor's caches, which costs more than changes of shape.
     """
 
     def __init__(
@@ -392,10 +395,10 @@ class PagedGraph:
 
         group: activations that are rounded with one scale, where their product's weights are integers; 0 rounds none.
         Attention that differs in its last bit would be rounded to other integers, and logits be off by a fortieth of
-        the largest. So a window's tokens are then sequences of their own, over their session's pages, and computed as
-        plain steps are; to the bit, by one thread.
+        the largest. So a window's tokens are then sequences of their own, however many, over their session's pages, and
+        computed as plain steps are; to the bit, by one thread.
         """
-        self._lone = group > 0
+        self._alone = MOST_WINDOW + 1 if group > 0 else ALONE_ROWS
         options = compile_options(computed_in(dtype), threads[0], group)
         self._compiled = CompiledGraph(graph, options)
         self._padding = slots
@@ -403,7 +406,7 @@ class PagedGraph:
         tensors, total = self.pages.tensors, (slots + 1) * self.pages.per_slot
         self._compiled.name_caches(tensors)
         self._indices = np.arange(total, dtype=np.int32).reshape(slots + 1, self.pages.per_slot)
-        self._telling = self._quiet = Compilations([self._compiled], 0)
+        self._telling = self._quiet = self._compiled
         self._prompts: CompiledGraph | None = None
         copied = constant_bytes(graph) <= MOST_COPIED_BYTES
         if copied and threads[1] not in (0, threads[0]):
@@ -411,11 +414,10 @@ class PagedGraph:
         if context < FEW:
             return
         price = min(price_of_change(self._time), context)
-        times = 2 if price and copied else 1
-        further = [CompiledGraph(graph, options, tensors) for _ in range(1, times)]
-        self._telling = self._quiet = Compilations([self._compiled, *further], price)
+        self._telling.steady = SteadyRows(price)
         if quiet is not None and copied:
-            self._quiet = Compilations([CompiledGraph(quiet, options, tensors) for _ in range(times)], price)
+            self._quiet = CompiledGraph(quiet, options, tensors)
+            self._quiet.steady = SteadyRows(price)
 
     def _time(self, rows: int) -> float:
         """Seconds of a forward of so many rows, on the slot of the padding."""
@@ -429,16 +431,15 @@ class PagedGraph:
         telling: what the quiet graph does not tell, too. prompt: with the threads of prompts.
         """
         needed = rows = sum(len(feed.tokens) for feed in feeds)
-        wide = not self._lone and len(feeds) == 1 and WIDE_ROWS <= needed == feeds[0].wanted <= MOST_WINDOW + 1
-        if self._lone:
-            feeds = [*chain.from_iterable(map(alone, feeds))]
+        wide = len(feeds) == 1 and max(WIDE_ROWS, self._alone + 1) <= needed == feeds[0].wanted <= MOST_WINDOW + 1
+        if any(1 < len(feed.tokens) <= self._alone for feed in feeds):
+            feeds = [*chain.from_iterable(alone(feed, self._alone) for feed in feeds)]
         if self._prompts is not None and (prompt or wide):
             self._compiled = self._prompts
             rows = MOST_WINDOW + 1 if wide else needed
         else:
-            compilations = self._telling if telling else self._quiet
-            index, rows = compilations.steady.shape(needed)
-            self._compiled = compilations.graphs[index]
+            self._compiled = self._telling if telling else self._quiet
+            rows = self._compiled.steady.shape(needed)
         spare = rows - needed
         padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
         self._place([*feeds, *padding], len(feeds))
@@ -507,9 +508,7 @@ MOST_PRICE = 16
 # Beyond so many rows a growth is to a multiple of it, where a change costs as much: with windows that come and go, a
 # batch has another number of rows in every step.
 GRAIN = 4
-# Factor by which the count of a graph's uses fades with each forward.
-USES_KEPT = 0.95
-# Constants of a graph that is compiled twice. A larger one has forwards beside which a change costs little.
+# Constants of a graph that is compiled more than once. A larger one takes too much memory for what it would save.
 MOST_COPIED_BYTES = 256 << 20
 
 
@@ -519,43 +518,25 @@ def constant_bytes(graph: openvino.Model) -> int:
     return sum(math.prod(output.get_shape()) * int(output.get_element_type().size) for output in held)
 
 
-class Shape:
-    """Rows that a graph computed last, rows of padding since it was full, and how often it is taken (fading)."""
-
-    __slots__ = ("padded", "rows", "uses")
-
-    def __init__(self) -> None:
-        self.rows = self.padded = 0
-        self.uses = 0.0
-
-
 class SteadyRows:
-    """Keeps graphs to the numbers of rows that they have, until padding has cost as much as a change would have.
+    """Keeps a graph to the number of rows that it has, until padding has cost as much as a change would have.
 
-    With one graph it then costs at most twice what the best choice in hindsight would have (renting until the price is
-    paid), beside the grain of each growth. `price` is what a change costs, in rows. Of several graphs the smallest that
-    has room is taken; where none has, the one that is used least grows.
+    It then costs at most twice what the best choice in hindsight would have (renting until the price is paid), beside
+    the grain of each growth. `price` is what a change costs, in rows.
     """
 
-    def __init__(self, price: int, graphs: int = 1) -> None:
+    def __init__(self, price: int) -> None:
         self.price = price
-        self._shapes = [Shape() for _ in range(graphs)]
+        self._rows = self._padded = 0  # computed last; padding since they were all needed
 
-    def shape(self, needed: int) -> tuple[int, int]:
-        """Which graph to take, and the rows to compute, at least `needed`."""
-        roomy = [each for each in self._shapes if each.rows >= needed]
-        if roomy:
-            taken = min(roomy, key=lambda each: each.rows)
-        else:
-            taken = min(self._shapes, key=lambda each: each.uses)
-            taken.rows, taken.padded = self._grown(needed), 0
-        taken.padded = taken.padded + taken.rows - needed if needed < taken.rows else 0
-        if taken.padded > self.price:
-            taken.rows, taken.padded = needed, 0
-        for each in self._shapes:
-            each.uses *= USES_KEPT
-        taken.uses += 1.0
-        return self._shapes.index(taken), taken.rows
+    def shape(self, needed: int) -> int:
+        """The rows to compute, at least `needed`."""
+        if needed > self._rows:
+            self._rows, self._padded = self._grown(needed), 0
+        self._padded = self._padded + self._rows - needed if needed < self._rows else 0
+        if self._padded > self.price:
+            self._rows, self._padded = needed, 0
+        return self._rows
 
     def _grown(self, needed: int) -> int:
         return -(-needed // GRAIN) * GRAIN if needed > GRAIN <= self.price else needed
