@@ -287,6 +287,26 @@ def test_a_drafter_that_improves_is_switched_on_again() -> None:
     assert subject.plan().discipline is Discipline.LOCKSTEP
 
 
+def test_a_drafter_that_was_slow_at_its_start_is_used_again_from_the_first_probe_on() -> None:
+    """20 of 29 draft tokens were right beside forwards of 10 ms, when a token took 8 ms; from then on it takes 500 us.
+
+    A probe comes after 128 verdicts. That its timing counted as one of thirty kept the drafter off for six of them.
+    """
+    subject = controller()
+    for chain in range(29):
+        observe(subject, chain, tested=1, accepted=int(chain % 3 < 2), drafting_us=8_000, delay_us=9_000)
+    for position in range(29, 29 + 128):
+        plan = settled(subject)
+        assert plan.discipline is Discipline.OFF
+        subject.observe_verdict(verdict(0, position=100 * position))
+        if subject.plan().reason == "probe":
+            break
+    observe(subject, 29 + 128, tested=2, accepted=1, drafting_us=1_000, delay_us=2_000)
+    assert subject.time_to_plan
+    plan = subject.plan()
+    assert (plan.discipline, plan.reason == "probe") == (Discipline.LOCKSTEP, False)
+
+
 def test_overhead_of_the_cycle_counts_against_drafting() -> None:
     """A longer chunk pays for a slow cycle up to a point; beyond it, drafting is off except for probes."""
 

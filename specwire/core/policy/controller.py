@@ -51,6 +51,7 @@ from specwire.core.policy.tunables import (
     PROBE_EVERY,
     PROBE_WINDOW,
     SHORT_CHAIN,
+    TIMING_WEIGHT,
     TRIAL_VERDICTS,
     USEFUL_RUNS,
 )
@@ -474,6 +475,8 @@ class Controller:
         self._batch: ForwardTimes | None = None
         self._waited_us = 0.0
         self._chunk = 1
+        # Whether it is off now, and verdicts for which it was since its drafter was last heard.
+        self._off, self._rested = False, 0
 
     def successor(self, forward: ForwardTimes, shared_host: bool) -> Controller:
         """The controller of the session after this one. It starts from what was learnt, not from guesses.
@@ -484,6 +487,7 @@ class Controller:
         heir = Controller(forward, shared_host, self._branches, self._waits)
         heir._known = self._known.faded()
         heir._probes = replace(self._probes, left=0)
+        heir._rested = self._rested
         if forward is self._forward:
             heir._ignored = self._ignored
             heir._batch, heir._waited_us = self._batch, self._waited_us
@@ -511,7 +515,16 @@ class Controller:
         if self._beside.active:
             self._beside.drafted(token_us)
         else:
-            self._known.draft_us = smoothed(self._known.draft_us, token_us)
+            self._known.draft_us = smoothed(self._known.draft_us, token_us, self._weight)
+
+    @property
+    def _weight(self) -> float:
+        """Of a new timing in what is known of it, which is forgotten with each verdict for which the drafter was off.
+
+        Who is off is heard once in 128 verdicts. With the weight of one timing among many, a drafter that was slow at
+        its start stays off for as many of them as it takes to believe that it no longer is.
+        """
+        return 1.0 - (1.0 - TIMING_WEIGHT) ** (1 + self._rested)
 
     def observe_verdict(self, verdict: Verdict, forward: Forward | None = None) -> None:
         """See `Planner`."""
@@ -524,6 +537,7 @@ class Controller:
         if verdict.delay_us:
             overhead_us = max(0.0, verdict.delay_us - self._drafted_us)
             self._observe_overhead(overhead_us)
+        self._rested = 0 if verdict.width or verdict.delay_us else self._rested + self._off
         self._beside.verdict(len(verdict.tokens), forward)
         if forward is not None:
             self._batch = _batch_times(forward)
@@ -561,7 +575,8 @@ class Controller:
         """
         before = self._known.overhead_us
         nearer = not self._shared and before is not None and overhead_us < before / 2
-        self._known.overhead_us = smoothed(None if nearer else before, overhead_us, least=LEAST_TIMING_US)
+        known_us = None if nearer else before
+        self._known.overhead_us = smoothed(known_us, overhead_us, self._weight, LEAST_TIMING_US)
 
     def drafter_changed(self) -> None:
         """See `Planner`. What answers cost on the old line, and that they were not tested, is forgotten.
@@ -588,7 +603,7 @@ class Controller:
     def plan(self) -> Plan:
         """See `Planner`."""
         plan = self._plan()
-        self._chunk = plan.pace.chunk
+        self._chunk, self._off = plan.pace.chunk, plan.discipline is Discipline.OFF
         return plan
 
     def _plan(self) -> Plan:
