@@ -475,7 +475,7 @@ class Controller:
         self._batch: ForwardTimes | None = None
         self._waited_us = 0.0
         self._chunk = 1
-        # Whether it is off now, and verdicts for which it was since its drafter was last heard.
+        # Whether it is off now, and verdicts for which it was, alone, since its drafter was last heard.
         self._off, self._rested = False, 0
 
     def successor(self, forward: ForwardTimes, shared_host: bool) -> Controller:
@@ -522,7 +522,8 @@ class Controller:
         """Of a new timing in what is known of it, which is forgotten with each verdict for which the drafter was off.
 
         Who is off is heard once in 128 verdicts. With the weight of one timing among many, a drafter that was slow at
-        its start stays off for as many of them as it takes to believe that it no longer is.
+        its start stays off for as many of them as it takes to believe that it no longer is. In a batch nothing is
+        forgotten: there a probe drafts for one session, in less time than for all (sweep).
         """
         return 1.0 - (1.0 - TIMING_WEIGHT) ** (1 + self._rested)
 
@@ -537,12 +538,13 @@ class Controller:
         if verdict.delay_us:
             overhead_us = max(0.0, verdict.delay_us - self._drafted_us)
             self._observe_overhead(overhead_us)
-        self._rested = 0 if verdict.width or verdict.delay_us else self._rested + self._off
         self._beside.verdict(len(verdict.tokens), forward)
         if forward is not None:
             self._batch = _batch_times(forward)
             waited_us = forward.waited_us if self._batch else 0.0
             self._waited_us = smoothed(self._waited_us, waited_us, least=LEAST_TIMING_US)
+        heard = verdict.width > 0 or verdict.delay_us > 0
+        self._rested = 0 if heard or self._batch else self._rested + self._off
         self._verdicts += 1
         self._probed(verdict, forward.sessions if forward is not None else 1)
 
