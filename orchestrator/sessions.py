@@ -479,8 +479,9 @@ class Orchestrator:
         return driver.view.output.end is not None and not driver.view.abandoned
 
     def _driver(self, record: SessionRecord, fence: int, span: Span = NO_SPAN) -> SessionDriver:
-        record, scanner = self.pool.models.completed(record), self._scanner_of(record)
-        driver = SessionDriver(record, fence, scanner, self._host, span)
+        completed, scanner = self.pool.models.completed(record), self._scanner_of(record)
+        driver = SessionDriver(replace(completed, references=()), fence, scanner, self._host, span)
+        driver.verifying.references = record.references
         self.sessions[record.session_id] = driver
         return driver
 
@@ -534,6 +535,7 @@ class Orchestrator:
     def _ended(self, driver: SessionDriver) -> None:
         """Keep an ended session for a while for readers that come back; the log keeps it for longer."""
         self._accounting.ended(driver.view)
+        driver.verifying.references = ()
         if not driver.view.abandoned:
             self._sweeper.note_end(driver.view.record.weights_fingerprint, driver.view.record.session_id)
         self.roster.forget_oldest()

@@ -32,6 +32,8 @@ RANDOM_CHARACTERS = 32
 TAG_BYTES = 9
 SHOWN_CHARACTERS = 64
 MINUTE_S = 60.0
+# Tokens of references that a tenant's running sessions may have together, of 4 bytes each.
+MOST_TENANT_REFERENCES = 1 << 24
 
 
 def new_session_id(tenant: str) -> str:
@@ -58,11 +60,15 @@ def _tag(random: str, tenant: str) -> str:
 
 @dataclass(slots=True)
 class _Account:
-    """What a tenant has left: `tokens` at the time `since`, and the sessions that run with the tokens set aside."""
+    """What a tenant has left: `tokens` at the time `since`, and the sessions that run with the tokens set aside.
+
+    references: of those that have some, tokens of all.
+    """
 
     tokens: float
     since: float
     running: dict[str, int]
+    references: dict[str, int] = field(default_factory=dict)
 
 
 class Allowances:
@@ -92,10 +98,17 @@ class Allowances:
         if self._sessions is not None and len(account.running) >= self._sessions:
             message = f"this tenant has {len(account.running)} sessions running, of at most {self._sessions}"
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        references = sum(map(len, record.references))
+        if references and sum(account.references.values()) + references > MOST_TENANT_REFERENCES:
+            message = f"references: this tenant's running sessions have {sum(account.references.values())} tokens of them"
+            message += f", and {references} more exceed {MOST_TENANT_REFERENCES}"
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         cost = len(record.prompt) + record.stopping.max_tokens
         if self._per_minute is not None:
             self._charge(account, cost, self._per_minute)
         account.running[record.session_id] = cost
+        if references:
+            account.references[record.session_id] = references
 
     def _charge(self, account: _Account, cost: int, per_minute: int) -> None:
         if cost > per_minute:
@@ -117,12 +130,15 @@ class Allowances:
 
     def leave(self, record: SessionRecord) -> None:
         """Stop counting a session that another orchestrator has taken over. Nothing is given back."""
-        self._account(record.tenant).running.pop(record.session_id, None)
+        account = self._account(record.tenant)
+        account.running.pop(record.session_id, None)
+        account.references.pop(record.session_id, None)
 
     def settle(self, record: SessionRecord, used: int) -> None:
         """Note that the session has ended, `used` tokens long, prompt included. Idempotent."""
         account = self._account(record.tenant)
         cost = account.running.pop(record.session_id, None)
+        account.references.pop(record.session_id, None)
         if cost is not None and self._per_minute is not None:
             account.tokens = min(self._per_minute, account.tokens + max(0, cost - used))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from specwire.core.law.constraint import Matcher, check_constraint
 from specwire.core.law.sampling import MOST_LOGPROBS, TokenScore
 from specwire.core.placement import check_priority
 from specwire.core.text import Stopping
+from specwire.core.verify.references import check_lengths, checked_ids
 from specwire.core.verify.session import Allowance
 from specwire.rpc.convert import (
     logprobs_to_wire,
@@ -66,7 +68,7 @@ def tick_from_wire(
     now_us: float,
     tenant: str = "",
 ) -> tuple[Tick, list[Refusal]]:
-    """One message of a link as a command; refused opens count as closed, so that nothing stays under their handles.
+    """One message of a link as a command; what is refused counts as closed, so that nothing stays under its handle.
 
     tenant: whose link it is. Sessions and cached prefixes of other tenants are as if they were not there, whatever ids
     and scopes it names.
@@ -80,6 +82,12 @@ def tick_from_wire(
             refusals.append(Refusal(opening.handle, Code.INVALID_ARGUMENT, str(error)))
         except StatusError as error:
             refusals.append(Refusal(opening.handle, Code.FAILED_PRECONDITION, error.message))
+    references: list[tuple[int, array[int]]] = []
+    for part in message.references:
+        try:
+            references.append((part.handle, checked_ids(part.tokens, info.vocabulary)))
+        except InvalidParameter as error:
+            refusals.append(Refusal(part.handle, Code.INVALID_ARGUMENT, str(error)))
     tick = Tick(
         link,
         now_us,
@@ -89,6 +97,7 @@ def tick_from_wire(
         (*(close.handle for close in message.closes), *(refusal.handle for refusal in refusals)),
         tuple(own_id(tenant, session_id) for session_id in message.forgotten),
         tuple(_texts_from_wire(message.texts, info, tenant)) if message.texts else (),
+        tuple(references),
     )
     return tick, refusals
 
@@ -142,6 +151,7 @@ def opening_from_wire(
         not message.no_head and (message.head_alone or not message.no_ngram) and _may_see(message, info),
         tenant,
         message.share_text,
+        check_lengths(message.reference_lengths),
     )
 
 

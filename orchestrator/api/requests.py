@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,11 +21,19 @@ from orchestrator.sessions import Orchestrator
 from orchestrator.store import Bound, DeletedSession, SessionRecord, SessionStore
 from orchestrator.store.base import NONE_OF_IT
 from orchestrator.tenants import check_owner, new_session_id
-from specwire.core.invalid import ContextExceeded, InvalidParameter, check_prediction, check_prompt
+from specwire.core.invalid import (
+    MOST_REFERENCE_TOKENS,
+    MOST_REFERENCES,
+    ContextExceeded,
+    InvalidParameter,
+    check_prediction,
+    check_prompt,
+)
 from specwire.core.law.constraint import check_constraint
 from specwire.core.law.sampling import Sampling
 from specwire.core.placement import check_priority
 from specwire.core.text import Stopping
+from specwire.core.verify.references import check_lengths, checked_ids
 from specwire.rpc import convert
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import NO_SPAN, Span
@@ -38,6 +47,10 @@ MOST_NOTE_BYTES = 1 << 22
 DRAWN_SEED_BITS = 53
 SECRET_BYTES = 32
 DIGEST_BYTES = 16
+# Bytes of the references of all sessions that one call begins.
+MOST_REFERENCE_BYTES = 1 << 24
+# Characters of a reference that are encoded at once.
+DOCUMENT_PIECE = 1 << 16
 # Characters of text from which encoding takes long enough for other sessions to feel it.
 LONG_TEXT = 4096
 
@@ -77,6 +90,7 @@ async def record_of(
         ngram=sources.ngram,
         heads=sources.heads,
         prediction=await prediction_tokens(request, target),
+        references=await reference_tokens(request, target),
         echo=request.echo,
         weights_fingerprint=info.weights_fingerprint,
         vocabulary_fingerprint=info.vocabulary_fingerprint,
@@ -173,6 +187,54 @@ async def prediction_tokens(request: generation_pb2.GenerateRequest, target: Tar
     else:
         tokens = list(request.prediction_tokens.ids)
     return check_prediction(tokens, target.info.vocabulary, target.context)
+
+
+async def reference_tokens(request: generation_pb2.GenerateRequest, target: Target) -> tuple[array[int], ...]:
+    """Tokens of the request's references, each a document. Too many, or too long ones, are refused unread."""
+    texts = sum(len(part.text) for part in request.references)
+    most = MOST_REFERENCE_TOKENS * target.longest
+    if texts > most:
+        raise InvalidParameter("references", f"{texts} characters of text are more than are read (at most {most})")
+    if len(request.references) > MOST_REFERENCES:
+        raise InvalidParameter("references", f"at most {MOST_REFERENCES} are allowed, not {len(request.references)}")
+    documents: list[array[int]] = []
+    for part in request.references:
+        convert.check_known(part, "references")
+        if part.WhichOneof("content") == "text":
+            documents.append(await _document_tokens(part.text, target))
+        else:
+            documents.append(checked_ids(part.tokens.ids, target.info.vocabulary))
+        check_lengths(list(map(len, documents)))
+    return tuple(documents)
+
+
+async def _document_tokens(text: str, target: Target) -> array[int]:
+    """A text's tokens. A long one is encoded line by line, some thousand characters at a time.
+
+    The library takes some hundred bytes for each token that it finds. What is encoded apart may have other tokens at the
+    seams, and a guess is wrong there.
+    """
+    tokens, at = array("I"), 0
+    while at < len(text):
+        end = len(text) if len(text) - at <= DOCUMENT_PIECE else at + DOCUMENT_PIECE
+        if end < len(text):
+            end = text.rfind("\n", at, end) + 1 or end
+        piece, at = text[at:end], end
+        if len(piece) < LONG_TEXT:
+            tokens.extend(encode(target.tokenizer, piece))
+        else:
+            encoding = target.tokenizer.encode_batch_fast
+            batch = await asyncio.to_thread(encoding, [piece], add_special_tokens=False)
+            tokens.extend(batch[0].ids)
+    return tokens
+
+
+def check_copies(request: generation_pb2.GenerateRequest, sessions: int) -> None:
+    """Refuse references that are too long to be copied for each of so many sessions."""
+    size = sum(part.ByteSize() for part in request.references)
+    if size * sessions > MOST_REFERENCE_BYTES:
+        message = f"{size} bytes for each of {sessions} sessions are more than {MOST_REFERENCE_BYTES} for all of them"
+        raise InvalidParameter("references", message)
 
 
 def check_size(prompt: str | Sequence[int], target: Target, field: str = "prompt") -> None:
@@ -395,6 +457,7 @@ def single_requests(request: pb.GenerateRequest) -> list[pb.GenerateRequest]:
         raise InvalidParameter("choice", f"must be 0 where n is {request.n}, not {request.sampling.choice}")
     if request.request_id:
         raise InvalidParameter("request_id", f"stands for one session, so n must be 1, not {request.n}")
+    check_copies(request, request.n)
     return [_single(request, choice) for choice in range(request.n)]
 
 

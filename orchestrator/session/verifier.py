@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -28,6 +29,8 @@ RETRY_VERIFIER, MOST_RETRY_VERIFIER = 1.0, 10.0
 SCATTER = 1.5
 # Fences are microseconds of a clock (`orchestrator.store.scripts`); a number beyond the year 2112 is no fence.
 BELIEVED_FENCE = 1 << 52
+# Tokens of references that go out at once: they keep others on a slow line waiting for no longer than that takes.
+REFERENCE_PART = 8192
 # How many verifiers a session may lose in a row without a token, and how many newer fences they may name.
 MOST_LOSSES = 4
 
@@ -77,7 +80,8 @@ Tell = Callable[[Said], None]
 class SessionVerifier:
     """`peer`: the verifier that has the session now; `former`: one that was lost and may still have it.
 
-    `timings`: of the latest verdict. tell: hears what happens.
+    `timings`: of the latest verdict. `references`: what it may be proposed from, each a document, until its end.
+    tell: hears what happens.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class SessionVerifier:
         self.peer: VerifierPeer | None = None
         self.former: VerifierPeer | None = None
         self.timings = OutputTimings(verify_pb2.StepTimings())
+        self.references: tuple[array[int], ...] = ()
         self._view = view
         self._options = options
         self._timers = timers
@@ -242,6 +247,8 @@ class SessionVerifier:
 
     def open(self, effect: messages.OpenVerifier) -> None:
         self._send(verify_pb2.ConnectVerifyRequest(opens=[self._open(effect)]))
+        if self.peer is not None and self.references:
+            self.peer.link.send_later(self._reference_parts(self.peer, effect.attach))
 
     def send_progress(self, effect: messages.SendProgress) -> None:
         self._send(verify_pb2.ConnectVerifyRequest(progress=[self._progress(effect)]))
@@ -271,6 +278,7 @@ class SessionVerifier:
             head_alone=record.heads and not record.ngram,
             agreed=self.peer is not None and agreed(self.peer.info, record.tenant),
             prediction=record.prediction,
+            reference_lengths=map(len, self.references),
             epoch=self._session.epoch(record.sampling.weighed),
             cache_scope=self._options.access.cache_scope(record.tenant),
             share_text=self._options.access.keys is not None and not record.private,
@@ -280,6 +288,15 @@ class SessionVerifier:
         if self.peer is not None and self.peer.info is not None:
             del opened.prediction[self.peer.info.context :]  # a hint: what exceeds this context is dropped
         return opened
+
+    def _reference_parts(self, peer: VerifierPeer, attach: int) -> Iterator[verify_pb2.ConnectVerifyRequest]:
+        """What follows the Open of an attachment, for as long as that one counts."""
+        for document in self.references:
+            for start in range(0, len(document), REFERENCE_PART):
+                if self.peer is not peer or self._session.attach != attach:
+                    return
+                part = verify_pb2.ReferencePart(handle=self._handle, tokens=document[start : start + REFERENCE_PART])
+                yield verify_pb2.ConnectVerifyRequest(references=[part])
 
     def _progress(self, effect: messages.OpenVerifier | messages.SendProgress) -> verify_pb2.Progress:
         return verify_pb2.Progress(handle=self._handle, durable=effect.durable, credit=effect.credit, due=effect.due)

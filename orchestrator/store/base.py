@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
+from array import array
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -268,7 +269,8 @@ class SessionRecord:
 
     drafting: whether drafters may take part. ngram: whether the verifier may guess from the text itself. heads: whether
     its heads may.
-    prediction: what else it may guess from; not in the log, for no text depends on it.
+    prediction, references: what else it may guess from; not in the log, for no text depends on it. `references` are only
+    here until the session begins.
     echo: readers are shown the prompt.
     created: Unix time in seconds, by the clock of who created it.
     deadline: likewise, when the session ends at the latest; 0 for none.
@@ -292,6 +294,7 @@ class SessionRecord:
     ngram: bool = True
     heads: bool = True
     prediction: tuple[int, ...] = ()
+    references: tuple[array[int], ...] = ()
     echo: bool = False
     weights_fingerprint: str = ""
     vocabulary_fingerprint: str = ""

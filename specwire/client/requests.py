@@ -68,6 +68,7 @@ class GenerationOptions:
         logprobs_of: "model" (the default) or "processed", see LogprobsOf in common.proto.
         echo: True asks for the prompt, in Started.
         prediction: what the output may look like, text or token ids; right, it saves time, wrong, it costs none.
+        references: documents that the output may quote, each text or token ids, together up to 1,048,576 tokens.
         private: True keeps the text out of what is proposed in the tenant's other sessions, and theirs out of this one.
         json_schema, regex, choices, grammar: what form the output must have (docs/HTTP.md); at most one of them.
         model: the target's name, where the service has several; "" takes the only one, or the parent's.
@@ -101,6 +102,7 @@ class GenerationOptions:
     logprobs_of: str = ""
     echo: bool = False
     prediction: Text = ()
+    references: Sequence[Text] = ()
     model: str = ""
     private: bool = False
     json_schema: str | Mapping[str, object] = ""
@@ -140,6 +142,7 @@ class RequestOptions(TypedDict, total=False):
     logprobs_of: str
     echo: bool
     prediction: Text
+    references: Sequence[Text]
     json_schema: str | Mapping[str, object]
     regex: str
     choices: Sequence[str]
@@ -175,6 +178,7 @@ def generate_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> gener
     )
     _put_prompt(request, prompt)
     _put_prediction(request, asked.prediction)
+    request.references.extend(_text_part("references", each) for each in _listed(asked.references))
     return request
 
 
@@ -206,6 +210,13 @@ def _text_part(field: str, part: Text) -> generation_pb2.TextPart:
     if isinstance(part, str):
         return generation_pb2.TextPart(text=_text(field, part))
     return generation_pb2.TextPart(tokens=generation_pb2.TokenIds(ids=[_unsigned(field, token) for token in part]))
+
+
+def _listed(references: Sequence[Text]) -> Sequence[Text]:
+    """A text alone is no list of them; neither are token ids."""
+    if isinstance(references, str) or any(isinstance(each, int) for each in references):
+        raise invalid("references", "must be a list of texts, or of lists of token ids")
+    return references
 
 
 def _put_prediction(request: generation_pb2.GenerateRequest, prediction: Text) -> None:

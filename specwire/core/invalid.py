@@ -7,6 +7,9 @@ from enum import IntEnum
 
 # Most continuations of one text that a call may have scored.
 MOST_SCORED = 64
+# Most references of a request, and the most tokens of all of them.
+MOST_REFERENCES = 64
+MOST_REFERENCE_TOKENS = 1 << 20
 
 
 class InvalidParameter(ValueError):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
 import grpc
@@ -39,6 +39,9 @@ class Outbox(Generic[M]):
     pushed within one iteration leave together; parts pushed during a write leave together after it. Order is kept:
     repeated fields are concatenated, of a single field (a step's timings) the later part's values win.
 
+    What can wait, `push_later`, is made and sent one part at a time, each while nothing else is queued. So it takes
+    neither the queue's room nor the time of others, however much it is and however slow the line.
+
     Invariant: `_sizes` are the encoded sizes of the messages in `_queue`; together at most `most_queued` bytes.
 
     Args:
@@ -61,6 +64,7 @@ class Outbox(Generic[M]):
         self._most_queued = most_queued
         self._queue: deque[M] = deque()
         self._sizes: deque[int] = deque()
+        self._later: deque[Iterator[M]] = deque()
         self._loop = asyncio.get_running_loop()
         self._wake: asyncio.Future[None] = self._loop.create_future()
         self._failed: LinkError | None = None
@@ -94,9 +98,16 @@ class Outbox(Generic[M]):
             self._sizes.append(size)
         self._signal()
 
+    def push_later(self, parts: Iterator[M]) -> None:
+        """Send `parts`, each well below MERGE_BYTES, in turn with other such; void after a failure or `close`."""
+        if not self._failed and not self._closing:
+            self._later.append(parts)
+            self._signal()
+
     async def close(self, flush_s: float = 1.0) -> None:
         """Send what is queued within `flush_s` seconds, then end the writer task. Idempotent."""
         self._closing = True
+        self._later.clear()
         self._signal()
         done, _ = await asyncio.wait([self._task], timeout=flush_s)
         if not done:
@@ -109,12 +120,23 @@ class Outbox(Generic[M]):
 
     async def _run(self) -> None:
         while not self._failed and (self._queue or not self._closing):
+            if not self._queue and self._later:
+                await self._send_later(self._later.popleft())
+                continue
             if not self._queue:
                 self._wake = self._loop.create_future()
                 await self._wake
                 continue
             self._sizes.popleft()
             await self._send(self._queue.popleft())
+
+    async def _send_later(self, parts: Iterator[M]) -> None:
+        part = next(parts, None)
+        if part is None:
+            return
+        self._later.append(parts)
+        await self._send(part)
+        await asyncio.sleep(0)  # also where a write never waits, others are served between two parts
 
     async def _send(self, message: M) -> None:
         try:
@@ -134,6 +156,7 @@ class Outbox(Generic[M]):
             self._failed = self._failed or error
             return
         self._failed = error
+        self._later.clear()
         self._queue.clear()
         self._sizes.clear()
         self._on_failure(error)
@@ -282,6 +305,11 @@ class Link(Generic[Request, Response]):
         """Stage a part of this tick's message; void while the link is down, as on_down has said."""
         if self._outbox is not None:
             self._outbox.push(part)
+
+    def send_later(self, parts: Iterator[Request]) -> None:
+        """See Outbox.push_later; void while the link is down."""
+        if self._outbox is not None:
+            self._outbox.push_later(parts)
 
     def cut(self, reason: str) -> None:
         """End the connection with a harmful peer; it is not dialled again for a while."""

@@ -106,7 +106,7 @@ class ChatTool(_message.Message):
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[str] = ..., strict: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "tokens", "chat", "sampling", "stopping", "stop", "drafting", "request_id", "provisional", "parent", "n", "echo", "priority", "prediction_text", "prediction_tokens", "model", "take_over", "sources", "note", "whole_prompt", "private")
+    __slots__ = ("text", "tokens", "chat", "sampling", "stopping", "stop", "drafting", "request_id", "provisional", "parent", "n", "echo", "priority", "prediction_text", "prediction_tokens", "model", "take_over", "sources", "note", "whole_prompt", "private", "references")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class GenerateRequest(_message.Message):
     NOTE_FIELD_NUMBER: _ClassVar[int]
     WHOLE_PROMPT_FIELD_NUMBER: _ClassVar[int]
     PRIVATE_FIELD_NUMBER: _ClassVar[int]
+    REFERENCES_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: TokenIds
     chat: Chat
@@ -149,7 +150,8 @@ class GenerateRequest(_message.Message):
     note: str
     whole_prompt: bool
     private: bool
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ..., provisional: _Optional[bool] = ..., parent: _Optional[str] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ..., prediction_text: _Optional[str] = ..., prediction_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., take_over: _Optional[bool] = ..., sources: _Optional[_Union[Sources, _Mapping]] = ..., note: _Optional[str] = ..., whole_prompt: _Optional[bool] = ..., private: _Optional[bool] = ...) -> None: ...
+    references: _containers.RepeatedCompositeFieldContainer[TextPart]
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., drafting: _Optional[_Union[Drafting, str]] = ..., request_id: _Optional[str] = ..., provisional: _Optional[bool] = ..., parent: _Optional[str] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ..., prediction_text: _Optional[str] = ..., prediction_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., model: _Optional[str] = ..., take_over: _Optional[bool] = ..., sources: _Optional[_Union[Sources, _Mapping]] = ..., note: _Optional[str] = ..., whole_prompt: _Optional[bool] = ..., private: _Optional[bool] = ..., references: _Optional[_Iterable[_Union[TextPart, _Mapping]]] = ...) -> None: ...
 
 class Sources(_message.Message):
     __slots__ = ("drafters", "ngram", "heads")

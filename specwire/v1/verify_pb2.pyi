@@ -9,20 +9,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ConnectVerifyRequest(_message.Message):
-    __slots__ = ("opens", "proposals", "progress", "closes", "forgotten", "texts")
+    __slots__ = ("opens", "proposals", "progress", "closes", "forgotten", "texts", "references")
     OPENS_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CLOSES_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
+    REFERENCES_FIELD_NUMBER: _ClassVar[int]
     opens: _containers.RepeatedCompositeFieldContainer[Open]
     proposals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Proposal]
     progress: _containers.RepeatedCompositeFieldContainer[Progress]
     closes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Close]
     forgotten: _containers.RepeatedScalarFieldContainer[str]
     texts: _containers.RepeatedCompositeFieldContainer[EarlierText]
-    def __init__(self, opens: _Optional[_Iterable[_Union[Open, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[_common_pb2.Close, _Mapping]]] = ..., forgotten: _Optional[_Iterable[str]] = ..., texts: _Optional[_Iterable[_Union[EarlierText, _Mapping]]] = ...) -> None: ...
+    references: _containers.RepeatedCompositeFieldContainer[ReferencePart]
+    def __init__(self, opens: _Optional[_Iterable[_Union[Open, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[_common_pb2.Close, _Mapping]]] = ..., forgotten: _Optional[_Iterable[str]] = ..., texts: _Optional[_Iterable[_Union[EarlierText, _Mapping]]] = ..., references: _Optional[_Iterable[_Union[ReferencePart, _Mapping]]] = ...) -> None: ...
+
+class ReferencePart(_message.Message):
+    __slots__ = ("handle", "tokens")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EarlierText(_message.Message):
     __slots__ = ("session_id", "cache_scope", "tokens", "vocabulary_fingerprint")
@@ -53,7 +63,7 @@ class ConnectVerifyResponse(_message.Message):
     def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_common_pb2.Refused, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., draining: _Optional[bool] = ..., learnt: _Optional[_Union[_common_pb2.Learnt, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("handle", "session_id", "fence", "attach", "tokens", "prompt_length", "sampling", "stopping", "progress", "deadline_ms", "vocabulary_fingerprint", "ledger_us", "no_ngram", "cache_scope", "priority", "epoch", "prediction", "traceparent", "no_head", "share_text", "head_alone", "agreed")
+    __slots__ = ("handle", "session_id", "fence", "attach", "tokens", "prompt_length", "sampling", "stopping", "progress", "deadline_ms", "vocabulary_fingerprint", "ledger_us", "no_ngram", "cache_scope", "priority", "epoch", "prediction", "traceparent", "no_head", "share_text", "head_alone", "agreed", "reference_lengths")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +86,7 @@ class Open(_message.Message):
     SHARE_TEXT_FIELD_NUMBER: _ClassVar[int]
     HEAD_ALONE_FIELD_NUMBER: _ClassVar[int]
     AGREED_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     session_id: str
     fence: int
@@ -98,7 +109,8 @@ class Open(_message.Message):
     share_text: bool
     head_alone: bool
     agreed: bool
-    def __init__(self, handle: _Optional[int] = ..., session_id: _Optional[str] = ..., fence: _Optional[int] = ..., attach: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., ledger_us: _Optional[int] = ..., no_ngram: _Optional[bool] = ..., cache_scope: _Optional[bytes] = ..., priority: _Optional[int] = ..., epoch: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ..., no_head: _Optional[bool] = ..., share_text: _Optional[bool] = ..., head_alone: _Optional[bool] = ..., agreed: _Optional[bool] = ...) -> None: ...
+    reference_lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, handle: _Optional[int] = ..., session_id: _Optional[str] = ..., fence: _Optional[int] = ..., attach: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., ledger_us: _Optional[int] = ..., no_ngram: _Optional[bool] = ..., cache_scope: _Optional[bytes] = ..., priority: _Optional[int] = ..., epoch: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ..., no_head: _Optional[bool] = ..., share_text: _Optional[bool] = ..., head_alone: _Optional[bool] = ..., agreed: _Optional[bool] = ..., reference_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("handle", "attach", "position", "resumed", "tail", "cached")

@@ -68,6 +68,8 @@ MOST_LATE_US = 20e3
 LOOK_AGAIN_US = 2e3
 # Weight of the commands that are taken in at once: some milliseconds' worth.
 MOST_TAKEN = 1 << 14
+# Packed tokens that weigh as much as one in a list.
+PACKED_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,7 @@ def weight(command: Command) -> int:
         case Tick(opens=opens, proposals=proposals):
             parts = 1 + len(opens) + len(proposals) + len(command.progress) + len(command.closes)
             told = sum(len(opening.tokens) for opening in opens) + sum(1 + len(text.tokens) for text in command.texts)
+            told += sum(1 + len(tokens) // PACKED_TOKENS for _, tokens in command.references)
             return parts + len(command.forgotten) + told + sum(len(proposal.tokens) for _, proposal in proposals)
         case Scoring():
             return 1 + len(command.tokens) + sum(map(len, command.others))
@@ -256,6 +259,7 @@ class Engine:
         late = len(runnable) < len(ready)
         if self.sessions.earlier.waiting:
             self.sessions.earlier.read(busy=bool(runnable))
+        unread = self.sessions.references.read(busy=bool(runnable))
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
         for held in runnable.values():
             held.looks()
@@ -288,7 +292,8 @@ class Engine:
             self.tell()
             self._score(scoring)
             return None
-        return None if plan.shares or self.sessions.earlier.waiting else Rest(self._next_us(late))
+        reading = self.sessions.earlier.waiting or unread
+        return None if plan.shares or reading else Rest(self._next_us(late))
 
     def _next_us(self, late: bool) -> float:
         """When to look again, if nothing comes: at a deadline, or soon where a constraint had not answered.

@@ -5,6 +5,7 @@ A link is one `Connect` stream, known to the engine by a number; a handle names 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -33,7 +34,7 @@ class Opening:
     """Validated; see Open in verify.proto. deadline_us: on the engine's clock, None for none.
 
     ngram, head: the verifier may propose from the text itself, by a head. epoch: see `specwire.core.law.noise`.
-    prediction: what the output may look like.
+    prediction: what the output may look like. references: tokens of each document of the request's own.
     scope: sessions of the same scope may share its cache; shared: and be proposed its text.
     priority: orders the sessions that wait within a scope.
     tenant: whom the link belongs to, where there are tenants (`specwire.core.policy.shares`).
@@ -58,6 +59,7 @@ class Opening:
     head: bool = True
     tenant: str = ""
     shared: bool = False
+    references: tuple[int, ...] = ()
 
     @property
     def generation(self) -> tuple[int, int]:
@@ -76,7 +78,7 @@ class EarlierText(NamedTuple):
 class Tick:
     """One message of a link: what happened to its sessions, and when it arrived (microseconds, engine's clock).
 
-    proposals, progress: each with its session's handle.
+    proposals, progress, references: each with its session's handle.
     """
 
     link: int
@@ -87,6 +89,7 @@ class Tick:
     closes: tuple[int, ...] = ()
     forgotten: tuple[str, ...] = ()
     texts: tuple[EarlierText, ...] = ()
+    references: tuple[tuple[int, array[int]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.windows import LearntRest, Lookout
 from specwire.core.text import Ending
 from specwire.core.verify.chains import Offer
+from specwire.core.verify.references import ReferenceRoom, References
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
 from specwire.core.verify.shared_texts import SharedIndex, SharedTexts
 from specwire.core.verify.table import KnownTexts
@@ -43,13 +44,14 @@ class SessionManager:
     """Owns the roster and the slots. `counts`: what was ignored or dropped, by reason.
 
     `texts`: of sessions, to propose from. `earlier`: those of ended sessions that are to be among them.
+    `references`: of requests.
 
     Args:
         ngram: sessions may guess from their own text; without, from `known` only. detach_grace_us: how long a session
         is kept after it lost its link, or after an end that nobody acknowledged. patience: with sessions that find no
         slot. offers: where outcomes of proposals are counted. head: sessions take what a head proposes. shares: what
         tenants may have; None where there are none. text_memory: bytes for texts of sessions, which others of their
-        scope may be proposed.
+        scope may be proposed, and as many again for requests' own references.
         known: what else sessions may be proposed.
     """
 
@@ -83,6 +85,7 @@ class SessionManager:
         self._eos_ids = frozenset(lm.info.eos_ids)
         self._known = known or KnownTexts(lm.info.vocabulary)
         self.texts = SharedTexts(text_memory, lambda scope: any(held.scope == scope for held in self.roster))
+        self.references = ReferenceRoom(text_memory, self._held_references)
         self.earlier = EarlierTexts(self.texts, lambda known: self.roster.holder(known) is not None, self.counts)
 
     def report(self, link: int) -> Report:
@@ -110,6 +113,10 @@ class SessionManager:
             self._propose(tick, handle, proposal)
         for handle, allowance in tick.progress:
             self._allow(tick, handle, allowance)
+        for handle, tokens in tick.references:
+            held = self.roster.get(tick.link, handle)
+            if held is not None and held.session.references is not None:
+                held.session.references.add(tokens)
         self._close(tick)
         if tick.texts:
             self.earlier.add(tick.texts)
@@ -117,6 +124,9 @@ class SessionManager:
             self.slot_queue.forget(session_id)
             self.texts.forget(session_id)
             self.earlier.forget(session_id)
+            deleted = self.roster.holder(session_id)
+            if deleted is not None and deleted.session.references is not None:
+                deleted.session.references.drop()
 
     def renew_head(self) -> None:
         """The head has another version: how good it is all sessions learn anew."""
@@ -232,6 +242,8 @@ class SessionManager:
         self.roster.attach(held, link, opening)
         held.deadline_us, held.scope, held.priority = opening.deadline_us, opening.scope, opening.priority
         held.tenant = opening.tenant
+        if session.references is not None and opening.references:
+            session.references.restart(opening.references)
         balance_us = round(session.ledger.balance_us)
         known = (verdict._replace(ledger_us=balance_us) for verdict in verdicts)
         tail = tuple(Decided(opening.handle, opening.attach, verdict) for verdict in known)
@@ -306,6 +318,7 @@ class SessionManager:
             head=self._head.of(opening.sampling.temperature) if self._head is not None and opening.head else None,
             others=lambda text: self._others(opening, text),
             own_text=self._ngram,
+            references=lambda: self._references(opening),
         )
         session.ledger.balance_us = float(opening.ledger_us)
         return session
@@ -318,6 +331,18 @@ class SessionManager:
             return known
         index = SharedIndex(shared, text, opening.session_id)
         return [NgramSource(text, index=index, learnt=shared.learnt[opening.sampling.temperature > 0.0]), *known]
+
+    def _references(self, opening: Opening) -> References | None:
+        """Those of a new session, which is to be proposed from them."""
+        if not opening.references:
+            return None
+        references = self.references.begin(opening.references)
+        if references is None:
+            self.counts["references of a request: without room"] += 1
+        return references
+
+    def _held_references(self) -> list[References]:
+        return [held.session.references for held in self.roster if held.session.references is not None]
 
     def _seated(self, held: Held) -> None:
         if held.session.ready and not held.told:
@@ -361,6 +386,8 @@ class SessionManager:
 
     def linger(self, held: Held) -> None:
         """Keep an ended session until its owner closes it: the verdict with the end may be lost."""
+        if held.session.references is not None:
+            held.session.references.drop()
         if self._grace_us > 0:
             self.roster.rest(held, self._now_us() + self._grace_us)
         else:

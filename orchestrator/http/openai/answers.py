@@ -629,7 +629,8 @@ class Answer:
         return {"id": self._id, "object": kind, "created": self._created, **self._model, "choices": choices}
 
     def _usage(self) -> Json:
-        predicted = self._request.template.WhichOneof("prediction") is not None
+        template = self._request.template
+        predicted = template.WhichOneof("prediction") is not None or len(template.references) > 0
         return usage_of(self.stats, self._request.n, predicted)
 
     @property

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from orchestrator.api.calls import merged
-from orchestrator.api.requests import check_size, single_requests
+from orchestrator.api.requests import check_copies, check_size, single_requests
 from orchestrator.api.scores import PromptScorer, PromptScores
 from orchestrator.chat.fields import is_ids, shown
 from orchestrator.chat.talk import Talk, take_talk
@@ -173,6 +173,7 @@ def sessions_of(request: CompletionRequest, prompts: Sequence[Prompt]) -> list[p
     if len(prompts) * request.n > MOST_CHOICES:
         message = f"{len(prompts)} prompts with {request.n} choices each make more than {MOST_CHOICES}"
         raise InvalidParameter("prompt" if request.n == 1 else "n", message)
+    check_copies(request.template, len(prompts) * request.n)
     return named(
         [each for prompt in prompts for each in single_requests(request.for_prompt(prompt))],
         request.template.request_id,

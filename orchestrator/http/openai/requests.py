@@ -122,6 +122,11 @@ def take_prediction(fields: Fields) -> str | None:
     return text_of("content", content, "prediction") or None
 
 
+def take_references(fields: Fields) -> list[pb.TextPart]:
+    """`references`: documents that the output may quote."""
+    return [pb.TextPart(text=text) for text in fields.texts("references")]
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # What a request asks for: from its JSON fields to the sessions' own requests, as gRPC's clients send them.
 #
@@ -357,6 +362,7 @@ def _template(
         parent=fields.text("parent"),
         priority=fields.whole("priority", least=-100, most=100),
         prediction_text=take_prediction(fields),
+        references=take_references(fields),
         private=fields.flag("private"),
     )
 

@@ -54,7 +54,7 @@ def _sum(counts: Iterable[tuple[int, int, int]]) -> DraftTally:
 
 
 def usage_of(stats: Sequence[pb.Stats], n: int, predicted: bool) -> Json:
-    """OpenAI's usage of sessions of which each `n` share a prompt. predicted: the request brought a prediction.
+    """OpenAI's usage of sessions of which each `n` share a prompt. predicted: the request brought a prediction or references.
 
     Without one, the prediction tokens of `completion_tokens_details` are all draft tokens: there AIPerf looks for them.
     """

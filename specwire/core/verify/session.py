@@ -25,6 +25,7 @@ from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.windows import Awaited, Guess, StepCandidate
 from specwire.core.text import Ending, Text, extend_hash
 from specwire.core.verify.chains import BestPath, Chains, Offer
+from specwire.core.verify.references import References
 from specwire.core.verify.text_sources import HeadSource, NgramSource, TextSource, promise
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -74,7 +75,8 @@ class Allowance:
 class VerifySession:
     """Invariant: len(text) <= max(allowance.credit at any time, length at open) and <= ending.end.
 
-    ngram, head: the verifier's own sources; None where they take no part. tail: what was decided since the log last
+    ngram, head: the verifier's own sources; None where they take no part. references: of the request, a part of
+    `ngram`. tail: what was decided since the log last
     acknowledged. history: the text's ids, where penalties look at them, else None.
     tested_us: the time it had spent when a window was last tested.
     matcher: the constraint of `sampling` behind the output; nothing is decided before it is there. stuck: no token is
@@ -90,6 +92,7 @@ class VerifySession:
     finish: FinishReason | None = None
     trusting: bool = True
     ngram: TextSource | None = None
+    references: References | None = None
     head: HeadSource | None = None
     guess: Guess | None = None
     tail: Tail = field(default_factory=Tail)
@@ -113,6 +116,7 @@ class VerifySession:
         head: AcceptanceByPosition | None = None,
         others: Callable[[Sequence[int]], Sequence[NgramSource]] | None = None,
         own_text: bool = True,
+        references: Callable[[], References | None] = lambda: None,
     ) -> VerifySession:
         """Take over the text `tokens`; it may already hold its end (the owner died between append and finish).
 
@@ -122,13 +126,17 @@ class VerifySession:
         epoch: see `specwire.core.law.noise`.
         prediction: what the client expects of the output; a source of guesses, like the text.
         others: further sources of guesses for the text, which grows; asked for where `ngram` takes effect.
-        own_text: False leaves out the text itself and its prediction; `others` still guess.
+        own_text: False leaves out the text itself, its prediction and its references; `others` still guess.
+        references: likewise gives what the request brought along.
         """
         chains = Chains(vocabulary, weighed=sampling.weighed, epoch=epoch, branching=sampling.guessed)
         session = cls(Text(tokens), sampling, ending, allowance, chains)
         if ngram and sampling.guessed:
             text = session.text.tokens
-            further = others(text) if others is not None else ()
+            further = list(others(text)) if others is not None else []
+            session.references = references() if own_text else None
+            if session.references is not None:
+                further.insert(0, session.references.source(text))
             if own_text or further:
                 session.ngram = TextSource(text, prompt_length, prediction, others=further, own=own_text)
         if head is not None and sampling.guessed:

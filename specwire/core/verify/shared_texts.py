@@ -194,6 +194,13 @@ class ScopeTexts:
         if number is not None:
             self._drop(number)
 
+    def clear(self) -> None:
+        """Drop all texts, and the memory that they had room in."""
+        for number in list(self._texts):
+            self._drop(number)
+        self.capacity, self.used = 1, 0
+        self._keep(np.zeros((1, SLOT_WORDS), np.uint32), [np.zeros(1, np.uint32) for _ in SHARED_ORDERS])
+
     def _evict(self, number: int) -> None:
         if number in self._texts:
             self._drop(number)
