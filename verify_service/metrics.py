@@ -67,6 +67,7 @@ def _of_sessions(engine: Engine) -> Families:
     texts = sessions.texts
     yield gauge("shared_texts", "Texts of sessions kept to propose from.", texts.texts)
     yield gauge("shared_texts_bytes", "Memory that they may take.", texts.size)
+    yield gauge("references_bytes", "Memory that requests' references may take.", sessions.references.size)
     ignored = dict(sessions.counts)
     yield by_label(counter, "ignored_total", "What was ignored or let go.", "reason", ignored)
     plain_us = engine.costs.plain(1)

@@ -21,6 +21,8 @@ from specwire.v1 import common_pb2
 # ----------------------------------------------------------------------------------------------------------------------
 # Sending: parts of one loop tick go out as one message.
 
+logger = logging.getLogger(__name__)
+
 M = TypeVar("M", bound=Message)
 
 # A merged message stays well below the cap of `specwire.rpc.channel.MOST_MESSAGE_BYTES`.
@@ -131,7 +133,11 @@ class Outbox(Generic[M]):
             await self._send(self._queue.popleft())
 
     async def _send_later(self, parts: Iterator[M]) -> None:
-        part = next(parts, None)
+        try:
+            part = next(parts, None)
+        except Exception:  # a bug of ours: what else is to be sent goes on
+            logger.exception("parts that could wait failed")
+            return
         if part is None:
             return
         self._later.append(parts)
@@ -176,8 +182,6 @@ def _sentence(error: Exception) -> str:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # One Connect stream to one peer, kept up: connect, read, and after a failure connect again with backoff.
-
-logger = logging.getLogger(__name__)
 
 Info = common_pb2.GetModelInfoResponse
 Request = TypeVar("Request", bound=Message)

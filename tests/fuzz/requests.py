@@ -58,6 +58,7 @@ REQUEST: dict[str, Values] = {
     "details": st.booleans(),
     "provisional": st.booleans(),
     "timeout": st.sampled_from([0.001, 5, 0, -1, 1e9]),
+    "references": st.lists(texts, max_size=3),
     "prediction": st.fixed_dictionaries({"type": st.just("content"), "content": texts}),
     "user": texts,
     "metadata": st.dictionaries(texts, texts, max_size=2),

@@ -147,9 +147,11 @@ def deciding(draw: st.DrawFn, pools: Pools) -> list[bytes]:
         cache_scope=draw(pools["cache_scope"]),
         prediction=draw(chains),
         priority=draw(pools["priority"]),
+        reference_lengths=draw(pools["reference_lengths"]),
     )
     chain = [draw(first_proposals(sampling)) for _ in range(draw(st.integers(1, 3)))]
-    said = verify_pb2.ConnectVerifyRequest(opens=[opened], proposals=chain)
+    part = verify_pb2.ReferencePart(handle=HANDLE, tokens=draw(chains))
+    said = verify_pb2.ConnectVerifyRequest(opens=[opened], proposals=chain, references=[part])
     return [said.SerializeToString(), *draw(_anything(verify_pb2.ConnectVerifyRequest, pools))]
 
 

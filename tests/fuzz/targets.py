@@ -78,6 +78,7 @@ PLAUSIBLE: dict[str, Values] = {
     "priority": st.sampled_from([0, 5, -100, 100]),
     "prediction": tokens,
     "prediction_text": st.sampled_from(["5 6 7", "1 1 1 1 1", "nothing of it", ""]),
+    "reference_lengths": st.lists(st.sampled_from([1, 2, 5, 0, 1 << 20]), max_size=3),
     "traceparent": st.sampled_from(["", f"00-{'1' * 32}-{'2' * 16}-01", "00-0-0-00"]),
     "forgotten": st.lists(st.sampled_from(["a", "b"]), max_size=2),
     **{name: st.sampled_from(texts) for name, texts in FORMS.items()},

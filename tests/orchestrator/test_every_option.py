@@ -57,6 +57,7 @@ ALONE: dict[str, RequestOptions] = {
     "echo": RequestOptions(echo=True),
     "prediction_text": RequestOptions(prediction="7 5 2 9 4 1"),
     "prediction_tokens": RequestOptions(prediction=[7, 5, 2, 9, 4, 1]),
+    "references": RequestOptions(references=["7 5 2 9 4 1", [3, 8, 1]]),
     "provisional": RequestOptions(provisional=True),
     "priority": RequestOptions(priority=7),
     "private": RequestOptions(private=True),
@@ -175,7 +176,7 @@ async def test_each_option_alone(base: RequestOptions) -> None:
     found = await asked(lambda: compared(wishes), both_drafted)
     changed = {name for name, done in found.items() if told(done[0]) != told(found["nothing"][0])}
     filters = {"top_k", "top_p", "min_p", "seed", "choice"}
-    of_speed = {"prediction_text", "prediction_tokens", "provisional", "priority", "private"}
+    of_speed = {"prediction_text", "prediction_tokens", "references", "provisional", "priority", "private"}
     fits = {"fit_context"}  # LENGTH does
     assert not changed & (of_speed | fits)
     assert set(ALONE) - changed <= {"nothing", "temperature"} | of_speed | fits | (filters if base is GREEDY else set())

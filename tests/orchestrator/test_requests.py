@@ -11,7 +11,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from orchestrator.api.requests import LONG_TEXT, digest_of, encoded, sources_of
+from orchestrator.api.requests import (
+    DOCUMENT_PIECE,
+    LONG_TEXT,
+    digest_of,
+    encoded,
+    reference_tokens,
+    single_requests,
+    sources_of,
+)
 from orchestrator.peers.models import ReadTokenizer, Target
 from specwire.core.invalid import InvalidParameter
 from specwire.v1 import common_pb2, generation_pb2
@@ -31,6 +39,11 @@ class WatchedTokenizer:
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> object:
         self.threads.add(threading.get_ident())
         return self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+    def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> object:
+        self.threads.add(threading.get_ident())
+        assert max(map(len, texts)) <= DOCUMENT_PIECE
+        return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
 
 def target(context: int) -> tuple[Target, WatchedTokenizer]:
@@ -55,6 +68,55 @@ async def test_a_long_text_is_encoded_beside_the_event_loop(words: int) -> None:
     known, watched = target(context=LONG_TEXT + 1)
     assert await encoded("12 " * words, known) == [12] * words
     assert (threading.get_ident() in watched.threads) == (words == 3)
+
+
+def asked_with(*references: str | list[int]) -> generation_pb2.GenerateRequest:
+    parts = [
+        generation_pb2.TextPart(text=each)
+        if isinstance(each, str)
+        else generation_pb2.TextPart(tokens=generation_pb2.TokenIds(ids=each))
+        for each in references
+    ]
+    return generation_pb2.GenerateRequest(references=parts)
+
+
+async def test_references_may_be_longer_than_a_context_and_are_encoded_beside_the_event_loop() -> None:
+    known, watched = target(context=100)
+    known.info.vocabulary = 64
+    lines = "1 2 3 4 5 6 7\n" * 10_000
+    found = await reference_tokens(asked_with("12 13", lines, [5, 6]), known)
+    assert list(map(list, found)) == [[12, 13], [1, 2, 3, 4, 5, 6, 7] * 10_000, [5, 6]]
+    assert len(watched.threads) > 1
+    one_line = await reference_tokens(asked_with("63 " * DOCUMENT_PIECE), known)
+    assert len(one_line[0]) >= DOCUMENT_PIECE, "what is cut in two may have another token"
+
+
+@pytest.mark.parametrize(
+    ("references", "message"),
+    [
+        (["5"] * 65, "references: at most 64 are allowed, not 65"),
+        (["5", ""], "references\\[1\\]: must not be empty"),
+        ([[], "5"], "references\\[0\\]: must not be empty"),
+        ([[5], [64]], "references: token id 64 is outside 0..63"),
+        ([[5] * (1 << 20), [5]], "references: at most 1048576 tokens together are allowed, not 1048577"),
+        (["x" * (3 << 20), "x"], "references: 3145729 characters of text are more than are read"),
+    ],
+)
+async def test_references_are_refused_by_name(references: list[str | list[int]], message: str) -> None:
+    known, watched = target(context=100)
+    known.info.vocabulary = 64
+    with pytest.raises(InvalidParameter, match=f"^{message}"):
+        await reference_tokens(asked_with(*references), known)
+    assert not (watched.threads and "characters" in message), "it is not read"
+
+
+def test_long_references_are_not_copied_for_many_sessions() -> None:
+    asked = asked_with("x" * (1 << 20))
+    asked.n = 15
+    assert len(single_requests(asked)) == 15
+    asked.n = 16
+    with pytest.raises(InvalidParameter, match=r"^references: 10485\d\d bytes for each of 16 sessions are more than"):
+        single_requests(asked)
 
 
 @pytest.mark.parametrize(
@@ -108,3 +170,6 @@ def test_what_a_request_id_may_be_repeated_with() -> None:
         other.CopyFrom(asked)
         setattr(other, name, value)
         assert digest_of(other) != digest
+    with_references = asked_with("5 6")
+    with_references.MergeFrom(asked)
+    assert digest_of(with_references) != digest

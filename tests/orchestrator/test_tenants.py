@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -13,7 +15,15 @@ import verify_service.server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
 from orchestrator.store import SessionRecord
-from orchestrator.tenants import ANONYMOUS, Access, Allowances, check_owner, new_session_id, rules_of
+from orchestrator.tenants import (
+    ANONYMOUS,
+    MOST_TENANT_REFERENCES,
+    Access,
+    Allowances,
+    check_owner,
+    new_session_id,
+    rules_of,
+)
 from specwire.client import AsyncClient, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import GUESSING_RULES, Rule, Sampling
@@ -83,6 +93,24 @@ def test_sessions_at_once_are_counted_by_tenant() -> None:
     allowances.settle(record("1"), 50)
     allowances.admit(record("5"))
     assert refusal(allowances, record("6")).retry_after == 1.0
+
+
+def test_references_of_running_sessions_are_counted_by_tenant() -> None:
+    allowances = Allowances(Access(), Clock())
+    many = (array("I", [5]) * (MOST_TENANT_REFERENCES // 2),)
+    running = [replace(record(str(n)), references=many) for n in range(4)]
+    allowances.admit(running[0])
+    allowances.admit(running[1])
+    message = f"have {MOST_TENANT_REFERENCES} tokens of them, and {MOST_TENANT_REFERENCES // 2} more exceed"
+    assert message in refusal(allowances, running[2]).message
+    allowances.admit(record("without"))
+    allowances.admit(replace(record("theirs", tenant="bob"), references=many))
+    allowances.settle(running[0], 0)
+    allowances.settle(running[0], 0)
+    allowances.admit(running[2])
+    allowances.leave(running[1])
+    allowances.admit(running[3])
+    refusal(allowances, replace(record("5"), references=(array("I", [5]),)))
 
 
 def test_a_session_that_is_taken_over_counts_and_is_not_charged() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import grpc.aio
@@ -158,6 +158,51 @@ async def test_a_task_that_closes_may_itself_be_cancelled() -> None:
         await closing
     await outbox.close(flush_s=0)
     assert peer.failures == []
+
+
+async def test_what_can_wait_goes_out_part_by_part_in_turn_while_nothing_else_is_queued() -> None:
+    peer, made = Peer(), []
+
+    def parts(*numbers: int) -> Iterator[Request]:
+        for number in numbers:
+            made.append(number)
+            yield close(number)
+
+    outbox = peer.outbox()
+    peer.reads.clear()
+    outbox.push_later(parts(11, 12, 13, 14))
+    outbox.push_later(parts(21, 22))
+    await spin()
+    assert made == [11], "the next one is made when this one is written"
+    outbox.push(close(1))
+    outbox.push(close(2))
+    peer.reads.set()
+    await spin(40)
+    assert peer.received == [[11], [1, 2], [21], [12], [22], [13], [14]]
+    outbox.push_later(parts(31))
+    await spin()
+    peer.reads.clear()
+    outbox.push_later(parts(41, 42))
+    await spin()
+    await outbox.close(flush_s=0.02)
+    assert peer.received[-1] == [31]
+    outbox.push_later(parts(51))
+    await spin()
+    assert made[-1] == 41
+
+
+async def test_parts_that_fail_take_nothing_else_with_them() -> None:
+    def parts() -> Iterator[Request]:
+        yield close(1)
+        raise RuntimeError("a bug")
+
+    peer = Peer()
+    outbox = peer.outbox()
+    outbox.push_later(parts())
+    await spin()
+    outbox.push(close(2))
+    await outbox.close()
+    assert (peer.received, peer.failures) == ([[1], [2]], [])
 
 
 class Drafter(draft_pb2_grpc.DraftServiceServicer):

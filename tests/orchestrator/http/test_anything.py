@@ -49,6 +49,7 @@ FIELDS = [
     "best_of",
     "suffix",
     "prediction",
+    "references",
     "min_tokens",
     "ignore_eos",
     "stop_token_ids",

@@ -224,6 +224,28 @@ def test_a_prediction_saves_forwards_and_changes_nothing(door: Front) -> None:
     assert (seen[0][2], seen[2][1:]) == (0, (0, 0))
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_references_save_forwards_and_change_nothing(door: Front, path: str) -> None:
+    """Longer than the context; the answer is quoted from the second one."""
+    asking: dict[str, Any] = {"prompt": IDS} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "5"}]}
+    wish: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "ignore_eos": True, "drafting": "ngram", **asking}
+
+    def told(references: list[str]) -> tuple[str, int, int]:
+        """Text, forwards, tokens of references that were accepted."""
+        answer = door.done(path, references=references, **wish)
+        (choice,), usage = answer["choices"], answer["usage"]
+        counted = usage["speculative_decoding"]["sources"]["prediction"]
+        if references:
+            assert usage["completion_tokens_details"]["accepted_prediction_tokens"] == counted["accepted"]
+        text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+        return text, choice["specwire"]["stats"]["target_forwards"], counted["accepted"]
+
+    whole, alone, none = told([])
+    assert none == 0
+    seen = asked_blocking(lambda: told(["8 9 " * 5000, whole]), lambda seen: seen[1] < alone and seen[2] > 20)
+    assert seen[0] == whole
+
+
 def test_a_prediction_is_grpcs_too(door: Front) -> None:
     """As text or as token ids."""
     tokens = plain(TARGET, PROMPT, 40)

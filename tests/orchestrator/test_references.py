@@ -1,0 +1,185 @@
+"""A request's references through a whole stack: faster, the same text, and gone when the session is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+import verify_service.server
+from specwire.client import Chunk, Client, Event, Finished, SpecwireError, Started
+from specwire.client.requests import RequestOptions, Text
+from specwire.core.messages import FinishReason
+from specwire.rpc.server_options import ModelServiceOptions
+from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, held, plain, stack
+from tests.orchestrator.test_watching import pair, watched
+from tests.wait import LIMIT_S, asked, until
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+LENGTH = 80
+# No other source proposes: of these texts, none repeats itself.
+WISH: dict[str, Any] = {"max_tokens": LENGTH, "ignore_eos": True, "drafting": False, "ngram": True}
+LONG = 1 << 20
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens))
+
+
+def driven(running: Stack) -> list[Any]:
+    return list(running.orchestrator.orchestrator.sessions.values())
+
+
+@pytest.mark.parametrize("form", [text_of, list], ids=["text", "tokens"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_a_guess_from_the_second_reference_is_accepted_and_the_text_is_the_same(
+    form: Any, temperature: float
+) -> None:
+    wish = RequestOptions(**WISH, temperature=temperature, seed=9)
+    async with stack(SLOW_TARGET) as running:
+        without = await running.client.complete(PROMPT, **wish)
+        references: list[Text] = [form([8, 8, 9, 9] * 5000), form(without.tokens)]
+        done = await asked(
+            lambda: running.client.complete(PROMPT, references=references, **wish),
+            lambda told: told.stats.accepted_prediction > LENGTH // 2,
+        )
+        assert done.tokens == without.tokens
+        assert done.stats.proposed_prediction >= done.stats.tested_prediction >= done.stats.accepted_prediction
+        assert without.stats.proposed_prediction == 0
+        both = await running.client.complete(PROMPT, references=references, prediction=form([1, 2, 3]), **wish)
+        assert both.tokens == without.tokens
+        assert [driver.verifying.references for driver in driven(running)] == [()] * len(driven(running))
+
+
+async def test_what_is_wrong_is_refused_by_name() -> None:
+    async with stack() as running:
+        for references, message in (
+            (["5"] * 65, "references: at most 64 are allowed, not 65"),
+            (["5", ""], r"references\[1\]: must not be empty"),
+            ([[5], [64]], "references: token id 64 is outside 0..63"),
+            ([[5] * LONG, [5]], "references: at most 1048576 tokens together are allowed"),
+            ("5 6", "references: must be a list of texts"),
+            ([5, 6], "references: must be a list of texts"),
+        ):
+            with pytest.raises(SpecwireError, match=message) as refused:
+                await running.client.complete(PROMPT, references=references, **WISH)
+            assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_blocking_client_has_them_too() -> None:
+    async with stack() as running:
+
+        def ask() -> Sequence[int]:
+            with Client(running.orchestrator.address) as client:
+                return client.complete(PROMPT, references=["5 6", [7, 8]], timeout=LIMIT_S, **WISH).tokens
+
+        assert list(await asyncio.to_thread(ask)) == plain(TARGET, PROMPT, LENGTH)
+
+
+async def test_a_verifier_that_starts_anew_is_sent_them_again() -> None:
+    expected = plain(TARGET, PROMPT, LENGTH)
+
+    async def told() -> int:
+        """Tokens of references that were accepted after the restart."""
+        async with stack(SLOW_TARGET) as running:
+            with held(10) as let_go:
+                references: list[Text] = [expected[LENGTH // 2 :]]
+                events = running.client.generate(PROMPT, references=references, **WISH)
+                started = await anext(events)
+                assert isinstance(started, Started)
+                (driver,) = driven(running)
+                await until(lambda: len(driver.view.output.tokens) > 3)
+                let_go(2)
+                await running.verifier.stop(0.0)
+                before = driver.view.stats.shown.accepted
+            again = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, listen=running.verifier.address))
+            try:
+                tokens, last = await rest(events)
+            finally:
+                await again.stop(0.0)
+            assert tokens == expected
+            assert driver.view.stats.verifier_losses == 1
+            assert last.stats.accepted == last.stats.accepted_prediction + last.stats.accepted_ngram
+            return last.stats.accepted_prediction - before
+
+    assert await asked(told, lambda accepted: accepted > LENGTH // 4)
+
+
+async def rest(events: AsyncGenerator[Event, None]) -> tuple[list[int], Finished]:
+    tokens: list[int] = []
+    async with asyncio.timeout(LIMIT_S):
+        async for event in events:
+            if isinstance(event, Chunk):
+                tokens += event.tokens
+            last = event
+    assert isinstance(last, Finished)
+    return tokens, last
+
+
+@pytest.mark.parametrize("verifier_too", [False, True], ids=["the verifier stays", "it starts anew"])
+async def test_an_orchestrator_that_takes_the_session_over_writes_the_same_text(
+    redis: RedisServer, verifier_too: bool
+) -> None:
+    """The log has no references: a verifier that still holds the session goes on with them, another one without."""
+    expected = plain(TARGET, PROMPT, LENGTH)
+    async with AsyncExitStack() as owned, pair(redis) as both:
+        with held(10):
+            events = both.first.generate(PROMPT, references=[text_of(expected)], request_id="mine", **WISH)
+            started = await anext(events)
+            assert isinstance(started, Started)
+            await anext(events)
+            await both.stack.orchestrator.stop(0.0)
+        if verifier_too:
+            await both.stack.verifier.stop(0.0)
+            again = await verify_service.server.start(
+                ModelServiceOptions(SLOW_TARGET, listen=both.stack.verifier.address)
+            )
+            owned.push_async_callback(again.stop, 0.0)
+        await until(lambda: any(each.up for each in both.other.orchestrator.pool.verifiers))
+        seen = await watched(both.other.address, session_id=started.session_id, take_over=True)
+    assert seen == expected
+
+
+async def test_a_million_tokens_hold_up_no_other_session() -> None:
+    """Another session's text goes on while they are sent and taken in; with them the text is the same."""
+    expected = plain(TARGET, PROMPT, LENGTH)
+    async with stack(SLOW_TARGET) as running:
+        other = running.client.generate(PROMPT, max_tokens=4000, ignore_eos=True, drafting=False)
+        await anext(other)
+        wish = RequestOptions(references=[[*([8, 9] * (LONG // 2 - LENGTH)), *expected]], **WISH)
+        asking = asyncio.create_task(running.client.complete(PROMPT, **wish))
+        seen = 0
+        while not asking.done():
+            event = await asyncio.wait_for(anext(other), LIMIT_S)
+            assert isinstance(event, Chunk)
+            seen += len(event.tokens)
+        assert seen > 0
+        assert list((await asking).tokens) == expected
+        await other.aclose()
+
+
+async def test_a_deleted_session_leaves_none() -> None:
+    async with stack(SLOW_TARGET) as running:
+        with held(10):
+            events = running.client.generate(PROMPT, references=[[5] * 5000], **WISH)
+            started = await anext(events)
+            assert isinstance(started, Started)
+            await anext(events)
+            (driver,) = driven(running)
+            assert list(map(len, driver.verifying.references)) == [5000]
+            deleting = asyncio.create_task(running.client.delete_session(started.session_id))
+            await until(lambda: driver.verifying.references == ())
+        await deleting
+        _, last = await rest(events)
+        assert last.reason is FinishReason.CANCELLED
