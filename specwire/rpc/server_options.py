@@ -138,7 +138,8 @@ class ModelServiceOptions:
         metrics: HOST:PORT where figures are read by HTTP (docs/OPERATIONS.md); "" for nowhere.
         keys: who may call; None lets in everybody who can connect.
         ngram: a verifier proposes from the text itself, too; nothing to a drafter.
-        text_memory: bytes in which a verifier keeps texts to propose from in other sessions of their tenants; 0: none.
+        text_memory: bytes in which a verifier keeps texts to propose from in other sessions of their tenants, and as
+            many for requests' own references; 0: none.
         references: files and folders of documents that a verifier proposes from. table: file of a table of n-grams that
             it does; "" for none.
         quantization: of the linear layers, none, int8 or int8-dynamic.
@@ -372,7 +373,7 @@ def add_text_memory_argument(parser: argparse._ActionsContainer) -> None:
         default=f"{TEXT_MEMORY >> 20}M",
         metavar="SIZE",
         help="for texts of sessions, which others of their tenant are proposed; 64 bytes a token; 0 keeps none; only "
-        "where callers have --api-keys (default: %(default)s)",
+        "where callers have --api-keys; as much again for references of requests (default: %(default)s)",
     )
 
 
