@@ -100,7 +100,9 @@ class Allowances:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         references = sum(map(len, record.references))
         if references and sum(account.references.values()) + references > MOST_TENANT_REFERENCES:
-            message = f"references: this tenant's running sessions have {sum(account.references.values())} tokens of them"
+            message = (
+                f"references: this tenant's running sessions have {sum(account.references.values())} tokens of them"
+            )
             message += f", and {references} more exceed {MOST_TENANT_REFERENCES}"
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         cost = len(record.prompt) + record.stopping.max_tokens

@@ -211,8 +211,8 @@ async def reference_tokens(request: generation_pb2.GenerateRequest, target: Targ
 async def _document_tokens(text: str, target: Target) -> array[int]:
     """A text's tokens. A long one is encoded line by line, some thousand characters at a time.
 
-    The library takes some hundred bytes for each token that it finds. What is encoded apart may have other tokens at the
-    seams, and a guess is wrong there.
+    The library takes some hundred bytes for each token that it finds. What is encoded apart may have other tokens at
+    the seams, and a guess is wrong there.
     """
     tokens, at = array("I"), 0
     while at < len(text):

@@ -269,7 +269,7 @@ class SessionRecord:
 
     drafting: whether drafters may take part. ngram: whether the verifier may guess from the text itself. heads: whether
     its heads may.
-    prediction, references: what else it may guess from; not in the log, for no text depends on it. `references` are only
+    prediction, references: what else it may guess from; not in the log, for no text depends on it. `references` are
     here until the session begins.
     echo: readers are shown the prompt.
     created: Unix time in seconds, by the clock of who created it.

@@ -12,7 +12,7 @@ import pytest
 
 import verify_service.server
 from specwire.client import Chunk, Client, Event, Finished, SpecwireError, Started
-from specwire.client.requests import RequestOptions, Text
+from specwire.client.requests import Text
 from specwire.core.messages import FinishReason
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -46,7 +46,7 @@ def driven(running: Stack) -> list[Any]:
 async def test_a_guess_from_the_second_reference_is_accepted_and_the_text_is_the_same(
     form: Any, temperature: float
 ) -> None:
-    wish = RequestOptions(**WISH, temperature=temperature, seed=9)
+    wish: dict[str, Any] = {**WISH, "temperature": temperature, "seed": 9}
     async with stack(SLOW_TARGET) as running:
         without = await running.client.complete(PROMPT, **wish)
         references: list[Text] = [form([8, 8, 9, 9] * 5000), form(without.tokens)]
@@ -64,14 +64,15 @@ async def test_a_guess_from_the_second_reference_is_accepted_and_the_text_is_the
 
 async def test_what_is_wrong_is_refused_by_name() -> None:
     async with stack() as running:
-        for references, message in (
+        wrong: list[tuple[Any, str]] = [
             (["5"] * 65, "references: at most 64 are allowed, not 65"),
             (["5", ""], r"references\[1\]: must not be empty"),
             ([[5], [64]], "references: token id 64 is outside 0..63"),
             ([[5] * LONG, [5]], "references: at most 1048576 tokens together are allowed"),
             ("5 6", "references: must be a list of texts"),
             ([5, 6], "references: must be a list of texts"),
-        ):
+        ]
+        for references, message in wrong:
             with pytest.raises(SpecwireError, match=message) as refused:
                 await running.client.complete(PROMPT, references=references, **WISH)
             assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
@@ -111,13 +112,14 @@ async def test_a_verifier_that_starts_anew_is_sent_them_again() -> None:
             assert tokens == expected
             assert driver.view.stats.verifier_losses == 1
             assert last.stats.accepted == last.stats.accepted_prediction + last.stats.accepted_ngram
-            return last.stats.accepted_prediction - before
+            return last.stats.accepted_prediction - int(before)
 
     assert await asked(told, lambda accepted: accepted > LENGTH // 4)
 
 
 async def rest(events: AsyncGenerator[Event, None]) -> tuple[list[int], Finished]:
     tokens: list[int] = []
+    last: Event | None = None
     async with asyncio.timeout(LIMIT_S):
         async for event in events:
             if isinstance(event, Chunk):
@@ -157,8 +159,8 @@ async def test_a_million_tokens_hold_up_no_other_session() -> None:
     async with stack(SLOW_TARGET) as running:
         other = running.client.generate(PROMPT, max_tokens=4000, ignore_eos=True, drafting=False)
         await anext(other)
-        wish = RequestOptions(references=[[*([8, 9] * (LONG // 2 - LENGTH)), *expected]], **WISH)
-        asking = asyncio.create_task(running.client.complete(PROMPT, **wish))
+        references: list[Text] = [[*([8, 9] * (LONG // 2 - LENGTH)), *expected]]
+        asking = asyncio.create_task(running.client.complete(PROMPT, references=references, **WISH))
         seen = 0
         while not asking.done():
             event = await asyncio.wait_for(anext(other), LIMIT_S)

@@ -8,6 +8,7 @@ import re
 import weakref
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -247,8 +248,7 @@ def test_a_million_tokens_keep_neither_others_nor_their_own_session_from_their_s
             taken.append(held.session.references._texts.tokens)
             assert all(len(on.tokens[handle]) > before for handle, before in lengths.items() if handle in on.tokens)
     assert 0 < taken[-1] < MOST_REFERENCE_TOKENS, "it is not all there yet"
-    # The text itself is copied as a whole when its turn comes.
-    grown = [after - before for before, after in zip(taken, taken[1:], strict=False)]
+    grown = [after - before for before, after in pairwise(taken)]
     assert max(grown, default=0) <= REFERENCES_BESIDE_A_STEP
     on.run()
     assert on.tokens[1] == on.tokens[2] == text

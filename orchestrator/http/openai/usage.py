@@ -54,9 +54,9 @@ def _sum(counts: Iterable[tuple[int, int, int]]) -> DraftTally:
 
 
 def usage_of(stats: Sequence[pb.Stats], n: int, predicted: bool) -> Json:
-    """OpenAI's usage of sessions of which each `n` share a prompt. predicted: the request brought a prediction or references.
+    """OpenAI's usage of sessions of which each `n` share a prompt. predicted: the request has a prediction, references.
 
-    Without one, the prediction tokens of `completion_tokens_details` are all draft tokens: there AIPerf looks for them.
+    Without any, the prediction tokens of `completion_tokens_details` are all draft tokens: there AIPerf looks for them.
     """
     prompt = sum(each.prompt_tokens for each in stats[::n])
     completion = sum(each.output_tokens for each in stats)

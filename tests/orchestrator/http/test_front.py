@@ -227,7 +227,9 @@ def test_a_prediction_saves_forwards_and_changes_nothing(door: Front) -> None:
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_references_save_forwards_and_change_nothing(door: Front, path: str) -> None:
     """Longer than the context; the answer is quoted from the second one."""
-    asking: dict[str, Any] = {"prompt": IDS} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "5"}]}
+    asking: dict[str, Any] = (
+        {"prompt": IDS} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "5"}]}
+    )
     wish: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "ignore_eos": True, "drafting": "ngram", **asking}
 
     def told(references: list[str]) -> tuple[str, int, int]:
