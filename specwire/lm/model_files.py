@@ -135,7 +135,7 @@ def _converted(spec: str) -> bytes:
     """Tokenizers in older formats, converted by transformers where it can."""
     if not read_file(spec, TOKENIZER_CONFIG):
         return b""
-    backend = getattr(AutoTokenizer.from_pretrained(spec), "backend_tokenizer", None)
+    backend = getattr(AutoTokenizer.from_pretrained(spec, trust_remote_code=False), "backend_tokenizer", None)
     return b"" if backend is None else str(backend.to_str()).encode()
 
 

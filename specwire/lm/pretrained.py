@@ -77,6 +77,9 @@ from specwire.text.tokenizer import vocabulary_fingerprint
 logger = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
+# Model types that transformers knows only by code in their folders, by the type whose layers and names theirs are.
+# MiMo (arXiv 2505.07608) is Qwen2 with MTP layers, which are a head's (`specwire.lm.heads.mtp`).
+READ_AS = {"mimo": "qwen2"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -401,8 +404,16 @@ def usable_device(name: str) -> torch.device:
 
 
 def _config(spec: str) -> PreTrainedConfig:
+    """Code in the model's folder is not run; without a word from us the library would ask at a terminal."""
+    location = _location(spec)
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(_location(spec))
+        said: dict[str, Any] = PreTrainedConfig.get_config_dict(location)[0]
+        kind = READ_AS.get(str(said.get("model_type")))
+        if kind is None:
+            config: PreTrainedConfig = AutoConfig.from_pretrained(location, trust_remote_code=False)
+        else:
+            own = {key: value for key, value in said.items() if key not in ("model_type", "auto_map", "architectures")}
+            config = AutoConfig.for_model(kind, **own)
     except Exception as error:  # any error that the library raises for a broken or foreign directory
         reason = first_line(error)
         named = reason if CONFIG in reason else f"{CONFIG}: {reason}"
@@ -416,6 +427,8 @@ def pretrained(spec: str, dtype: torch.dtype, device: torch.device) -> PreTraine
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             _location(spec),
+            config=_config(spec),
+            trust_remote_code=False,
             dtype=dtype,
             use_safetensors=True,  # the older files of weights are pickles
             output_loading_info=True,

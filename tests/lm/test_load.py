@@ -155,6 +155,16 @@ def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
         load_model(_saved_config(config("llama"), tmp_path), slots=1)
 
 
+def test_code_in_a_model_s_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is whoever sits at the terminal asked whether to run it."""
+    monkeypatch.setattr("builtins.input", lambda _: pytest.fail("asked"))
+    code = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": code}))
+    (tmp_path / "own.py").write_text("raise AssertionError('was run')\n")
+    with pytest.raises(ModelError, match="has no configuration that can be read.*contains custom code"):
+        load_model(str(tmp_path), slots=1)
+
+
 def test_weights_in_a_pickle_are_refused(tmp_path: Path) -> None:
     folder = Path(save(build(config("llama")), tmp_path / "old", {f"w{i}": i for i in range(VOCABULARY)}))
     (folder / "model.safetensors").unlink()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import AutoTokenizer, PreTrainedConfig
 
 from specwire.core.model import ModelError
 from specwire.corpus import texts_of
@@ -20,6 +20,7 @@ from specwire.lm.heads.medusa import HYDRA, Medusa, MedusaConfig
 from specwire.lm.heads.mtp import MtpConfig, MtpHead
 from specwire.lm.model_config import first_line
 from specwire.lm.model_files import weights_fingerprint
+from specwire.lm.pretrained import pretrained, usable_device
 from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.training.distillation import Schedule, Taught, draft_ids, train
 
@@ -116,11 +117,10 @@ def _told(course: Course, target: Any, stream: torch.Tensor) -> dict[str, str | 
 def _target(course: Course) -> tuple[Any, Any]:
     """The model, and its tokenizer."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(course.target)
-        target: Any = AutoModelForCausalLM.from_pretrained(course.target, dtype=torch.float32)
-        return target.to(course.device).eval(), tokenizer
-    except (OSError, ValueError, RuntimeError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(course.target, trust_remote_code=False)
+    except (OSError, ValueError) as error:
         raise ModelError(f"target {course.target!r}: {first_line(error)}") from error
+    return pretrained(course.target, torch.float32, usable_device(course.device)), tokenizer
 
 
 def begun(course: Course, target: Any, stream: torch.Tensor) -> Taught:

@@ -188,12 +188,12 @@ def state_of(made: Format, target: PreTrainedModel, text: list[int]) -> torch.Te
     return held[1] if made.normed else held[0]
 
 
-Row = Callable[[MtpLayer, torch.Tensor, torch.Tensor], torch.Tensor]
+Row = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @torch.no_grad()
 def expected(
-    made: Format, target: PreTrainedModel, layers: Sequence[MtpLayer], text: list[int], depth: int, run: Row
+    made: Format, target: PreTrainedModel, layers: Sequence[Any], text: list[int], depth: int, run: Row
 ) -> list[int]:
     """Row t of layer k: from the state of t and the token at t + k + 1. The last layer then reads its own last rows."""
     embedding, output = target.get_input_embeddings(), target.get_output_embeddings()
@@ -563,3 +563,95 @@ def test_a_target_that_tells_no_features_is_refused(tmp_path: Path) -> None:
         ModelError, match="heads: a GPT2LMHeadModel is not computed by a runner that tells its features"
     ):
         headed(str(tmp_path / "gpt2"), where)
+
+
+# MiMo's own files, whose configuration transformers does not know without code in the folder.
+
+MIMO_LAYER = "model.mtp_layers.{}."
+FOREIGN_CODE = {"AutoConfig": "configuration_mimo.MiMoConfig", "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}
+
+
+def mimo(folder: Path, count: int, theta: float = 640.0) -> tuple[PreTrainedModel, str]:
+    """A Qwen2 and where it is, with MTP layers, as MiMo's folders say it; code there would fail if it were run."""
+    config: Any = models.config("qwen2")
+    config.rope_parameters = {"rope_type": "default", "rope_theta": theta}
+    target = models.build(config)
+    where = models.save(target, folder / "mimo")
+    change(where, stored(MIMO, modules(MIMO, target, count)))
+    path = folder / "mimo" / "config.json"
+    said = {key: each for key, each in json.loads(path.read_text()).items() if key not in ("rope_parameters", "dtype")}
+    own = {"model_type": "mimo", "architectures": ["MiMoForCausalLM"], "auto_map": FOREIGN_CODE, "rope_theta": theta}
+    more = {"attention_bias": True, "num_nextn_predict_layers": count, "head_dim": 8, "torch_dtype": "float32"}
+    path.write_text(json.dumps({**said, **own, **more}))
+    for name in ("configuration_mimo.py", "modeling_mimo.py"):
+        (path.parent / name).write_text("raise AssertionError('was run')\n")
+    return target, where
+
+
+def mimo_layer(tensors: Mapping[str, torch.Tensor], number: int, config: Any) -> Callable[..., torch.Tensor]:
+    """One layer, from the file's tensors: what all rows lead to, by a loop over them."""
+    part = MIMO_LAYER.format(number)
+    heads, shared = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
+    size, theta = config.hidden_size // heads, config.rope_parameters["rope_theta"]
+
+    def linear(name: str, x: torch.Tensor) -> torch.Tensor:
+        return tensors[f"{part}{name}.weight"] @ x + tensors.get(f"{part}{name}.bias", torch.zeros(()))
+
+    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
+        return tensors[f"{part}{name}.weight"] * x / (x.square().mean() + config.rms_norm_eps).sqrt()
+
+    def turn(x: torch.Tensor, position: int) -> torch.Tensor:
+        """Each head as complex numbers, whose imaginary parts are in its second half."""
+        angles = position * theta ** (-torch.arange(size // 2) / (size // 2))
+        turned = torch.complex(x[:, : size // 2], x[:, size // 2 :]) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat((turned.real, turned.imag), -1)
+
+    def run(embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        keys, values, rows = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+        for at, (token, state) in enumerate(zip(embedded, states, strict=True)):
+            both = torch.cat((norm("hidden_layernorm", state), norm("token_layernorm", token)))
+            x = linear("input_proj", both)
+            inside = norm("input_layernorm", x)
+            query = turn(linear("self_attn.q_proj", inside).view(heads, size), at)
+            for kept, name in ((keys, "k_proj"), (values, "v_proj")):
+                found = linear(f"self_attn.{name}", inside).view(-1, size)
+                kept.append((turn(found, at) if kept is keys else found).repeat_interleave(shared, 0))
+            weights = torch.stack([(query * key).sum(-1) for key in keys]).div(size**0.5).softmax(0)
+            seen = (weights[..., None] * torch.stack(values)).sum(0)
+            x = x + linear("self_attn.o_proj", seen.flatten())
+            inside = norm("post_attention_layernorm", x)
+            x = x + linear("mlp.down_proj", silu(linear("mlp.gate_proj", inside)) * linear("mlp.up_proj", inside))
+            rows.append(norm("final_layernorm", x))
+        return torch.stack(rows)
+
+    return run
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("runtime", ["torch", "openvino"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_mimo_s_own_files_are_served_as_a_qwen2_with_a_head(count: int, runtime: str, tmp_path: Path) -> None:
+    target, where = mimo(tmp_path, count)
+    text, tensors = [3, 17, 8, 29, 11, 5, 23], load_file(Path(where) / "model.safetensors")
+    lm = headed(where, where, runtime)
+    rows = lm.forward([Feed(0, 0, text[:-1], len(text) - 1)])
+    assert torch.allclose(rows, models.plain(target, text[:-1]), atol=models.TOLERANCE)
+    layers = [mimo_layer(tensors, number, target.config) for number in range(count)]
+    wanted = expected(MIMO, target, layers, text, 4, lambda layer, embedded, states: layer(embedded, states))
+    assert lm.draft([HeadRequest(0, text, GREEDY, 4)]) == [wanted]
+
+
+@torch.no_grad()
+def test_a_fused_matrix_of_mimo_s_begins_with_the_state(tmp_path: Path) -> None:
+    """What the other formats have there, embedding before state, makes other drafts."""
+    target, where = mimo(tmp_path, 1)
+    text, tensors = [3, 17, 8, 29, 11, 5, 23], load_file(Path(where) / "model.safetensors")
+    name = f"{MIMO_LAYER.format(0)}input_proj.weight"
+    turned = {**tensors, name: torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1)}
+    drafts = []
+    for given in (tensors, turned):
+        layer = mimo_layer(given, 0, target.config)
+        drafts.append(expected(MIMO, target, [layer], text, 4, lambda layer, *rows: layer(*rows)))
+    lm = headed(where, where)
+    lm.forward([Feed(0, 0, text[:-1], 1)])
+    assert lm.draft([HeadRequest(0, text, GREEDY, 4)]) == drafts[:1] != drafts[1:]
