@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specwire.core.draft import HeadRequest
+from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
 from specwire.lm.heads.eagle3 import TAP_IDS, KeysValues, load, save
@@ -18,6 +20,7 @@ from specwire.lm.heads.slots import HeadedModel
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, LAYERS, ByHand, head_of
 from tests.lm.heads.golden import DEPTH, GOLDEN, HEADS, LENGTH, OURS, SAID
+from tests.lm.heads.original_eagle3 import OriginalEagle3, original_of, write_original
 
 
 @torch.no_grad()
@@ -90,7 +93,7 @@ def test_logits_are_those_of_speculators_own_model(name: str, original: bool, tm
     """Of files that it wrote, and of one that it read; in both formats. Place t reads features t and token t + 1."""
     folder = GOLDEN / name
     if original:
-        in_the_original_format(folder, tmp_path)
+        original_of(folder, tmp_path, nested=True)
     head = load(tmp_path if original else folder, LAYERS, torch.zeros(40, 16)).float()
     said = load_file(folder / SAID)
     tokens = torch.cat([torch.zeros(1, 1, dtype=torch.long), said["tokens"]], dim=1)
@@ -100,18 +103,6 @@ def test_logits_are_those_of_speculators_own_model(name: str, original: bool, tm
         assert logits.shape == (1, LENGTH - DEPTH, 20)
         assert torch.allclose(logits[0], expected[: LENGTH - DEPTH], atol=1e-5)
         assert expected.std() > 0.2
-
-
-def in_the_original_format(folder: Path, out: Path) -> None:
-    """Flat, with what readers of NVIDIA's heads look for in `eagle_config`."""
-    whole = json.loads((folder / "config.json").read_text())
-    flags = {key: whole[key] for key in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")}
-    flat = {**whole["transformer_layer_config"], "draft_vocab_size": 20, "eagle_config": flags}
-    (out / "config.json").write_text(json.dumps(flat))
-    stored = load_file(folder / "model.safetensors")
-    save_file(
-        {name.replace("layers.0.", "midlayer."): part for name, part in stored.items()}, out / "model.safetensors"
-    )
 
 
 @pytest.mark.parametrize("runtime", ["torch", "openvino"])
@@ -147,8 +138,7 @@ def test_it_reads_the_hidden_states_of_the_layers_that_each_reader_means(
 def test_a_head_in_the_original_format_is_written_as_speculators_has_it(name: str, tmp_path: Path) -> None:
     """By loading and saving it: the same tensors and the same settings as before it was in the original one."""
     before = load(GOLDEN / name, LAYERS, torch.zeros(40, 16))
-    (tmp_path / "original").mkdir()
-    in_the_original_format(GOLDEN / name, tmp_path / "original")
+    original_of(GOLDEN / name, tmp_path / "original", nested=True)
     save(load(tmp_path / "original", LAYERS, torch.zeros(40, 16)), tmp_path / "again", "a target", with_embedding=True)
     again = load(tmp_path / "again", LAYERS, torch.zeros(40, 16))
     assert json.loads((tmp_path / "again" / "config.json").read_text())["speculators_model_type"] == "eagle3"
@@ -205,3 +195,108 @@ def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="config.json: cannot be read"):
         load(tmp_path, LAYERS, torch.zeros(40, 16))
+
+
+# The original format, against a reader of it that shares nothing with ours.
+
+# config.json's ids of taps, and which of transformers' hidden states (0: the embedding) they mean of 8 layers.
+TAP_READERS: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
+    "paper": ({}, (2, 4, 5)),
+    "entering": ({TAP_IDS: [1, 3, 6]}, (1, 3, 6)),
+    "sglang": ({"eagle_config": {TAP_IDS: [1, 3, 6]}}, (2, 4, 7)),
+}
+TEXT = [3, 17, 8, 29, 11, 5, 23, 40]
+
+
+def deep_target(folder: Path) -> tuple[Any, str]:
+    """Of 8 layers; where it is."""
+    shape = models.config("llama")
+    shape.num_hidden_layers = 8
+    target = models.build(shape)
+    return target, models.save(target, folder / "target")
+
+
+def original(folder: Path, target: Any, reader: str, normed: bool) -> Path:
+    more = TAP_READERS[reader][0]
+    nested = more.get("eagle_config")
+    flag = {"norm_before_residual": normed}
+    write_original(folder, target.config, 24, 20, more | ({"eagle_config": nested | flag} if nested else flag))
+    return folder
+
+
+def taps_of(target: Any, text: list[int], states: tuple[int, ...]) -> torch.Tensor:
+    told = target(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
+    return torch.cat([told[at][0] for at in states], dim=-1)
+
+
+def drafts(where: str, head: Path, runtime: str, depth: int) -> list[int]:
+    lm = load_model(where, slots=1, heads=str(head), runtime=runtime, threads=1)
+    assert isinstance(lm, HeadedModel)
+    lm.forward([Feed(0, 0, TEXT[:-1], 1)])
+    (drafted,) = lm.draft([HeadRequest(0, TEXT, Sampling(), depth)])
+    return drafted
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("runtime", ["torch", "openvino"])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("reader", TAP_READERS)
+def test_the_original_format_is_served_as_another_reader_computes_it(
+    reader: str, normed: bool, runtime: str, tmp_path: Path
+) -> None:
+    """Five guesses in a row, behind taps of the target that the test takes by transformers; on torch converted there and back, too."""
+    target, where = deep_target(tmp_path)
+    head = original(tmp_path / "head", target, reader, normed)
+    wanted, _ = OriginalEagle3(head).draft(taps_of(target, TEXT[:-1], TAP_READERS[reader][1]), TEXT, 5)
+    assert drafts(where, head, runtime, 5) == wanted
+    save(load(head, 8, torch.zeros(0, 0)), tmp_path / "converted", where, with_embedding=True)
+    original_of(tmp_path / "converted", tmp_path / "back", nested=reader == "sglang")
+    for folder in (tmp_path / "converted", tmp_path / "back") if runtime == "torch" else ():
+        assert drafts(where, folder, runtime, 5) == wanted, folder
+
+
+@torch.no_grad()
+def test_each_convention_of_the_original_format_says_other_tokens(tmp_path: Path) -> None:
+    """Else the test above would not tell them apart."""
+    target, _ = deep_target(tmp_path)
+    said = set[tuple[int, ...]]()
+    for reader, (_, states) in TAP_READERS.items():
+        for normed in (False, True):
+            head = OriginalEagle3(original(tmp_path / f"{reader}{normed}", target, reader, normed))
+            said.add(tuple(head.draft(taps_of(target, TEXT[:-1], states), TEXT, 5)[0]))
+    assert len(said) == 2 * len(TAP_READERS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("normed", [False, True])
+def test_logits_of_the_original_format_are_those_of_another_reader(normed: bool, tmp_path: Path) -> None:
+    """At every place, each step behind given tokens; of the files as they are, and converted there and back."""
+    target, depth = models.build(models.config("llama")), 4
+    head = original(tmp_path / "head", target, "paper", normed)
+    save(load(head, 8, torch.zeros(0, 0)), tmp_path / "converted", "a target", with_embedding=True)
+    original_of(tmp_path / "converted", tmp_path / "back")
+    taps, tokens = torch.randn(1, 12, 96), torch.randint(models.VOCABULARY, (1, 12))
+    for folder in (head, tmp_path / "converted", tmp_path / "back"):
+        steps = list(load(folder, 8, torch.zeros(0, 0)).unrolled(tokens, taps, depth))
+        plain = OriginalEagle3(head if folder.name == "converted" else folder)
+        for place in range(12 - depth - 1):
+            plain.forget()
+            out = plain.extend(plain.fuse(taps[0, : place + 1]), tokens[0, 1 : place + 2])[-1:]
+            for step, logits in enumerate(steps):
+                assert torch.allclose(logits[0, place], plain.logits(out)[0], atol=1e-4), (folder, place, step)
+                out = plain.extend(out, tokens[0, place + step + 2 :][:1])
+        own = torch.arange(20)
+        assert torch.equal(load(folder, 8, torch.zeros(0, 0)).target_ids(own), plain.target_ids(own))
+
+
+@torch.no_grad()
+def test_the_other_reader_says_what_speculators_model_says_of_a_converted_head(tmp_path: Path) -> None:
+    """So the two formats' readers agree with each other, not only with ours."""
+    original_of(GOLDEN / "plain", tmp_path)
+    said, plain = load_file(GOLDEN / "plain" / SAID), OriginalEagle3(tmp_path)
+    for place in range(LENGTH - DEPTH):
+        plain.forget()
+        out = plain.extend(plain.fuse(said["features"][0, : place + 1]), said["tokens"][0, : place + 1])[-1:]
+        for step in range(DEPTH):
+            assert torch.allclose(said["logits"][step][place], plain.logits(out)[0], atol=1e-5)
+            out = plain.extend(out, said["tokens"][0, place + step + 1 :][:1])

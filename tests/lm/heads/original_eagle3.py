@@ -1,0 +1,173 @@
+"""A reader of EAGLE-3's original files, written from the paper and from what the format's tensors are, and such files.
+
+It shares nothing with `specwire.lm.heads.eagle3`: neither names, nor the reading of a config.json, nor a line of the
+forward. It computes whole texts at once, as matrices with a mask, and keeps keys and values for what it drafts itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+ATTENTION = ("midlayer.self_attn.q_proj.weight", "midlayer.self_attn.k_proj.weight", "midlayer.self_attn.v_proj.weight")
+
+
+def write_original(folder: Path, target: Any, inner: int, said: int, more: dict[str, Any], seed: int = 3) -> None:
+    """A head of random weights in the original format, for a target's configuration.
+
+    said: ids that it can say, spread over the target's. more: further keys of config.json.
+    """
+    chance = torch.Generator().manual_seed(seed)
+    heads, shared, size = 4, 2, 8
+    width, vocabulary = target.hidden_size, target.vocab_size
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return 0.3 * torch.randn(*shape, generator=chance)
+
+    kept = torch.randperm(vocabulary, generator=chance)[:said].sort().values
+    tensors = {
+        "d2t": kept - torch.arange(said),
+        "t2d": torch.isin(torch.arange(vocabulary), kept),
+        "fc.weight": drawn(width, 3 * width),
+        "embed_tokens.weight": drawn(vocabulary, width),
+        "midlayer.input_layernorm.weight": drawn(width) + 1,
+        "midlayer.hidden_norm.weight": drawn(width) + 1,
+        "midlayer.post_attention_layernorm.weight": drawn(width) + 1,
+        "midlayer.self_attn.q_proj.weight": drawn(heads * size, 2 * width),
+        "midlayer.self_attn.k_proj.weight": drawn(shared * size, 2 * width),
+        "midlayer.self_attn.v_proj.weight": drawn(shared * size, 2 * width),
+        "midlayer.self_attn.o_proj.weight": drawn(width, heads * size),
+        "midlayer.mlp.gate_proj.weight": drawn(inner, width),
+        "midlayer.mlp.up_proj.weight": drawn(inner, width),
+        "midlayer.mlp.down_proj.weight": drawn(width, inner),
+        "norm.weight": drawn(width) + 1,
+        "lm_head.weight": drawn(said, width),
+    }
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": shared,
+        "head_dim": size,
+        "vocab_size": vocabulary,
+        "draft_vocab_size": said,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500.0,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config | more))
+
+
+def original_of(folder: Path, out: Path, *, nested: bool = False) -> None:
+    """A head in speculators' format as the original one has it. nested: ids of taps as SGLang counts them."""
+    whole = json.loads((folder / "config.json").read_text())
+    layer = dict(whole["transformer_layer_config"])
+    # A flat configuration is as old as transformers 4.
+    layer["rope_theta"] = layer.pop("rope_parameters")["rope_theta"]
+    flags = {key: whole[key] for key in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")}
+    flat = {**layer, "draft_vocab_size": whole["draft_vocab_size"]}
+    if nested:
+        flat["eagle_config"] = {**flags, IDS: [tap - 1 for tap in whole[IDS]]}
+    else:
+        flat |= {**flags, IDS: whole[IDS]}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.json").write_text(json.dumps(flat))
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
+    save_file(renamed, out / "model.safetensors")
+
+
+class OriginalEagle3:
+    """A head in a folder, float32. A row is of a state, the target's fused taps or its own last output, and the token
+    that follows; `extend` puts rows behind those that it has.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        self.tensors = {
+            name: tensor.float() if tensor.is_floating_point() else tensor
+            for name, tensor in load_file(folder / "model.safetensors").items()
+        }
+        self.size: int = self.config["head_dim"]
+        flags = {**self.config, **self.config.get("eagle_config", {})}
+        # In the paper's own code the residual is the state itself; NVIDIA's heads have a flag for the normed one.
+        self.normed_residual: bool = flags.get("norm_before_residual", False)
+        self.forget()
+
+    def forget(self) -> None:
+        """All rows."""
+        self.keys = self.values = torch.empty(self.config["num_attention_heads"], 0, self.size)
+
+    def fuse(self, taps: torch.Tensor) -> torch.Tensor:
+        """(rows, 3 width), low, middle and high features side by side, to (rows, width)."""
+        return self._times("fc", taps)
+
+    def extend(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """(rows, width) of the layer's output before the last norm, which is what the head's own next row reads."""
+        normed = self._normed("midlayer.hidden_norm", states)
+        embedded = self._normed("midlayer.input_layernorm", self.tensors["embed_tokens.weight"][tokens])
+        found = self._attention(torch.cat((embedded, normed), 1))
+        states = (normed if self.normed_residual else states) + self._times("midlayer.self_attn.o_proj", found)
+        inside = self._normed("midlayer.post_attention_layernorm", states)
+        gate, up = self._times("midlayer.mlp.gate_proj", inside), self._times("midlayer.mlp.up_proj", inside)
+        return states + self._times("midlayer.mlp.down_proj", gate * gate.sigmoid() * up)
+
+    def logits(self, out: torch.Tensor) -> torch.Tensor:
+        """(rows, draft vocabulary)."""
+        return self._times("lm_head", self._normed("norm", out))
+
+    def target_ids(self, own: torch.Tensor) -> torch.Tensor:
+        return own + self.tensors["d2t"][own]
+
+    def draft(self, taps: torch.Tensor, text: list[int], depth: int) -> tuple[list[int], torch.Tensor]:
+        """The best ids behind `text`, and logits of each, (depth, draft vocabulary). taps: of all but its last token."""
+        self.forget()
+        last = self.extend(self.fuse(taps), torch.tensor(text[1:]))[-1:]
+        ids, logits = list[int](), [self.logits(last)]
+        while True:
+            ids.append(int(self.target_ids(logits[-1].argmax())))
+            if len(ids) == depth:
+                return ids, torch.cat(logits)
+            last = self.extend(last, torch.tensor(ids[-1:]))
+            logits.append(self.logits(last))
+
+    def _attention(self, both: torch.Tensor) -> torch.Tensor:
+        rows, before = len(both), self.keys.shape[1]
+        queries, keys, values = (
+            (both @ self.tensors[name].T).view(rows, -1, self.size).transpose(0, 1) for name in ATTENTION
+        )
+        share = len(queries) // len(keys)
+        at = torch.arange(before, before + rows)
+        self.keys = torch.cat((self.keys, self._turned(keys, at).repeat_interleave(share, 0)), 1)
+        self.values = torch.cat((self.values, values.repeat_interleave(share, 0)), 1)
+        scores = self._turned(queries, at) @ self.keys.transpose(1, 2) / math.sqrt(self.size)
+        seen = torch.arange(before + rows) <= at[:, None]
+        weights = torch.where(seen, scores, -math.inf).softmax(-1)
+        return (weights @ self.values).transpose(0, 1).reshape(rows, -1)
+
+    def _turned(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """Numbers i and i + size / 2 of a head are one complex number, turned by at x theta^(-2i / size)."""
+        half = self.size // 2
+        angles = at[:, None] * self.config["rope_theta"] ** (-2 * torch.arange(half) / self.size)
+        turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat((turned.real, turned.imag), -1)
+
+    def _times(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.tensors[f"{name}.weight"].T
+
+    def _normed(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.rsqrt(x.square().mean(1, keepdim=True) + self.config["rms_norm_eps"])
+        return x * scale * self.tensors[f"{name}.weight"]
