@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 IDS = "eagle_aux_hidden_state_layer_ids"
 ATTENTION = ("midlayer.self_attn.q_proj.weight", "midlayer.self_attn.k_proj.weight", "midlayer.self_attn.v_proj.weight")
 
@@ -77,7 +78,7 @@ def original_of(folder: Path, out: Path, *, nested: bool = False) -> None:
     layer = dict(whole["transformer_layer_config"])
     # A flat configuration is as old as transformers 4.
     layer["rope_theta"] = layer.pop("rope_parameters")["rope_theta"]
-    flags = {key: whole[key] for key in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")}
+    flags = {key: whole[key] for key in FLAGS if key in whole}
     flat = {**layer, "draft_vocab_size": whole["draft_vocab_size"]}
     if nested:
         flat["eagle_config"] = {**flags, IDS: [tap - 1 for tap in whole[IDS]]}
@@ -92,15 +93,17 @@ def original_of(folder: Path, out: Path, *, nested: bool = False) -> None:
 
 class OriginalEagle3:
     """A head in a folder, float32. A row is of a state, the target's fused taps or its own last output, and the token
-    that follows; `extend` puts rows behind those that it has.
+    that follows; `extend` puts rows behind those that it has. embed: the target's embedding, for a head without one.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, embed: torch.Tensor | None = None) -> None:
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self.tensors = {
             name: tensor.float() if tensor.is_floating_point() else tensor
             for name, tensor in load_file(folder / "model.safetensors").items()
         }
+        if embed is not None:
+            self.tensors.setdefault("embed_tokens.weight", embed)
         self.size: int = self.config["head_dim"]
         flags = {**self.config, **self.config.get("eagle_config", {})}
         # In the paper's own code the residual is the state itself; NVIDIA's heads have a flag for the normed one.
@@ -110,6 +113,10 @@ class OriginalEagle3:
     def forget(self) -> None:
         """All rows."""
         self.keys = self.values = torch.empty(self.config["num_attention_heads"], 0, self.size)
+
+    def rewind(self, rows: int) -> None:
+        """To the first so many."""
+        self.keys, self.values = self.keys[:, :rows], self.values[:, :rows]
 
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
         """(rows, 3 width), low, middle and high features side by side, to (rows, width)."""
@@ -133,9 +140,12 @@ class OriginalEagle3:
         return own + self.tensors["d2t"][own]
 
     def draft(self, taps: torch.Tensor, text: list[int], depth: int) -> tuple[list[int], torch.Tensor]:
-        """The best ids behind `text`, and logits of each, (depth, draft vocabulary). taps: of all but its last token."""
+        """The best ids behind `text`, and logits, (depth, draft vocabulary). taps: of all but its last token."""
         self.forget()
-        last = self.extend(self.fuse(taps), torch.tensor(text[1:]))[-1:]
+        return self.guess(self.extend(self.fuse(taps), torch.tensor(text[1:]))[-1:], depth)
+
+    def guess(self, last: torch.Tensor, depth: int) -> tuple[list[int], torch.Tensor]:
+        """As `draft`, behind the rows that it has. last: (1, width), what the last of them leads to."""
         ids, logits = list[int](), [self.logits(last)]
         while True:
             ids.append(int(self.target_ids(logits[-1].argmax())))

@@ -244,7 +244,7 @@ def drafts(where: str, head: Path, runtime: str, depth: int) -> list[int]:
 def test_the_original_format_is_served_as_another_reader_computes_it(
     reader: str, normed: bool, runtime: str, tmp_path: Path
 ) -> None:
-    """Five guesses in a row, behind taps of the target that the test takes by transformers; on torch converted there and back, too."""
+    """Five guesses in a row, behind taps of transformers' target; on torch converted there and back, too."""
     target, where = deep_target(tmp_path)
     head = original(tmp_path / "head", target, reader, normed)
     wanted, _ = OriginalEagle3(head).draft(taps_of(target, TEXT[:-1], TAP_READERS[reader][1]), TEXT, 5)

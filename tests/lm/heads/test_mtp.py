@@ -598,7 +598,8 @@ def mimo_layer(tensors: Mapping[str, torch.Tensor], number: int, config: Any) ->
         return tensors[f"{part}{name}.weight"] @ x + tensors.get(f"{part}{name}.bias", torch.zeros(()))
 
     def norm(name: str, x: torch.Tensor) -> torch.Tensor:
-        return tensors[f"{part}{name}.weight"] * x / (x.square().mean() + config.rms_norm_eps).sqrt()
+        scaled: torch.Tensor = x / (x.square().mean() + config.rms_norm_eps).sqrt()
+        return tensors[f"{part}{name}.weight"] * scaled
 
     def turn(x: torch.Tensor, position: int) -> torch.Tensor:
         """Each head as complex numbers, whose imaginary parts are in its second half."""
