@@ -8,7 +8,7 @@ large layers of a head are rounded to 8 bits. So some guesses differ; how often 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,19 +34,18 @@ SIGMAS = 4.0
 
 
 @pytest.fixture(scope="module")
-def target() -> LlamaForCausalLM:
-    found: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
-    return found
+def target() -> Any:
+    return LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
-def texts(target: LlamaForCausalLM) -> list[tuple[list[int], int]]:
+def texts(target: Any) -> list[tuple[list[int], int]]:
     """The target's greedy texts of one length behind prompts, and where they begin."""
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     made = []
     for prompt in held_out_prompts()[:PROMPTS]:
         ids = tokenizer.encode(prompt.text, add_special_tokens=False).ids
-        given, length = torch.tensor([ids]), {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
+        given, length = torch.tensor([ids]), dict[str, Any](max_new_tokens=TOKENS, min_new_tokens=TOKENS)
         whole = target.generate(given, attention_mask=torch.ones_like(given), do_sample=False, **length)
         made.append((whole[0].tolist(), len(ids)))
     return made
@@ -60,9 +59,7 @@ def right(guesses: Sequence[int], text: Sequence[int], place: int) -> int:
 
 @pytest.fixture(scope="module")
 @torch.no_grad()
-def plain(
-    target: LlamaForCausalLM, texts: list[tuple[list[int], int]], tmp_path_factory: pytest.TempPathFactory
-) -> list[list[int]]:
+def plain(target: Any, texts: list[tuple[list[int], int]], tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """Of each text how many guesses are right at each place where there is room for all."""
     folder = tmp_path_factory.mktemp("original")
     original_of(HEAD, folder)
@@ -101,8 +98,8 @@ def test_its_acceptance_is_that_of_a_plain_loop(
 ) -> None:
     """At each place both are tried, so they are compared in pairs: where they differ, a fair coin says which is right.
 
-    By position k: the chance that k guesses in a row are right, whose difference has to be within SIGMAS of that coin's,
-    and few places may differ at all.
+    By position k: how often k guesses in a row are right, whose difference has to be within SIGMAS of that coin's, and
+    few places may differ at all.
     """
     lm = load_model(str(TARGET), slots=len(texts), dtype=dtype, context=512, runtime="auto", heads=str(HEAD), threads=1)
     assert isinstance(lm, HeadedModel)
