@@ -8,11 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from bench.harness import ROOT
 from deploy.stack.options import cores
+from specwire import provenance
 from specwire.core.model import AUTO
 from specwire.rpc.process import say
 
@@ -23,12 +22,12 @@ CpuSeconds = Callable[[], float]
 
 def describe() -> dict[str, object]:
     return {
-        "cpu": _field("/proc/cpuinfo", "model name") or platform.processor(),
+        "cpu": provenance.cpu_model(),
         "cores": cores(),
-        "memory_gib": round(int((_field("/proc/meminfo", "MemTotal") or "0").split()[0]) / 2**20, 1),
+        "memory_gib": round(int((provenance.proc_field("/proc/meminfo", "MemTotal") or "0").split()[0]) / 2**20, 1),
         "os": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": provenance.versions(PACKAGES),
         "load_average": list(os.getloadavg()),
     }
 
@@ -47,38 +46,8 @@ def dtype_of(asked: str) -> str:
 
 
 def commit() -> str | None:
-    """The commit measured, with "+" if the tracked files differ from it; None outside a repository.
-
-    Records of earlier runs do not count: nothing that is measured reads them.
-    """
-    try:
-        head = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
-        return head + ("+" if changed else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _git(*words: str) -> str:
-    return subprocess.run(
-        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True, timeout=10
-    ).stdout.strip()
-
-
-def _field(path: str, name: str) -> str | None:
-    """The first "name : value" of a file of Linux."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    """See `specwire.provenance.commit`."""
+    return provenance.commit(ROOT)
 
 
 class CoreUse:

@@ -7,9 +7,9 @@ goes into a folder of its kind in DIR, with what is kept meanwhile: a training t
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -22,6 +22,7 @@ from demo_pair.train.losses import tell
 from specwire.lm.heads import eagle3, medusa, mtp
 from specwire.lm.training.course import Course, begun, write
 from specwire.lm.training.distillation import Schedule, train
+from specwire.lm.training.record import this_run, write_record
 
 ROWS, SEED, DEPTH = 8, 20261123, 4
 DRAFT_VOCABULARY = 2048
@@ -45,6 +46,7 @@ def run(work: Path, kinds: Sequence[str], schedule: Schedule) -> None:
             (),
             work / kind,
             kind=kind,
+            steps=schedule.steps,
             rows=ROWS,
             depth=DEPTH,
             rate=schedule.peak,
@@ -55,9 +57,17 @@ def run(work: Path, kinds: Sequence[str], schedule: Schedule) -> None:
         torch.manual_seed(SEED)
         head = begun(course, target, torch.from_numpy(stream).long())
         course.out.mkdir(exist_ok=True)
-        curve = train(head, target, windows, held_out, schedule, course.out, depth=DEPTH, tell=tell)
+        here = this_run(course.device)
+        trained = train(head, target, windows, held_out, schedule, course.out, depth=DEPTH, here=here, tell=tell)
         write(head, course.out, course.target)
-        (course.out / "training.json").write_text(json.dumps({"held_out_acceptance": curve}, indent=1) + "\n")
+        write_record(course.out, SEED, _arguments(course, schedule), trained)
+
+
+def _arguments(course: Course, schedule: Schedule) -> dict[str, Any]:
+    """For the record. Of EAGLE-3 alone: draft-vocabulary, taps."""
+    own = {"draft-vocabulary": course.draft_vocabulary, "taps": course.taps} if course.kind == eagle3.KIND else {}
+    shared = {name: getattr(course, name) for name in ("target", "kind", "steps", "rows", "depth", "rate")}
+    return shared | {"decay": schedule.decay, "warm-up": schedule.warmup} | own
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from deploy.cli.main import main
 from specwire.core.draft import HeadRequest
@@ -15,6 +16,8 @@ from specwire.corpus import texts_of
 from specwire.lm import load_model
 from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.training import distillation
+from specwire.lm.training.course import SEED
+from specwire.provenance import commit, cpu_model
 from tests.lm import models
 
 WORDS = {word: index for index, word in enumerate(["?", "a", "<end>", *"bcdefgh"])}
@@ -45,7 +48,9 @@ def test_what_it_writes_is_served(
     out = tmp_path / "head"
     assert main(command(target, data, out, "--steps", "6", "--kind", kind)) == 0
     assert "held-out acceptance by position " in capsys.readouterr().err
-    assert len(json.loads((out / "training.json").read_text())["held_out_acceptance"][-1]["by_position"]) == 2
+    record = json.loads((out / "training.json").read_text())
+    assert len(record["held_out_acceptance"][-1]["by_position"]) == 2
+    assert record["arguments"]["kind"] == kind
     lm = load_model(target, slots=1, heads=str(out))
     assert isinstance(lm, HeadedModel)
     lm.forward([Feed(0, 0, [3, 4, 5], 1)])
@@ -75,6 +80,49 @@ def test_one_that_was_ended_goes_on_and_comes_to_the_same(
     assert main(command(target, data, parts, "--steps", "6")) == 0
     assert done == 7, "steps that were kept are not taken again"
     assert (parts / "training.json").read_text() == (whole / "training.json").read_text()
+
+
+def test_a_record_tells_by_what_it_was_trained_and_going_on_keeps_it(
+    target: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of the training on something else is told apart, from its first step on."""
+    monkeypatch.setattr(distillation, "SAVE_EVERY", 2)
+    out = tmp_path / "head"
+    assert main(command(target, data, out, "--steps", "4")) == 0
+    before = json.loads((out / "training.json").read_text())
+    asked = {"kind": "eagle3", "steps": 4, "rows": 2, "window": 12, "depth": 2, "rate": 3e-3, "data": [str(data)]}
+    assert before["seed"] == SEED
+    assert asked.items() <= before["arguments"].items()
+    (run,) = before["runs"]
+    assert (run["from_step"], run["cpu"], run["threads"]) == (0, cpu_model(), 1)
+    assert run["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert run["commit"] == commit()
+    # What is done already is no part of it.
+    monkeypatch.setattr("specwire.lm.training.record.cpu_model", lambda: "another")
+    assert main(command(target, data, out, "--steps", "4")) == 0
+    assert json.loads((out / "training.json").read_text()) == before
+    assert main(command(target, data, out, "--steps", "8")) == 1, "its rate falls already"
+    assert json.loads((out / "training.json").read_text()) == before
+
+
+def test_a_part_on_another_machine_is_told_apart(
+    target: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distillation, "SAVE_EVERY", 2)
+    step, out = distillation.Optimiser.step, tmp_path / "head"
+
+    def interrupted(self: distillation.Optimiser, index: int) -> None:
+        if index == 3:
+            raise KeyboardInterrupt
+        step(self, index)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(distillation.Optimiser, "step", interrupted)
+        assert main(command(target, data, out, "--steps", "6")) == 130
+    monkeypatch.setattr("specwire.lm.training.record.cpu_model", lambda: "another")
+    assert main(command(target, data, out, "--steps", "6")) == 0
+    runs = json.loads((out / "training.json").read_text())["runs"]
+    assert [(run["from_step"], run["cpu"]) for run in runs] == [(0, cpu_model()), (2, "another")]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ computes its features of them; the head learns what it would say. The closer the
 better: its own answers are best. Every hundred steps are kept in --out, and a training that was ended goes on there.
 Medusa and Hydra have a head for each guess (--depth). What is written is for --heads of `specwire up` and `specwire
 verify`, in safetensors: EAGLE-3 in speculators' format, a layer for multi-token prediction (mtp) in Qwen3-Next's, the
-others with names as in their own code."""
+others with names as in their own code. training.json beside it tells by what it was trained, and how right it is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

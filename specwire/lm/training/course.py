@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from specwire.lm.model_files import weights_fingerprint
 from specwire.lm.pretrained import pretrained, usable_device
 from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.training.distillation import Schedule, Taught, draft_ids, train
+from specwire.lm.training.record import this_run, write_record
 
 # Every so many-th window is held out, so many at most.
 HELD_OUT_EVERY, MOST_HELD_OUT = 50, 64
@@ -76,12 +76,15 @@ def teach(course: Course, tell: Callable[[str], None]) -> list[float]:
     head = begun(course, target, stream)
     course.out.mkdir(parents=True, exist_ok=True)
     schedule = Schedule(course.rate, min(WARM_UP, course.steps), course.steps, max(1, round(DECAYING * course.steps)))
-    windows, told = _batches(training, course), _told(course, target, stream)
-    curve = train(head, target, windows, held_out, schedule, course.out, depth=course.depth, course=told, tell=tell)
+    windows, told, here = _batches(training, course), _told(course, target, stream), this_run(course.device)
+    trained = train(
+        head, target, windows, held_out, schedule, course.out, depth=course.depth, course=told, here=here, tell=tell
+    )
     write(head, course.out, course.target)
-    record = {"held_out_acceptance": [{"step": step, "by_position": shares} for step, shares in curve]}
-    (course.out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
-    return curve[-1][1] if curve else []
+    digests = {"target-digest": told["target"], "data-digest": told["data"]}
+    asked = {"target": course.target, "data": [str(path) for path in course.data], "steps": course.steps}
+    write_record(course.out, SEED, told | asked | digests, trained)
+    return trained.curve[-1][1] if trained.curve else []
 
 
 def write(head: Taught, folder: Path, target: str) -> None:

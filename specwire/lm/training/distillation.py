@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -30,6 +30,14 @@ Taught = Eagle3 | Medusa | MtpHead
 
 # Steps that were done, and held-out acceptance by position then.
 Curve = list[tuple[int, list[float]]]
+
+
+class Trained(NamedTuple):
+    """How a training went. runs: on what it ran, "from_step" on, a further entry where it went on on something else."""
+
+    curve: Curve
+    runs: list[dict[str, Any]]
+
 
 CHECKPOINT = "training.checkpoint"
 # Steps.
@@ -181,18 +189,24 @@ def train(
     depth: int = 3,
     decay: float = 0.8,
     course: Mapping[str, str | int | float] = MappingProxyType({}),
+    here: Mapping[str, Any] = MappingProxyType({}),
     tell: Callable[[str], None] = LAST_LINE.say,
-) -> Curve:
+) -> Trained:
     """Train to the schedule's end, from a checkpoint in `work` if there is one; the held-out acceptance as it went.
 
     windows: (rows, length) ids, the same ones in the same order every time. held_out: (rows, length). course: what else
-    a checkpoint must be of to be gone on with, by names for the user.
+    a checkpoint must be of to be gone on with, by names for the user. here: what this part of the training runs on, as
+    JSON has it, for the record.
 
     Raises:
         ModelError: the checkpoint is broken, or of another training.
     """
     optimiser, checkpoint = Optimiser(head, schedule), work / CHECKPOINT
-    first, curve = _resumed(checkpoint, head, optimiser, course) if checkpoint.exists() else (0, [])
+    first, (curve, runs) = 0, Trained([], [])
+    if checkpoint.exists():
+        first, (curve, runs) = _resumed(checkpoint, head, optimiser, course)
+    if first < schedule.steps and (not runs or {**runs[-1], **here} != runs[-1]):
+        runs.append({"from_step": first, **here})
     told = {"course": dict(course), "schedule": asdict(schedule)}
     began = time.monotonic()
     with ProgressBar("head", schedule.steps, done=first) as bar:
@@ -213,20 +227,21 @@ def train(
                 curve.append((done, acceptance(head, lessons, depth)))
                 tell(f"step {done} held-out acceptance by position {' '.join(f'{one:.3f}' for one in curve[-1][1])}")
             if done % SAVE_EVERY == 0:
-                state = {"head": head.state_dict(), "optimiser": optimiser.state(), "step": done, "curve": curve}
-                torch.save(told | state, checkpoint.with_suffix(".new"))
+                state = {"head": head.state_dict(), "optimiser": optimiser.state(), "step": done}
+                torch.save(told | state | {"curve": curve, "runs": runs}, checkpoint.with_suffix(".new"))
                 checkpoint.with_suffix(".new").rename(checkpoint)
-    return curve
+    return Trained(curve, runs)
 
 
 def _resumed(
     checkpoint: Path, head: Taught, optimiser: Optimiser, course: Mapping[str, str | int | float]
-) -> tuple[int, Curve]:
-    """Take what it holds: the steps that are done, and the curve until there."""
+) -> tuple[int, Trained]:
+    """Take what it holds: the steps that are done, and how it went until there."""
     advice = "train in another folder, or remove it"
     try:
         saved = torch.load(checkpoint, weights_only=True)
-        step, curve, was = int(saved["step"]), list(saved["curve"]), dict(saved.get("course", {}))
+        step, was = int(saved["step"]), dict(saved.get("course", {}))
+        trained = Trained(list(saved["curve"]), list(saved.get("runs", [])))
         before = Schedule(**saved["schedule"]) if "schedule" in saved else optimiser.schedule
     except Exception as error:  # what a broken file can raise is many things
         raise ModelError(f"{checkpoint}: is no checkpoint that can be read: {first_line(error)}; {advice}") from error
@@ -240,7 +255,7 @@ def _resumed(
         optimiser.load(saved["optimiser"])
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{checkpoint}: is of another head; {advice}") from error
-    return step, curve
+    return step, trained
 
 
 def draft_ids(counts: torch.Tensor, most: int) -> torch.Tensor:

@@ -141,7 +141,8 @@ def test_it_learns_and_goes_on_where_it_was_killed(
     def run(work: Path, stop: int | None = None, head: Taught | None = None) -> list[tuple[int, list[float]]]:
         work.mkdir(exist_ok=True)
         some = (tokens for tokens, _ in zip(windows(), range(stop or 1 << 30), strict=False))
-        return train(head or student(target, kind), target, some, held_out, SCHEDULE, work, depth=2, tell=said.append)
+        taught = head or student(target, kind)
+        return train(taught, target, some, held_out, SCHEDULE, work, depth=2, tell=said.append).curve
 
     taught, untaught = student(target, kind), student(target, kind)
     whole = run(tmp_path / "whole", head=taught)

@@ -1,0 +1,37 @@
+"""What is kept beside a head that was trained: by which arguments, on what, and how right it became."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specwire.lm.training.distillation import Trained
+from specwire.provenance import commit, cpu_model, versions
+
+RECORD = "training.json"
+PACKAGES = ("specwire", "torch", "transformers", "safetensors", "tokenizers", "numpy")
+
+
+def this_run(device: str) -> dict[str, Any]:
+    """What a training runs on here and now; `device` as PyTorch names it."""
+    kind = torch.device(device)
+    return {
+        "cpu": cpu_model(),
+        "device": torch.cuda.get_device_name(kind) if kind.type == "cuda" else device,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "packages": versions(PACKAGES),
+        "commit": commit(),
+    }
+
+
+def write_record(folder: Path, seed: int, arguments: Mapping[str, Any], trained: Trained) -> None:
+    """Into the head's folder. arguments: by names for the user."""
+    curve = [{"step": step, "by_position": shares} for step, shares in trained.curve]
+    record = {"seed": seed, "arguments": dict(arguments), "runs": trained.runs, "held_out_acceptance": curve}
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
