@@ -104,6 +104,19 @@ def copy_table(results: dict[str, Any]) -> str:
     return f"{grid(rows)}\n\n{how}; {arguments['dtype']}. Microseconds per proposal: {interval(proposal)}."
 
 
+def demo_table(results: dict[str, Any]) -> str:
+    """Render what `make bench-demo` recorded: on against off, and who guessed which part of all tokens."""
+    rows = [["temperature", "tokens/s off", "on", "on / off", "tokens per forward", "copied", "head", "drafter"]]
+    for row in results["rows"]:
+        speeds = [f"{row[f'tokens_per_second_{name}']['value']:.0f}" for name in ("off", "on")]
+        shares = [f"{row['guessed'][name]:.0%}" for name in ("text", "head", "drafter")]
+        per_forward = f"{row['tokens_per_forward']:.2f}"
+        rows.append([f"{row['temperature']:g}", *speeds, interval(row["ratio"]), per_forward, *shares])
+    arguments = results["arguments"]
+    how = f"{arguments['count']} prompts x {arguments['max_tokens']} tokens, {arguments['repeats']} runs"
+    return f"{grid(rows)}\n\n{how}; {results['runtime']} in {results['dtype']}, {results['machine']['cpu']}."
+
+
 def constrained_table(results: dict[str, Any]) -> str:
     """Render the counts of `make bench-constrained`."""
     rows = [["constraint, rule", "positions", "only one id allowed", "right with the mask", "right without"]]

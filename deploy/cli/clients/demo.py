@@ -131,8 +131,12 @@ class Demo:
         await self._warm_up(prompts)
         compared = [await self._compare(prompts, temperature) for temperature in demo_pair.DEMO_TEMPERATURES]
         partings = [parting for each in compared for parting in each.partings if parting is not None]
-        told = {**models, "temperatures": [as_object(each) for each in compared]}
-        print(json.dumps(told) if self._as_json else "\n" + report(compared, headed=bool(self._options.heads)))
+        if self._as_json:
+            served = (await self._client.server_info()).target  # what the verifier made of auto
+            computed = {"dtype": served.dtype, "runtime": served.runtime}
+            print(json.dumps({**models, **computed, "temperatures": [as_object(each) for each in compared]}))
+        else:
+            print("\n" + report(compared, headed=bool(self._options.heads)))
         return 0 if all(parting.near_tie for parting in partings) else 1
 
     def _tell(self, text: str) -> None:
