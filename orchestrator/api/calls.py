@@ -31,6 +31,7 @@ from specwire.core.text import Ending
 from specwire.rpc import convert
 from specwire.rpc.errors import RETRY_AFTER, Context, StatusError
 from specwire.rpc.keys import Metadata
+from specwire.rpc.model_info import described
 from specwire.telemetry.logs import SHOWN_CHARACTERS
 from specwire.telemetry.tracing import Side, Span, begin, parent_in, spanned
 from specwire.text.sandbox import Busy
@@ -469,15 +470,6 @@ def _of_all(target: Target) -> common_pb2.GetModelInfoResponse:
     info = described(target.info)
     info.context = target.context
     return info
-
-
-def described(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:
-    """The description without the tokenizer, which clients do not need, and the host, which they must not see."""
-    copy = common_pb2.GetModelInfoResponse()
-    copy.CopyFrom(info)
-    copy.ClearField("tokenizer_json")
-    copy.ClearField("host_id")
-    return copy
 
 
 def generate_response(part: Part, choice: int = 0) -> pb.GenerateResponse:

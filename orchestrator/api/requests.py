@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import secrets
@@ -24,8 +23,8 @@ from orchestrator.tenants import check_owner, new_session_id
 from specwire.core.invalid import (
     MOST_REFERENCE_TOKENS,
     MOST_REFERENCES,
-    ContextExceeded,
     InvalidParameter,
+    check_length,
     check_prediction,
     check_prompt,
 )
@@ -37,7 +36,7 @@ from specwire.core.verify.references import check_lengths, checked_ids
 from specwire.rpc import convert
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import NO_SPAN, Span
-from specwire.text import check_stops, encode
+from specwire.text import check_stops, encode_aside
 from specwire.v1 import common_pb2, generation_pb2
 from specwire.v1 import generation_pb2 as pb
 
@@ -51,8 +50,6 @@ DIGEST_BYTES = 16
 MOST_REFERENCE_BYTES = 1 << 24
 # Characters of a reference that are encoded at once.
 DOCUMENT_PIECE = 1 << 16
-# Characters of text from which encoding takes long enough for other sessions to feel it.
-LONG_TEXT = 4096
 
 
 async def record_of(
@@ -220,12 +217,7 @@ async def _document_tokens(text: str, target: Target) -> array[int]:
         if end < len(text):
             end = text.rfind("\n", at, end) + 1 or end
         piece, at = text[at:end], end
-        if len(piece) < LONG_TEXT:
-            tokens.extend(encode(target.tokenizer, piece))
-        else:
-            encoding = target.tokenizer.encode_batch_fast
-            batch = await asyncio.to_thread(encoding, [piece], add_special_tokens=False)
-            tokens.extend(batch[0].ids)
+        tokens.extend(await encode_aside(target.tokenizer, piece))
     return tokens
 
 
@@ -239,43 +231,19 @@ def check_copies(request: generation_pb2.GenerateRequest, sessions: int) -> None
 
 def check_size(prompt: str | Sequence[int], target: Target, field: str = "prompt") -> None:
     """Refuse a text that is too long for the context, without encoding it. Raises ContextExceeded."""
-    if not isinstance(prompt, str):
-        if len(prompt) >= target.context:
-            message = f"{len(prompt)} tokens leave no room for another one"
-            raise ContextExceeded(field, message, target.context)
-        return
-    size, most = len(prompt.encode()), target.most_prompt_bytes
-    if size > most:
-        message = f"{size} bytes of text, of at most {most}, do not fit"
-        raise ContextExceeded(field, message, target.context)
+    check_length(prompt, target.context, target.longest, field)
 
 
 async def encoded(text: str, target: Target, field: str = "prompt") -> list[int]:
     """The text's tokens, without holding up the event loop; what cannot fit is refused unread."""
     check_size(text, target, field)
-    if len(text) < LONG_TEXT:
-        return encode(target.tokenizer, text)
-    # Only the library's calls for batches release the interpreter's lock.
-    batch = await asyncio.to_thread(target.tokenizer.encode_batch, [text], add_special_tokens=False)
-    return list(batch[0].ids)
+    return await encode_aside(target.tokenizer, text)
 
 
 def stopping_of(wire: common_pb2.Stopping, target: Target, prompt_length: int) -> Stopping:
-    """max_tokens 0 means all that the context has room for; more is refused, or lowered where the request allows it.
-
-    It is fixed here, so that the text ends at one length, whichever verifiers have the session.
-    """
-    info, room = target.info, target.context - prompt_length
-    if wire.max_tokens > room and not wire.fit_context:
-        message = f"{wire.max_tokens} do not fit, the prompt leaves room for {room}"
-        raise ContextExceeded("max_tokens", message, target.context)
-    room_now = target.context_now - prompt_length
-    all_of_it = room_now if room_now > 0 else room
-    asked = common_pb2.Stopping()
-    asked.CopyFrom(wire)
-    if not wire.max_tokens or wire.fit_context:
-        asked.max_tokens = min(wire.max_tokens or all_of_it, all_of_it)
-    return convert.stopping_from_wire(asked, vocabulary=info.vocabulary, eos_ids=info.eos_ids)
+    """It is fixed here, so that the text ends at one length, whichever verifiers have the session."""
+    fitted = convert.fitted_stopping(wire, prompt_length, target.context, target.context_now)
+    return convert.stopping_from_wire(fitted, vocabulary=target.info.vocabulary, eos_ids=target.info.eos_ids)
 
 
 def checked_stop(stop: tuple[str, ...]) -> tuple[str, ...]:

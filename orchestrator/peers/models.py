@@ -17,7 +17,7 @@ from orchestrator.store import SessionRecord
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
 from specwire.rpc.model_info import SHOWN_HEX, Identity
-from specwire.text import TokenizerError, load_tokenizer
+from specwire.text import TokenizerError, load_tokenizer, longest_token
 from specwire.v1 import common_pb2, draft_pb2
 
 Info = common_pb2.GetModelInfoResponse
@@ -42,9 +42,7 @@ class ReadTokenizer:
     def of(cls, text: bytes) -> ReadTokenizer:
         """Raises TokenizerError."""
         tokenizer = load_tokenizer(text)
-        # One byte more for each token: the separator that tokenizers of words drop.
-        longest = 1 + max((len(token.encode()) for token in tokenizer.get_vocab()), default=0)
-        return cls(tokenizer, longest, zlib.compress(text))
+        return cls(tokenizer, longest_token(tokenizer), zlib.compress(text))
 
 
 class Tokenizers:

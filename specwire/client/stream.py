@@ -136,12 +136,14 @@ Request = generation_pb2.GenerateRequest | generation_pb2.WatchRequest
 class Resumption:
     """What one stream has brought.
 
-    `request`: the next one to send. `session_id`: empty until the session has begun.
+    `request`: the next one to send. `session_id`: empty until the session has begun; a drafter's texts have none, and
+    end with their stream.
     """
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.session_id = ""
+        self._begun = False
         self._position = 0
         self._hash: int | None = None
         self._cause: SpecwireError | None = None
@@ -160,9 +162,9 @@ class Resumption:
         return event
 
     def _begin(self, started: Started) -> Event | None:
-        if self.session_id:
+        if self._begun:
             return None
-        self.session_id = started.session_id
+        self._begun, self.session_id = True, started.session_id
         self._position, self._hash = started.prompt_tokens, started.prompt_hash
         if isinstance(self.request, generation_pb2.WatchRequest) and self.request.from_position > self._position:
             self._position = self.request.from_position
@@ -184,8 +186,8 @@ class Resumption:
         Raises: SpecwireError: it cannot go on; the `error`, or its first cause.
         """
         logger.info("session %s: the stream broke: %s", self.session_id[:SHOWN_CHARACTERS] or "not begun", error)
-        begun = bool(self.session_id)
-        if ends(error, begun) or (begun and not patience):
+        begun = self._begun
+        if ends(error, begun) or (begun and not (patience and self.session_id)):
             raise self._explained(error)
         self._cause = self._cause or error
         if self.session_id:

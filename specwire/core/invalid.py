@@ -54,6 +54,20 @@ def check_prediction(tokens: Sequence[int], vocabulary: int, context: int) -> tu
     return tuple(tokens)
 
 
+def check_length(prompt: str | Sequence[int], context: int, longest: int, field: str = "prompt") -> None:
+    """Refuse a prompt that is too long for the context, without encoding it. Raises ContextExceeded.
+
+    longest: the most bytes of text that one token may stand for.
+    """
+    if not isinstance(prompt, str):
+        if len(prompt) >= context:
+            raise ContextExceeded(field, f"{len(prompt)} tokens leave no room for another one", context)
+        return
+    size, most = len(prompt.encode()), context * longest
+    if size > most:
+        raise ContextExceeded(field, f"{size} bytes of text, of at most {most}, do not fit", context)
+
+
 def check_prompt(tokens: Sequence[int], vocabulary: int, context: int, field: str = "prompt") -> None:
     """Refuse a prompt that is empty, leaves no room for a token, or holds an id outside the vocabulary."""
     if not tokens:

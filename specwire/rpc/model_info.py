@@ -153,6 +153,15 @@ def answer(
     return short
 
 
+def described(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:
+    """The description without the tokenizer, which clients do not need, and the host, which they must not see."""
+    copy = common_pb2.GetModelInfoResponse()
+    copy.CopyFrom(info)
+    copy.ClearField("tokenizer_json")
+    copy.ClearField("host_id")
+    return copy
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Which machine this is.
 

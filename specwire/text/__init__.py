@@ -9,7 +9,7 @@ from specwire.text.output import (
     StopScanner,
     check_stops,
 )
-from specwire.text.tokenizer import TokenizerError, encode, load_tokenizer
+from specwire.text.tokenizer import TokenizerError, encode, encode_aside, load_tokenizer, longest_token
 
 __all__ = [
     "MOST_STOPS",
@@ -21,5 +21,7 @@ __all__ = [
     "TokenizerError",
     "check_stops",
     "encode",
+    "encode_aside",
     "load_tokenizer",
+    "longest_token",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -33,6 +34,25 @@ def load_tokenizer(text: bytes) -> Tokenizer:
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     """Token ids of `text`; nothing is added (no beginning-of-sequence token, no template)."""
     return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+# Characters of text from which encoding takes long enough for others of an event loop to feel it.
+LONG_TEXT = 4096
+
+
+async def encode_aside(tokenizer: Tokenizer, text: str) -> list[int]:
+    """`encode`, without holding up the event loop."""
+    if len(text) < LONG_TEXT:
+        return encode(tokenizer, text)
+    # Only the library's calls for batches release the interpreter's lock.
+    batch = await asyncio.to_thread(tokenizer.encode_batch, [text], add_special_tokens=False)
+    return list(batch[0].ids)
+
+
+def longest_token(tokenizer: Tokenizer) -> int:
+    """The most bytes of text that one token may stand for."""
+    # One byte more for each token: the separator that tokenizers of words drop.
+    return 1 + max((len(token.encode()) for token in tokenizer.get_vocab()), default=0)
 
 
 def vocabulary_map(tokenizer_json: bytes, width: int) -> dict[int, str]:
