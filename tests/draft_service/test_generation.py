@@ -25,8 +25,11 @@ from specwire.v1 import generation_pb2 as pb
 from specwire.v1 import generation_pb2_grpc
 from tests.draft_service.peer import connected, continuation, pace, serving, tokens_of
 from tests.orchestrator.tiny import tiny
+from tests.wait import until
 
 MODEL = "scripted:7"
+# Whose text is still being written when something happens to it.
+SLOW = "scripted:7:delay_ms=5"
 PROMPT = [3, 1, 4, 1, 5]
 # Of the ids of tests.orchestrator.tiny.
 TEXT = list(range(1, 400, 9))
@@ -66,12 +69,6 @@ def texts_of(running: RunningDrafter) -> dict[str, int]:
     """How many texts have a slot ("running"), and how many wait for one."""
     families = {family.name: family for family in running._served.now.figures.families()}
     return {sample.labels["state"]: int(sample.value) for sample in families["texts"].samples}
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_greedy_text_is_that_of_transformers(folder: str) -> None:
@@ -203,69 +200,72 @@ async def test_what_a_drafter_has_not() -> None:
 
 
 async def test_drafting_goes_on_unchanged_beside_texts() -> None:
+    """Prompts and all: a forward that drafts feeds few rows of them."""
     expected = continuation(MODEL, PROMPT, 12)
-    long = [token % 64 for token in range(400)]
-    async with drafter(MODEL, slots=8) as (running, client), connected(running) as peer:
-        texts = [asyncio.create_task(client.complete([*long, at], max_tokens=400)) for at in range(6)]
-        await until(lambda: texts_of(running)["running"] == 6)
+    prompts = [[*(token % 64 for token in range(400)), at] for at in range(6)]
+    async with drafter(SLOW, slots=8) as (running, client), connected(running) as peer:
+        texts = [asyncio.create_task(client.complete(prompt, max_tokens=30, ignore_eos=True)) for prompt in prompts]
+        await until(lambda: texts_of(running) == {"running": 6, "waiting": 0})
         await peer.open(1, PROMPT, pace(4, 12))
-        chunks = [tokens_of(await peer.proposal(1)) for _ in range(3)]
-        assert chunks == [expected[:4], expected[4:8], expected[8:]]
-        await peer.close(1)
-        for at, text in enumerate(await asyncio.gather(*texts)):
-            assert list(text.tokens) == continuation(MODEL, [*long, at], len(text.tokens))
+        assert [tokens_of(await peer.proposal(1)) for _ in range(3)] == [expected[:4], expected[4:8], expected[8:]]
+        await peer.advance(1, len(PROMPT), [*expected[:2], 63], pace(4, 4))
+        assert tokens_of(await peer.proposal(1)) == continuation(MODEL, [*PROMPT, *expected[:2], 63], 4)
+        written = await asyncio.gather(*texts)
+    assert [list(text.tokens) for text in written] == [continuation(MODEL, prompt, 30) for prompt in prompts]
 
 
 async def test_a_session_takes_the_slot_of_a_text_which_goes_on_later() -> None:
-    """The prompt and what was written are fed again in another slot: the text is what it would have been."""
-    async with drafter(MODEL, slots=1) as (running, client), connected(running) as peer:
-        writing = client.generate(PROMPT, max_tokens=200, temperature=0.7, seed=3, ignore_eos=True)
-        assert isinstance(await anext(writing), Started)
-        first = await anext(writing)
-        assert isinstance(first, Chunk)
+    """Its prompt and what was written are fed again in another slot: the text is what it would have been."""
+    sampling = Sampling(temperature=0.7, seed=3)
+    async with drafter(SLOW, slots=1) as (running, client), connected(running) as peer:
+        writing = client.generate(PROMPT, max_tokens=100, temperature=0.7, seed=3, ignore_eos=True)
+        events = [await anext(writing), await anext(writing)]
         await peer.open(1, PROMPT, pace(4, 4))
         assert tokens_of(await peer.proposal(1)) == continuation(MODEL, PROMPT, 4)
-        aside = texts_of(running)
+        assert texts_of(running) == {"running": 0, "waiting": 1}
         await peer.close(1)
-        rest = [event async for event in writing]
-    assert aside in ({"running": 0, "waiting": 1}, {"running": 0, "waiting": 0})  # or it had ended before
-    tokens = [*first.tokens, *(token for event in rest if isinstance(event, Chunk) for token in event.tokens)]
-    assert tokens == continuation(MODEL, PROMPT, 200, Sampling(temperature=0.7, seed=3))
+        events += [event async for event in writing]
+    tokens = [token for event in events if isinstance(event, Chunk) for token in event.tokens]
+    assert tokens == continuation(MODEL, PROMPT, 100, sampling)
 
 
-async def test_texts_wait_for_a_slot_and_the_greater_priority_goes_first(folder: str) -> None:
+async def test_texts_wait_for_a_slot_and_the_greater_priority_goes_first() -> None:
     ended: list[int] = []
 
     async def write(client: AsyncClient, priority: int) -> None:
-        await client.complete(TEXT, max_tokens=8, ignore_eos=True, priority=priority)
+        await client.complete(PROMPT, max_tokens=3, ignore_eos=True, priority=priority)
         ended.append(priority)
 
-    async with drafter(folder, slots=1) as (running, client):
-        first = client.generate(TEXT, max_tokens=400, ignore_eos=True)
+    async with drafter(SLOW, slots=1) as (running, client):
+        first = client.generate(PROMPT, ignore_eos=True)
         assert isinstance(await anext(first), Started)
         await until(lambda: texts_of(running)["running"] == 1)
-        tasks = [asyncio.create_task(write(client, priority)) for priority in (0, 1, 2)]
-        await until(lambda: texts_of(running)["waiting"] == 3 or ended)
+        tasks = [asyncio.create_task(write(client, priority)) for priority in (0, 2, 1)]
+        await until(lambda: texts_of(running)["waiting"] == 3)
         await first.aclose()
         await asyncio.gather(*tasks)
     assert ended == [2, 1, 0]
 
 
 async def test_leaving_frees_the_slot_also_of_one_that_waits() -> None:
-    async with drafter(MODEL, slots=1, context=4096) as (running, client):
+    async with drafter(SLOW, slots=1) as (running, client):
         first, second = (client.generate(PROMPT, ignore_eos=True) for _ in range(2))
         for each in (first, second):
             assert isinstance(await anext(each), Started)
         await until(lambda: texts_of(running) == {"running": 1, "waiting": 1})
         await second.aclose()
-        await until(lambda: texts_of(running)["waiting"] == 0)
+        await until(lambda: texts_of(running) == {"running": 1, "waiting": 0})
         await first.aclose()
         await until(lambda: texts_of(running) == {"running": 0, "waiting": 0})
-        assert (await client.complete(PROMPT, max_tokens=3)).tokens
+        assert len((await client.complete(PROMPT, max_tokens=3, ignore_eos=True)).tokens) == 3
 
 
-async def test_a_deadline_ends_a_text_and_frees_its_slot() -> None:
-    async with drafter(MODEL, slots=1, context=1 << 16) as (running, client):
+@pytest.mark.parametrize("taken", [False, True], ids=["while it is written", "while it waits"])
+async def test_a_deadline_ends_a_text(taken: bool) -> None:
+    async with drafter(SLOW, slots=1) as (running, client), connected(running) as peer:
+        if taken:
+            await peer.open(1, PROMPT, pace(1, 1))
+            await peer.proposal(1)
         with pytest.raises(SpecwireError, match="DEADLINE_EXCEEDED"):
             await client.complete(PROMPT, ignore_eos=True, timeout=0.3)
         await until(lambda: texts_of(running) == {"running": 0, "waiting": 0})
@@ -273,33 +273,35 @@ async def test_a_deadline_ends_a_text_and_frees_its_slot() -> None:
 
 async def test_too_many_texts_are_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "MOST_TEXTS", 1)
-    async with drafter(MODEL, context=4096) as (running, client):
+    async with drafter(SLOW) as (running, client):
         first = client.generate(PROMPT, ignore_eos=True)
         assert isinstance(await anext(first), Started)
         with pytest.raises(SpecwireError, match="RESOURCE_EXHAUSTED: 1 texts are being written or wait"):
             await client.complete(PROMPT)
         async with asking(running, patience=LIMIT_S) as patient:
-            again = asyncio.create_task(patient.complete(PROMPT, max_tokens=3))
-            await asyncio.sleep(0.05)
+            await patient.server_info()
+            again = asyncio.create_task(patient.complete(PROMPT, max_tokens=3, ignore_eos=True))
+            done, _ = await asyncio.wait({again}, timeout=0.2)
+            assert not done
             await first.aclose()
             assert len((await again).tokens) == 3
 
 
 async def test_a_stopping_drafter_lets_texts_end_and_takes_no_more() -> None:
-    async with drafter(MODEL, context=1 << 16) as (running, client):
-        text = asyncio.create_task(client.complete(PROMPT, max_tokens=300, ignore_eos=True))
+    async with drafter(SLOW) as (running, client):
+        text = asyncio.create_task(client.complete(PROMPT, max_tokens=60, ignore_eos=True))
         await until(lambda: texts_of(running)["running"] == 1)
         stopping = asyncio.create_task(running.stop(LIMIT_S))
         await asyncio.sleep(0)
         with pytest.raises(SpecwireError, match="UNAVAILABLE"):
             await client.complete(PROMPT)
-        assert len((await text).tokens) == 300
+        assert len((await text).tokens) == 60
         await stopping
 
 
 async def test_a_text_that_outlives_the_grace_is_told_so() -> None:
     """The client has patience, but a drafter's text cannot be resumed."""
-    async with serving(MODEL, context=1 << 16) as running, asking(running, patience=LIMIT_S) as client:
+    async with serving(SLOW) as running, asking(running, patience=LIMIT_S) as client:
         text = client.generate(PROMPT, ignore_eos=True)
         assert isinstance(await anext(text), Started)
         assert isinstance(await anext(text), Chunk)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import demo_pair
+from specwire.client import AsyncClient
 from specwire.rag import Document, Draft, RagOptions, Retrieved, Template, answer
+from tests.draft_service.peer import serving
 from tests.orchestrator.stack import stack
 
 QUESTION = "def area(width, height):"
@@ -100,10 +103,22 @@ def check(draft: Draft, drafter: Reference, target: Reference) -> None:
     assert draft.scores.self_reflection == pytest.approx(of_yes, abs=TOLERANCE)
 
 
-async def test_scores_are_those_of_the_paper_s_formula() -> None:
+@asynccontextmanager
+async def drafting(alone: bool) -> AsyncIterator[AsyncClient]:
+    """A client of who drafts: a stack whose target is the draft model, or a service that only drafts."""
+    if not alone:
+        async with stack(str(demo_pair.DRAFT)) as small:
+            yield small.client
+        return
+    async with serving(str(demo_pair.DRAFT)) as running, AsyncClient(running.address) as client:
+        yield client
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["a stack drafts", "a drafter drafts"])
+async def test_scores_are_those_of_the_paper_s_formula(alone: bool) -> None:
     torch.set_num_threads(1)
-    async with stack(str(demo_pair.TARGET)) as large, stack(str(demo_pair.DRAFT)) as small:
-        found = await answer(large.client, QUESTION, Fixed(), drafter=small.client, options=OPTIONS, template=TEMPLATE)
+    async with stack(str(demo_pair.TARGET)) as large, drafting(alone) as small:
+        found = await answer(large.client, QUESTION, Fixed(), drafter=small, options=OPTIONS, template=TEMPLATE)
     assert (found.model, found.draft_model, len(found.drafts)) == ("target", "draft", 3)
     target, drafter = Reference(demo_pair.TARGET), Reference(demo_pair.DRAFT)
     for draft in found.drafts:
