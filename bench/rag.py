@@ -1,17 +1,19 @@
 """Measure Speculative RAG on questions about code, answered in one of many documents: python -m bench.rag --help.
 
-The rule of the questions: documents are the functions in the demo pair's held-out prompts, each up to 9 lines, the last
-line of a prompt left out. A question is a function up to the last word of a line, the first one behind the second line
-whose last word has 4 letters or more, is said neither before it nor in another document, and whose `def` line stands in
-no other document. The answer is the rest of the line, right if it is the same but for blanks around it. So what is
-asked for can be copied by a model that continues code, and hardly be guessed; such models have no rationale to give.
+The rule of the questions: documents are the first 5 lines, at most, of the functions in the demo pair's held-out
+prompts, the last line of a prompt left out. A question is a function up to the last word of a line, the first one
+behind its `def` line whose last word has 4 letters or more; that `def` line stands in no other document. The answer is
+the rest of the line, right if it is the same but for blanks around it. So a model that continues code can copy it. The
+rule was chosen by how often the target is right where it reads the right document, and nothing else (`known` of the
+record: with it, and without any): longer documents do not fit into what the pair was trained on, and it hardly copies
+words that no other document has. No question was left out for how it was answered. Such models have no rationale to
+give.
 
-Four ways to answer, asked in turns of one stack that serves both models of the pair: drafts of the small model, of
-which the target chooses one; the same with drafts of the target itself; the first of the small model's drafts by
-itself; the target, which reads all documents that were retrieved. Each way is a tenant of its own in each repeat, so
-that none begins from another's keys and values. The pair is tiny, was never trained beyond 512 tokens, and its drafter
-of two layers hardly copies: the figures tell how the method works here, not what it brings to models that answer
-questions.
+Five ways to answer, asked in turns of a stack that serves the target alone, and of a drafter: drafts of the drafter, of
+which the target chooses one; the first of them by itself; the same two with drafts of the target itself; the target,
+which reads all documents that were retrieved. Each way is a tenant of its own in each repeat, so that none begins from
+another's keys and values. The pair is tiny, and its drafter of two layers hardly copies: the figures tell how the
+method works here, not what it brings to models that answer questions.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import grpc
 
@@ -40,13 +43,12 @@ from bench.harness.interleave import schedule
 from bench.harness.interval import Estimate, estimate
 from bench.harness.machine import dtype_of
 from bench.harness.report import table
-from bench.harness.rows import up
+from bench.harness.rows import service, up
 from bench.harness.runs import BenchError
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from deploy.cli.clients.rag import served_name
 from specwire.client import AsyncClient, SpecwireError
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import AUTO
+from specwire.core.model import AUTO, TORCH
 from specwire.progress import ProgressBar
 from specwire.rag import Document, DraftWriter, MissingExtra, RagOptions, Template, TfidfRetriever, answer
 from specwire.rag.drafts import evidence
@@ -54,7 +56,7 @@ from specwire.rpc.process import say
 from specwire.rpc.server_options import SERVED_DTYPES
 
 OUT = RESULTS / "rag.json"
-FUNCTION_LINES, KNOWN_LINES = 9, 2
+FUNCTION_LINES, KNOWN_LINES = 5, 1
 DEFINITION = re.compile(r"\s*def \w+\(.*\):$")
 # A line up to its last word, the word, and what is behind it.
 LAST_WORD = re.compile(r"(.*\W)([A-Za-z_]\w{3,})\W*")
@@ -69,13 +71,16 @@ TEMPLATE = Template(
     yes=" True",
     answer_stops=("\n",),
 )
-CHOSEN, OWN, SINGLE, WHOLE = "chosen", "own", "single", "target"
+CHOSEN, SINGLE, OWN, OWN_SINGLE, WHOLE = "chosen", "single", "own", "own-single", "target"
 LABELS = {
-    CHOSEN: "the draft that the target chose",
-    OWN: "the same, of the target's own drafts",
-    SINGLE: "the first draft by itself",
+    CHOSEN: "the drafter's draft that the target chose",
+    SINGLE: "the drafter's first draft by itself",
+    OWN: "the target's own draft that it chose",
+    OWN_SINGLE: "the target's own first draft by itself",
     WHOLE: "the target, with all documents",
 }
+# A way that chooses, beside the one that takes the first of the same drafts.
+PAIRS = {CHOSEN: SINGLE, OWN: OWN_SINGLE}
 NUMBERS = ("questions", "top", "clusters", "subsets", "tokens", "repeats")
 
 
@@ -113,7 +118,7 @@ def questions(documents: Sequence[Document]) -> Iterator[Question]:
         for number, line in enumerate(lines[KNOWN_LINES:], KNOWN_LINES):
             text, word, rest = cut(line)
             asked = "\n".join([*lines[:number], text])
-            if word and not says(asked, word) and sum(says(each.text, word) for each in documents) == 1:
+            if word:
                 yield Question(asked, rest.strip(), document)
                 break
 
@@ -125,10 +130,6 @@ def cut(line: str) -> tuple[str, str, str]:
         return line, "", ""
     text = found[1].rstrip()
     return text, found[2], line[len(text) :]
-
-
-def says(text: str, word: str) -> bool:
-    return re.search(rf"\b{word}\b", text) is not None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -157,26 +158,50 @@ class RagSample:
 
 @dataclass(frozen=True, slots=True)
 class RagSetting:
-    """The names of a stack's models, and what its ways retrieve from, and how."""
+    """What the ways retrieve from, and how."""
 
-    target: str
-    draft: str
     retriever: TfidfRetriever
     options: RagOptions
 
 
-Way = Callable[[AsyncClient, RagSetting, Question], Awaitable[RagTold]]
+class Asked(NamedTuple):
+    """Whom a way asks: the stack, as a tenant of it, and the drafter."""
+
+    target: AsyncClient
+    drafter: AsyncClient
 
 
-async def ask_chosen(client: AsyncClient, setting: RagSetting, question: Question, draft: str = "") -> RagTold:
-    """draft: who drafts; "" for the small model."""
+Way = Callable[[Asked, RagSetting, Question], Awaitable[RagTold]]
+
+
+async def ask_chosen(asked: Asked, setting: RagSetting, question: Question) -> RagTold:
+    return await _chosen(asked.target, asked.drafter, setting, question)
+
+
+async def ask_single(asked: Asked, setting: RagSetting, question: Question) -> RagTold:
+    return await _first(asked.drafter, setting, question)
+
+
+async def ask_own(asked: Asked, setting: RagSetting, question: Question) -> RagTold:
+    return await _chosen(asked.target, asked.target, setting, question)
+
+
+async def ask_own_single(asked: Asked, setting: RagSetting, question: Question) -> RagTold:
+    return await _first(asked.target, setting, question)
+
+
+async def ask_whole(asked: Asked, setting: RagSetting, question: Question) -> RagTold:
+    found = await asyncio.to_thread(setting.retriever.retrieve, question.text, setting.options.top)
+    return await _written(asked.target, setting.options, question, found.documents)
+
+
+async def _chosen(client: AsyncClient, drafter: AsyncClient, setting: RagSetting, question: Question) -> RagTold:
     try:
         found = await answer(
             client,
             question.text,
             setting.retriever,
-            model=setting.target,
-            draft_model=draft or setting.draft,
+            drafter=drafter,
             options=setting.options,
             template=TEMPLATE,
             timeout=ASKED_S,
@@ -188,30 +213,26 @@ async def ask_chosen(client: AsyncClient, setting: RagSetting, question: Questio
     return RagTold(found.text, tuple(is_right(draft.answer, question) for draft in found.drafts))
 
 
-async def ask_own(client: AsyncClient, setting: RagSetting, question: Question) -> RagTold:
-    return await ask_chosen(client, setting, question, setting.target)
-
-
-async def ask_single(client: AsyncClient, setting: RagSetting, question: Question) -> RagTold:
+async def _first(client: AsyncClient, setting: RagSetting, question: Question) -> RagTold:
     _, subsets = await asyncio.to_thread(evidence, question.text, setting.retriever, setting.options)
-    return await _written(client, setting.draft, setting.options, question, subsets[0])
-
-
-async def ask_whole(client: AsyncClient, setting: RagSetting, question: Question) -> RagTold:
-    found = await asyncio.to_thread(setting.retriever.retrieve, question.text, setting.options.top)
-    return await _written(client, setting.target, setting.options, question, found.documents)
+    return await _written(client, setting.options, question, subsets[0])
 
 
 async def _written(
-    client: AsyncClient, name: str, options: RagOptions, question: Question, documents: tuple[Document, ...]
+    client: AsyncClient, options: RagOptions, question: Question, documents: tuple[Document, ...]
 ) -> RagTold:
     info = await client.server_info(timeout=ASKED_S)
-    model = next(each for each in info.targets if each.model == name)
-    writer = DraftWriter(client, model, question.text, options, TEMPLATE, ASKED_S)
+    writer = DraftWriter(client, info.target, question.text, options, TEMPLATE, ASKED_S)
     return RagTold((await writer.attempt(0, documents)).answer)
 
 
-WAYS: dict[str, Way] = {CHOSEN: ask_chosen, OWN: ask_own, SINGLE: ask_single, WHOLE: ask_whole}
+WAYS: dict[str, Way] = {
+    CHOSEN: ask_chosen,
+    SINGLE: ask_single,
+    OWN: ask_own,
+    OWN_SINGLE: ask_own_single,
+    WHOLE: ask_whole,
+}
 
 
 def is_right(text: str, question: Question) -> bool:
@@ -223,19 +244,42 @@ def tenant_of(row: str, repeat: int) -> str:
     return f"{row}.{repeat + 1}"
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """How many questions the target answers alone: from their document, and without any."""
+
+    document: int
+    nothing: int
+
+
+async def known_of(client: AsyncClient, options: RagOptions, asked: Sequence[Question]) -> Known:
+    told = [
+        [
+            await _written(client, options, question, documents)
+            for question in asked
+            for documents in [(question.document,) if read else ()]
+        ]
+        for read in (True, False)
+    ]
+    counts = [sum(is_right(each.answer, question) for each, question in zip(row, asked, strict=True)) for row in told]
+    return Known(*counts)
+
+
 async def measure(
-    address: str, tokens: Mapping[str, str], setting: RagSetting, asked: Sequence[Question], repeats: int
-) -> list[RagSample]:
-    """Every way on every question, in turns. tokens: by tenant."""
+    stack: str, drafter: str, tokens: Mapping[str, str], setting: RagSetting, asked: Sequence[Question], repeats: int
+) -> tuple[list[RagSample], Known]:
+    """Every way on every question, in turns. stack, drafter: addresses. tokens: of the stack's tenants, by name."""
     samples, rows = list[RagSample](), list(WAYS)
     async with AsyncExitStack() as cleanup:
+        drafting = await cleanup.enter_async_context(AsyncClient(drafter))
         clients = {
-            tenant: await cleanup.enter_async_context(AsyncClient(address, token=token))
+            tenant: Asked(await cleanup.enter_async_context(AsyncClient(stack, token=token)), drafting)
             for tenant, token in tokens.items()
         }
         say("bench: warming up")
         for row, way in WAYS.items():
             await way(clients[tenant_of(row, -1)], setting, asked[0])
+        known = await known_of(clients[tenant_of(WHOLE, -1)].target, setting.options, asked)
         with ProgressBar("measuring", repeats * len(asked) * len(rows)) as bar:
             for repeat, number, index in schedule(repeats, len(asked), len(rows)):
                 row, question = rows[index], asked[number]
@@ -244,7 +288,7 @@ async def measure(
                 seconds = time.monotonic() - began
                 samples.append(RagSample(repeat, number, row, seconds, is_right(told.answer, question), told))
                 bar.update(note=f"repeat {repeat + 1} of {repeats}")
-    return samples
+    return samples, known
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -277,28 +321,49 @@ def row_figures(samples: Sequence[RagSample]) -> list[RowFigures]:
 class Chances:
     """What the choice had to choose from, counted in questions, in the first repeat.
 
-    retrieved, offered: the answer's document was, and stood in a subset. any_right: some draft was. mean_right: the
-    share of right drafts, summed.
+    retrieved, offered: the answer's document was, and stood in a subset. By way that chooses: any_right: some draft
+    was. mean_right: the share of right drafts, summed. gained: the chosen draft was, the first was not; lost: the other
+    way round.
     """
 
     retrieved: int
     offered: int
-    any_right: int
-    mean_right: float
+    any_right: dict[str, int]
+    mean_right: dict[str, float]
+    gained: dict[str, int]
+    lost: dict[str, int]
 
 
 def chances(samples: Sequence[RagSample], setting: RagSetting, asked: Sequence[Question]) -> Chances:
-    told = [sample.told for sample in samples if sample.row == CHOSEN and sample.repeat == 0]
+    first = {(sample.row, sample.question): sample for sample in samples if sample.repeat == 0}
     found = [(question.document, *evidence(question.text, setting.retriever, setting.options)) for question in asked]
+    drafts = {way: [first[way, number].told.drafts for number in range(len(asked))] for way in PAIRS}
+    pairs = {
+        way: [(first[way, number].right, first[single, number].right) for number in range(len(asked))]
+        for way, single in PAIRS.items()
+    }
     return Chances(
         sum(document in retrieved.documents for document, retrieved, _ in found),
         sum(any(document in subset for subset in subsets) for document, _, subsets in found),
-        sum(any(each.drafts) for each in told),
-        sum(statistics.mean(each.drafts) for each in told if each.drafts),
+        {way: sum(map(any, told)) for way, told in drafts.items()},
+        {way: sum(statistics.mean(each) for each in told if each) for way, told in drafts.items()},
+        {way: pairs[way].count((True, False)) for way in PAIRS},
+        {way: pairs[way].count((False, True)) for way in PAIRS},
     )
 
 
-def report(samples: Sequence[RagSample], found: Chances) -> str:
+def choices(found: Chances) -> str:
+    """What the choice had to choose from, and what it was worth, a sentence for each who drafts."""
+    who = {CHOSEN: "the drafter", OWN: "the target"}
+    return " ".join(
+        f"Of {who[way]}'s drafts some one was right for {found.any_right[way]}, any one of them for "
+        f"{found.mean_right[way]:.1f} in the mean; the chosen one was right and the first wrong for "
+        f"{found.gained[way]}, the other way round for {found.lost[way]}."
+        for way in PAIRS
+    )
+
+
+def report(samples: Sequence[RagSample], found: Chances, known: Known) -> str:
     head = ("answered by", "exact match", "seconds a question")
     rows = []
     for row in row_figures(samples):
@@ -309,18 +374,19 @@ def report(samples: Sequence[RagSample], found: Chances) -> str:
             *table(head, rows),
             "",
             f"The answer's document was retrieved for {found.retrieved} questions and stood in a subset for "
-            f"{found.offered}; some draft of the small model was right for {found.any_right}, any one of them for "
-            f"{found.mean_right:.1f} in the mean.",
+            f"{found.offered}. {choices(found)} Alone the target is right for {known.document} from that document, for "
+            f"{known.nothing} without any.",
             "Selected, not lossless. A pair this small says how the method works, not what it brings: no bar is set.",
         ]
     )
 
 
-def save(args: argparse.Namespace, samples: Sequence[RagSample], found: Chances) -> None:
+def save(args: argparse.Namespace, samples: Sequence[RagSample], found: Chances, known: Known) -> None:
     written: dict[str, object] = {
         "bars": [],
         "rows": [asdict(each) for each in row_figures(samples)],
         "chances": asdict(found),
+        "known": asdict(known),
         "raw": [asdict(each) for each in samples],
     }
     record.write(args.out, written, args, (*NUMBERS, "dtype"))
@@ -348,11 +414,11 @@ def parser() -> argparse.ArgumentParser:
 def setting_of(args: argparse.Namespace, documents: Sequence[Document]) -> RagSetting:
     """Raises InvalidParameter, MissingExtra."""
     options = RagOptions(args.top, args.clusters, args.subsets, rationale_tokens=0, answer_tokens=args.tokens)
-    return RagSetting(served_name(args.target), served_name(args.draft), TfidfRetriever(documents), options)
+    return RagSetting(TfidfRetriever(documents), options)
 
 
-def run(args: argparse.Namespace) -> tuple[list[RagSample], Chances]:
-    """Start a stack, and measure on it."""
+def run(args: argparse.Namespace) -> tuple[list[RagSample], Chances, Known]:
+    """Start a stack and a drafter, and measure on them."""
     documents = functions()
     asked = list(questions(documents))[: args.questions]
     setting = setting_of(args, documents)
@@ -363,11 +429,12 @@ def run(args: argparse.Namespace) -> tuple[list[RagSample], Chances]:
         keys = Path(cleanup.enter_context(TemporaryDirectory(prefix="specwire-rag-"))) / "keys"
         keys.touch(0o600)
         keys.write_text("".join(f"{tenant} {token}\n" for tenant, token in tokens.items()))
-        further = ("--also", args.draft, "--api-keys", str(keys), "--text-memory", "0")
+        further = ("--api-keys", str(keys), "--text-memory", "0")
         stack, ready = up(args.target, None, args.dtype, not args.no_ray, *further)
         cleanup.enter_context(stack)
-        samples = asyncio.run(measure(str(ready["address"]), tokens, setting, asked, args.repeats))
-    return samples, chances(samples, setting, asked)
+        drafter = service(cleanup, "draft", args.draft, "--dtype", args.dtype, "--runtime", TORCH)
+        samples, known = asyncio.run(measure(str(ready["address"]), drafter, tokens, setting, asked, args.repeats))
+    return samples, chances(samples, setting, asked), known
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -377,14 +444,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.dtype = dtype_of(args.dtype)
     try:
         with terminable():
-            samples, found = run(args)
+            samples, found, known = run(args)
     except (BenchError, InvalidParameter, MissingExtra, OSError, SpecwireError) as error:
         say(f"bench: error: {error}")
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    save(args, samples, found)
-    print(report(samples, found))
+    save(args, samples, found, known)
+    print(report(samples, found, known))
     return 0
 
 
