@@ -48,10 +48,16 @@ def rag_table(results: dict[str, Any]) -> str:
     rows += [
         [row["label"], f"{row['right']} of {row['questions']}", interval(row["seconds"])] for row in results["rows"]
     ]
-    found, arguments = results["chances"], results["arguments"]
-    offered = f"The document was retrieved for {found['retrieved']}, and stood in a subset for {found['offered']}"
-    right = f"some draft was right for {found['any_right']}, any one of them for {found['mean_right']:.1f} in the mean"
-    return f"{grid(rows)}\n\n{offered}; {right}. {_measured(results)}: {_repeats(arguments)}."
+    found, known, arguments = results["chances"], results["known"], results["arguments"]
+    alone = f"Alone the target is right for {known['document']} from the right document, for {known['nothing']} without"
+    offered = f"It was retrieved for {found['retrieved']}, and stood in a subset for {found['offered']}"
+    choices = [
+        f"Of {who}'s drafts some one was right for {found['any_right'][way]}, any one of them for "
+        f"{found['mean_right'][way]:.1f} in the mean; choosing won {found['gained'][way]} and lost {found['lost'][way]}"
+        for way, who in (("chosen", "the drafter"), ("own", "the target"))
+    ]
+    said = ". ".join([alone, offered, *choices, _measured(results)])
+    return f"{grid(rows)}\n\n{said}: {_repeats(arguments)}."
 
 
 def _measured(results: dict[str, Any]) -> str:

@@ -182,7 +182,8 @@ async def answer(
         client: of the service that has the target.
         model: the target's name there; "" takes the only one.
         draft_model: who writes; "" takes the other one of two, or the target itself where it is alone.
-        drafter: of the service that has the draft model, where that is another one.
+        drafter: of the service that has the draft model, where that is another one: a stack, or a drafter
+        (`specwire draft`).
         options, template: None for the defaults.
         timeout: seconds for everything.
 
@@ -312,7 +313,7 @@ class DraftWriter:
                 return Draft(documents, rationale, text, Scores(logprob), cut=whole - sum(map(len, kept)))
 
     async def _rationale_and_answer(self, number: int, texts: Sequence[str]) -> tuple[str, str, float]:
-        """Both, and the logarithm of their probability. The service computes what their prompts share once."""
+        """Both, and the logarithm of their probability. A verifier computes what their prompts share once."""
         template, options = self.template, self.options
         numbered = (filled(template.document, {"number": str(n), "text": text}) for n, text in enumerate(texts, 1))
         prompt = filled(template.draft, {"question": self.question, "documents": "".join(numbered)})

@@ -27,7 +27,9 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """Text generation by the target model, made faster by drafters, with exactly the target's output.
+    """Text generation by the target model, made faster by drafters, with exactly the target's output. A drafter serves
+    Generate and GetServerInfo, too: plain generation by its own model. What of a request it cannot serve it refuses with
+    INVALID_ARGUMENT and the field's name; the other calls are UNIMPLEMENTED.
     """
 
     def __init__(self, channel):
@@ -74,7 +76,9 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """Text generation by the target model, made faster by drafters, with exactly the target's output.
+    """Text generation by the target model, made faster by drafters, with exactly the target's output. A drafter serves
+    Generate and GetServerInfo, too: plain generation by its own model. What of a request it cannot serve it refuses with
+    INVALID_ARGUMENT and the field's name; the other calls are UNIMPLEMENTED.
     """
 
     def Generate(self, request, context):
@@ -173,7 +177,9 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """Text generation by the target model, made faster by drafters, with exactly the target's output.
+    """Text generation by the target model, made faster by drafters, with exactly the target's output. A drafter serves
+    Generate and GetServerInfo, too: plain generation by its own model. What of a request it cannot serve it refuses with
+    INVALID_ARGUMENT and the field's name; the other calls are UNIMPLEMENTED.
     """
 
     @staticmethod

@@ -75,7 +75,7 @@ async def test_greedy_text_is_that_of_transformers(folder: str) -> None:
     async with drafter(folder) as (_, client):
         written = await client.complete(TEXT, max_tokens=48)
     assert list(written.tokens) == own_greedy(folder, TEXT, 48)
-    text = AutoTokenizer.from_pretrained(folder).decode(written.tokens, skip_special_tokens=True)
+    text = AutoTokenizer.from_pretrained(folder).decode(list(written.tokens), skip_special_tokens=True)
     assert (written.text, written.session_id, written.prompt_tokens) == (text, "", len(TEXT))
     assert (written.stats.direct, written.stats.target_forwards) == (len(written.tokens),) * 2
 

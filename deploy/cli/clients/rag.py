@@ -57,7 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_numbers(parser)
     parser.add_argument("--draft-model", default="", metavar="NAME", help="who drafts (default: the other one of two)")
     parser.add_argument(
-        "--draft-address", default="", metavar="ADDR[,ADDR]", help="of the service that has it (default: the target's)"
+        "--draft-address",
+        default="",
+        metavar="ADDR[,ADDR]",
+        help="of the service that has it, `specwire draft` or another stack (default: the target's)",
     )
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object with all drafts and scores")
