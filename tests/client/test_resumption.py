@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import grpc
 import pytest
 
@@ -50,6 +52,16 @@ def test_what_has_begun_is_watched_from_where_it_ends() -> None:
     assert resumption.take(STARTED) is None
     assert resumption.take(chunk(4, 9)) is not None
     assert resumption.take(FINISHED) is FINISHED
+
+
+def test_what_has_begun_without_a_name_ends_with_its_stream() -> None:
+    """A drafter's text: nothing is kept of it, and the same request would begin another one."""
+    resumption = Resumption(generation_pb2.GenerateRequest(request_id="r"))
+    assert resumption.take(replace(STARTED, session_id="")) is not None
+    assert resumption.take(chunk(2, 5, 6)) is not None
+    with pytest.raises(SpecwireError) as raised:
+        resumption.broke(BROKEN, 10.0)
+    assert raised.value is BROKEN
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from draft_service import server
 from draft_service.server import RunningDrafter, start
 from draft_service.versions import first_model
+from specwire.client import AsyncClient, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc import versions
 from specwire.rpc.server_options import ModelServiceOptions
@@ -179,3 +180,20 @@ def test_without_a_version_there_must_be_a_model(tmp_path: Path) -> None:
     (tmp_path / "current").write_text("[]")
     with pytest.raises(InvalidParameter, match="follow: .*current: cannot be read"):
         first_model(tmp_path, "a/model")
+
+
+async def test_texts_end_with_the_version_that_was_to_write_them(folder: VersionFolder, models: list[str]) -> None:
+    async with following(folder, models[2]) as running, AsyncClient(running.address) as client:
+        async with connected(running) as peer:
+            for handle in (1, 2):  # all slots: the text waits
+                await peer.open(handle, TEXT)
+                await peer.proposal(handle)
+            text = client.generate(TEXT, ignore_eos=True)
+            assert isinstance(await anext(text), Started)
+            publish(folder, 1, models[1])
+            await look(running)
+            with pytest.raises(SpecwireError, match="UNAVAILABLE: the drafter takes another version of its model"):
+                await anext(text)
+        written = await client.complete(TEXT, max_tokens=6, ignore_eos=True)
+        assert list(written.tokens) == continuation(models[1], TEXT, 6)
+        assert (await client.server_info()).target.model == "draft@1"
