@@ -27,7 +27,9 @@ from specwire.core.placement import check_priority
 from specwire.core.text import Ending, hash_of
 from specwire.rpc import convert
 from specwire.rpc.errors import Context, StatusError, code_of
+from specwire.rpc.keys import Keys
 from specwire.rpc.model_info import described
+from specwire.rpc.versions import agreed
 from specwire.telemetry.tracing import Side, parent_in, spanned
 from specwire.text import OutputText, TokenizerError, check_stops, encode_aside, load_tokenizer, longest_token
 from specwire.v1 import common_pb2, generation_pb2_grpc
@@ -189,8 +191,10 @@ class Telling:
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Serves a drafter whose model is loaded. Every call's text ends with the call, however that ends."""
 
-    def __init__(self, handler: DraftHandler) -> None:
+    def __init__(self, handler: DraftHandler, keys: Keys | None = None) -> None:
+        """keys: who may call; None: everybody."""
         self._handler = handler
+        self._keys = keys
         self._model: TextModel | None = None
         self._streams: set[TextStream] = set()
         self._leaving: StatusError | None = None
@@ -218,6 +222,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         stream, parent = TextStream(), parent_in(context.invocation_metadata())
         with self._counted(stream):
+            self._check_caller(context)
             model = await self._text_model()
             asked = await model.asked(request, stream)
             telling = Telling(asked, OutputText(model.tokenizer, tuple(request.stop)))
@@ -233,6 +238,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     yield telling.finished(finish)
                 finally:
                     model.handler.end_text(stream)
+
+    def _check_caller(self, context: Context) -> None:
+        """What was learnt of texts is told to their tenants alone. StatusError: PERMISSION_DENIED."""
+        caller = "" if self._keys is None else self._keys.holder(context.invocation_metadata() or ())
+        if not agreed(self._handler.info, caller):
+            message = "this drafter has learnt of tenants' texts, and writes for these alone"
+            raise StatusError(grpc.StatusCode.PERMISSION_DENIED, message)
 
     @contextmanager
     def _counted(self, stream: TextStream) -> Iterator[None]:

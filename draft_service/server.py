@@ -138,7 +138,8 @@ async def start(
     check_free(options.listened)
     registry, (options, current) = Registry(), _first(options, follow)
     served = await _served(options, registry, current, registration.region)
-    servicer, generation = DraftServicer(served.now.handler), GenerationServicer(served.now.handler)
+    servicer = DraftServicer(served.now.handler)
+    generation = GenerationServicer(served.now.handler, options.keys)
     services = [
         Service(
             SERVICE,

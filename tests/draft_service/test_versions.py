@@ -18,6 +18,7 @@ from draft_service.versions import first_model
 from specwire.client import AsyncClient, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc import versions
+from specwire.rpc.keys import Keys
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.versions import Current, HistoryEntry, VersionError, VersionFolder
 from tests.draft_service.peer import connected, continuation, tokens_of
@@ -197,3 +198,17 @@ async def test_texts_end_with_the_version_that_was_to_write_them(folder: Version
         written = await client.complete(TEXT, max_tokens=6, ignore_eos=True)
         assert list(written.tokens) == continuation(models[1], TEXT, 6)
         assert (await client.server_info()).target.model == "draft@1"
+
+
+async def test_what_was_learnt_of_tenants_is_written_for_these_alone(folder: VersionFolder, models: list[str]) -> None:
+    folder.use(Current(0, "some/draft", ("a",), "learnt", 0.5, 0.6))
+    keys = Keys({"a-token-of-length-16": "a", "b-token-of-length-16": "b"})
+    running = await start(ModelServiceOptions(models[2], slots=2, keys=keys), follow=folder.path)
+    try:
+        async with AsyncClient(running.address, token="a-token-of-length-16") as client:
+            assert len((await client.complete(TEXT, max_tokens=2, ignore_eos=True)).tokens) == 2
+        async with AsyncClient(running.address, token="b-token-of-length-16") as client:
+            with pytest.raises(SpecwireError, match="PERMISSION_DENIED: this drafter has learnt of tenants' texts"):
+                await client.complete(TEXT, max_tokens=2)
+    finally:
+        await running.stop(0.0)
