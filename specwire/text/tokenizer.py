@@ -44,8 +44,8 @@ async def encode_aside(tokenizer: Tokenizer, text: str) -> list[int]:
     """`encode`, without holding up the event loop."""
     if len(text) < LONG_TEXT:
         return encode(tokenizer, text)
-    # Only the library's calls for batches release the interpreter's lock.
-    batch = await asyncio.to_thread(tokenizer.encode_batch, [text], add_special_tokens=False)
+    # Only the library's calls for batches release the interpreter's lock; the fast one does not keep where tokens lie.
+    batch = await asyncio.to_thread(tokenizer.encode_batch_fast, [text], add_special_tokens=False)
     return list(batch[0].ids)
 
 

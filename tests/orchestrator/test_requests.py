@@ -11,17 +11,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from orchestrator.api.requests import (
-    DOCUMENT_PIECE,
-    LONG_TEXT,
-    digest_of,
-    encoded,
-    reference_tokens,
-    single_requests,
-    sources_of,
-)
+from orchestrator.api.requests import DOCUMENT_PIECE, digest_of, encoded, reference_tokens, single_requests, sources_of
 from orchestrator.peers.models import ReadTokenizer, Target
 from specwire.core.invalid import InvalidParameter
+from specwire.text.tokenizer import LONG_TEXT
 from specwire.v1 import common_pb2, generation_pb2
 
 
