@@ -12,7 +12,7 @@ from specwire.core.law.sampling import Rule, Sampling, with_rule
 from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import HeadAcceptance, HeadDepth
-from specwire.core.policy.tunables import EXPLORED_SHARE, MOST_HEAD_DEPTH, PROBE_WINDOW
+from specwire.core.policy.tunables import EXPLORED_SHARE, MOST_HEAD_DEPTH
 from specwire.core.text import Ending
 from specwire.core.verify.session import Allowance, VerifySession
 from specwire.core.verify.text_sources import HeadSource
@@ -62,29 +62,6 @@ def test_no_more_is_asked_than_the_head_has() -> None:
     assert HeadDepth({1: 1.0}, 3).choose([[0.9] * MOST_HEAD_DEPTH], 1, flat) == 3
     assert HeadDepth({1: 1.0}, 1).choose([[0.9]], 1, flat) == 1
     assert HeadDepth({1: 100.0}, 1).due(100.0 / EXPLORED_SHARE)
-
-
-def test_one_that_was_measured_far_too_slow_is_found_out_by_few_tries() -> None:
-    """At start the machine was busy. A head that does not pay is tried seldom, and its tries are all that is known."""
-    depth, rates, took_us = HeadDepth({1: 5000.0}), [0.9] * MOST_HEAD_DEPTH, 200.0
-    now_us, tries = 0.0, 0
-    while depth.choose([rates], 1, flat) == 0:
-        now_us += 1000.0
-        if depth.due(now_us):
-            tries += 1
-            depth.tried(took_us, begins=True)
-            depth.observe(1, PROBE_WINDOW, took_us, now_us)
-    assert tries <= 12
-    # As long as the wait for the first one alone, times five.
-    assert now_us <= 5 * PROBE_WINDOW * 5000.0 / EXPLORED_SHARE
-
-
-def test_a_head_that_pays_is_not_taken_for_its_shortest_draft() -> None:
-    depth, rates = HeadDepth({1: 100.0}), [0.9] * MOST_HEAD_DEPTH
-    assert depth.choose([rates], 1, flat) > 0
-    for now_us, took_us in enumerate((50.0, 150.0) * 100):
-        depth.observe(1, 1, took_us, now_us)
-    assert depth.drafting_us(1, 1) == pytest.approx(100.0, rel=0.1)
 
 
 def test_what_its_forwards_take_is_refined() -> None:

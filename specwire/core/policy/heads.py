@@ -13,9 +13,7 @@ from specwire.core.policy.tunables import (
     PROBE_WINDOW,
     READ_FOR,
     RISKED_SHARE,
-    STEP_OUTLIER,
     STEP_WEIGHT,
-    TIMING_WEIGHT,
 )
 
 
@@ -83,11 +81,7 @@ class HeadDepth:
     def observe(self, sessions: int, forwards: int, took_us: float, now_us: float) -> None:
         """The head has drafted for so many sessions, as deep as it ran forwards."""
         if forwards:
-            # A head that does not pay is tried the more seldom, the slower it is thought to be; and no hiccup makes a
-            # forward shorter than it is.
-            misjudged = not self.pays and took_us * STEP_OUTLIER < self.drafting_us(sessions, forwards)
-            weight = TIMING_WEIGHT if misjudged else STEP_WEIGHT
-            self._scale = smoothed(self._scale, took_us / self._measured_us(sessions, forwards), weight)
+            self._scale = smoothed(self._scale, took_us / self._measured_us(sessions, forwards), STEP_WEIGHT)
         self._drafted_us = now_us
 
     def due(self, now_us: float) -> bool:
