@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count, islice, takewhile
@@ -40,6 +40,11 @@ class HeadRequest(NamedTuple):
     tokens: Sequence[int]
     sampling: Sampling
     depth: int
+
+
+# Told of each forward of a head's draft: the places of the requests that it was for, and the probability of the likeliest
+# token of each. Returns whether there is to be another one.
+GoOn = Callable[[Sequence[int], Sequence[float]], bool]
 
 
 def check_pace(pace: Pace, sampling: Sampling) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from specwire.core.draft import HeadRequest
+from specwire.core.draft import GoOn, HeadRequest
 from specwire.core.law.acceptance import RowChoice
 from specwire.core.law.sampling import TokenScore
 from specwire.core.messages import MOST_WINDOW, SourceKind, TokenLogprobs
@@ -187,7 +187,7 @@ class SimHead:
     def stop(self) -> None:
         self._heeded = frozenset()
 
-    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
+    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
         depths = [min(request.depth, self.depth.most) for request in requests]
         self.drafted_us += self._forward_us * max(depths)
         return [self._says(request, depth) for request, depth in zip(requests, depths, strict=True)]

@@ -11,7 +11,7 @@ import pytest
 from specwire.core.law.sampling import Rule, Sampling, with_rule
 from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.estimates import AcceptanceByPosition
-from specwire.core.policy.heads import HeadAcceptance, HeadDepth
+from specwire.core.policy.heads import HeadAcceptance, HeadDepth, LearntHead
 from specwire.core.policy.tunables import EXPLORED_SHARE, MOST_HEAD_DEPTH
 from specwire.core.text import Ending
 from specwire.core.verify.session import Allowance, VerifySession
@@ -76,7 +76,7 @@ def test_what_its_forwards_take_is_refined() -> None:
 @pytest.mark.parametrize(("decided", "right"), [([5, 6, 7, 8], 3), ([5, 9], 1), ([5, 6], 2), ([9], 0)])
 def test_acceptance_is_learnt_from_the_text(decided: list[int], right: int) -> None:
     text = [1, 2, 3]
-    source = HeadSource(text, AcceptanceByPosition())
+    source = HeadSource(text, LearntHead())
     source.propose([5, 6, 7])
     guess = source.look()
     assert guess is not None
@@ -92,7 +92,7 @@ def test_acceptance_is_learnt_from_the_text(decided: list[int], right: int) -> N
 
 
 def test_nothing_is_proposed_where_nothing_was_drafted() -> None:
-    source = HeadSource([1], AcceptanceByPosition())
+    source = HeadSource([1], LearntHead())
     source.propose([])
     assert not source.proposed
     source.text_grew()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from specwire.core.draft import HeadRequest
+from specwire.core.draft import GoOn, HeadRequest
 from specwire.core.messages import SourceKind
 from specwire.core.policy.heads import HeadDepth
 from specwire.lm import Feed, LanguageModel, load_model
@@ -50,7 +50,7 @@ class ScriptedHeads:
     def stop(self) -> None:
         self.stopped = True
 
-    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
+    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
         self.asked += requests
         self.together.append(len(requests))
         self.slowed()
@@ -95,7 +95,12 @@ class SayingHead:
         assert sum(len(feed.tokens) for feed in feeds) == len(features)
 
     def draft(
-        self, feeds: Sequence[Feed], features: torch.Tensor, requests: Sequence[HeadRequest], vocabulary: int
+        self,
+        feeds: Sequence[Feed],
+        features: torch.Tensor,
+        requests: Sequence[HeadRequest],
+        vocabulary: int,
+        go_on: GoOn | None = None,
     ) -> list[list[int]]:
         self.read(feeds, features)
         self.drafts += len(requests)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from specwire.core.draft import HeadRequest
+from specwire.core.draft import GoOn, HeadRequest
 from specwire.core.policy.estimates import likely
 from specwire.core.policy.heads import HeadDepth
 from specwire.core.policy.tunables import EXPLORED_SHARE, LEAST_BEHIND, LET_BE, PREFILL_ROWS, PROBE_WINDOW, READ_AT
@@ -33,7 +33,7 @@ class Heads(Protocol):
     def unread(self, slot: int) -> int | None: ...
     def heed(self, slots: Collection[int] | None) -> None: ...
     def catch_up(self, requests: Sequence[HeadRequest]) -> None: ...
-    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]: ...
+    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]: ...
     def foresee(self, requests: Sequence[HeadRequest]) -> None: ...
     def stop(self) -> None: ...
 
@@ -351,10 +351,16 @@ class HeadDrafting:
         began_us = now_us()
         # The next step finds this noise ready, while a plain step computes it itself: so it is charged here.
         thought_us += began_us - foreseen_us
-        drafted = heads.draft(requests)
+        deepening = self._depth.deepening(
+            [each.source.acceptance.rates(each.depth) for each in asked],
+            [each.source.confidence for each in asked],
+            len(step.decoding),
+            step.V,
+        )
+        drafted = heads.draft(requests, deepening.goes_on)
         self._short = False
-        for each, tokens in zip(asked, drafted, strict=True):
-            each.source.propose(tokens)
+        for each, tokens, sure in zip(asked, drafted, deepening.sure, strict=True):
+            each.source.propose(tokens, sure)
         ended_us, forwards = now_us(), max(map(len, drafted))
         took_us = ended_us - began_us
         likely_us = thought_us + self._depth.likely_us(len(asked), forwards, took_us)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
-from specwire.core.policy.estimates import AcceptanceByPosition, ForwardTimes, Hiccups, affordable, smoothed
+from specwire.core.policy.estimates import (
+    AcceptanceByConfidence,
+    AcceptanceByPosition,
+    ForwardTimes,
+    Hiccups,
+    affordable,
+    smoothed,
+)
 from specwire.core.policy.tunables import (
     LEAST_GUESS_GAIN,
     MOST_HEAD_DEPTH,
@@ -17,13 +25,21 @@ from specwire.core.policy.tunables import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class LearntHead:
+    """What all sessions together learnt of a head: how often its tokens are accepted."""
+
+    by_position: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
+    by_confidence: AcceptanceByConfidence = field(default_factory=AcceptanceByConfidence)
+
+
 class HeadAcceptance:
-    """What all sessions together learnt of a head; texts that are drawn by noise apart from greedy ones."""
+    """Of texts that are drawn by noise apart from greedy ones."""
 
     def __init__(self) -> None:
-        self._greedy, self._drawn = AcceptanceByPosition(), AcceptanceByPosition()
+        self._greedy, self._drawn = LearntHead(), LearntHead()
 
-    def of(self, temperature: float) -> AcceptanceByPosition:
+    def of(self, temperature: float) -> LearntHead:
         return self._drawn if temperature > 0.0 else self._greedy
 
 
@@ -57,8 +73,8 @@ class HeadDepth:
         self._hiccups = Hiccups()
         self._drafted_us = self._tried_us = 0.0
         self._row_us = row_us
-        # Share of plain steps' time that drafting was last expected to save.
-        self._saved = 0.0
+        # Share of plain steps' time that drafting was last expected to save, and the tokens in a microsecond with it.
+        self._saved = self._rate = 0.0
 
     def drafting_us(self, sessions: int, depth: int) -> float:
         """What so many forwards are expected to take."""
@@ -111,9 +127,23 @@ class HeadDepth:
             rate = tokens / (V(decoding + depth * sessions) + tapped_us + self.drafting_us(sessions, depth))
             if rate > best_rate:
                 best, best_rate = depth, rate
-        self.pays = best > 0
+        self.pays, self._rate = best > 0, best_rate
         self._saved = 1.0 - decoding / V(decoding) / best_rate if best else 0.0
         return best
+
+    def further_us(self, sessions: int) -> float:
+        """What one forward more is expected to take."""
+        return self._scale * self._forward.at(sessions)
+
+    def deepening(
+        self,
+        rates: Sequence[Sequence[float]],
+        known: Sequence[AcceptanceByConfidence],
+        decoding: int,
+        V: Callable[[int], float],
+    ) -> Deepening:
+        """Of a draft at the depth that was chosen last. known: of each text. For the rest see `choose`."""
+        return Deepening(rates, known, decoding, V, self.further_us(len(rates)), self._rate if self.pays else 0.0)
 
     def reading_us(self, rows: int) -> float:
         """What so many positions of a text are expected to take, in a forward of their own."""
@@ -164,3 +194,62 @@ class HeadDepth:
         time_us = V(decoding + depth * sessions) + self.tapped_us(decoding) + self.drafting_us(sessions, depth)
         least_rate = LEAST_GUESS_GAIN * decoding / V(decoding)
         return tokens > least_rate * time_us
+
+
+class Deepening:
+    """Ends a draft where no further forward is expected to pay, by how sure the head is of what it has drafted.
+
+    The tokens that some number of further forwards are expected to decide must be worth their time, and that of the
+    rows that test them, at the rate that the step was expected to have. So where a head's probabilities tell nothing,
+    a draft is as deep as it was chosen; a try is, too.
+
+    Args:
+        rates, known: of each text, P(accept | tested) by position, and by how sure the head is.
+        forward_us: of a further forward. rate: tokens in a microsecond; 0.0 for a try.
+
+    sure: what was told of each text's tokens.
+    """
+
+    def __init__(
+        self,
+        rates: Sequence[Sequence[float]],
+        known: Sequence[AcceptanceByConfidence],
+        decoding: int,
+        V: Callable[[int], float],
+        forward_us: float,
+        rate: float,
+    ) -> None:
+        self.sure: list[list[float]] = [[] for _ in rates]
+        self._rates, self._known = rates, known
+        self._decoding, self._V = decoding, V
+        self._forward_us, self._rate = forward_us, rate
+        # P(all that was drafted is accepted).
+        self._whole = [1.0] * len(rates)
+
+    def goes_on(self, live: Sequence[int], sure: Sequence[float]) -> bool:
+        """See `GoOn`."""
+        telling = False
+        for at, each in zip(live, sure, strict=True):
+            drafted, known = self.sure[at], self._known[at]
+            telling = telling or known.trusted
+            self._whole[at] *= known.chance(each) if known.trusted else self._rates[at][len(drafted)]
+            drafted.append(each)
+        return not telling or self._pays(live)
+
+    def _pays(self, live: Sequence[int]) -> bool:
+        rows, rate = self._decoding + sum(map(len, self.sure)), self._rate
+        now_us = self._V(rows)
+        least = rate * (self._V(rows + len(live)) - now_us) / len(live)
+        ahead = [(self._whole[at], self._rates[at][len(self.sure[at]) :]) for at in live]
+        # Of other texts no further token would be tested.
+        worth = [(whole, rates) for whole, rates in ahead if rates and whole * rates[0] > least]
+        tokens, reached = 0.0, [whole for whole, _ in worth]
+        for more in range(1, max((len(rates) for _, rates in worth), default=0) + 1):
+            reached = [
+                whole * rates[more - 1] if more <= len(rates) else 0.0
+                for whole, (_, rates) in zip(reached, worth, strict=True)
+            ]
+            tokens += sum(reached)
+            if tokens >= rate * (self._V(rows + more * len(worth)) - now_us + more * self._forward_us):
+                return True
+        return False

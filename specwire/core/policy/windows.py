@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from specwire.core.messages import MOST_WINDOW, SourceKind
 from specwire.core.policy.costs import part_of
-from specwire.core.policy.estimates import AcceptanceByPosition, affordable, expected_tokens, worth_waiting
+from specwire.core.policy.estimates import AcceptanceByPosition, Rates, affordable, expected_tokens, worth_waiting
 from specwire.core.policy.tunables import (
     LEAST_GUESS_GAIN,
     LOOK_US,
@@ -102,7 +102,7 @@ class Guess(NamedTuple):
 
     position: int
     tokens: tuple[int, ...]
-    acceptance: AcceptanceByPosition
+    acceptance: Rates
     kind: SourceKind = SourceKind.NGRAM
 
 
@@ -303,7 +303,7 @@ def _guessed(candidate: StepCandidate, guess: Guess, least: float) -> list[Windo
 
 
 def _cut(
-    candidate: StepCandidate, acceptance: AcceptanceByPosition, ends: Sequence[int], kind: SourceKind, least: float
+    candidate: StepCandidate, acceptance: Rates, ends: Sequence[int], kind: SourceKind, least: float
 ) -> Iterator[WindowPiece]:
     """Pieces that end at `ends`. Their density falls as the probabilities do."""
     start, least = 0, max(least, NEGLIGIBLE)
@@ -317,7 +317,7 @@ def _cut(
         start = end
 
 
-def _whole(candidate: StepCandidate, width: int, acceptance: AcceptanceByPosition, kind: SourceKind) -> WindowPiece:
+def _whole(candidate: StepCandidate, width: int, acceptance: Rates, kind: SourceKind) -> WindowPiece:
     """A window in one piece."""
     gain = expected_tokens(acceptance.rates(width), width) - 1.0
     return WindowPiece(gain / width, gain, width, candidate, kind)
@@ -538,7 +538,7 @@ def _expect(candidate: StepCandidate, share: Share, awaited: Awaited) -> Expecte
     return Expected(candidate, awaited, wider, wider - share.window, gain)
 
 
-def _tokens(acceptance: AcceptanceByPosition, window: int) -> float:
+def _tokens(acceptance: Rates, window: int) -> float:
     return expected_tokens(acceptance.rates(window), window) if window else 1.0
 
 

@@ -21,7 +21,7 @@ from specwire.core.messages import (
     Verdict,
 )
 from specwire.core.policy.costs import DueAnswer, Expectations, Ledger, StepCharge
-from specwire.core.policy.estimates import AcceptanceByPosition
+from specwire.core.policy.heads import LearntHead
 from specwire.core.policy.windows import Awaited, Guess, StepCandidate
 from specwire.core.text import Ending, Text, extend_hash
 from specwire.core.verify.chains import BestPath, Chains, Offer
@@ -113,7 +113,7 @@ class VerifySession:
         ngram: bool = False,
         epoch: int = 0,
         prediction: Sequence[int] = (),
-        head: AcceptanceByPosition | None = None,
+        head: LearntHead | None = None,
         others: Callable[[Sequence[int]], Sequence[NgramSource]] | None = None,
         own_text: bool = True,
         references: Callable[[], References | None] = lambda: None,
@@ -230,7 +230,7 @@ class VerifySession:
         """Time spent since a window was last tested."""
         return self.ledger.elapsed_us - self.tested_us
 
-    def renew_head(self, learnt: AcceptanceByPosition) -> None:
+    def renew_head(self, learnt: LearntHead) -> None:
         """Where a head's tokens are taken, it is another source from now on, of which this is known."""
         if self.head is not None:
             self.head = HeadSource(self.text.tokens, learnt)

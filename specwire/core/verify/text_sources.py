@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from specwire.core.messages import MOST_WINDOW, SourceKind
-from specwire.core.policy.estimates import AcceptanceByPosition
+from specwire.core.policy.estimates import AcceptanceByPosition, PathRates, Rates
+from specwire.core.policy.heads import LearntHead
 from specwire.core.policy.tunables import (
     ELSEWHERE_WEIGHT,
     MATCH_LENGTHS,
@@ -254,7 +255,7 @@ class NgramSource:
             return
         decided, right = _held_against(guess, self._tokens)
         if right < decided or decided == len(guess.tokens):
-            guess.acceptance.observe(decided, right)
+            self.acceptance[self._followed_alike].observe(decided, right)
             if self._learnt is not None:
                 self._learnt[self._followed_alike].observe(decided, right)
             self._followed = None
@@ -412,25 +413,36 @@ class HeadSource:
     Args:
         tokens: the session's text, which grows at its end.
         learnt: of all sessions, where this one begins, and to which it adds.
+
+    confidence: P(accept | tested) by how sure the head is; what it is, all sessions learn together.
     """
 
-    def __init__(self, tokens: Sequence[int], learnt: AcceptanceByPosition) -> None:
-        self.acceptance = learnt.faded(ELSEWHERE_WEIGHT)
+    def __init__(self, tokens: Sequence[int], learnt: LearntHead) -> None:
+        self.acceptance = learnt.by_position.faded(ELSEWHERE_WEIGHT)
+        self.confidence = learnt.by_confidence
         # Whether the head has read the text before what it was first asked for.
         self.read = False
-        self._learnt = learnt
+        self._learnt = learnt.by_position
         self._tokens = tokens
         self._guess: Guess | None = None
+        self._sure: tuple[float, ...] = ()
 
     @property
     def proposed(self) -> bool:
         """Whether something is proposed behind the text as it is now."""
         return self.look() is not None
 
-    def propose(self, tokens: Sequence[int]) -> None:
-        """The head thinks that these follow the text."""
+    def propose(self, tokens: Sequence[int], sure: Sequence[float] = ()) -> None:
+        """The head thinks that these follow the text. sure: the probability of its likeliest token at each of them."""
         if tokens:
-            self._guess = Guess(len(self._tokens), tuple(tokens), self.acceptance, SourceKind.HEAD)
+            self._sure = tuple(sure[: len(tokens)])
+            self._guess = Guess(len(self._tokens), tuple(tokens), self._acceptance_of(self._sure), SourceKind.HEAD)
+
+    def _acceptance_of(self, sure: Sequence[float]) -> Rates:
+        """Of this proposal, if the head's probabilities tell more than positions do; else of all."""
+        if not sure or not self.confidence.trusted:
+            return self.acceptance
+        return PathRates(tuple([self.confidence.chance(each) for each in sure]))
 
     def look(self) -> Guess | None:
         """What may follow the text as it is now."""
@@ -443,5 +455,7 @@ class HeadSource:
         if guess is None:
             return
         decided, right = _held_against(guess, self._tokens)
-        guess.acceptance.observe(decided, right)
+        if self._sure:
+            self.confidence.observe(self._sure, self.acceptance.rates(len(self._sure)), decided, right)
+        self.acceptance.observe(decided, right)
         self._learnt.observe(decided, right)

@@ -8,7 +8,7 @@ from itertools import count
 
 import torch
 
-from specwire.core.draft import DraftRow, HeadRequest
+from specwire.core.draft import DraftRow, GoOn, HeadRequest
 from specwire.core.model import Feed, ModelError
 from specwire.lm.guesses import draw
 from specwire.lm.scripted import CONTEXT, Metronome, Place, Script, ScriptedLM
@@ -83,7 +83,7 @@ class HeadedScript(ScriptedLM):
     def stop(self) -> None:
         self._stopped = True
 
-    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
+    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
         """Behind each text as many tokens as are asked for, or as fit into the context.
 
         ValueError unless exactly what is before a text's last token is cached.
@@ -102,11 +102,15 @@ class HeadedScript(ScriptedLM):
             began = time.perf_counter()
             positions = [len(requests[at].tokens) + depth for at in live]
             places = [Place(prefixes[at], position, True) for at, position in zip(live, positions, strict=True)]
-            rows = [DraftRow(p, requests[at].sampling, rate=False) for at, p in zip(live, positions, strict=True)]
-            for at, (token, _) in zip(live, draw(torch.from_numpy(self.head.rows(places)), rows), strict=True):
+            rate = go_on is not None
+            rows = [DraftRow(p, requests[at].sampling, rate) for at, p in zip(live, positions, strict=True)]
+            drawn = draw(torch.from_numpy(self.head.rows(places)), rows)
+            for at, (token, _) in zip(live, drawn, strict=True):
                 drafted[at].append(token)
                 prefixes[at] = self.head.extend(prefixes[at], token)
             self.spend(began, len(live))
+            if go_on is not None and not go_on(live, [sure for _, sure in drawn]):
+                break
         return drafted
 
     def spend(self, began: float, sessions: int) -> None:

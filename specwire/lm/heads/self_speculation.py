@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specwire.core.draft import DraftRow, HeadRequest
+from specwire.core.draft import DraftRow, GoOn, HeadRequest
 from specwire.core.model import Feed, ModelError, ModelInfo
 from specwire.lm.guesses import draw
 from specwire.lm.kv_cache import CachedLM, SkimmingRunner
@@ -60,7 +60,7 @@ class SkimmingModel(CachedLM):
     def stop(self) -> None:
         """Nothing is kept for drafts."""
 
-    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
+    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
         """Behind each text as many tokens as are asked for, or as fit into the context.
 
         ValueError unless exactly what is before a text's last token is cached.
@@ -72,9 +72,12 @@ class SkimmingModel(CachedLM):
         drafted: list[list[int]] = [[] for _ in requests]
         while going := [at for at, request in enumerate(requests) if self._goes_on(request, len(drafted[at]))]:
             logits = self.skim([_next(requests[at], drafted[at]) for at in going], self.kept)
-            rows = [_row(requests[at], len(drafted[at])) for at in going]
-            for at, (token, _) in zip(going, draw(logits, rows), strict=True):
+            rows = [_row(requests[at], len(drafted[at]), go_on is not None) for at in going]
+            drawn = draw(logits, rows)
+            for at, (token, _) in zip(going, drawn, strict=True):
                 drafted[at].append(token)
+            if go_on is not None and not go_on(going, [sure for _, sure in drawn]):
+                break
         return drafted
 
     def _goes_on(self, request: HeadRequest, drafted: int) -> bool:
@@ -87,8 +90,8 @@ def _next(request: HeadRequest, drafted: Sequence[int]) -> Feed:
     return Feed(request.slot, len(request.tokens) - 1 + len(drafted), [last], 1)
 
 
-def _row(request: HeadRequest, drafted: int) -> DraftRow:
-    return DraftRow(len(request.tokens) + drafted, request.sampling, rate=False)
+def _row(request: HeadRequest, drafted: int, rate: bool) -> DraftRow:
+    return DraftRow(len(request.tokens) + drafted, request.sampling, rate)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

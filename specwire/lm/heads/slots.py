@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from specwire.core.draft import HeadRequest
+from specwire.core.draft import GoOn, HeadRequest
 from specwire.core.law.noise import Key
 from specwire.core.model import Feed, ModelInfo, SlotModel
 from specwire.core.policy.tunables import LEAST_BEHIND, PREFILL_ROWS
@@ -51,8 +51,11 @@ class DraftingModel(SlotModel, Protocol):
         """Nothing will be asked any more."""
         ...
 
-    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
-        """Behind each text up to as many tokens as are asked for; what the slots hold stays as it is."""
+    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
+        """Behind each text up to as many tokens as are asked for; what the slots hold stays as it is.
+
+        go_on: told after each forward, and may end the draft; None: nothing is told.
+        """
         ...
 
 
@@ -171,6 +174,22 @@ class _Slot:
                 self.begin(start)
             else:
                 self.cut(start)
+
+
+class _Told:
+    """A `GoOn` of requests that are some of others'. forwards: that it was told of; ended: whether by it.
+
+    places: where they stand among the others.
+    """
+
+    def __init__(self, go_on: GoOn, places: Sequence[int]) -> None:
+        self._go_on, self._places = go_on, places
+        self.forwards, self.ended = 0, False
+
+    def __call__(self, live: Sequence[int], sure: Sequence[float]) -> bool:
+        self.forwards += 1
+        self.ended = not self._go_on([self._places[at] for at in live], sure)
+        return not self.ended
 
 
 class HeadedModel:
@@ -340,7 +359,7 @@ class HeadedModel:
             self._mark_read(feeds)
 
     @torch.inference_mode()
-    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
+    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
         """Behind each text as many tokens as are asked for, as the head has, or as fit into the context.
 
         Everything before a text's last token must be cached. Of a text shorter than two tokens nothing is drafted, nor
@@ -356,12 +375,14 @@ class HeadedModel:
             return drafted
         live = [request for _, request in asked]
         feeds, deepest = [self._feed(request) for request in live], max(request.depth for request in live)
-        found = self._head.draft(self._rows(feeds, deepest - 1), self._held(feeds), live, self.info.vocabulary)
+        told = None if go_on is None else _Told(go_on, [at for at, _ in asked])
+        found = self._head.draft(self._rows(feeds, deepest - 1), self._held(feeds), live, self.info.vocabulary, told)
+        whole = told.forwards if told is not None and told.ended else deepest
         self._mark_read(feeds)
         for (at, request), tokens in zip(asked, found, strict=True):
             drafted[at] = tokens
             self._proven = self._proven or len(tokens) > 0
-            if len(tokens) < request.depth:
+            if len(tokens) < min(request.depth, whole):
                 self._void(request.slot)
                 self._slots[request.slot].begin(self._lm.cached(request.slot))
         if not self._proven:
