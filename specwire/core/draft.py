@@ -42,8 +42,8 @@ class HeadRequest(NamedTuple):
     depth: int
 
 
-# Told of each forward of a head's draft: the places of the requests that it was for, and the probability of the likeliest
-# token of each. Returns whether there is to be another one.
+# Told of each forward of a head's draft: the places of the requests that it was for, and of each the probability of the
+# likeliest token. Returns whether there is to be another one.
 GoOn = Callable[[Sequence[int], Sequence[float]], bool]
 
 

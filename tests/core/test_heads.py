@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product, takewhile
+from random import Random
 
 import pytest
 
@@ -13,6 +14,7 @@ from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import HeadAcceptance, HeadDepth, LearntHead
 from specwire.core.policy.tunables import EXPLORED_SHARE, MOST_HEAD_DEPTH
+from specwire.core.policy.windows import StepCandidate, divided
 from specwire.core.text import Ending
 from specwire.core.verify.session import Allowance, VerifySession
 from specwire.core.verify.text_sources import HeadSource
@@ -111,6 +113,91 @@ def test_a_session_begins_with_what_others_learnt_under_the_same_kind_of_rule() 
     assert drawn.acceptance.rates(2) == AcceptanceByPosition().rates(2)
 
 
+def confident(classes: Callable[[bool], float], rate: float = 0.7, tokens: int = 600) -> HeadSource:
+    """Behind proposals of four tokens each, of which `classes` says how sure the head was, by whether one was right."""
+    random, learnt = Random(1), LearntHead()
+    for _ in range(tokens // 4):
+        text = [1]
+        source = HeadSource(text, learnt)
+        hits = [random.random() < rate for _ in range(4)]
+        source.propose([5, 6, 7, 8], [classes(hit) for hit in hits])
+        text += [token if hit else 9 for token, hit in zip((5, 6, 7, 8), hits, strict=True)]
+        source.text_grew()
+    return HeadSource([1], learnt)
+
+
+def telling(hit: bool) -> float:
+    return 0.85 if hit else 0.25
+
+
+def test_a_proposal_has_the_head_s_own_probabilities_as_far_as_they_come_true() -> None:
+    source = confident(telling)
+    assert source.confidence.trusted
+    source.propose([5, 6, 7], [0.89, 0.2, 0.81])
+    guess = source.look()
+    assert guess is not None
+    first, second, third = guess.acceptance.rates(3)
+    assert first == third > 0.95
+    assert second < 0.05
+    assert guess.acceptance.expected(3) == pytest.approx(1 + first + first * second + first * second * third)
+
+
+@pytest.mark.parametrize("sure", [0.99, 0.05, None], ids=["too sure", "not sure enough", "at random"])
+def test_probabilities_that_tell_nothing_leave_a_proposal_what_its_positions_tell(sure: float | None) -> None:
+    """What is too high, or too low, all the same tells nothing of which tokens are right."""
+    random = Random(2)
+
+    def said(_hit: bool) -> float:
+        return random.random() if sure is None else sure
+
+    source = confident(said)
+    source.propose([5, 6], [said(True), said(True)])
+    guess = source.look()
+    assert guess is not None
+    assert guess.acceptance.rates(2) == pytest.approx(source.acceptance.rates(2), abs=0.2)
+
+
+def test_a_step_s_rows_go_where_the_head_is_sure() -> None:
+    """A row is worth it where it decides more than every fifth token."""
+    source = confident(telling)
+
+    def candidate(slot: int, sure: Sequence[float]) -> StepCandidate:
+        source.propose([5, 6, 7, 8], sure)
+        return StepCandidate(slot, 9, 1, 0, 1e9, AcceptanceByPosition(), guess=source.look())
+
+    candidates = [candidate(0, [0.89] * 4), candidate(1, [0.2] * 4), candidate(2, [0.89, 0.89, 0.2, 0.89])]
+    windows = divided(candidates, lambda rows: 1000.0 + 100.0 * rows)
+    assert [windows.of(slot).width for slot in range(3)] == [4, 0, 2]
+
+
+@pytest.mark.parametrize(("sure", "forwards"), [(0.89, 8), (0.2, 1)])
+def test_a_draft_ends_where_a_further_forward_would_hardly_decide_anything(sure: float, forwards: int) -> None:
+    source, depth, rates = confident(telling), HeadDepth({1: 30.0}), [[0.8] * MOST_HEAD_DEPTH]
+    assert depth.choose(rates, 1, flat) == MOST_HEAD_DEPTH
+    deepening = depth.deepening(rates, [source.confidence], 1, flat)
+    while deepening.goes_on([0], [sure]) and len(deepening.sure[0]) < MOST_HEAD_DEPTH:
+        pass
+    assert len(deepening.sure[0]) == forwards
+
+
+def test_a_draft_goes_on_while_it_pays_for_all_texts_together_and_a_try_to_its_end() -> None:
+    known, rates = confident(telling).confidence, [[0.8] * MOST_HEAD_DEPTH] * 4
+
+    def goes_on(sure: Sequence[float], forward_us: float, pays: bool = True) -> bool:
+        depth = HeadDepth({1: forward_us})
+        assert (depth.choose(rates, 4, flat) > 0) == pays
+        return depth.deepening(rates, [known] * 4, 4, flat).goes_on(range(4), sure)
+
+    assert goes_on([0.89] * 4, 400.0)
+    assert goes_on([0.89, 0.2, 0.2, 0.2], 50.0)
+    assert not goes_on([0.89, 0.2, 0.2, 0.2], 400.0)
+    assert goes_on([0.2] * 4, 4000.0, pays=False)
+    # Nothing is known of how often what it is sure of is right.
+    depth, fresh = HeadDepth({1: 100.0}), LearntHead().by_confidence
+    assert depth.choose(rates, 4, flat)
+    assert depth.deepening(rates, [fresh] * 4, 4, flat).goes_on(range(4), [0.01] * 4)
+
+
 def test_what_is_there_for_nothing_is_beaten_by_more_than_it_costs() -> None:
     """At 0.7 a position two guesses decide 2.19 tokens, three 2.53; each costs a fifth of one."""
     head, rates = HeadDepth({1: 200.0}, most=3), [0.7, 0.7, 0.7]
@@ -158,7 +245,7 @@ def session_of(target: Target, decided: int, noted: Noted) -> VerifySession:
     end = len(PROMPT) + LENGTH
     ending, allowance = Ending(end, frozenset(), frozenset()), Allowance(len(PROMPT) + decided, end)
     return VerifySession.opened(
-        target.text(decided), len(PROMPT), target.sampling, ending, allowance, target.vocabulary, head=noted
+        target.text(decided), len(PROMPT), target.sampling, ending, allowance, target.vocabulary, head=LearntHead(noted)
     )
 
 

@@ -19,7 +19,10 @@ LENGTH = 40
 
 
 class ScriptedHeads:
-    """Says what `tokens` makes of the right continuation."""
+    """Says what `tokens` makes of the right continuation.
+
+    sure: of each token, by whether it is right; None: nothing is told of any. further: called for each forward told of.
+    """
 
     def __init__(self, tokens: Callable[[list[int]], list[int]]) -> None:
         self.asked: list[HeadRequest] = []
@@ -30,6 +33,8 @@ class ScriptedHeads:
         self.stopped = self.forgets = False
         self.reading: Callable[[], None] = lambda: None
         self.slowed: Callable[[], None] = lambda: None
+        self.sure: Callable[[bool], float] | None = None
+        self.further: Callable[[], None] = lambda: None
         self.tokens_at: Callable[[int], Callable[[list[int]], list[int]]] = lambda _length: tokens
         self._lm = load_model(MODEL, slots=1)
 
@@ -55,10 +60,16 @@ class ScriptedHeads:
         self.together.append(len(requests))
         self.slowed()
         self.lengths += [len(request.tokens) for request in requests]
-        return [
-            self.tokens_at(len(request.tokens))(oracle(self._lm, request.tokens, request.depth, request.sampling))
-            for request in requests
-        ]
+        true = [oracle(self._lm, request.tokens, request.depth, request.sampling) for request in requests]
+        said = [self.tokens_at(len(request.tokens))(each) for request, each in zip(requests, true, strict=True)]
+        if self.sure is None or go_on is None:
+            return said
+        for depth in range(max(map(len, said))):
+            self.further()
+            live = [at for at, tokens in enumerate(said) if depth < len(tokens)]
+            if not go_on(live, [self.sure(said[at][depth] == true[at][depth]) for at in live]):
+                return [tokens[: depth + 1] for tokens in said]
+        return said
 
 
 class TappedScript:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -416,6 +417,42 @@ def test_a_head_whose_first_forward_is_dear_drafts_as_deep_as_pays_and_bears_a_h
     rig.open(1, PROMPT, max_tokens=120)
     rig.run()
     assert rig.engine.steps < 30
+
+
+def test_a_draft_is_as_deep_as_the_head_is_sure_where_that_tells_anything() -> None:
+    """A token in four is wrong. One head tells which, the probabilities of another tell nothing, a third has none."""
+
+    def played(sure: Callable[[bool], float] | None) -> tuple[float, list[int]]:
+        heads, forwards = ScriptedHeads(right), [0]
+        heads.tokens_at = lambda length: (
+            lambda tokens: [
+                token if (at * at + at // 3) % 4 else (token + 1) % 60 for at, token in enumerate(tokens, length)
+            ]
+        )
+        rig = Rig(MODEL, ngram=False, context=1024, growth=0.02, drafting=HeadDrafting(heads, HeadDepth({1: 100.0})))
+
+        def slow() -> None:
+            rig.now += 100.0
+            forwards[-1] += 1
+
+        def begin() -> None:
+            forwards.append(0)
+            if sure is None:
+                for _ in range(heads.asked[-1].depth):
+                    slow()
+
+        heads.sure, heads.further, heads.slowed = sure, slow, begin
+        rig.open(1, PROMPT, max_tokens=400)
+        rig.run()
+        return rig.now, forwards
+
+    silent, _ = played(None)
+    random = Random(3)
+    telling_nothing, _ = played(lambda _right: random.random())
+    telling, forwards = played(lambda right: 0.75 + 0.2 * random.random() if right else 0.3 * random.random())
+    assert telling < 0.95 * silent
+    assert telling_nothing < 1.02 * silent
+    assert len(set(forwards[-40:])) > 2
 
 
 def test_a_head_that_fails_is_switched_off_with_a_sentence_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
