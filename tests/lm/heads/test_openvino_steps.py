@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -105,6 +106,23 @@ def test_a_large_head_has_one_graph_and_drafts_the_same(
         drafted.append([lm.draft(asked), lm.draft(asked[:1])])
     assert drafted[0] == drafted[1]
     assert drafted[0][0][:1] == drafted[0][1]
+
+
+def test_it_is_as_sure_of_its_tokens_as_torch_is(where: tuple[str, str]) -> None:
+    text, told = [3 + (7 * index) % 40 for index in range(20)], []
+    asked = [HeadRequest(slot, text[: 12 + slot], Sampling(temperature=slot / 2, seed=slot), 3) for slot in range(3)]
+    for lm in (headed(where, "openvino"), headed(where, "torch")):
+        lm.forward([Feed(slot, 0, text[: 11 + slot], 1) for slot in range(3)])
+        said: list[float] = []
+
+        def go_on(_live: Sequence[int], sure: Sequence[float], said: list[float] = said) -> bool:
+            said.extend(sure)
+            return True
+
+        lm.draft(asked, go_on)
+        told.append(said)
+    assert len(told[0]) == 9
+    assert told[0] == pytest.approx(told[1], rel=0.05)
 
 
 def test_texts_at_the_end_of_their_slots_leave_others_alone(where: tuple[str, str]) -> None:
