@@ -1,10 +1,10 @@
 """What it gains to draft as deep as a head is sure: python -m bench.branching.head_depths --help.
 
 The demo target writes texts by its own draws. At each place of these its head drafts MOST_HEAD_DEPTH tokens, as it
-would in the engine, each behind its own guesses; kept are the probability of its likeliest token and how many of the tokens
-are the text's. So any policy's steps follow: they are played with the engine's own rules, without ledger, in virtual
-time. A forward of the target takes V(m) = V(1) (1 + slope (m - 1)), one of the head for one text a share of V(1), and
-SHARE_OF_TEXT of that more for each further text.
+would in the engine, each behind its own guesses; kept are the probability of its likeliest token and how many of the
+tokens are the text's. So any policy's steps follow: they are played with the engine's own rules, without ledger, in
+virtual time. A forward of the target takes V(m) = V(1) (1 + slope (m - 1)), one of the head for one text a share of
+V(1), and SHARE_OF_TEXT of that more for each further text.
 
 First come errors of what is foretold for tokens behind accepted ones: by position as each session learns it, and by how
 sure the head is, in classes that all sessions learn together. ECE is the mean gap between foretold and observed
@@ -41,7 +41,7 @@ from specwire.lm.heads.eagle3 import Eagle3
 from specwire.rpc.process import say
 
 # Of the cells: shares of V(1) of a further row, and of a forward of the head.
-SLOPES, HEADS = (0.003, 0.02, 0.08), (0.05, 0.1, 0.2)
+CELLS = ((0.003, 0.05), (0.02, 0.1), (0.08, 0.1))
 SHARE_OF_TEXT = 0.05
 SESSIONS, TEMPERATURES = (1, 4, 16, 32), (0.0, 0.8)
 PLAIN_US = 1000.0
@@ -261,12 +261,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         texts = drafted(written(prompts, args.tokens, temperature), [*map(len, prompts)], temperature)
         texts = [places for places in texts if places]
         if not texts:
-            say(
-                f"bench: error: tokens: must be more than {MOST_HEAD_DEPTH}, not {args.tokens}, or all texts end before"
-            )
+            say(f"bench: error: tokens: must be more than {MOST_HEAD_DEPTH}, not {args.tokens}, or texts end before")
             return 2
         off += [(f"{temperature:g}", name, f"{ece:.3f}", f"{brier:.3f}") for name, ece, brier in errors(texts)]
-        for times, sessions in product((Times(*each) for each in zip(SLOPES, HEADS, strict=True)), SESSIONS):
+        for times, sessions in product((Times(*each) for each in CELLS), SESSIONS):
             if sessions <= len(texts):
                 cell = (f"{temperature:g}", f"{times.slope:g}, {times.head:g}", str(sessions))
                 gains.append((*cell, *gain_line(texts, sessions, times)))

@@ -9,7 +9,7 @@ import torch
 from specwire.core.draft import DraftRow
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling, seen_in
-from specwire.lm.guesses import CANDIDATES, _draw_one, draw
+from specwire.lm.guesses import CANDIDATES, _draw_one, confidences, draw
 
 SAMPLINGS = [
     Sampling(),
@@ -53,8 +53,10 @@ def test_the_confidence_is_the_probability_of_the_likeliest_token() -> None:
     scores = logits(5)
     for temperature in (0.0, 0.5):
         expected = (scores / (temperature or 1.0)).softmax(dim=1).max(dim=1).values
-        drawn = draw(scores, [DraftRow(1, Sampling(temperature=temperature), True)] * 5)
+        rows = [DraftRow(1, Sampling(temperature=temperature), True)] * 5
+        drawn = draw(scores, rows)
         assert [confidence for _, confidence in drawn] == pytest.approx(expected.tolist(), rel=1e-4)
+        assert confidences(scores, rows) == pytest.approx(expected.tolist(), rel=1e-4)
 
 
 def test_masked_ids_are_never_drawn() -> None:
