@@ -37,7 +37,7 @@ from specwire.core.policy.windows import StepCandidate, divided
 from specwire.core.verify.text_sources import HeadSource
 from specwire.lm.guesses import confidences, draw_among
 from specwire.lm.heads import eagle3
-from specwire.lm.heads.eagle3 import Eagle3
+from specwire.lm.heads.eagle3 import Eagle3, KeysValues
 from specwire.rpc.process import say
 
 # Of the cells: shares of V(1) of a further row, and of a forward of the head.
@@ -108,7 +108,10 @@ def _places(target: Any, head: Eagle3, text: Sequence[int], first: int, number: 
     states = target(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states
     features = head.fuse(torch.cat([states[tap] for tap in head.config.taps], -1)[:, :count])
     ids = head.target_ids(torch.arange(head.config.draft_vocabulary))
-    fed, before, sure, hits = tokens[:, 1 : 1 + count], [], [], []
+    fed = tokens[:, 1 : 1 + count]
+    before: list[KeysValues] = []
+    sure: list[list[float]] = []
+    hits: list[list[bool]] = []
     for depth in range(MOST_HEAD_DEPTH):
         features, own = head.step(features, fed, torch.arange(depth, depth + count), before)
         before.append(own)

@@ -296,7 +296,7 @@ def _goes_on(go_on: GoOn | None, step: _Step, requests: Sequence[HeadRequest], s
     """Tell `go_on` of the forward that was the last one, if of any; not of texts that want no more, or are lost."""
     if go_on is None:
         return True
-    fine = np.isfinite(np.stack(sums)).all(axis=0)
+    fine: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(np.stack(sums)))
     live = [row for row, request in enumerate(requests) if fine[row] and len(sums) <= request.depth]
     sure = step.told(SURE, len(requests)).tolist()
     return not live or go_on(live, [sure[row] for row in live])
