@@ -10,7 +10,11 @@ First come errors of what is foretold for tokens behind accepted ones: by positi
 sure the head is, in classes that all sessions learn together. ECE is the mean gap between foretold and observed
 frequency over ten bins (Naeini et al. 2015), Brier the mean squared error. Then tokens in V(1) of plain steps: at the
 best fixed depth, at the depth that acceptance by position chooses, and with drafts that end, and rows that are divided,
-by how sure the head is; `at random` is that with probabilities that tell nothing.
+by how sure the head is; `at random` is that with probabilities that tell nothing. What telling takes is not counted.
+
+With 32 prompts x 128 tokens the last but one is 1.03 to 1.09 times the depth by position with one session, 1.00 to 1.05
+with 4 to 32; at random it is 0.99 to 1.01. ECE is 0.009 (greedy) and 0.018 (0.8), Brier 0.072 and 0.176; by position
+0.019 and 0.019, 0.117 and 0.218.
 """
 
 from __future__ import annotations
@@ -250,7 +254,7 @@ def gain_line(texts: Sequence[Sequence[Place]], sessions: int, times: Times) -> 
 def main(argv: Sequence[str] | None = None) -> int:
     line = argparse.ArgumentParser(
         prog="python -m bench.branching.head_depths",
-        description="What it gains to draft as deep as the demo pair's head is sure, in virtual time (two minutes).",
+        description="What it gains to draft as deep as the demo pair's head is sure, in virtual time (three minutes).",
     )
     line.add_argument("--prompts", type=int, default=32, metavar="N", help="held-out prompts (default: 32)")
     line.add_argument("--tokens", type=int, default=128, metavar="N", help="new tokens for each (default: 128)")
