@@ -204,19 +204,16 @@ Draw = Callable[[Any, Sequence[int], Sequence[Expansion]], list[Drawn]]
 class DraftForward(NamedTuple):
     """What a forward feeds: of each session of `batch`, the nodes that it extends, and its feed.
 
-    short: nothing in it catches up with a long text. texts: what it feeds of callers' texts.
+    rows: of all that is fed. short: nothing in it catches up with a long text. texts: what it feeds of callers' texts.
     """
 
     batch: list[DraftingSession]
     chosen: list[list[DraftNode]]
     feeds: list[Feed]
+    rows: int
     short: bool
     began_ns: int
     texts: list[TextFeed]
-
-    @property
-    def rows(self) -> int:
-        return sum(len(feed.tokens) for feed in self.feeds) + rows_of(self.texts)
 
 
 def rows_of(texts: Sequence[TextFeed]) -> int:
@@ -288,7 +285,7 @@ class Sessions:
 
     def _take_commands(self) -> bool:
         """Apply waiting commands, and wait if there is nothing else to do; False once asked to stop."""
-        while not self.inbox.empty() or not (self.wanting or self.writer.wants(self._free)):
+        while not self.inbox.empty() or not (self.wanting or (self.writer.texts and self.writer.wants(self._free))):
             command = self.inbox.get()
             if isinstance(command, Stop):
                 return False
@@ -453,10 +450,10 @@ class Sessions:
         `end` must follow before any command is applied.
         """
         batch = [drafting for drafting in self._open.values() if drafting.wants_token]
-        self.writer.seat(self._free)
-        texts = self.writer.feeds(self._model.cached, ROWS_BESIDE_DRAFTING if batch else LONG_TEXT_ROWS)
+        texts = self._of_callers(ROWS_BESIDE_DRAFTING if batch else LONG_TEXT_ROWS) if self.writer.texts else []
         if not batch and not texts:
             return None
+        beside = rows_of(texts) if texts else 0
         began_ns = self._now_ns()
         lacking = [self._lacks(drafting) for drafting in batch]
         long = sum(lacks > LONGEST_OWN_FEED for lacks in lacking)
@@ -464,16 +461,24 @@ class Sessions:
         pairs = zip(batch, lacking, strict=True)
         chosen = [[] if lacks > portion else [drafting.session.take()] for drafting, lacks in pairs]
         if batch and not long:
-            self._branch(batch, chosen, rows_of(texts))
+            self._branch(batch, chosen, beside)
         feeds = [self._feed(drafting, nodes, portion) for drafting, nodes in zip(batch, chosen, strict=True)]
-        return DraftForward(batch, chosen, feeds, not long and rows_of(texts) == len(texts), began_ns, texts)
+        rows = sum(len(feed.tokens) for feed in feeds) + beside
+        return DraftForward(batch, chosen, feeds, rows, not long and beside == len(texts), began_ns, texts)
+
+    def _of_callers(self, most: int) -> list[TextFeed]:
+        """What the next forward feeds of callers' texts, `most` rows of their prompts; those that wait get slots."""
+        self.writer.seat(self._free)
+        return self.writer.feeds(self._model.cached, most)
 
     def end(self, forward: DraftForward) -> None:
         """Compute a forward, and take in what it says."""
         batch, chosen, feeds = forward.batch, forward.chosen, forward.feeds
         try:
-            computed, drawn = self._forward(batch, chosen, [*feeds, *(each.feed for each in forward.texts)])
-            self._write(forward.texts, computed, sum(map(len, chosen)))
+            fed = [*feeds, *(each.feed for each in forward.texts)] if forward.texts else feeds
+            computed, drawn = self._forward(batch, chosen, fed)
+            if forward.texts:
+                self._write(forward.texts, computed, sum(map(len, chosen)))
         except Exception as error:  # the model's failure costs these sessions their drafter, nothing else
             log.exception("a forward of %d sessions and %d texts failed", len(batch), len(forward.texts))
             message = f"the drafter's model failed: {type(error).__name__}"

@@ -73,7 +73,7 @@ class TextFeed(NamedTuple):
 
 
 class Writer:
-    """The texts of all callers.
+    """The texts of all callers. `texts`: how many; while there are none, a drafter's step looks no further.
 
     Invariant: a text of `_running` has a slot, one of `_waiting` has none; the latter are in the order in which they
     get one, by falling priority, then by arrival.
@@ -82,6 +82,7 @@ class Writer:
     def __init__(self) -> None:
         self._running: dict[ReplyLink, PlainText] = {}
         self._waiting: list[PlainText] = []
+        self.texts = 0
 
     @property
     def running(self) -> int:
@@ -101,14 +102,16 @@ class Writer:
         history = History(asked.tokens) if asked.sampling.penalised else None
         text = PlainText(asked.link, [*asked.tokens], asked.sampling, asked.ending, asked.priority, history)
         insort_right(self._waiting, text, key=_turn)
+        self.texts += 1
 
     def end(self, link: ReplyLink) -> int | None:
         """End a link's text, if it has one; returns the slot that becomes free."""
-        text = self._running.pop(link, None)
+        text, slot = self._running.pop(link, None), None
         if text is None:
             self._waiting = [each for each in self._waiting if each.link is not link]
-            return None
-        slot, text.slot = text.slot, None
+        else:
+            slot, text.slot = text.slot, None
+        self.texts = len(self._running) + len(self._waiting)
         return slot
 
     def seat(self, free: list[int]) -> None:

@@ -23,6 +23,8 @@ ENTERED = re.compile(r"enters\s+(\d+) files, (\d+) functions, ([\d,]+) lines")
 PRODUCT = ("specwire", "draft_service", "verify_service", "orchestrator", "deploy")
 # Its forward outlasts a round of messages on a busy machine, too, so that drafts come for every second verdict.
 LEISURELY_TARGET = f"{TARGET}:delay_ms=60"
+# What only requests with references, and callers of a drafter's own texts, have a use for.
+NOT_ASKED_FOR = {"specwire/core/verify/references.py", "draft_service/writer.py"}
 Step = tuple[str, str]
 
 
@@ -85,7 +87,10 @@ class SteadyWay:
         """Files, functions, lines of code in these functions."""
         functions = self.functions()
         lines = {(code.co_filename, line) for code in functions for *_, line in code.co_lines() if line}
-        return len({code.co_filename for code in functions}), len(functions), len(lines)
+        return len(self.files()), len(functions), len(lines)
+
+    def files(self) -> set[str]:
+        return {str(Path(code.co_filename).relative_to(ROOT)) for code in self.functions()}
 
 
 def test_the_table_is_short_and_numbered() -> None:
@@ -139,3 +144,4 @@ async def test_a_steady_token_enters_no_more_than_the_page_says() -> None:
     said = dict(zip(seen, (int(figure.replace(",", "")) for figure in stated.groups()), strict=True))
     # A twentieth: on a slow machine a timer may fire for every second verdict.
     assert all(0.95 * said[each] <= seen[each] <= 1.05 * said[each] for each in seen), (seen, said)
+    assert not way.files() & NOT_ASKED_FOR

@@ -161,6 +161,7 @@ def test_every_slot_has_one_holder_whatever_comes(events: list[str], slots: int)
         held = [each.slot for each in sessions._open.values()]
         held += [each.slot for each in sessions.writer._running.values() if each.slot is not None]
         assert sorted([*held, *sessions._free]) == list(range(slots))
+        assert sessions.writer.texts == sessions.writer.running + sessions.writer.waiting
     sessions.apply(LoseLink(link))
     run(sessions)
     for number, caller in enumerate(callers, left["write"] - len(callers) + 1):

@@ -259,7 +259,8 @@ class Engine:
         late = len(runnable) < len(ready)
         if self.sessions.earlier.waiting:
             self.sessions.earlier.read(busy=bool(runnable))
-        unread = self.sessions.references.read(busy=bool(runnable))
+        if self.sessions.references.waiting:
+            self.sessions.references.read(busy=bool(runnable))
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
         for held in runnable.values():
             held.looks()
@@ -292,7 +293,7 @@ class Engine:
             self.tell()
             self._score(scoring)
             return None
-        reading = self.sessions.earlier.waiting or unread
+        reading = self.sessions.earlier.waiting or self.sessions.references.waiting
         return None if plan.shares or reading else Rest(self._next_us(late))
 
     def _next_us(self, late: bool) -> float:

@@ -116,7 +116,7 @@ class SessionManager:
         for handle, tokens in tick.references:
             held = self.roster.get(tick.link, handle)
             if held is not None and held.session.references is not None:
-                held.session.references.add(tokens)
+                self.references.add(held.session.references, tokens)
         self._close(tick)
         if tick.texts:
             self.earlier.add(tick.texts)

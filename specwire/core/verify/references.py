@@ -125,6 +125,8 @@ def capacity_of(lengths: Sequence[int]) -> int:
 class ReferenceRoom:
     """The references of all sessions of a verifier: together in `most_bytes` of memory, and read in turn.
 
+    `waiting`: whether there may be something to take in.
+
     Args:
         held: those of the sessions that are held now; a session that leaves gives its memory back.
     """
@@ -133,6 +135,7 @@ class ReferenceRoom:
         self._most = most_bytes // TOKEN_BYTES
         self._held = held
         self._turn = 0
+        self.waiting = False
 
     @property
     def capacity(self) -> int:
@@ -148,15 +151,21 @@ class ReferenceRoom:
         """The references of a new session; None where there is no room for them."""
         return References(lengths) if self.capacity + capacity_of(lengths) <= self._most else None
 
-    def read(self, busy: bool) -> bool:
-        """Take in some tokens; whether more are there. busy: sessions decide meanwhile.
+    def add(self, references: References, part: array[int]) -> None:
+        """See `References.add`."""
+        references.add(part)
+        self.waiting = True
+
+    def read(self, busy: bool) -> None:
+        """Take in some tokens. busy: sessions decide meanwhile.
 
         Each time another session's, however many have some: what a step waits for does not grow with them.
         """
         unread = [references for references in self._held() if references.unread]
         if not unread:
-            return False
+            self.waiting = False
+            return
         self._turn += 1
         references = unread[self._turn % len(unread)]
         references.read(REFERENCES_BESIDE_A_STEP if busy else READ_AT_ONCE)
-        return len(unread) > 1 or references.unread
+        self.waiting = len(unread) > 1 or references.unread
