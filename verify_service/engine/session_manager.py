@@ -342,7 +342,8 @@ class SessionManager:
         return references
 
     def _held_references(self) -> list[References]:
-        return [held.session.references for held in self.roster if held.session.references is not None]
+        # Of a copy: figures are asked for beside the engine's thread.
+        return [held.session.references for held in list(self.roster) if held.session.references is not None]
 
     def _seated(self, held: Held) -> None:
         if held.session.ready and not held.told:
