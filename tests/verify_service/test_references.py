@@ -9,7 +9,7 @@ import weakref
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,12 +18,13 @@ from specwire.core.law.sampling import Acceptance, Rule, Sampling
 from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.tunables import REFERENCES_BESIDE_A_STEP
 from specwire.core.verify.references import References, capacity_of, check_lengths, checked_ids
-from specwire.core.verify.session import Allowance
+from specwire.core.verify.session import Allowance, VerifySession
 from specwire.core.verify.shared_texts import FIRST_TOKENS, TOKEN_BYTES
 from specwire.v1 import common_pb2, verify_pb2
 from tests.verify_service.peer import open_message
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
 from verify_service.engine.messages import LinkLost
+from verify_service.engine.sessions import Held
 from verify_service.service import tick_from_wire
 
 # A script whose texts do not repeat themselves.
@@ -188,6 +189,44 @@ def test_what_finds_no_room_is_left_out_and_another_session_may_have_it_later() 
     assert on.engine.sessions.counts["references of a request: without room"] == 1
     assert steps(on, 4, [text]) < alone / 2
     assert steps(rig(memory=0), 1, [text]) == alone
+
+
+def test_a_session_that_is_opened_with_another_text_has_the_room_of_its_former_references() -> None:
+    on = rig(memory=FIRST_TOKENS * TOKEN_BYTES)
+    text = oracle(on.lm, PROMPT, LENGTH)
+    ask(on, 1, [text])
+    for _ in range(5):
+        on.step()
+    others = tuple(text[:3])
+    on.open(1, (*PROMPT, 7), max_tokens=LENGTH, attach=2, references=(len(others),))
+    on.tick(references=((1, array("I", others)),))
+    for _ in range(3):
+        on.step()
+    held = on.engine.roster.get(0, 1)
+    assert held is not None
+    assert held.session.references is not None
+    assert held.session.references.tokens == len(others)
+    assert not on.engine.sessions.counts["references of a request: without room"]
+
+
+def test_their_memory_can_be_told_while_sessions_come_and_go() -> None:
+    """Whoever asks for figures does so beside the engine's thread."""
+    on = rig()
+    ask(on, 1, [strange(100)])
+    ask(on, 2, [strange(100)])
+    on.step()
+    sessions = on.engine.sessions
+    known = sessions.roster._by_id
+    first = known["session-1"]
+
+    class Going:
+        @property
+        def session(self) -> VerifySession:
+            known.pop("session-2", None)
+            return first.session
+
+    known["session-1"] = cast(Held, Going())
+    assert sessions.references.size == 2 * FIRST_TOKENS * TOKEN_BYTES
 
 
 @pytest.mark.parametrize("how", ["asked for", "verifier", "rule"])

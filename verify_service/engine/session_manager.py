@@ -225,6 +225,8 @@ class SessionManager:
         if self._resume(held, link, opening):
             return None
         self.counts["held session opened with another text"] += 1
+        if held.session.references is not None:
+            held.session.references.drop()  # what takes its place may need their memory
         return self._admit(link, opening, held)
 
     def _resume(self, held: Held, link: int, opening: Opening) -> bool:
