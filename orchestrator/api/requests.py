@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
@@ -198,18 +199,19 @@ async def reference_tokens(request: generation_pb2.GenerateRequest, target: Targ
     for part in request.references:
         convert.check_known(part, "references")
         if part.WhichOneof("content") == "text":
-            documents.append(await _document_tokens(part.text, target))
+            left = MOST_REFERENCE_TOKENS - sum(map(len, documents))
+            documents.append(await _document_tokens(part.text, target, left))
         else:
             documents.append(checked_ids(part.tokens.ids, target.info.vocabulary))
         check_lengths(list(map(len, documents)))
     return tuple(documents)
 
 
-async def _document_tokens(text: str, target: Target) -> array[int]:
+async def _document_tokens(text: str, target: Target, most: int) -> array[int]:
     """A text's tokens. A long one is encoded line by line, some thousand characters at a time.
 
     The library takes some hundred bytes for each token that it finds. What is encoded apart may have other tokens at
-    the seams, and a guess is wrong there.
+    the seams, and a guess is wrong there. InvalidParameter: more than `most` tokens; what follows is not encoded.
     """
     tokens, at = array("I"), 0
     while at < len(text):
@@ -218,6 +220,10 @@ async def _document_tokens(text: str, target: Target) -> array[int]:
             end = text.rfind("\n", at, end) + 1 or end
         piece, at = text[at:end], end
         tokens.extend(await encode_aside(target.tokenizer, piece))
+        if len(tokens) > most:
+            message = f"more than the {MOST_REFERENCE_TOKENS} tokens that are allowed together"
+            raise InvalidParameter("references", message)
+        await asyncio.sleep(0)  # others of the event loop feel many short ones as they feel a long one
     return tokens
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import replace
 from typing import cast
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from orchestrator.api import requests
 from orchestrator.api.requests import DOCUMENT_PIECE, digest_of, encoded, reference_tokens, single_requests, sources_of
 from orchestrator.peers.models import ReadTokenizer, Target
 from specwire.core.invalid import InvalidParameter
@@ -24,6 +26,7 @@ class WatchedTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.threads: set[int] = set()
+        self.characters = 0
 
     def encode(self, text: str, add_special_tokens: bool) -> object:
         self.threads.add(threading.get_ident())
@@ -36,6 +39,7 @@ class WatchedTokenizer:
     def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> object:
         self.threads.add(threading.get_ident())
         assert max(map(len, texts)) <= DOCUMENT_PIECE
+        self.characters += sum(map(len, texts))
         return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
 
@@ -101,6 +105,26 @@ async def test_references_are_refused_by_name(references: list[str | list[int]],
     with pytest.raises(InvalidParameter, match=f"^{message}"):
         await reference_tokens(asked_with(*references), known)
     assert not (watched.threads and "characters" in message), "it is not read"
+
+
+async def test_many_short_references_hold_up_no_other_session() -> None:
+    known, _ = target(context=100)
+    known.info.vocabulary = 64
+    turns, reading = 0, asyncio.create_task(reference_tokens(asked_with(*["1 2 3"] * 64), known))
+    while not reading.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns > 64
+    assert len(reading.result()) == 64
+
+
+async def test_no_more_of_a_reference_is_encoded_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MOST_REFERENCE_TOKENS", 4 * DOCUMENT_PIECE)
+    known, watched = target(context=100)
+    known.info.vocabulary = 64
+    with pytest.raises(InvalidParameter, match=r"^references: more than the 262144 tokens that are allowed together$"):
+        await reference_tokens(asked_with("1", "7 " * (59 * DOCUMENT_PIECE // 10)), known)
+    assert 7 * DOCUMENT_PIECE < watched.characters <= 9 * DOCUMENT_PIECE
 
 
 def test_long_references_are_not_copied_for_many_sessions() -> None:
