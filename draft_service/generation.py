@@ -196,6 +196,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._handler = handler
         self._keys = keys
         self._model: TextModel | None = None
+        self._reading = asyncio.Lock()
         self._streams: set[TextStream] = set()
         self._leaving: StatusError | None = None
         self._idle = asyncio.Event()
@@ -265,12 +266,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def _text_model(self) -> TextModel:
         """Of the present handler; its tokenizer is read once somebody wants a text. Raises StatusError."""
-        while self._model is None:
-            handler = self._handler
-            model = await asyncio.to_thread(TextModel, handler)
-            if handler is self._handler:
-                self._model = model
-        return self._model
+        async with self._reading:  # once, however many want one
+            while self._model is None:
+                handler = self._handler
+                model = await asyncio.to_thread(TextModel, handler)
+                if handler is self._handler:
+                    self._model = model
+            return self._model
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         info = described(self._handler.info)
