@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -37,6 +37,8 @@ from specwire.v1 import generation_pb2 as pb
 
 # Texts at once, those that wait for a slot included.
 MOST_TEXTS = 256
+# Tokens that wait for a caller who does not read. With reports of their chances they are some megabytes.
+MOST_UNREAD = 2048
 # Bits of a drawn seed: what a JSON number holds in every language, so that a reported seed can be sent again.
 DRAWN_SEED_BITS = 53
 KEEPS_NOTHING = "a drafter keeps no sessions: its texts end with the call that asked for them"
@@ -101,9 +103,10 @@ def sampling_of(wire: common_pb2.Sampling, vocabulary: int) -> Sampling:
 
 
 class TextStream:
-    """What the thread has told of a text, and its caller was not told yet."""
+    """What the thread has told of a text, and its caller was not told yet. unread: ends a text that nobody reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, unread: Callable[[TextStream], None]) -> None:
+        self._unread = unread
         self._written: list[Written] = []
         self._failure: StatusError | None = None
         self._news = asyncio.Event()
@@ -111,11 +114,16 @@ class TextStream:
     def send(self, replies: list[Reply]) -> None:
         """See `ReplyLink`."""
         for reply in replies:
-            if isinstance(reply, Written):
+            if isinstance(reply, Written) and self._failure is None:
                 self._written.append(reply)
             elif isinstance(reply, Dropped):
                 self.fail(StatusError(code_of(reply.code), reply.message))
         self._news.set()
+        if len(self._written) > MOST_UNREAD:
+            message = f"the caller does not read: more than {MOST_UNREAD} tokens of its text wait for it"
+            self.fail(StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
+            self._written.clear()
+            self._unread(self)
 
     def fail(self, error: StatusError) -> None:
         """End it with that status, once all that was written is told."""
@@ -221,7 +229,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             stream.fail(StatusError(grpc.StatusCode.UNAVAILABLE, why))
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        stream, parent = TextStream(), parent_in(context.invocation_metadata())
+        stream, parent = TextStream(self._let_go), parent_in(context.invocation_metadata())
         with self._counted(stream):
             self._check_caller(context)
             model = await self._text_model()
@@ -260,9 +268,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         try:
             yield
         finally:
-            self._streams.discard(stream)
-            if not self._streams:
-                self._idle.set()
+            self._leave(stream)
+
+    def _let_go(self, stream: TextStream) -> None:
+        """Its caller does not read: its call may last, and holds nothing any more."""
+        self._handler.end_text(stream)
+        self._leave(stream)
+
+    def _leave(self, stream: TextStream) -> None:
+        self._streams.discard(stream)
+        if not self._streams:
+            self._idle.set()
 
     async def _text_model(self) -> TextModel:
         """Of the present handler; its tokenizer is read once somebody wants a text. Raises StatusError."""

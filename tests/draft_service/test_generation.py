@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import demo_pair
@@ -19,8 +20,10 @@ from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireEr
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
 from specwire.core.text import hash_of
+from specwire.rpc.errors import Context, StatusError
 from specwire.rpc.keys import Keys
 from specwire.rpc.server_options import ModelServiceOptions
+from specwire.text import load_tokenizer
 from specwire.v1 import generation_pb2 as pb
 from specwire.v1 import generation_pb2_grpc
 from tests.draft_service.peer import connected, continuation, pace, serving, tokens_of
@@ -285,6 +288,40 @@ async def test_too_many_texts_are_refused_for_now(monkeypatch: pytest.MonkeyPatc
             assert not done
             await first.aclose()
             assert len((await again).tokens) == 3
+
+
+class Caller:
+    """A call's context; events are taken from the generator, or not."""
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+
+async def test_who_does_not_read_keeps_neither_slot_nor_memory_nor_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "MOST_UNREAD", 8)
+    async with drafter(MODEL, slots=1) as (running, client):
+        request = pb.GenerateRequest(tokens=pb.TokenIds(ids=PROMPT))
+        events = running._generation.Generate(request, cast(Context, Caller()))
+        assert (await anext(events)).HasField("started")
+        assert (await anext(events)).HasField("chunk")
+        await until(lambda: not running._generation._streams)
+        assert len((await client.complete(PROMPT, max_tokens=3, ignore_eos=True)).tokens) == 3
+        with pytest.raises(StatusError, match="the caller does not read: more than 8 tokens of its text wait for it"):
+            await anext(events)
+
+
+async def test_a_tokenizer_is_read_once_however_many_ask(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    read = list[int]()
+
+    def counted(text: bytes) -> Tokenizer:
+        read.append(len(text))
+        return load_tokenizer(text)
+
+    monkeypatch.setattr(generation, "load_tokenizer", counted)
+    async with drafter(folder) as (_, client):
+        asked = (client.complete("a", max_tokens=1, ignore_eos=True) for _ in range(8))
+        assert len(await asyncio.gather(*asked)) == 8
+    assert len(read) == 1
 
 
 async def test_a_stopping_drafter_lets_texts_end_and_takes_no_more() -> None:
