@@ -210,5 +210,7 @@ async def test_what_was_learnt_of_tenants_is_written_for_these_alone(folder: Ver
         async with AsyncClient(running.address, token="b-token-of-length-16") as client:
             with pytest.raises(SpecwireError, match="PERMISSION_DENIED: this drafter has learnt of tenants' texts"):
                 await client.complete(TEXT, max_tokens=2)
+            learnt = (await client.server_info()).target.learnt
+            assert (learnt.version, list(learnt.tenants)) == ("draft@0", []), "nor who these are"
     finally:
         await running.stop(0.0)
