@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from orchestrator.session.verifier import REFERENCE_PART
 from specwire.core.invalid import MOST_REFERENCE_TOKENS, MOST_REFERENCES, Code, InvalidParameter
 from specwire.core.law.sampling import Acceptance, Rule, Sampling
 from specwire.core.messages import Outcome, SourceKind
@@ -110,6 +111,26 @@ def test_parts_may_end_anywhere() -> None:
             guess = on.source(list(document[:20])).look()
             assert guess is not None
             assert guess.tokens == tuple(document[20:36])
+
+
+@pytest.mark.parametrize("length", [1, 2, REFERENCES_BESIDE_A_STEP, REFERENCE_PART, REFERENCE_PART + 1, FIRST_TOKENS])
+def test_a_document_may_be_as_long_as_a_part_or_what_is_read_at_once(length: int) -> None:
+    first, second = strange(length, 1), strange(length, 2)
+    on, whole = References([length, length]), first + second
+    for document in (first, second):
+        for start in range(0, length, REFERENCE_PART):
+            on.add(document[start : start + REFERENCE_PART])
+    reads = 0
+    while on.unread:
+        assert on.read(REFERENCES_BESIDE_A_STEP) <= REFERENCES_BESIDE_A_STEP
+        reads += 1
+    assert reads == 2 * -(-length // REFERENCES_BESIDE_A_STEP)
+    assert (on.tokens, on._texts.evicted) == (len(whole), 0)
+    for document in (first, second):
+        if length > 20:
+            guess = on.source(list(document[-20:-1])).look()
+            assert guess is not None
+            assert guess.tokens == (document[-1],)
 
 
 def test_what_comes_anew_after_a_resumption_is_known() -> None:
