@@ -22,9 +22,8 @@ from specwire.core.law.noise import Key
 from specwire.core.law.sampling import Ids, Sampling
 from specwire.core.law.weights import draw_quantised, quantise
 from specwire.core.messages import MOST_KEPT, Weights
-from specwire.lm.law.logits import adjusted, log_probabilities
+from specwire.lm.law.logits import adjusted, best_of, log_probabilities
 from specwire.lm.law.noise import gumbel_of
-from specwire.lm.law.sampler import best_of
 from specwire.text.vocabulary_map import MOST_VOCABULARIES, VocabularyMap
 
 CANDIDATES = 64

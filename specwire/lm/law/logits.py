@@ -196,3 +196,13 @@ def _best_ids(log_p: torch.Tensor, rival: torch.Tensor, count: int) -> tuple[tup
     ordered, order = log_p[ids].sort(descending=True, stable=True)
     chosen = zip(ids[order[:count]].tolist(), ordered[:count].tolist(), strict=True)
     return tuple((token, rounded(value)) for token, value in chosen)
+
+
+def best_of(scores: torch.Tensor) -> torch.Tensor:
+    """The place of each row's largest element, the first of several.
+
+    On CPUs NumPy's search is vectorised where PyTorch's goes element by element.
+    """
+    if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(scores.numpy().argmax(axis=1))
+    return scores.argmax(dim=1)

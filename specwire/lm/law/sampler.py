@@ -19,7 +19,7 @@ from specwire.core.law.acceptance import (
 )
 from specwire.core.law.sampling import Acceptance, Sampling, Seen, TokenScore
 from specwire.core.messages import Decision, DraftToken, TokenLogprobs
-from specwire.lm.law.logits import LogitsRow, adjusted, filtered, log_probabilities, logprobs, scaled
+from specwire.lm.law.logits import LogitsRow, adjusted, best_of, filtered, log_probabilities, logprobs, scaled
 from specwire.lm.law.noise import gumbel, gumbel_at, gumbel_row
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -68,16 +68,6 @@ def _by_kind(rows: Sequence[RowSampling]) -> tuple[list[int], list[int], list[in
     for index, row in enumerate(rows):
         kinds[0 if row.sampling.temperature == 0.0 else 1 + row.filtered].append(index)
     return kinds
-
-
-def best_of(scores: torch.Tensor) -> torch.Tensor:
-    """The place of each row's largest element, the first of several.
-
-    On CPUs NumPy's search is vectorised where PyTorch's goes element by element.
-    """
-    if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(scores.numpy().argmax(axis=1))
-    return scores.argmax(dim=1)
 
 
 def _greedy(logits: torch.Tensor, _rows: Sequence[RowSampling]) -> torch.Tensor:
