@@ -247,7 +247,7 @@ class SessionVerifier:
 
     def open(self, effect: messages.OpenVerifier) -> None:
         self._send(verify_pb2.ConnectVerifyRequest(opens=[self._open(effect)]))
-        if self.peer is not None and self.references:
+        if self.peer is not None and self._useful:
             self.peer.link.send_later(self._reference_parts(self.peer, effect.attach))
 
     def send_progress(self, effect: messages.SendProgress) -> None:
@@ -278,7 +278,7 @@ class SessionVerifier:
             head_alone=record.heads and not record.ngram,
             agreed=self.peer is not None and agreed(self.peer.info, record.tenant),
             prediction=record.prediction,
-            reference_lengths=map(len, self.references),
+            reference_lengths=map(len, self._useful),
             epoch=self._session.epoch(record.sampling.weighed),
             cache_scope=self._options.access.cache_scope(record.tenant),
             share_text=self._options.access.keys is not None and not record.private,
@@ -288,6 +288,13 @@ class SessionVerifier:
         if self.peer is not None and self.peer.info is not None:
             del opened.prediction[self.peer.info.context :]  # a hint: what exceeds this context is dropped
         return opened
+
+    @property
+    def _useful(self) -> tuple[array[int], ...]:
+        """The references, where the verifier takes any, and may guess from texts under the session's rule."""
+        record, info = self._view.record, None if self.peer is None else self.peer.info
+        takes = info is not None and info.text_room > 0 and record.ngram and record.sampling.guessed
+        return self.references if takes else ()
 
     def _reference_parts(self, peer: VerifierPeer, attach: int) -> Iterator[verify_pb2.ConnectVerifyRequest]:
         """What follows the Open of an attachment, for as long as that one counts."""

@@ -11,14 +11,17 @@ import grpc
 import pytest
 
 import verify_service.server
+import verify_service.service
 from specwire.client import Chunk, Client, Event, Finished, SpecwireError, Started
 from specwire.client.requests import Text
 from specwire.core.messages import FinishReason
 from specwire.rpc.server_options import ModelServiceOptions
+from specwire.v1 import verify_pb2
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, held, plain, stack
 from tests.orchestrator.test_watching import pair, watched
 from tests.wait import LIMIT_S, asked, until
+from verify_service.service import tick_from_wire
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +63,29 @@ async def test_a_guess_from_the_second_reference_is_accepted_and_the_text_is_the
         both = await running.client.complete(PROMPT, references=references, prediction=form([1, 2, 3]), **wish)
         assert both.tokens == without.tokens
         assert [driver.verifying.references for driver in driven(running)] == [()] * len(driven(running))
+
+
+@pytest.mark.parametrize("how", ["taken", "no texts asked for", "a rule without guesses", "no memory for texts"])
+async def test_they_are_sent_to_a_verifier_that_takes_them_only(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = list[verify_pb2.ReferencePart]()
+
+    def told(link: int, message: verify_pb2.ConnectVerifyRequest, *rest: Any) -> Any:
+        parts.extend(message.references)
+        return tick_from_wire(link, message, *rest)
+
+    monkeypatch.setattr(verify_service.service, "tick_from_wire", told)
+    more: dict[str, Any] = {}
+    if how == "no texts asked for":
+        more = {"ngram": False}
+    elif how == "a rule without guesses":
+        more = {"temperature": 1.0, "rule": "rejection"}
+    async with stack(SLOW_TARGET) as running:
+        if how == "no memory for texts":
+            (peer,) = running.orchestrator.orchestrator.pool.verifiers
+            assert peer.info is not None
+            peer.info.text_room = 0
+        await running.client.complete(PROMPT, references=[[5] * 100], **{**WISH, **more})
+    assert len(parts) == (how == "taken")
 
 
 async def test_what_is_wrong_is_refused_by_name() -> None:
