@@ -75,6 +75,14 @@ def test_what_its_forwards_take_is_refined() -> None:
     assert 0 <= depth.choose(rates, 1, flat) < before
 
 
+def test_what_it_reads_of_steps_without_a_draft_does_not_make_its_drafts_seem_slow() -> None:
+    """Each time 200 positions of 10 us beside two forwards of 100 us: a draft behind the last step takes these."""
+    depth = HeadDepth({1: 100.0}, row_us=10.0)
+    for _ in range(20):
+        depth.observe(1, 2, 2200.0, 0.0, rows=200)
+    assert depth.drafting_us(1, 2) == pytest.approx(200.0)
+
+
 @pytest.mark.parametrize(("decided", "right"), [([5, 6, 7, 8], 3), ([5, 9], 1), ([5, 6], 2), ([9], 0)])
 def test_acceptance_is_learnt_from_the_text(decided: list[int], right: int) -> None:
     text = [1, 2, 3]

@@ -364,7 +364,8 @@ class HeadDrafting:
         ended_us, forwards = now_us(), max(map(len, drafted))
         took_us = ended_us - began_us
         likely_us = thought_us + self._depth.likely_us(len(asked), forwards, took_us)
-        self._depth.observe(len(asked), forwards, took_us, ended_us)
+        idle_rows = sum(max(0, each.unread - each.depth - 1) for each in asked)
+        self._depth.observe(len(asked), forwards, took_us, ended_us, idle_rows)
         for each in asked:
             each.session.ledger.charge(thought_us + took_us, 0, 0.0, likely_us * len(step.decoding) / len(asked))
 

@@ -94,10 +94,15 @@ class HeadDepth:
         """
         return self._hiccups.without(took_us, self.drafting_us(sessions, forwards))
 
-    def observe(self, sessions: int, forwards: int, took_us: float, now_us: float) -> None:
-        """The head has drafted for so many sessions, as deep as it ran forwards."""
+    def observe(self, sessions: int, forwards: int, took_us: float, now_us: float, rows: int = 0) -> None:
+        """The head has drafted for so many sessions, as deep as it ran forwards.
+
+        rows: that it read beside, of steps in which it drafted nothing. Were their time taken for the drafts', a head
+        that rested for a while would seem too slow ever after.
+        """
         if forwards:
-            self._scale = smoothed(self._scale, took_us / self._measured_us(sessions, forwards), STEP_WEIGHT)
+            expected_us = self._measured_us(sessions, forwards) + rows * self._row_us
+            self._scale = smoothed(self._scale, took_us / expected_us, STEP_WEIGHT)
         self._drafted_us = now_us
 
     def due(self, now_us: float) -> bool:
