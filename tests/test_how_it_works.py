@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "HOW_IT_WORKS.md").read_text()
 ROW = re.compile(r"^\| (\d+) \| `([\w/]+\.py)` \| `([\w.]+)` \| .+ \|$", re.MULTILINE)
 MOST_FILES = 9
-ENTERED = re.compile(r"enters\s+(\d+) files, (\d+) functions, ([\d,]+) lines")
+ENTERED = re.compile(r"enters\s+(\d+)\s+files,\s+(\d+)\s+functions,\s+([\d,]+)\s+lines")
 PRODUCT = ("specwire", "draft_service", "verify_service", "orchestrator", "deploy")
 # Its forward outlasts a round of messages on a busy machine, too, so that drafts come for every second verdict.
 LEISURELY_TARGET = f"{TARGET}:delay_ms=60"
