@@ -21,7 +21,7 @@ import grpc
 from draft_service.commands import Dropped, Reply, WriteText, Written
 from draft_service.service import DraftHandler
 from specwire.core.invalid import InvalidParameter, check_length, check_prompt
-from specwire.core.law.sampling import Sampling
+from specwire.core.law.sampling import DRAWN_SEED_BITS, Sampling
 from specwire.core.messages import FinishReason, Outcome
 from specwire.core.placement import check_priority
 from specwire.core.text import Ending, hash_of
@@ -39,8 +39,6 @@ from specwire.v1 import generation_pb2 as pb
 MOST_TEXTS = 256
 # Tokens that wait for a caller who does not read. With reports of their chances they are some megabytes.
 MOST_UNREAD = 2048
-# Bits of a drawn seed: what a JSON number holds in every language, so that a reported seed can be sent again.
-DRAWN_SEED_BITS = 53
 KEEPS_NOTHING = "a drafter keeps no sessions: its texts end with the call that asked for them"
 
 

@@ -30,7 +30,7 @@ from specwire.core.invalid import (
     check_prompt,
 )
 from specwire.core.law.constraint import check_constraint
-from specwire.core.law.sampling import Sampling
+from specwire.core.law.sampling import DRAWN_SEED_BITS, Sampling
 from specwire.core.placement import check_priority
 from specwire.core.text import Stopping
 from specwire.core.verify.references import check_lengths, checked_ids
@@ -43,8 +43,6 @@ from specwire.v1 import generation_pb2 as pb
 
 MOST_REQUEST_ID = 128
 MOST_NOTE_BYTES = 1 << 22
-# Bits of a drawn seed: what a JSON number holds in every language, so that a reported seed can be sent again.
-DRAWN_SEED_BITS = 53
 SECRET_BYTES = 32
 DIGEST_BYTES = 16
 # Bytes of the references of all sessions that one call begins.

@@ -161,6 +161,8 @@ GREATEST_PENALTY = 2.0
 LEAST_REPETITION_PENALTY = 0.01
 GREATEST_REPETITION_PENALTY = 100.0
 SEED_BITS = 64
+# Of a seed that a service draws: what a JSON number holds in every language, so that a reported one can be sent again.
+DRAWN_SEED_BITS = 53
 MOST_BIASES = 1024
 MOST_LOGPROBS = 20
 

@@ -9,8 +9,9 @@ from typing import Any
 import httpx2 as httpx
 
 from orchestrator import server
-from orchestrator.api.requests import DRAWN_SEED_BITS, keyed_seed
+from orchestrator.api.requests import keyed_seed
 from orchestrator.options import OrchestratorOptions
+from specwire.core.law.sampling import DRAWN_SEED_BITS
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, parsed, text_of
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, held, plain, stack
