@@ -5,7 +5,9 @@ Through PyTorch's capture and functionalisation, without its code generator: tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +18,20 @@ from transformers import PreTrainedModel
 from specwire.core.model import ModelInfo
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM
-from specwire.lm.runners import compiled as compiled_models
-from specwire.lm.runners.compiled import Bucket, Buckets, CompiledRunner, packed
+from specwire.lm.runners.compiled import Backend, Bucket, Buckets, CompiledRunner, packed
 from specwire.lm.runners.llama import Unsuited
 from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, capture_alone, config, plain, save
 from tests.lm.walk import Texts
 
 SLOTS = 3
-BUCKETS = Buckets(rows=(3,), columns=(1, 4), spans=(16, CONTEXT))
+# A row for each slot, fewer, and one alone.
+BUCKETS = Buckets(rows=(1, 2, 3), columns=(1, 4), spans=(16, CONTEXT))
 FEW = Buckets(rows=(3,), columns=(4,), spans=(CONTEXT,))
 TAPS = (2, 0)
 
 
 def compiled(
-    kind: str, buckets: Buckets = BUCKETS, backend: str = "aot_eager", taps: Sequence[int] = ()
+    kind: str, buckets: Buckets = BUCKETS, backend: str | Backend = "aot_eager", taps: Sequence[int] = ()
 ) -> tuple[PreTrainedModel, CachedLM]:
     model = build(config(kind))
     runner = CompiledRunner(model, SLOTS, CONTEXT, VOCABULARY, buckets, backend, taps)
@@ -86,7 +88,7 @@ def test_nothing_is_tapped_where_nobody_asks_and_logits_are_the_same_bits() -> N
     for lm, count in ((silent, 0), (telling, 4 * 64)):
         assert isinstance(lm.runner, CompiledRunner)
         assert lm.runner.tapped.numel() == count
-    assert silent.runner.decoder(torch.tensor(packed(feeds, FEW.all()[0], CONTEXT, SLOTS)), CONTEXT)[1] is None  # type: ignore[attr-defined]
+    assert silent.runner.decoder(packed(feeds, FEW.all()[0], CONTEXT, SLOTS), CONTEXT)[1] is None  # type: ignore[attr-defined]
 
 
 def test_padding_is_written_to_nobody_s_slot() -> None:
@@ -122,10 +124,10 @@ def test_logits_that_are_not_finite_stay_in_their_slot() -> None:
 
 def test_the_least_bucket_that_takes_the_feeds_is_used() -> None:
     one, wide = Feed(0, 3, [1], 1), Feed(1, 14, [1, 2, 3], 1)
-    assert BUCKETS.fit([one]) == Bucket(3, 1, 16)
-    assert BUCKETS.fit([one, wide]) == Bucket(3, 4, CONTEXT)
+    assert BUCKETS.fit([one]) == Bucket(1, 1, 16)
+    assert BUCKETS.fit([one, wide, Feed(2, 0, [1], 1)]) == Bucket(3, 4, CONTEXT)
     assert BUCKETS.fit([Feed(0, 0, [1] * 5, 1)]) is None
-    assert len(BUCKETS.all()) == 4
+    assert len(BUCKETS.all()) == 12
 
 
 def test_a_service_s_buckets_grow_by_fours_up_to_its_slots_and_its_context() -> None:
@@ -136,21 +138,48 @@ def test_a_service_s_buckets_grow_by_fours_up_to_its_slots_and_its_context() -> 
     assert Buckets.usual(24, 4096).fit([Feed(0, 400, [1] * 5, 1)] * 3) == Bucket(8, 8, 512)
 
 
-def test_graphs_are_recorded_on_cuda_alone() -> None:
-    assert compiled_models.mode_for(torch.device("cuda:0"), "inductor") == "reduce-overhead"
-    assert compiled_models.mode_for(torch.device("cpu"), "inductor") is None
-    assert compiled_models.mode_for(torch.device("cuda:0"), "aot_eager") is None
+def test_one_layer_is_compiled_for_each_bucket_whatever_the_number_of_layers() -> None:
+    """Or a start takes as many times longer."""
+    captured: list[int] = []
+
+    def counting(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        captured.append(len(graph.graph.nodes))
+        return graph.forward
+
+    torch.compiler.reset()
+    _, lm = compiled("llama", backend=counting)
+    assert isinstance(lm.runner, CompiledRunner)
+    assert len(lm.runner.decoder.layers) > 1
+    assert len(captured) == len(BUCKETS.all())
+    lm.forward([Feed(0, 0, [5, 9, 4], 1), Feed(2, 0, [8], 1)])
+    assert len(captured) == len(BUCKETS.all())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["llama-biased-tied", "qwen3"])
+def test_cuda_graphs_replayed_in_another_thread_give_the_model_s_logits(kind: str) -> None:
+    """A service loads in one thread and computes in another."""
+    model = build(config(kind))
+    on_gpu = copy.deepcopy(model).to("cuda")  # type: ignore[arg-type]
+    runner = CompiledRunner(on_gpu, SLOTS, CONTEXT, VOCABULARY, BUCKETS, taps=TAPS)
+    assert set(runner._recordings) == set(BUCKETS.all())
+    texts = Texts(
+        model, CachedLM(runner, ModelInfo("tiny", kind, VOCABULARY, CONTEXT, (), "float32", "cuda:0", "", ""), SLOTS), 5
+    )
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(12):
+            pool.submit(texts.step).result()
 
 
 def test_a_model_from_disk_is_compiled_and_serves_the_model_s_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modes: list[str | None] = []
+    calls: list[dict[str, Any]] = []
     real = torch.compile
 
-    def compile_(model: torch.nn.Module, mode: str | None, **options: Any) -> Any:
-        modes.append(mode)
-        return real(model, mode=mode, **options)
+    def compile_(function: Callable[..., Any], **options: Any) -> Any:
+        calls.append(options)
+        return real(function, **options)
 
     capture_alone(monkeypatch)
     monkeypatch.setattr(torch, "compile", compile_)
@@ -159,18 +188,24 @@ def test_a_model_from_disk_is_compiled_and_serves_the_model_s_logits(
     assert isinstance(lm, CachedLM)
     assert not lm.branches
     assert isinstance(lm.runner, CompiledRunner)
-    assert modes == [None]
+    assert [call["dynamic"] for call in calls] == [False]
     text = [5, 9, 4, 8, 6]
     logits = torch.cat([lm.forward([Feed(0, 0, text[:2], 2)]), lm.forward([Feed(0, 2, text[2:], 3)])])
     torch.testing.assert_close(logits, plain(model, text), atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_what_is_padded_lies_in_the_spare_slot() -> None:
-    tokens, positions, places, slots = packed([Feed(1, 3, [7, 8], 1)], Bucket(2, 3, 8), context=8, spare=2)
+def test_what_is_padded_is_written_to_the_spare_slot() -> None:
+    """A feed's row is its own number, or its slot's where there is a row for each slot."""
+    feed = Feed(1, 3, [7, 8], 1)
+    tokens, positions, places, slots = packed([feed], Bucket(2, 3, 8), context=8, spare=3).tolist()
     assert tokens == [[7, 8, 0], [0, 0, 0]]
     assert positions == [[3, 4, 0], [0, 0, 0]]
-    assert places == [[11, 12, 16], [16, 16, 16]]
-    assert slots == [[1, 1, 1], [2, 2, 2]]
+    assert places == [[11, 12, 24], [24, 24, 24]]
+    assert slots == [[1, 1, 1], [3, 3, 3]]
+    tokens, positions, places, _ = packed([feed], Bucket(2, 3, 8), context=8, spare=2).tolist()
+    assert tokens == [[0, 0, 0], [7, 8, 0]]
+    assert positions == [[0, 0, 0], [3, 4, 0]]
+    assert places == [[16, 16, 16], [11, 12, 16]]
 
 
 def test_a_model_of_another_family_is_refused() -> None:

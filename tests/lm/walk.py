@@ -62,7 +62,7 @@ class Texts:
             self.copy()
         chosen = self.random.sample(range(self.lm.slots), self.random.randint(1, self.lm.slots))
         feeds = [self.feed(slot) for slot in chosen]
-        logits = self.lm.forward(feeds)
+        logits = self.lm.forward(feeds).cpu()
         expected = [plain(self.model, self.held[feed.slot])[feed.stop - feed.wanted :] for feed in feeds]
         torch.testing.assert_close(logits, torch.cat(expected), atol=self.tolerance, rtol=self.tolerance)
         assert [self.lm.cached(slot) for slot in range(self.lm.slots)] == [len(text) for text in self.held]
@@ -165,7 +165,7 @@ class Trees:
         chosen = self.random.sample(range(self.lm.slots), self.random.randint(1, self.lm.slots))
         fed = [self._feed(slot, self.trees[slot]) for slot in chosen]
         feeds = [feed for feed, _ in fed]
-        logits = self.lm.forward(feeds)
+        logits = self.lm.forward(feeds).cpu()
         self.aside += sum(position != row for feed in feeds for row, position in enumerate(feed.positions, feed.start))
         assert self.lm.failed == frozenset()
         self._check()

@@ -1,15 +1,19 @@
 """A decoder of the Llama family in a few static shapes, for `torch.compile`, which makes a GPU's step short.
 
-At batch 1 launching a forward's kernels takes longer than running them. A compiled graph, replayed as one CUDA graph,
-is launched once. That needs fixed shapes, so feeds are padded to the next of a few *buckets* of (sessions, positions of
+At batch 1 launching a forward's kernels takes longer than running them. A forward that is recorded as one CUDA graph is
+launched once. That needs fixed shapes, so feeds are padded to the next of a few *buckets* of (sessions, positions of
 each, positions attended to); padding is written to a slot of its own. Feeds that fit no bucket, such as a long prompt's
 chunk, run uncompiled, one at a time.
+
+One layer is compiled for each bucket, and all layers run it: a graph of the whole model takes as many times longer to
+compile as it has layers. The CUDA graph is recorded around all of them. It may be replayed in any thread; those that
+`torch.compile` records itself belong to the thread that made them, and a service loads in another than it computes in.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -31,11 +35,15 @@ ALIGNED_CELLS = 8
 # The least sizes, beside one session and all, of sessions and of positions attended to, and how many times as large the
 # next size is: every layer copies what is attended to, for as many sessions as the bucket has.
 FEW_ROWS, FEW_POSITIONS, GROWTH = 8, 512, 4
-# Calls of a bucket before it is used: compile, let PyTorch record a CUDA graph, replay it.
-WARM_UPS = 3
+# Of a session alone, by key head: so many are attended to without a kernel for attention.
+FEW_QUERIES = 32
+# Calls of a bucket before it is recorded or used: compile, and run what was compiled.
+WARM_UPS = 2
 # Buckets of all models of the process; PyTorch's own limit is meant for unforeseen shapes.
 MOST_GRAPHS = 1024
 BACKEND = "inductor"
+
+Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
 
 class Bucket(NamedTuple):
@@ -96,12 +104,12 @@ class StaticLinear(nn.Module):
 class CacheCells(NamedTuple):
     """The tensors that every layer of a forward needs; B sessions, M positions of each, L attended to.
 
-    places: (B x M,) where each key goes in the cache; slots: (B,); cos, sin: (B x M, 1, head_dim / 2); mask: additive
-    (B, 1, M x group, L).
+    places: (B x M,) where each key goes in the cache; slots: (B,), None where each row is the slot of its number; cos,
+    sin: (B x M, 1, head_dim / 2); mask: additive (B, 1, M x group, L).
     """
 
     places: torch.Tensor
-    slots: torch.Tensor
+    slots: torch.Tensor | None
     cos: torch.Tensor
     sin: torch.Tensor
     mask: torch.Tensor
@@ -142,12 +150,18 @@ class StaticLayer(nn.Module):
         every = qkv.view(-1, heads + 2 * kv_heads, dim)
         turned = self._rotated(every[:, : heads + kv_heads], where)
         self.cache.index_copy_(0, where.places, torch.cat((turned[:, heads:], every[:, heads + kv_heads :]), dim=1))
-        rows, span = where.slots.shape[0], where.mask.shape[-1]
-        seen = self.cache.view(self.slots, self.context, 2 * kv_heads, dim)[:, :span].index_select(0, where.slots)
+        rows, span = where.mask.shape[0], where.mask.shape[-1]
+        cells = self.cache.view(self.slots, self.context, 2 * kv_heads, dim)[:, :span]
+        # What is chosen by number is copied, which takes about as long again as attending to it.
+        seen = cells[:rows] if where.slots is None else cells.index_select(0, where.slots)
         keys, values = seen.transpose(1, 2).chunk(2, dim=1)
         query = turned[:, :heads].reshape(rows, -1, kv_heads, heads // kv_heads, dim).transpose(1, 2)
         query = query.reshape(rows, kv_heads, -1, dim)
-        result = functional.scaled_dot_product_attention(query, keys, values, where.mask)
+        # Attention kernels give each key head of a session to one multiprocessor of a GPU's hundred. One session alone
+        # is attended to sooner by a sum and a product, which spread over all.
+        alone = rows == 1 and query.shape[-2] <= FEW_QUERIES
+        attend = _products if alone else functional.scaled_dot_product_attention
+        result = attend(query, keys, values, where.mask)
         result = result.view(rows, kv_heads, -1, heads // kv_heads, dim).transpose(1, 2)
         return result.reshape(-1, heads * dim)
 
@@ -160,6 +174,13 @@ class StaticLayer(nn.Module):
         return torch.stack(pairs, dim=-1).flatten(-2).to(heads.dtype)
 
 
+def _products(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As scaled_dot_product_attention; scores in float32, as kernels for attention have them."""
+    scale: float = query.shape[-1] ** -0.5
+    scores = (query.float().unsqueeze(-2) * keys.float().unsqueeze(-3)).sum(-1) * scale
+    return (scores + mask).softmax(-1).to(values.dtype) @ values
+
+
 class StaticDecoder(nn.Module):
     """The whole forward for one bucket."""
 
@@ -169,9 +190,9 @@ class StaticDecoder(nn.Module):
     sin: torch.Tensor
 
     def __init__(self, shape: DecoderShape, model: Model, slots: int, context: int, taps: Sequence[int] = ()) -> None:
-        """taps: as `specwire.lm.runners.decoder.Decoder`."""
+        """slots: the spare one is the last of them. taps: as `specwire.lm.runners.decoder.Decoder`."""
         super().__init__()
-        self.shape, self.taps = shape, tuple(taps)
+        self.shape, self.taps, self.spare = shape, tuple(taps), slots - 1
         self.register_buffer("embedding", model.embedding)
         self.register_buffer("norm", model.norm)
         self.register_buffer("cos", model.rotations.real.contiguous())
@@ -179,15 +200,17 @@ class StaticDecoder(nn.Module):
         self.layers = nn.ModuleList(StaticLayer(shape, layer, slots, context) for layer in model.layers)
         self.head = StaticLinear(model.head)
 
-    def forward(self, fed: torch.Tensor, span: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits (B x M, vocabulary) in the model's dtype; `fed`: see `packed`.
+    def forward(
+        self, fed: torch.Tensor, span: int, run: Callable[..., torch.Tensor] = StaticLayer.forward
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits (B x M, vocabulary) in the model's dtype; `fed`: see `packed`. run: of a layer, compiled or not.
 
         And the residual streams that are tapped, side by side (B x M, taps x hidden); None where none is.
         """
         tokens, positions, places, slots = fed.unbind(0)
         where = CacheCells(
             places.flatten(),
-            slots[:, 0],
+            None if len(slots) == self.spare else slots[:, 0].contiguous(),
             self.cos[positions.flatten()].unsqueeze(1),
             self.sin[positions.flatten()].unsqueeze(1),
             self._mask(positions, span),
@@ -197,7 +220,7 @@ class StaticDecoder(nn.Module):
         for index, layer in enumerate(self.layers):
             if index in self.taps:
                 streams[index] = x
-            x = layer(x, where)
+            x = run(layer, x, where)
         streams[len(self.layers)] = x
         logits: torch.Tensor = self.head(functional.rms_norm(x, [x.shape[-1]], self.norm, self.shape.epsilon))
         return logits, torch.cat([streams[tap] for tap in self.taps], dim=-1) if self.taps else None
@@ -210,27 +233,36 @@ class StaticDecoder(nn.Module):
         return mask.repeat_interleave(self.shape.heads // self.shape.kv_heads, dim=1).unsqueeze(1)
 
 
-def packed(feeds: Sequence[Feed], bucket: Bucket, context: int, spare: int) -> list[list[list[int]]]:
+def packed(feeds: Sequence[Feed], bucket: Bucket, context: int, spare: int) -> torch.Tensor:
     """Integers (4, rows, columns): token, position, place in the cache, and slot, of every position fed.
 
-    Feeds are filled up at the end of each and behind the last, with the first position of the slot `spare`.
+    Each feed is filled up at its end, and so are rows without one, with the first position of the slot `spare`.
     """
-    filling = [[0, 0, spare * context]] * bucket.columns
-    rows = []
-    for feed in [*feeds, *[None] * (bucket.rows - len(feeds))]:
-        cells = [] if feed is None else _cells(feed, context)
-        slot = spare if feed is None else feed.slot
-        rows.append([[*cell, slot] for cell in [*cells, *filling[len(cells) :]]])
-    return [[[cell[kind] for cell in row] for row in rows] for kind in range(4)]
+    by_row = dict(zip(_rows(feeds, bucket, spare), feeds, strict=True))
+    kinds: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
+    for row in range(bucket.rows):
+        feed = by_row.get(row)
+        slot, tokens, start = (spare, (), 0) if feed is None else (feed.slot, feed.tokens, feed.start)
+        positions, filling = range(start, start + len(tokens)), [0] * (bucket.columns - len(tokens))
+        places = [slot * context + at for at in positions] + [spare * context for _ in filling]
+        cells = ([*tokens, *filling], [*positions, *filling], places, [slot] * bucket.columns)
+        for kind, values in zip(kinds, cells, strict=True):
+            kind += values
+    return torch.tensor(kinds).view(4, bucket.rows, bucket.columns)
 
 
-def _cells(feed: Feed, context: int) -> list[list[int]]:
-    return [[token, feed.start + at, feed.slot * context + feed.start + at] for at, token in enumerate(feed.tokens)]
+def _rows(feeds: Sequence[Feed], bucket: Bucket, spare: int) -> Sequence[int]:
+    """The row of each feed: its slot's number, where there is a row for each slot, or its own."""
+    return [feed.slot for feed in feeds] if bucket.rows == spare else range(len(feeds))
 
 
-def mode_for(device: torch.device, backend: str) -> str | None:
-    """The mode of torch.compile: "reduce-overhead" adds CUDA graphs; only the default backend has modes."""
-    return "reduce-overhead" if device.type == "cuda" and backend == BACKEND else None
+class Recording(NamedTuple):
+    """A bucket's forward as a CUDA graph: it reads `fed`, and writes what `StaticDecoder` returns."""
+
+    graph: torch.cuda.CUDAGraph
+    fed: torch.Tensor
+    logits: torch.Tensor
+    tapped: torch.Tensor | None
 
 
 def _by_slot(feeds: Sequence[Feed], rows: torch.Tensor, counts: list[int]) -> dict[int, torch.Tensor]:
@@ -251,22 +283,22 @@ class CompiledRunner(LineRunner):
         context: int,
         vocabulary: int,
         buckets: Buckets | None = None,
-        backend: str | None = None,
+        backend: str | Backend | None = None,
         taps: Sequence[int] = (),
     ) -> None:
-        """Compile, which takes some ten seconds for each bucket. Raises Unsuited as `LlamaRunner` does.
+        """Compile, which takes some seconds for each bucket. Raises Unsuited as `LlamaRunner` does.
 
         taps: as `specwire.lm.runners.decoder.Decoder`.
         """
-        shape, backend = shape_of(model), backend or BACKEND
+        shape = shape_of(model)
         self.buckets = buckets or Buckets.usual(slots, context)
         self._room, self._spare = _aligned(context), slots
         weights = model_of(model, shape, context, vocabulary)
         self.decoder = StaticDecoder(shape, weights, slots + 1, self._room, taps).eval()
         self._device = self.decoder.embedding.device
         self.tapped, self.tapping = self.decoder.embedding.new_empty(0), True
-        mode = mode_for(self._device, backend)
-        self._compiled: Any = torch.compile(self.decoder, backend=backend, mode=mode, dynamic=False, fullgraph=True)
+        self._layer = torch.compile(StaticLayer.forward, backend=backend or BACKEND, dynamic=False, fullgraph=True)
+        self._recordings: dict[Bucket, Recording] = {}
         self._warm_up()
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
@@ -315,20 +347,29 @@ class CompiledRunner(LineRunner):
         self, feeds: Sequence[Feed], bucket: Bucket, compiled: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What is returned are copies: the next replay of a CUDA graph writes where this one has."""
-        fed = torch.tensor(packed(feeds, bucket, self._room, self._spare)).to(self._device)
-        if compiled:
-            torch.compiler.cudagraph_mark_step_begin()
-        logits, tapped = (self._compiled if compiled else self.decoder)(fed, _aligned(bucket.span))
+        fed = packed(feeds, bucket, self._room, self._spare)
+        logits, tapped = self._forward(fed, bucket, compiled)
         wanted = self._last(feeds, bucket, [max(feed.wanted, 1) for feed in feeds])
         if tapped is None or not self.tapping:
             return logits[wanted], None
         return logits[wanted], tapped[self._last(feeds, bucket, [len(feed.tokens) for feed in feeds])]
 
+    def _forward(self, fed: torch.Tensor, bucket: Bucket, compiled: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`StaticDecoder.forward`; through the bucket's recording where there is one."""
+        recording = self._recordings.get(bucket) if compiled else None
+        if recording is None:
+            run = self._layer if compiled else StaticLayer.forward
+            return self.decoder(fed.to(self._device), _aligned(bucket.span), run)  # type: ignore[no-any-return]
+        with torch.cuda.device(self._device):
+            recording.fed.copy_(fed)
+            recording.graph.replay()
+        return recording.logits, recording.tapped
+
     def _last(self, feeds: Sequence[Feed], bucket: Bucket, counts: Sequence[int]) -> torch.Tensor:
         """Rows of the forward that are of the last so many tokens of each feed."""
         rows = [
             row * bucket.columns + column
-            for row, (feed, count) in enumerate(zip(feeds, counts, strict=True))
+            for row, feed, count in zip(_rows(feeds, bucket, self._spare), feeds, counts, strict=True)
             for column in range(len(feed.tokens) - count, len(feed.tokens))
         ]
         return torch.tensor(rows, dtype=torch.long, device=self._device)
@@ -337,8 +378,20 @@ class CompiledRunner(LineRunner):
     def _warm_up(self) -> None:
         """Every bucket, of padding only; widest first, for the memory that they share."""
         limits = torch._dynamo.config.patch(recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=MOST_GRAPHS)
+        pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
         with limits, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch, by what its compiler imports
             for bucket in reversed(self.buckets.all()):
                 for _ in range(WARM_UPS):
                     self._compute([], bucket)
+                if pool is not None:
+                    self._recordings[bucket] = self._record(bucket, pool)
+
+    def _record(self, bucket: Bucket, pool: Any) -> Recording:
+        """pool: memory that recordings share, since one at a time is replayed."""
+        with torch.cuda.device(self._device):
+            fed = packed([], bucket, self._room, self._spare).to(self._device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                logits, tapped = self.decoder(fed, _aligned(bucket.span), self._layer)
+        return Recording(graph, fed, logits, tapped)

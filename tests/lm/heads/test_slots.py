@@ -26,7 +26,7 @@ from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.head import HeadStep
 from specwire.lm.heads.slots import HeadedModel, HeadFailed
 from specwire.lm.law import noise
-from specwire.lm.runners.compiled import CompiledRunner
+from specwire.lm.runners.compiled import Bucket, CompiledRunner
 from specwire.lm.runners.openvino.runner import OpenvinoRunner
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, ByHand, head_of
@@ -152,20 +152,20 @@ def test_it_does_so_beside_a_compiled_target(tmp_path: Path, monkeypatch: pytest
     lm = load_model(where, slots=SLOTS, heads=beside, compiled=True, threads=1)
     assert isinstance(lm, HeadedModel)
     assert isinstance(lm._target, CompiledRunner)
-    replay, returned = lm._target._compiled, dict[tuple[int, ...], list[torch.Tensor]]()
+    forward, returned = lm._target._forward, dict[Bucket, list[torch.Tensor]]()
 
-    def replayed(fed: torch.Tensor, span: int) -> list[torch.Tensor]:
-        found = replay(fed, span)
-        if tuple(fed.shape) not in returned:
-            returned[tuple(fed.shape)] = [part.clone() for part in found]
+    def replayed(fed: torch.Tensor, bucket: Bucket, compiled: bool) -> list[torch.Tensor]:
+        found = forward(fed, bucket, compiled)
+        if bucket not in returned:
+            returned[bucket] = [part.clone() for part in found if part is not None]
         for static in returned.values():
             for part in static:
                 part.fill_(torch.nan)
-        for part, new in zip(returned[tuple(fed.shape)], found, strict=True):
+        for part, new in zip(returned[bucket], [part for part in found if part is not None], strict=True):
             part.copy_(new)
-        return returned[tuple(fed.shape)]
+        return returned[bucket]
 
-    monkeypatch.setattr(lm._target, "_compiled", replayed)
+    monkeypatch.setattr(lm._target, "_forward", replayed)
     walk(lm, lambda text, depth: expected(target, head, text, depth), steps=120)
     assert len(returned) > 1
 
