@@ -37,7 +37,7 @@ from bench.laws.pair import PROMPT, SEEDS, joint, model, write
 from bench.laws.run import ALPHA, FIRSTS, LawTest, report
 from bench.laws.same_seed import NGRAM, OFF, SeedWay
 from bench.laws.sampling import AT_ONCE, RULES, LawSample, all_of, sample
-from bench.vllm.server import EAGER, PYTHON, VLLM
+from bench.vllm.server import EAGER, MISSING, PYTHON, VLLM
 from deploy.stack.processes import environment
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if record.refused(args, ("sessions",)):
         return 2
     if not VLLM.exists():
-        say("bench: error: vLLM is not there: make setup-vllm")
+        say(f"bench: error: {MISSING}")
         return 2
     torch.set_num_threads(1)
     try:

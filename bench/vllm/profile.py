@@ -1,5 +1,9 @@
 """Where the time of a step goes, in a streamed vLLM server and in our service on vLLM's worker: --help.
 
+What a class that proposes nothing costs a vLLM server is told by rows that differ in one thing each: vLLM's default;
+without the scheduling ahead that vLLM gives up with any custom class; with such a class that does nothing; with ours,
+which has nobody to draft. Of the last one the time that vLLM waits for our class is measured, too.
+
 Of our verifier's thread the parts of a step are its own figures (`--metrics`): the forward, which is vLLM's; choosing
 the tokens; what lies between forwards; waiting for guesses. The rest of a step nobody could be served: text was on its
 way to the log, the client, or back. Beside them stands what each process computed meanwhile, by the kernel's count:
@@ -13,6 +17,7 @@ import signal
 import sys
 import time
 import urllib.request
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -23,12 +28,15 @@ from tempfile import TemporaryDirectory
 from bench.harness import RESULTS, record
 from bench.harness.child import cpu_seconds
 from bench.harness.entry import terminable
+from bench.harness.interleave import schedule, tracked
+from bench.harness.interval import Estimate, estimate
 from bench.harness.report import table
 from bench.harness.runs import BenchError
-from bench.harness.services import free_port
+from bench.harness.services import ServiceProcess, free_port
 from bench.relay.link import RelayLink
-from bench.vllm.run import LEVELS, OFF, write
-from bench.vllm.server import VLLM, Front, VllmServer
+from bench.vllm import classes
+from bench.vllm.run import DISTANCES, IDLE, LEAST_TURNS, LEVELS, OFF, incomplete, write
+from bench.vllm.server import MISSING, PROPOSER, VLLM, Front, VllmServer
 from bench.vllm.service import (
     ENGINE,
     ENGINE_OFF,
@@ -52,9 +60,15 @@ PARTS = {
     "step_waited_seconds_total": "waiting for guesses",
 }
 STEPS, REST = "forward_seconds_count", "nobody to serve"
-# Of vLLM's server: its steps.
+# Of vLLM's server: its steps; and where the class has a clock, what vLLM waits for it, and all else.
 ITERATIONS = "vllm:iteration_tokens_total_count"
+OURS, THEIRS = "our class", "vLLM"
 WIRE, CLIENTS, DRAFTER = "verifier's wire", "clients", "drafter"
+STEPPED, EMPTY, NEAR = "not scheduled ahead", "a class that does nothing", DISTANCES[0]
+TIMED = {**PROPOSER, "model": f"{classes.__name__}.{classes.TimedProposer.__name__}"}
+# The rows of each comparison, of which the first one has no drafts.
+SERVER, SERVICE = (OFF, STEPPED, EMPTY, IDLE, NEAR), (OFF, ENGINE_OFF, ENGINE[0])
+ROWS = tuple(dict.fromkeys((*SERVER, *SERVICE)))
 MS = 1e3
 LIMIT_S = 10.0
 
@@ -66,7 +80,7 @@ class Account:
     """What a step of a row took, with so many sessions at once.
 
     tokens: of a step. step_ms: from one to the next. parts_ms: of it, by what was done; empty of a server that does not
-    tell. cpu_ms: computed meanwhile, by process.
+    tell. cpu_ms: computed meanwhile, by process. to_off: how many times as fast as `off`, turn by turn.
     """
 
     row: str
@@ -75,38 +89,68 @@ class Account:
     step_ms: float
     parts_ms: Counts
     cpu_ms: Counts
+    to_off: Estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """A row. steps: the name of its counter. figures, cpu: what they are by now."""
+    """A row. steps: the name of its counter. figures, cpu: what they are by now.
+
+    parts: of the figures, seconds of a step, and what they are called; the others' name is `rest`.
+    """
 
     server: VllmServer | Front
     steps: str
     figures: Callable[[], Counts]
     cpu: Callable[[], Counts]
+    parts: Mapping[str, str]
+    rest: str = ""
 
 
-def account(name: str, row: Profiled, level: int, run: Callable[[], int]) -> Account:
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """A turn: what was written and took so many seconds, and by what the figures and the kernel's counts grew."""
+
+    tokens: int
+    seconds: float
+    figures: Counts
+    cpu: Counts
+
+
+def spent(row: Profiled, run: Callable[[], int]) -> Spent:
     """run: writes texts; how many tokens they have."""
     figures, cpu, began = row.figures(), row.cpu(), time.monotonic()
     tokens = run()
     seconds = time.monotonic() - began
-    used = {part: now - cpu.get(part, 0.0) for part, now in row.cpu().items()}
-    after = row.figures()
-    done = {figure: after[figure] - figures[figure] for figure in after}
+    return Spent(tokens, seconds, growth(figures, row.figures()), growth(cpu, row.cpu()))
+
+
+def growth(before: Counts, after: Counts) -> Counts:
+    return {name: now - before.get(name, 0.0) for name, now in after.items()}
+
+
+def total(each: Sequence[Counts]) -> Counts:
+    return {name: sum(one[name] for one in each) for name in each[0]}
+
+
+def account(name: str, row: Profiled, level: int, turns: Sequence[Spent], off: Sequence[Spent]) -> Account:
+    """off: the same turns of the row that has no drafts."""
+    seconds, tokens = sum(turn.seconds for turn in turns), sum(turn.tokens for turn in turns)
+    done, used = total([turn.figures for turn in turns]), total([turn.cpu for turn in turns])
     steps = done[row.steps]
     if not steps:
         raise BenchError(f"{name}: no step was counted")
     per_step = MS / steps
-    parts = {told: done[figure] * per_step for figure, told in PARTS.items() if figure in done}
+    parts = {told: done[figure] * per_step for figure, told in row.parts.items()}
     if parts:
-        parts[REST] = seconds * per_step - sum(parts.values())
+        parts[row.rest] = seconds * per_step - sum(parts.values())
     cpu_ms = {part: each * per_step for part, each in used.items()}
-    return Account(name, level, tokens / steps, seconds * per_step, parts, cpu_ms)
+    to_off = estimate([other.seconds / turn.seconds for turn, other in zip(turns, off, strict=True)])
+    return Account(name, level, tokens / steps, seconds * per_step, parts, cpu_ms, to_off)
 
 
-def of_the_server(server: VllmServer) -> Profiled:
+def of_the_server(server: VllmServer, home: Path, timed: bool) -> Profiled:
+    """home: its HOME. timed: whether it has a `TimedProposer`."""
     pid = server.process.process.pid
 
     def cpu() -> Counts:
@@ -114,7 +158,11 @@ def of_the_server(server: VllmServer) -> Profiled:
         parts = {"vLLM's front door": cpu_seconds(pid), "vLLM's engine": sum(below.values())}
         return {**parts, CLIENTS: time.process_time()}
 
-    return Profiled(server, ITERATIONS, lambda: figures_of(server.address, (ITERATIONS,)), cpu)
+    def figures() -> Counts:
+        waited = {OURS: classes.seconds_spent(home)} if timed else {}
+        return {**figures_of(server.address, (ITERATIONS,)), **waited}
+
+    return Profiled(server, ITERATIONS, figures, cpu, {OURS: OURS} if timed else {}, THEIRS)
 
 
 def of_ours(row: str, service: EngineService, drafter: int) -> Profiled:
@@ -130,7 +178,7 @@ def of_ours(row: str, service: EngineService, drafter: int) -> Profiled:
             CLIENTS: time.process_time(),
         }
 
-    return Profiled(service.fronts[row], STEPS, lambda: figures_of(service.metrics, (STEPS, *PARTS)), cpu)
+    return Profiled(service.fronts[row], STEPS, lambda: figures_of(service.metrics, (STEPS, *PARTS)), cpu, PARTS, REST)
 
 
 def wire_seconds(pid: int) -> float:
@@ -158,36 +206,84 @@ def figures_of(address: str, names: Sequence[str]) -> Counts:
 
 
 def accounts(args: argparse.Namespace) -> Iterator[Account]:
-    """Of each row at each level; one row's processes at a time, so that nothing else is in memory."""
+    """Of each row at each level; the rows of a comparison take turns."""
     prompts = record.prompts_of(TARGET)[: args.prompts]
-    with ExitStack() as owned:
-        folder = Path(owned.enter_context(TemporaryDirectory(prefix="specwire-profile-vllm-")))
-        clients = owned.enter_context(ThreadPoolExecutor(max(LEVELS)))
-
-        def row(name: str, profiled: Profiled) -> Iterator[Account]:
-            for level in args.sessions:
-
-                def run(level: int = level) -> int:
-                    groups = [prompts[at : at + level] for at in range(0, len(prompts) - level + 1, level)]
-                    texts = [write(clients, name, profiled.server, group, args.tokens, 0.0)[1] for group in groups]
-                    return sum(len(text) for each in texts for text in each)
-
-                run()  # what is compiled or learnt for so many is by then
-                yield account(name, profiled, level, run)
-
+    for names in (SERVER, SERVICE):
+        chosen = [name for name in names if name in args.only or name == OFF]
+        if len(chosen) == 1:
+            continue
         with ExitStack() as present:
-            server = VllmServer(TARGET, folder, f"127.0.0.1:{free_port()}", None, sessions=max(LEVELS))
-            present.callback(server.end)
-            server.ready()
-            yield from row(OFF, of_the_server(server))
-        with ExitStack() as present:
+            folder = Path(present.enter_context(TemporaryDirectory(prefix="specwire-profile-vllm-")))
+            clients = present.enter_context(ThreadPoolExecutor(max(LEVELS)))
             drafter = drafter_of(present, folder)
-            links = {rtt: present.enter_context(RelayLink(drafter.address)) for rtt in ENGINE}
-            for rtt, link in links.items():
-                link.shape(rtt)
-            service = engine_service(present, folder, links, max(LEVELS))
-            for name in (ENGINE_OFF, ENGINE[0]):
-                yield from row(name, of_ours(name, service, drafter.process.pid))
+            rows = {**servers(present, folder, chosen, drafter.address), **services(present, folder, chosen, drafter)}
+            for level in args.sessions:
+                yield from at_level(clients, rows, prompts, level, args)
+
+
+def servers(present: ExitStack, folder: Path, chosen: Sequence[str], drafter: str) -> dict[str, Profiled]:
+    """vLLM's, ready. drafter: HOST:PORT."""
+    told = {
+        OFF: (None, "", ()),
+        STEPPED: (None, "", ("--no-async-scheduling",)),
+        EMPTY: ({**PROPOSER, "model": f"{classes.__name__}.{classes.EmptyProposer.__name__}"}, "", ()),
+        IDLE: (TIMED, "--no-ngram", ()),
+        NEAR: (TIMED, f"--drafter {drafter} --no-ngram", ()),
+    }
+    started = {}
+    for number, (row, (speculation, proposer, more)) in enumerate(told.items()):
+        if row not in chosen:
+            continue
+        home = folder / str(number)
+        home.mkdir()
+        address = f"127.0.0.1:{free_port()}"
+        server = VllmServer(TARGET, home, address, speculation, proposer, sessions=max(LEVELS), more=more)
+        present.callback(server.end)
+        started[row] = of_the_server(server, home, speculation is TIMED)
+    for row, profiled in started.items():
+        profiled.server.ready()
+        say(f"bench: {row} is ready")
+    return started
+
+
+def services(present: ExitStack, folder: Path, chosen: Sequence[str], drafter: ServiceProcess) -> dict[str, Profiled]:
+    """Ours, ready."""
+    names = [row for row in (ENGINE_OFF, ENGINE[0]) if row in chosen]
+    if not names:
+        return {}
+    links = {rtt: present.enter_context(RelayLink(drafter.address)) for rtt in ENGINE}
+    for rtt, link in links.items():
+        link.shape(rtt)
+    service = engine_service(present, folder, links, max(LEVELS))
+    return {name: of_ours(name, service, drafter.process.pid) for name in names}
+
+
+def at_level(
+    clients: ThreadPoolExecutor,
+    rows: Mapping[str, Profiled],
+    prompts: Sequence[Sequence[int]],
+    level: int,
+    args: argparse.Namespace,
+) -> Iterator[Account]:
+    groups = [prompts[at : at + level] for at in range(0, len(prompts) - level + 1, level)]
+    found: defaultdict[str, list[Spent]] = defaultdict(list)
+
+    def turn(name: str, group: int) -> Spent:
+        def run() -> int:
+            _, texts = write(clients, name, rows[name].server, groups[group], args.tokens, 0.0)
+            return sum(map(len, texts))
+
+        return spent(rows[name], run)
+
+    for name in rows:  # what is compiled or learnt for so many is by then
+        write(clients, name, rows[name].server, groups[0], args.tokens, 0.0)
+    repeats = -(-LEAST_TURNS // len(groups))
+    turns = schedule(repeats, len(groups), len(rows))
+    for _, group, index in tracked(turns, repeats * len(groups) * len(rows), f"{level} at once"):
+        name = list(rows)[index]
+        found[name].append(turn(name, group))
+    for name, row in rows.items():
+        yield account(name, row, level, found[name], found[OFF])
 
 
 def report(found: Sequence[Account]) -> str:
@@ -195,7 +291,8 @@ def report(found: Sequence[Account]) -> str:
     for each in found:
         told = [(part, value, "") for part, value in each.parts_ms.items()]
         told += [(part, value, "computed") for part, value in each.cpu_ms.items()]
-        head = (each.row, str(each.level), f"{each.tokens:.2f}", "a step", f"{each.step_ms:.2f}", "")
+        to_off = f"{each.to_off:.2f} of off"
+        head = (each.row, str(each.level), f"{each.tokens:.2f}", "a step", f"{each.step_ms:.2f}", to_off)
         lines += [head, *(("", "", "", part, f"{value:.2f}", how) for part, value, how in told)]
     return "\n".join(table(("row", "at once", "tokens a step", "", "ms", ""), lines))
 
@@ -205,16 +302,19 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--prompts", type=int, default=16, metavar="N", help="(default: %(default)s)")
     line.add_argument("--tokens", type=int, default=128, metavar="N", help="new ones for each (default: %(default)s)")
     line.add_argument("--sessions", type=int, nargs="+", default=list(LEVELS), choices=LEVELS, help="at once")
+    line.add_argument(
+        "--only", nargs="+", default=list(ROWS), choices=ROWS, metavar="ROW", help=f"of {', '.join(map(repr, ROWS))}"
+    )
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
     return line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    if record.refused(args, ("prompts", "tokens")):
+    if record.refused(args, ("prompts", "tokens")) or incomplete(args, OUT, ROWS):
         return 2
     if not VLLM.exists():
-        say("bench: error: vLLM is not there: make setup-vllm")
+        say(f"bench: error: {MISSING}")
         return 2
     try:
         with terminable():
@@ -225,7 +325,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     print(report(found))
-    record.write(args.out, {"accounts": [asdict(each) for each in found]}, args, ("prompts", "tokens", "sessions"))
+    record.write(
+        args.out, {"accounts": [asdict(each) for each in found]}, args, ("prompts", "tokens", "sessions", "only")
+    )
     return 0
 
 

@@ -31,7 +31,7 @@ from bench.harness.report import Bar, at_least, table
 from bench.harness.runs import BenchError
 from bench.harness.services import free_port
 from bench.relay.link import RelayLink
-from bench.vllm.server import PROPOSER, VLLM, Front, Speculation, VllmLibrary, VllmServer
+from bench.vllm.server import MISSING, PROPOSER, VLLM, Front, Speculation, VllmLibrary, VllmServer
 from bench.vllm.service import ENGINE, ENGINE_BOTH, ENGINE_OFF, ENGINES, drafter_of, engine_service
 from demo_pair import DRAFT, TARGET
 from specwire.rpc.process import say
@@ -40,7 +40,7 @@ OUT = RESULTS / "vllm.json"
 OFF, NGRAM, MODEL, IDLE, BOTH = "off", "its ngram", "its draft model", "nothing proposed", "drafter and n-grams"
 # Plain decoding without a server; `off` is plain decoding streamed.
 LIBRARY = "LLM.generate"
-DRAFTER = {0: "drafter at 0 ms", 20: "drafter at 20 ms", 80: "drafter at 80 ms"}
+DISTANCES = {0: "drafter at 0 ms", 20: "drafter at 20 ms", 80: "drafter at 80 ms"}
 OWN: Mapping[str, Speculation | None] = {
     OFF: None,
     NGRAM: {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
@@ -48,8 +48,10 @@ OWN: Mapping[str, Speculation | None] = {
 }
 TEMPERATURES = (0.0, 0.8)
 LEVELS = (1, 4, 16)
+# Of each row at a level: with fewer no interval is one of 95 % (`bench.harness.interval`).
+LEAST_TURNS = 6
 # Of off: greedily with one session; everywhere else; where nothing is proposed.
-GAINS = {DRAFTER[0]: 1.4, DRAFTER[20]: 1.25, ENGINE[0]: 1.4, ENGINE[20]: 1.25}
+GAINS = {DISTANCES[0]: 1.4, DISTANCES[20]: 1.25, ENGINE[0]: 1.4, ENGINE[20]: 1.25}
 NEVER_SLOWER = 0.97
 # What our service may cost beside a vLLM server, the log included.
 TAX = 0.93
@@ -87,18 +89,33 @@ class VllmLine:
 
 @dataclass(frozen=True, slots=True)
 class VllmGroup:
-    """Rows that take turns with each other, and whether a verifier of ours is beside them."""
+    """Rows that take turns with each other: vLLM's, and those of a verifier of ours, if it is beside them."""
 
     rows: tuple[str, ...]
-    engine: bool = False
+    engine: tuple[str, ...] = ()
 
 
 GROUPS = (
-    VllmGroup((OFF, NGRAM, MODEL), engine=True),
+    VllmGroup((OFF, NGRAM, MODEL), ENGINES),
     VllmGroup((OFF, NGRAM, MODEL, BOTH)),
-    VllmGroup((OFF, LIBRARY, IDLE, DRAFTER[0])),
-    VllmGroup((OFF, DRAFTER[20], DRAFTER[80])),
+    VllmGroup((OFF, LIBRARY, IDLE, DISTANCES[0])),
+    VllmGroup((OFF, DISTANCES[20], DISTANCES[80])),
 )
+# What may be asked for: the server without speculation is always there.
+ROWS = tuple(dict.fromkeys(row for group in GROUPS for row in (*group.rows, *group.engine) if row != OFF))
+REPEATS = f"more where that gives a row no {LEAST_TURNS} turns (default: %(default)s)"
+ONLY = f"rows beside {OFF!r}, of {', '.join(map(repr, ROWS))} (default: all)"
+
+
+def groups_of(only: Sequence[str]) -> Iterator[VllmGroup]:
+    """The groups with these rows, and what they are compared with; none that an earlier one has all rows of."""
+    told = {OFF}
+    for group in GROUPS:
+        rows, engine = ([row for row in each if row in only] for each in (group.rows, group.engine))
+        if {*rows, *engine} - told:
+            told |= {*rows, *engine}
+            off = [ENGINE_OFF] if engine else []
+            yield VllmGroup((OFF, *rows), tuple(dict.fromkeys([*off, *engine])))
 
 
 def servers(
@@ -107,7 +124,7 @@ def servers(
     """Start what a group has of vLLM's. drafter: its address, for the row that has n-grams as well."""
     proposers = {
         IDLE: "--no-ngram",
-        **{DRAFTER[rtt]: f"--drafter {link.address} --no-ngram" for rtt, link in links.items()},
+        **{DISTANCES[rtt]: f"--drafter {link.address} --no-ngram" for rtt, link in links.items()},
         BOTH: f"--drafter {drafter}",
     }
     started: dict[str, VllmServer | VllmLibrary] = {}
@@ -135,10 +152,10 @@ def measure(args: argparse.Namespace) -> list[VllmTurn]:
     with ExitStack() as owned:
         folder = Path(owned.enter_context(TemporaryDirectory(prefix="specwire-bench-vllm-")))
         drafter = drafter_of(owned, folder)
-        links = {rtt: owned.enter_context(RelayLink(drafter.address)) for rtt in DRAFTER}
+        links = {rtt: owned.enter_context(RelayLink(drafter.address)) for rtt in DISTANCES}
         for rtt, link in links.items():
             link.shape(rtt)
-        for number, group in enumerate(GROUPS):
+        for number, group in enumerate(groups_of(args.only)):
             with ExitStack() as present:
                 rows = beside(present, folder / str(number), group, drafter.address, links)
                 clients = present.enter_context(ThreadPoolExecutor(max(LEVELS)))
@@ -159,7 +176,7 @@ def beside(
         server.ready()
         say(f"bench: {row} is ready")
     ours = engine_service(present, folder, links, max(LEVELS)).fronts if group.engine else {}
-    return {**theirs, **ours}
+    return {**theirs, **{row: ours[row] for row in group.engine}}
 
 
 def at_level(
@@ -175,8 +192,9 @@ def at_level(
     for temperature in TEMPERATURES:
         for row, server in rows.items():  # what is compiled for so many is compiled then
             write(clients, row, server, groups[0], args.tokens, temperature)
-        turns = schedule(args.repeats, len(groups), len(rows))
-        for repeat, group, index in tracked(turns, args.repeats * len(groups) * len(rows), f"{level} at once"):
+        repeats = max(args.repeats, -(-LEAST_TURNS // len(groups)))
+        turns = schedule(repeats, len(groups), len(rows))
+        for repeat, group, index in tracked(turns, repeats * len(groups) * len(rows), f"{level} at once"):
             row = list(rows)[index]
             seconds, texts = write(clients, row, rows[row], groups[group], args.tokens, temperature)
             yield VllmTurn(level, temperature, first + repeat * len(groups) + group, row, seconds, texts)
@@ -248,13 +266,15 @@ def bars_of(turns: Sequence[VllmTurn], lines: Sequence[VllmLine]) -> Iterator[Ba
         yield at_least(f"{line.level} at once{drawn}, {line.row} / {off_of(line.row)}", line.to_off, needed)
     for level, temperature in dict.fromkeys((line.level, line.temperature) for line in lines):
         own = {line.row: line for line in lines if (line.level, line.temperature) == (level, temperature)}
-        best = max((NGRAM, MODEL), key=lambda row: own[row].tokens_per_second.value)
         drawn = f", temperature {temperature:g}" if temperature else ""
-        for both in (BOTH, ENGINE_BOTH):
-            found = ratio(turns, level, temperature, both, best)
-            yield at_least(f"{level} at once{drawn}, {both} / {best}", found, 1.0)
-        tax = ratio(turns, level, temperature, ENGINE_OFF, OFF)
-        yield at_least(f"{level} at once{drawn}, {ENGINE_OFF} / {OFF}", tax, TAX)
+        if {NGRAM, MODEL} <= own.keys():
+            best = max((NGRAM, MODEL), key=lambda row: own[row].tokens_per_second.value)
+            for both in [row for row in (BOTH, ENGINE_BOTH) if row in own]:
+                found = ratio(turns, level, temperature, both, best)
+                yield at_least(f"{level} at once{drawn}, {both} / {best}", found, 1.0)
+        if ENGINE_OFF in own:
+            tax = ratio(turns, level, temperature, ENGINE_OFF, OFF)
+            yield at_least(f"{level} at once{drawn}, {ENGINE_OFF} / {OFF}", tax, TAX)
 
 
 def report(lines: Sequence[VllmLine], bars: Sequence[Bar]) -> str:
@@ -286,7 +306,7 @@ def write_results(
         "lines": [asdict(line) for line in lines],
         "machine": machine.describe(),
         "commit": machine.commit(),
-        "arguments": {name: getattr(args, name) for name in ("prompts", "tokens", "repeats", "sessions")},
+        "arguments": {name: getattr(args, name) for name in ("prompts", "tokens", "repeats", "sessions", "only")},
         "seconds_of_turns": [[turn.level, turn.temperature, turn.turn, turn.row, turn.seconds] for turn in turns],
     }
     args.out.write_text(json.dumps(found, indent=1) + "\n")
@@ -296,18 +316,27 @@ def parser() -> argparse.ArgumentParser:
     line = argparse.ArgumentParser(prog="python -m bench.vllm.run", description=(__doc__ or "").partition(":")[0])
     line.add_argument("--prompts", type=int, default=16, metavar="N", help="(default: %(default)s)")
     line.add_argument("--tokens", type=int, default=128, metavar="N", help="new ones for each (default: %(default)s)")
-    line.add_argument("--repeats", type=int, default=2, metavar="N", help="(default: %(default)s)")
+    line.add_argument("--repeats", type=int, default=2, metavar="N", help=REPEATS)
     line.add_argument("--sessions", type=int, nargs="+", default=list(LEVELS), choices=LEVELS, help="at once")
+    line.add_argument("--only", nargs="+", default=list(ROWS), choices=ROWS, metavar="ROW", help=ONLY)
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
     return line
 
 
+def incomplete(args: argparse.Namespace, recorded: Path, rows: Sequence[str]) -> bool:
+    """Whether the record would lose rows, which is then said."""
+    lost = args.out == recorded and not {*args.only} >= {*rows}
+    if lost:
+        say("bench: error: only: would leave rows out of the record, so --out must name another file")
+    return lost
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    if refused(args, ("prompts", "tokens", "repeats")):
+    if refused(args, ("prompts", "tokens", "repeats")) or incomplete(args, OUT, ROWS):
         return 2
     if not VLLM.exists():
-        say("bench: error: vLLM is not there: make setup-vllm")
+        say(f"bench: error: {MISSING}")
         return 2
     try:
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -19,8 +19,11 @@ from bench.harness import ROOT
 from bench.harness.child import BenchChild
 from bench.harness.runs import BenchError
 from bench.harness.services import Process
+from specwire.lm.runners.vllm import tested
 
 VLLM = ROOT / ".venv" / "vllm" / ".stamp"
+# Why something did not run.
+MISSING = f"vLLM is not there: make setup-vllm ({tested()})"
 PYTHON = str(VLLM.parent / "bin" / "python")
 SERVE = (PYTHON, "-m", "vllm.entrypoints.openai.api_server")
 # It logs to stdout, which nobody reads here.
@@ -49,7 +52,8 @@ Speculation = Mapping[str, object]
 class VllmServer:
     """`address`: HOST:PORT.
 
-    speculation: its --speculative-config; None: no speculation. proposer: what SPECWIRE_PROPOSER says.
+    speculation: its --speculative-config; None: no speculation. proposer: what SPECWIRE_PROPOSER says. more: further
+    options. folder: its HOME.
     """
 
     def __init__(
@@ -61,12 +65,13 @@ class VllmServer:
         proposer: str = "",
         dtype: str = "float32",
         sessions: int = 8,
+        more: Sequence[str] = (),
     ) -> None:
         self.address = address
         host, _, port = address.rpartition(":")
         environment = {**os.environ, "HOME": str(folder), "SPECWIRE_PROPOSER": proposer, **ALONE}
         sizes = ("--max-model-len", str(CONTEXT), "--max-num-seqs", str(sessions))
-        options = ("--dtype", dtype, *sizes, "--enforce-eager")
+        options = ("--dtype", dtype, *sizes, "--enforce-eager", *more)
         named = ("--model", str(model), "--host", host, "--port", port, "--served-model-name", "target")
         speculative = () if speculation is None else ("--speculative-config", json.dumps(dict(speculation)))
         self.process = Process((*LOGGED, *SERVE, *named, *options, *speculative), environment, folder / "vllm.stderr")

@@ -192,6 +192,7 @@ def vllm_profile_table(results: dict[str, Any]) -> str:
     """Render where the time of a step goes, in a vLLM server and in our service on vLLM's worker."""
     accounts = results["accounts"]
     rows = [["ms a step", *(f"{each['row']}, {each['level']} at once" for each in accounts)]]
+    rows.append(["(times off)", *(interval(each["to_off"]) for each in accounts)])
     rows.append(["from one to the next", *(f"{each['step_ms']:.1f}" for each in accounts)])
     rows.append(["(tokens a step)", *(f"{each['tokens']:.1f}" for each in accounts)])
     for kind, label in (("parts_ms", "{}"), ("cpu_ms", "computed: {}")):

@@ -106,7 +106,7 @@ class Proposer:
             token_ids_cpu: int array (requests, context), the texts.
             slot_mappings: not used.
         """
-        if self._thread is None:
+        if self._thread is None or self._thread.silent:
             return [[] for _ in sampled_token_ids]
         rows = [
             VllmRow(token_ids_cpu[at], int(num_tokens_no_spec[at]), tuple(map(int, decided)))
@@ -141,9 +141,14 @@ class ProposerThread:
     def _ask(self, what: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(what, self._loop)
 
+    @property
+    def silent(self) -> bool:
+        """Whether nothing can be proposed: then a step costs nothing here."""
+        return self._broken or self._drafting.idle
+
     def propose(self, rows: Sequence[VllmRow]) -> list[list[int]]:
         """As `Proposer.propose`. Never raises."""
-        if self._broken or self._drafting.idle:
+        if self.silent:
             return [[] for _ in rows]
         answer: Future[list[list[int]]] = Future()
         self._loop.call_soon_threadsafe(self._step, rows, answer)

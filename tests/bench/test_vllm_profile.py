@@ -1,4 +1,4 @@
-"""What is read of a process while its threads end."""
+"""What is read of a process while its threads end; how turns become an account; which rows are beside each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from bench.harness.child import cpu_seconds
-from bench.vllm.profile import wire_seconds
+from bench.harness.runs import BenchError
+from bench.vllm.profile import OURS, THEIRS, Profiled, Spent, account, wire_seconds
+from bench.vllm.run import BOTH, IDLE, LIBRARY, MODEL, NGRAM, OFF, ROWS, groups_of
+from bench.vllm.server import Front
+from bench.vllm.service import ENGINE, ENGINE_OFF
 
 
 def test_a_thread_that_has_ended_meanwhile_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +27,33 @@ def test_a_thread_that_has_ended_meanwhile_counts_nothing(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Path, "read_text", ended)
     assert before <= wire_seconds(os.getpid()) <= before + 5.0
+
+
+def test_turns_are_summed_and_compared_one_by_one() -> None:
+    row = Profiled(Front("", ""), "steps", dict, dict, {"class": OURS}, THEIRS)
+    turns = [
+        Spent(4, 1.0, {"steps": 2.0, "class": 0.1}, {"engine": 0.5}),
+        Spent(8, 2.0, {"steps": 4.0, "class": 0.2}, {"engine": 1.0}),
+    ]
+    off = [Spent(4, 0.5, {}, {}), Spent(8, 1.5, {}, {})]
+    told = account("a row", row, 2, turns, off)
+    assert (told.tokens, told.step_ms) == (2.0, 500.0)
+    assert told.parts_ms == {OURS: pytest.approx(50.0), THEIRS: pytest.approx(450.0)}
+    assert told.cpu_ms == {"engine": 250.0}
+    assert (told.to_off.low, told.to_off.high) == (0.5, 0.75)
+    idle = [Spent(4, 1.0, {"steps": 0.0, "class": 0.0}, {})]
+    with pytest.raises(BenchError, match="a row: no step was counted"):
+        account("a row", row, 2, idle, off[:1])
+
+
+def test_rows_that_are_asked_for_have_what_they_are_compared_with() -> None:
+    def rows(*only: str) -> list[tuple[str, ...]]:
+        return [(*group.rows, *group.engine) for group in groups_of(only)]
+
+    assert rows(IDLE, LIBRARY) == [(OFF, LIBRARY, IDLE)]
+    assert rows(NGRAM, MODEL) == [(OFF, NGRAM, MODEL)]
+    assert rows(BOTH, NGRAM) == [(OFF, NGRAM), (OFF, NGRAM, BOTH)]
+    assert rows(ENGINE[20]) == [(OFF, ENGINE_OFF, ENGINE[20])]
+    assert rows(ENGINE_OFF) == [(OFF, ENGINE_OFF)]
+    assert {row for each in rows(*ROWS) for row in each} == {OFF, *ROWS}
+    assert len(rows(*ROWS)) == 4

@@ -18,7 +18,7 @@ import pytest
 
 from bench.harness import ROOT
 from bench.relay.link import RelayLink
-from bench.vllm.server import EAGER, PYTHON, VLLM
+from bench.vllm.server import EAGER, MISSING, PYTHON, VLLM
 from demo_pair import DRAFT, TARGET
 from deploy.stack.processes import descendants
 from specwire.client import AsyncClient
@@ -38,7 +38,7 @@ from tests.vllm.sockets import reachable
 from tests.vllm.walk_in_vllm import FAMILIES
 from tests.wait import eventually
 
-pytestmark = pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not there: make setup-vllm")
+pytestmark = pytest.mark.skipif(not VLLM.exists(), reason=MISSING)
 
 ENGINE = ("--engine", "vllm", "--engine-options", EAGER)
 STOPPED_S = 20.0

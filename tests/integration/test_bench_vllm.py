@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from bench.laws import vllm as laws
-from bench.vllm import profile
-from bench.vllm.server import VLLM, VllmLibrary
+from bench.vllm import profile, run
+from bench.vllm.run import IDLE, LEAST_TURNS, LIBRARY, OFF, TEMPERATURES
+from bench.vllm.server import MISSING, VLLM, VllmLibrary
 from bench.vllm.service import ENGINE, ENGINE_OFF
 from demo_pair import TARGET
 from scripts.figures.exact import laws_table
 from scripts.figures.speed import vllm_profile_table
 from tests.faults.test_demo_pair import asked, check_choices
 
-pytestmark = [pytest.mark.bench, pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not there: make setup-vllm")]
+pytestmark = [pytest.mark.bench, pytest.mark.skipif(not VLLM.exists(), reason=MISSING)]
 
 
 def test_vllm_as_a_library_writes_the_target_s_texts(tmp_path: Path) -> None:
@@ -33,18 +34,39 @@ def test_vllm_as_a_library_writes_the_target_s_texts(tmp_path: Path) -> None:
 
 def test_a_step_is_accounted_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "profile.json"
-    words = ["--prompts", "4", "--tokens", "24", "--sessions", "1", "4", "--out", str(out)]
+    levels, rows = (1, 4), (IDLE, ENGINE_OFF, ENGINE[0])
+    words = ["--prompts", "4", "--tokens", "24", "--sessions", *map(str, levels), "--out", str(out), "--only", *rows]
     assert profile.main(words) == 0
     assert "vLLM's forward" in capsys.readouterr().out
     found = json.loads(out.read_text())
-    accounts = {(each["row"], each["level"]): each for each in found["accounts"]}
-    assert set(accounts) == {(row, level) for row in ("off", ENGINE_OFF, ENGINE[0]) for level in (1, 4)}
-    for (row, level), each in accounts.items():
+    told = [(each["row"], each["level"]) for each in found["accounts"]]
+    compared = ((OFF, IDLE), (OFF, ENGINE_OFF, ENGINE[0]))
+    assert told == [(row, level) for each in compared for level in levels for row in each]
+    for each in found["accounts"]:
+        row, level = each["row"], each["level"]
         assert 0 < each["tokens"] <= 24 * level
-        assert (row == "off") == (not each["parts_ms"])
+        assert (row == OFF) == (not each["parts_ms"])
         assert sum(each["parts_ms"].values()) == pytest.approx(each["step_ms"] if each["parts_ms"] else 0.0)
         assert all(value >= 0 for value in each["cpu_ms"].values())
+        assert (each["to_off"]["value"] == 1.0) == (row == OFF)
+        assert (profile.OURS in each["parts_ms"]) == (row == IDLE)
     assert "from one to the next" in vllm_profile_table(found)
+
+
+def test_a_few_rows_are_measured_alone_and_not_into_the_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main(["--only", IDLE]) == 2
+    assert "--out must name another file" in capsys.readouterr().err
+    out = tmp_path / "few.json"
+    words = ["--prompts", "1", "--tokens", "16", "--repeats", "1", "--sessions", "1", "--out", str(out)]
+    assert run.main([*words, "--only", LIBRARY]) in (0, 1)
+    lines = json.loads(out.read_text())["lines"]
+    assert [(line["row"], line["temperature"]) for line in lines] == [
+        (row, temperature) for temperature in TEMPERATURES for row in (OFF, LIBRARY)
+    ]
+    turns = [turn for _, _, turn, row, _ in json.loads(out.read_text())["seconds_of_turns"] if row == LIBRARY]
+    assert len(turns) == len(TEMPERATURES) * LEAST_TURNS
 
 
 def test_the_law_of_few_texts(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from bench.vllm.server import VLLM
+from bench.vllm.server import MISSING, VLLM
 from demo_pair import DRAFT, TARGET
 from tests.orchestrator.http.front import Front, front
 from tests.orchestrator.http.test_speculation_told import benchmark_reading
@@ -106,7 +106,7 @@ def test_aiperf_reads_what_speculation_did_for_each_request(door: Front, tmp_pat
     assert sum(each["num_accepted_draft_tokens"] for each in records) == counted["accepted"]
 
 
-@pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not there: make setup-vllm")
+@pytest.mark.skipif(not VLLM.exists(), reason=MISSING)
 def test_vllms_benchmark_reads_acceptance(door: Front, tmp_path: Path) -> None:
     arguments = ["--backend", "openai", "--base-url", door.url, "--model", model_of(door)]
     arguments += ["--tokenizer", str(TARGET), "--dataset-name", "random", "--random-input-len", "24"]

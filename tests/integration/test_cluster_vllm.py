@@ -1,7 +1,7 @@
 """A pool of verifiers on vLLM, split over processes, on a Ray cluster of several nodes, all on this machine.
 
-A stub stands for vLLM's Python: it notes how it was started, and serves a scripted model. Ray takes our word for the
-devices. What a verifier on vLLM does with such a command line is in `tests/faults/test_vllm_engine.py`.
+In the first test a stub stands for vLLM's Python: it notes how it was started, and serves a scripted model. In the
+second one it is vLLM's own, where `make setup-vllm` has run. Ray takes our word for the devices.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from collections.abc import Iterator
 import pytest
 
 from bench.cluster.site import Site, command_lines, site
+from bench.vllm.server import MISSING, PYTHON, START_S, VLLM
+from demo_pair import TARGET
 from specwire.client import Client
 from tests.faults.streams import PROMPT, plain
+from tests.faults.test_demo_pair import asked, check_choices
 from tests.integration.cluster import LIMIT_S, MODEL, MORE
 from tests.wait import eventually
 
@@ -30,16 +33,16 @@ redis: redis://{redis}/0
 pools:
   target:
     kind: verify
-    model: /models/large
+    model: {model}
     engine: vllm
     engine_options: {{enforce_eager: true}}
-    python: {stub}
+    python: {python}
     tensor_parallel_size: 2
     pipeline_parallel_size: 2
     num_gpus: 4
     num_cpus: 0.1
     resources: {{big: 1}}
-    options: {{insecure: true, grace: 0.5}}
+    options: {{insecure: true, grace: 0.5{more}}}
 orchestrators:
   num_cpus: 0.1
   resources: {{front: 1}}
@@ -47,7 +50,7 @@ orchestrators:
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def here() -> Iterator[Site]:
     """Give a cluster with two nodes for the one verifier, each with a device for each of its ranks."""
     with site({"front": 1}, *[{"big": 1, "GPU": RANKS}] * 2) as found:
@@ -59,10 +62,7 @@ def test_a_split_verifier_keeps_its_devices_while_it_starts_again_and_moves_with
     stub, noted = here.folder / "python", here.folder / "noted"
     stub.write_text(STUB.format(noted=noted, python=sys.executable, model=MODEL))
     stub.chmod(0o755)
-    here.deploy(FILE.format(redis=here.redis, stub=stub))
-    [front] = [row["address"] for row in here.rows() if row["pool"] == "orchestrators"]
-    node = where(here)
-    assert [(bundle["GPU"], bundle["big"]) for bundle in here.reserved()] == [(RANKS, 1)]
+    front, node = deployed(here, "/models/large", str(stub))
     writes(front)
     devices, *words = noted.read_text().split()
     assert devices == DEVICES
@@ -76,13 +76,53 @@ def test_a_split_verifier_keeps_its_devices_while_it_starts_again_and_moves_with
     assert [line.split()[0] for line in noted.read_text().splitlines()] == [DEVICES] * 2
     writes(front)
 
-    here.lose(node)
-    assert eventually(lambda: is_ready(here) and where(here) != node, pause_s=1.0)
-    assert len(here.reserved()) == 1
+    moves(here, node)
     writes(front)
+    leaves(here)
 
+
+@pytest.mark.cluster
+@pytest.mark.timeout(1200)  # four processes import vLLM at a time, twice
+@pytest.mark.skipif(not VLLM.exists(), reason=MISSING)
+def test_vllm_itself_serves_from_four_processes_and_moves_with_its_node(here: Site) -> None:
+    more = ", dtype: float32, threads: 1, slots: 2, context: 512"
+    front, node = deployed(here, str(TARGET), PYTHON, more)
+    assert len(ranks()) == RANKS
+    writes_its_own(front)
+    moves(here, node, START_S)
+    assert len(ranks()) == RANKS
+    writes_its_own(front)
+    leaves(here)
+    assert eventually(lambda: not ranks(), pause_s=1.0)
+
+
+def deployed(here: Site, model: str, python: str, more: str = "") -> tuple[str, str]:
+    """The orchestrator's address, and the node of the verifier, which has all devices of one set aside."""
+    here.deploy(FILE.format(redis=here.redis, model=model, python=python, more=more))
+    [front] = [row["address"] for row in here.rows() if row["pool"] == "orchestrators"]
+    assert [(bundle["GPU"], bundle["big"]) for bundle in here.reserved()] == [(RANKS, 1)]
+    return front, where(here)
+
+
+def moves(here: Site, node: str, limit_s: float = LIMIT_S) -> None:
+    """Lose the verifier's node, and wait until it serves from the other one."""
+    here.lose(node)
+    assert eventually(lambda: is_ready(here) and where(here) != node, limit_s, pause_s=1.0)
+    assert len(here.reserved()) == 1
+
+
+def leaves(here: Site) -> None:
     assert "target: removed (1 -> 0)" in here.specwire("undeploy")
     assert eventually(lambda: here.reserved() == [], pause_s=1.0)
+
+
+def writes_its_own(front: str) -> None:
+    """A text of the demo pair's target."""
+    one, *_ = asked()
+    with Client(front, patience=LIMIT_S) as client:
+        done = client.complete(one.prompt, max_tokens=MORE, ignore_eos=True)
+    assert len(done.tokens) == MORE
+    check_choices(one, done.tokens)
 
 
 def writes(front: str) -> None:
@@ -106,4 +146,14 @@ def is_ready(here: Site) -> bool:
 
 def processes() -> list[int]:
     """The verifier's own."""
-    return [pid for pid, line in command_lines(os.getpid()).items() if f"-m deploy verify {MODEL}" in line]
+    return commanded(f"-m deploy verify {MODEL}")
+
+
+def ranks() -> list[int]:
+    """All of the verifier's that vLLM has split over processes."""
+    return [*commanded(f"{PYTHON} -m deploy verify"), *commanded("rank_process")]
+
+
+def commanded(words: str) -> list[int]:
+    """The processes below this one with these words in their command lines."""
+    return [pid for pid, line in command_lines(os.getpid()).items() if words in line]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.vllm.server import START_S, VLLM, VllmServer, running
+from bench.vllm.server import MISSING, START_S, VLLM, VllmServer, running
 from demo_pair import DRAFT, TARGET
 from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.test_demo_pair import asked, check_choices
 from tests.ports import free_address
 from tests.wait import eventually
 
-pytestmark = pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not there: make setup-vllm")
+pytestmark = pytest.mark.skipif(not VLLM.exists(), reason=MISSING)
 
 LENGTH = 160
 ACCEPTED, TESTED = "spec_decode_num_accepted_tokens", "spec_decode_num_draft_tokens"

@@ -20,6 +20,7 @@ from transformers import BloomConfig, PreTrainedConfig, Starcoder2Config, T5Conf
 
 from deploy.cli.diagnosis.doctor import Grade
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
+from scripts.pages import ROOT
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.model_config import quantized_by
@@ -353,6 +354,13 @@ def test_a_name_that_vllm_lacks_is_told_from_an_error_of_vllm_s(
     monkeypatch.setattr(os, "environ", os.environ.copy())
     with pytest.raises(ModelError, match=message):
         load_model(save(build(config("llama")), tmp_path), slots=1, dtype="float32", engine="vllm")
+
+
+def test_the_pages_and_the_environment_of_the_tests_name_the_tested_vllm() -> None:
+    told = vllm.tested().removeprefix("tested with ")
+    assert f"CPU build of {told};" in " ".join((ROOT / "docs" / "VLLM.md").read_text().split())
+    [pinned] = [line for line in (ROOT / "constraints-vllm.txt").read_text().splitlines() if line.startswith("vllm")]
+    assert tuple(map(int, pinned.partition("==")[2].split(".")[:2])) in vllm.TESTED
 
 
 def test_quantised_files_are_described_without_being_loaded(tmp_path: Path) -> None:
