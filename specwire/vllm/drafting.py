@@ -184,8 +184,9 @@ class Drafting:
         self._first_us: list[float] = []
         self._numbers = itertools.count(1)
         self._requests: dict[int, Request] = {}
-        # Of the last step: rows' requests, when it ended, and whether nothing but tokens was decided.
+        # Of the last step: rows' requests, what their drafters are to be told, and when it ended.
         self._rows: list[Request | None] = []
+        self._untold: list[tuple[Request, Verdict, Forward | None]] = []
         self._ended_us: float | None = None
         self._dialled = Dialled(tls, token, Tokenizers(), lambda: None, {})
         self.drafters = [self._dialled.drafter(address, self._accept) for address in drafters]
@@ -253,7 +254,7 @@ class Drafting:
         return not self._options.ngram and not any(peer.up for peer in self.drafters)
 
     def step(self, rows: Sequence[VllmRow]) -> list[list[int]]:
-        """Take in a step of vLLM; returns, row by row, what the next one is to test."""
+        """Take in a step of vLLM; returns, row by row, what the next one is to test. `settle` goes behind it."""
         now_us = self._now_s() * 1e6
         took_us = None if self._ended_us is None else now_us - self._ended_us
         requests = self._identified(rows)
@@ -264,6 +265,20 @@ class Drafting:
         proposed = [list(windows[each.number]) if each is not None else [] for each in requests]
         self._ended_us = self._now_s() * 1e6
         return proposed
+
+    def settle(self) -> None:
+        """Tell drafters what the step decided, and find one for who has none: vLLM does not wait for that."""
+        untold, self._untold = self._untold, []
+        for request, verdict, forward in untold:
+            if request.drafter is not None:
+                request.drafter.observe(verdict, forward, shown=False)
+            if request.drafter is not None:
+                self._advance(request, request.drafter)
+        if self._costs is not None and self.drafters:
+            now_s = self._now_s()
+            for request in self._rows:
+                if request is not None and request.drafter is None:
+                    self._assign(request, now_s)
 
     def _identified(self, rows: Sequence[VllmRow]) -> list[Request | None]:
         """The request of each row that a token was decided for; a new one where none has its text."""
@@ -317,9 +332,7 @@ class Drafting:
             answered = request.running.decided(now_us, len(verdict.tokens), StepCharge(plain_us, part=part))
             verdict = verdict._replace(answered=answered.source, delay_us=round(answered.delay_us))
             if request.drafter is not None:
-                request.drafter.observe(verdict, forward, shown=False)
-            if request.drafter is not None:
-                self._advance(request, request.drafter)
+                self._untold.append((request, verdict, forward))
 
     def _measured(
         self, sessions: int, windows: int, now_us: float, took_us: float | None
@@ -348,11 +361,8 @@ class Drafting:
     def _windows(self, requests: Sequence[Request]) -> dict[int, tuple[int, ...]]:
         for request in requests:
             request.window = ()
-        costs, now_s = self._costs, self._now_s()
-        if costs is not None:
-            for request in requests:
-                if request.drafter is None and self.drafters:
-                    self._assign(request, now_s)
+        costs = self._costs
+        if costs is not None and (self._options.ngram or any(each.session.best.nodes for each in requests)):
             plain_us = costs.plain(1)
             candidates = [
                 each.running.candidate(each.number, each.session.position - 1, plain_us)

@@ -159,11 +159,13 @@ class ProposerThread:
     def _step(self, rows: Sequence[VllmRow], answer: Future[list[list[int]]]) -> None:
         try:
             answer.set_result(self._drafting.step(rows))
+            self._drafting.settle()
         except Exception:
             logger.exception("specwire: proposing failed, and is off from now on")
             self._broken = True
             self._drafting.leave()
-            answer.set_result([[] for _ in rows])
+            if not answer.done():
+                answer.set_result([[] for _ in rows])
 
     async def _sweep(self) -> None:
         while True:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,12 @@ async def drafting(
 
 
 def batch(one: Drafting, script: str = MODEL, most: int | None = None) -> Batch:
-    return Batch(Script.parse(script), ENGINE, lambda *told: one.step(rows_of(*told)), most)
+    def propose(*told: Any) -> list[list[int]]:
+        proposed = one.step(rows_of(*told))
+        one.settle()
+        return proposed
+
+    return Batch(Script.parse(script), ENGINE, propose, most)
 
 
 async def write(running: Batch, texts: list[Text], length: int) -> None:
