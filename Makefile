@@ -316,10 +316,10 @@ bench-batch: $(STAMP) ## measure 1 to 32 sessions at once, greedy and at tempera
 bench-heads: $(STAMP) ## measure heads beside the demo target with 1 to 32 sessions, greedy and at temperature 0.8 (a quarter of an hour)
 	$(BIN)/python -m bench.heads
 
-bench-vllm: $(VLLM) ## measure drafters beside vLLM's own speculation, in vLLM (needs 12 GB, twenty minutes)
+bench-vllm: $(VLLM) ## measure drafters beside vLLM's own speculation, in vLLM (needs 12 GB, half an hour)
 	$(BIN)/python -m bench.vllm.run
 
-bench-vllm-profile: $(VLLM) ## account for a step of a streamed vLLM server and of our service on vLLM's worker (needs 4 GB, three minutes)
+bench-vllm-profile: $(VLLM) ## account for a step of a streamed vLLM server and of our service on vLLM's worker (needs 10 GB, ten minutes)
 	$(BIN)/python -m bench.vllm.profile
 
 bench-heads-ordinary: $(STAMP) ## the same without AVX-512

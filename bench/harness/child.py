@@ -70,6 +70,11 @@ class BenchChild:
             raise BenchError(f"{self.name}: {answer['error']}")
         return answer
 
+    @property
+    def pid(self) -> int:
+        """Its number, which is its group's."""
+        return self._process.pid
+
     def cpu_seconds(self) -> float:
         """Processor time of it and of all below it so far."""
         pid = self._process.pid

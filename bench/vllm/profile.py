@@ -36,7 +36,7 @@ from bench.harness.services import ServiceProcess, free_port
 from bench.relay.link import RelayLink
 from bench.vllm import classes
 from bench.vllm.run import DISTANCES, IDLE, LEAST_TURNS, LEVELS, OFF, incomplete, write
-from bench.vllm.server import MISSING, PROPOSER, VLLM, Front, VllmServer
+from bench.vllm.server import MISSING, PROPOSER, VLLM, Front, VllmServer, awake
 from bench.vllm.service import (
     ENGINE,
     ENGINE_OFF,
@@ -205,8 +205,8 @@ def figures_of(address: str, names: Sequence[str]) -> Counts:
     return found
 
 
-def accounts(args: argparse.Namespace) -> Iterator[Account]:
-    """Of each row at each level; the rows of a comparison take turns."""
+def compared(args: argparse.Namespace) -> Iterator[list[Account]]:
+    """Of each comparison and level the rows, which take turns."""
     prompts = record.prompts_of(TARGET)[: args.prompts]
     for names in (SERVER, SERVICE):
         chosen = [name for name in names if name in args.only or name == OFF]
@@ -218,7 +218,7 @@ def accounts(args: argparse.Namespace) -> Iterator[Account]:
             drafter = drafter_of(present, folder)
             rows = {**servers(present, folder, chosen, drafter.address), **services(present, folder, chosen, drafter)}
             for level in args.sessions:
-                yield from at_level(clients, rows, prompts, level, args)
+                yield list(at_level(clients, rows, prompts, level, args))
 
 
 def servers(present: ExitStack, folder: Path, chosen: Sequence[str], drafter: str) -> dict[str, Profiled]:
@@ -230,7 +230,8 @@ def servers(present: ExitStack, folder: Path, chosen: Sequence[str], drafter: st
         IDLE: (TIMED, "--no-ngram", ()),
         NEAR: (TIMED, f"--drafter {drafter} --no-ngram", ()),
     }
-    started = {}
+    started: dict[str, VllmServer] = {}
+    profiled = {}
     for number, (row, (speculation, proposer, more)) in enumerate(told.items()):
         if row not in chosen:
             continue
@@ -239,11 +240,12 @@ def servers(present: ExitStack, folder: Path, chosen: Sequence[str], drafter: st
         address = f"127.0.0.1:{free_port()}"
         server = VllmServer(TARGET, home, address, speculation, proposer, sessions=max(LEVELS), more=more)
         present.callback(server.end)
-        started[row] = of_the_server(server, home, speculation is TIMED)
-    for row, profiled in started.items():
-        profiled.server.ready()
+        started[row], profiled[row] = server, of_the_server(server, home, speculation is TIMED)
+    for row, server in started.items():
+        server.ready()
+        server.stop()
         say(f"bench: {row} is ready")
-    return started
+    return profiled
 
 
 def services(present: ExitStack, folder: Path, chosen: Sequence[str], drafter: ServiceProcess) -> dict[str, Profiled]:
@@ -273,10 +275,12 @@ def at_level(
             _, texts = write(clients, name, rows[name].server, groups[group], args.tokens, 0.0)
             return sum(map(len, texts))
 
-        return spent(rows[name], run)
+        with awake(rows[name].server):
+            return spent(rows[name], run)
 
     for name in rows:  # what is compiled or learnt for so many is by then
-        write(clients, name, rows[name].server, groups[0], args.tokens, 0.0)
+        with awake(rows[name].server):
+            write(clients, name, rows[name].server, groups[0], args.tokens, 0.0)
     repeats = -(-LEAST_TURNS // len(groups))
     turns = schedule(repeats, len(groups), len(rows))
     for _, group, index in tracked(turns, repeats * len(groups) * len(rows), f"{level} at once"):
@@ -316,9 +320,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not VLLM.exists():
         say(f"bench: error: {MISSING}")
         return 2
+    found: list[Account] = []
     try:
         with terminable():
-            found = list(accounts(args))
+            for each in compared(args):
+                print(report(each), flush=True)
+                found += each
     except (BenchError, OSError) as error:
         say(f"bench: error: {error}")
         return 1

@@ -5,7 +5,8 @@ Rows are vLLM servers, each of its own: without speculation, with its own n-gram
 behind orchestrators that log to Redis. They write the same held-out prompts in turns, through OpenAI's API, streamed,
 so many at once. Beside them stands `LLM.generate`, which has no server and streams nothing. A few rows are there at a
 time, always with the server that has no speculation: with all of them in memory the machine took from each what it had
-not used for some seconds, and gave it back during its turn.
+not used for some seconds, and gave it back during its turn. vLLM's processes are stopped while it is another row's
+turn: they spin for a second behind their last message.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from bench.harness.report import Bar, at_least, table
 from bench.harness.runs import BenchError
 from bench.harness.services import free_port
 from bench.relay.link import RelayLink
-from bench.vllm.server import MISSING, PROPOSER, VLLM, Front, Speculation, VllmLibrary, VllmServer
+from bench.vllm.server import MISSING, PROPOSER, VLLM, Front, Speculation, VllmLibrary, VllmServer, awake
 from bench.vllm.service import ENGINE, ENGINE_BOTH, ENGINE_OFF, ENGINES, drafter_of, engine_service
 from demo_pair import DRAFT, TARGET
 from specwire.rpc.process import say
@@ -174,6 +175,7 @@ def beside(
         present.callback(server.end)
     for row, server in theirs.items():
         server.ready()
+        server.stop()
         say(f"bench: {row} is ready")
     ours = engine_service(present, folder, links, max(LEVELS)).fronts if group.engine else {}
     return {**theirs, **{row: ours[row] for row in group.engine}}
@@ -191,12 +193,14 @@ def at_level(
     groups = [prompts[first : first + level] for first in range(0, len(prompts) - level + 1, level)]
     for temperature in TEMPERATURES:
         for row, server in rows.items():  # what is compiled for so many is compiled then
-            write(clients, row, server, groups[0], args.tokens, temperature)
+            with awake(server):
+                write(clients, row, server, groups[0], args.tokens, temperature)
         repeats = max(args.repeats, -(-LEAST_TURNS // len(groups)))
         turns = schedule(repeats, len(groups), len(rows))
         for repeat, group, index in tracked(turns, repeats * len(groups) * len(rows), f"{level} at once"):
             row = list(rows)[index]
-            seconds, texts = write(clients, row, rows[row], groups[group], args.tokens, temperature)
+            with awake(rows[row]):
+                seconds, texts = write(clients, row, rows[row], groups[group], args.tokens, temperature)
             yield VllmTurn(level, temperature, first + repeat * len(groups) + group, row, seconds, texts)
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,37 @@ ALONE = {
 }
 CONTEXT, SEED = 1024, 5
 EVENT, DONE = b"data: ", b"[DONE]"
+# Behind a turn: its requests' ends are taken in.
+SETTLE_S = 0.05
 # Characters of its last words.
 SHOWN = 4000
 
 Speculation = Mapping[str, object]
 
 
-class VllmServer:
+class StoppableProcesses:
+    """The processes of one vLLM, `pid` being the first, which leads a group.
+
+    They spin for a second behind their last message (`busy_loop_s` in vLLM's shm_broadcast.py): whoever is measured
+    then would lose cores to them.
+    """
+
+    @property
+    def pid(self) -> int:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        self._send(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+class VllmServer(StoppableProcesses):
     """`address`: HOST:PORT.
 
     speculation: its --speculative-config; None: no speculation. proposer: what SPECWIRE_PROPOSER says. more: further
@@ -103,12 +128,17 @@ class VllmServer:
             content: bytes = answer.read()
             return content
 
+    @property
+    def pid(self) -> int:
+        return self.process.process.pid
+
     def end(self) -> None:
+        self.go_on()
         self.process.end()
         self.process.kill()
 
 
-class VllmLibrary:
+class VllmLibrary(StoppableProcesses):
     """`LLM.generate`: a text is there when it is whole."""
 
     def __init__(self, model: Path, folder: Path, sessions: int) -> None:
@@ -133,7 +163,12 @@ class VllmLibrary:
         texts: list[list[int]] = self._child.ask({**asked, "temperature": temperature, "seed": SEED}, ANSWER_S)["texts"]
         return texts
 
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
     def end(self) -> None:
+        self.go_on()
         self._child.stop()
         self._errors.close()
 
@@ -169,6 +204,20 @@ def _ids(event: Mapping[str, Any]) -> list[int]:
         raise OSError(str(event["error"]))
     (choice,) = event["choices"]
     return [*(choice.get("token_ids") or (choice.get("specwire") or {}).get("tokens", ()))]
+
+
+@contextmanager
+def awake(server: VllmServer | VllmLibrary | Front) -> Iterator[None]:
+    """Let its processes run for the block, if it is vLLM's: they are stopped before and afterwards."""
+    if isinstance(server, Front):
+        yield
+        return
+    server.go_on()
+    try:
+        yield
+    finally:
+        time.sleep(SETTLE_S)
+        server.stop()
 
 
 @contextmanager

@@ -276,9 +276,9 @@ class Drafting:
                 self._advance(request, request.drafter)
         if self._costs is not None and self.drafters:
             now_s = self._now_s()
-            for request in self._rows:
-                if request is not None and request.drafter is None:
-                    self._assign(request, now_s)
+            for each in self._rows:
+                if each is not None and each.drafter is None:
+                    self._assign(each, now_s)
 
     def _identified(self, rows: Sequence[VllmRow]) -> list[Request | None]:
         """The request of each row that a token was decided for; a new one where none has its text."""
