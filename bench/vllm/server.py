@@ -207,7 +207,7 @@ def _ids(event: Mapping[str, Any]) -> list[int]:
 
 
 @contextmanager
-def awake(server: VllmServer | VllmLibrary | Front) -> Iterator[None]:
+def awake(server: StoppableProcesses | Front) -> Iterator[None]:
     """Let its processes run for the block, if it is vLLM's: they are stopped before and afterwards."""
     if isinstance(server, Front):
         yield

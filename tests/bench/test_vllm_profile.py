@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,10 @@ from bench.harness.child import cpu_seconds
 from bench.harness.runs import BenchError
 from bench.vllm.profile import OURS, THEIRS, Profiled, Spent, account, wire_seconds
 from bench.vllm.run import BOTH, IDLE, LIBRARY, MODEL, NGRAM, OFF, ROWS, groups_of
-from bench.vllm.server import Front
+from bench.vllm.server import Front, StoppableProcesses, awake
 from bench.vllm.service import ENGINE, ENGINE_OFF
+from deploy.stack.processes import descendants
+from tests.wait import eventually
 
 
 def test_a_thread_that_has_ended_meanwhile_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,3 +62,39 @@ def test_rows_that_are_asked_for_have_what_they_are_compared_with() -> None:
     assert rows(ENGINE_OFF) == [(OFF, ENGINE_OFF)]
     assert {row for each in rows(*ROWS) for row in each} == {OFF, *ROWS}
     assert len(rows(*ROWS)) == 4
+
+
+class TwoProcesses(StoppableProcesses):
+    """A shell and what it waits for."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(["/bin/sh", "-c", "sleep 600 & wait"], start_new_session=True)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def states(self) -> list[str]:
+        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in (self.pid, *descendants(self.pid))]
+        return [stat.rpartition(")")[2].split()[0] for stat in stats]
+
+
+@pytest.fixture
+def two() -> Iterator[TwoProcesses]:
+    started = TwoProcesses()
+    yield started
+    os.killpg(started.pid, signal.SIGKILL)
+    started.process.wait()
+
+
+def test_the_processes_of_a_server_run_in_its_turns_only(two: TwoProcesses) -> None:
+    """A turn that fails ends, too; who is no server of vLLM's is let run."""
+    assert eventually(lambda: two.states() == ["S", "S"])
+    two.stop()
+    assert eventually(lambda: two.states() == ["T", "T"])
+    with pytest.raises(BenchError), awake(two):
+        assert eventually(lambda: two.states() == ["S", "S"])
+        raise BenchError
+    assert eventually(lambda: two.states() == ["T", "T"])
+    with awake(Front("", "")):
+        assert two.states() == ["T", "T"]
