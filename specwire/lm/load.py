@@ -63,27 +63,20 @@ def load_model(
 
     Args:
         spec: local directory, hub id, GGUF file, a scripted model (`specwire.lm.scripted.USAGE`), or a table of
-            n-grams (`table:FILE`). Of what follows, the last two know only context and, a scripted model, heads; a
-            GGUF file ignores dtype and runtime, because llama.cpp computes it, in the file's own numbers.
+            n-grams (`table:FILE`). Of what follows, the last two know only context and, a scripted model, heads.
         dtype: float32, bfloat16, float16, or "auto": what `native_dtype` says of the device, with int8-dynamic float32,
             which the model then tells as its own.
         context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
         threads: threads that PyTorch computes with in this process; unchanged if None.
-        runtime, lean, deterministic, quantization, compiled, prompt_threads: how it is computed, see
-            `specwire.lm.runners.select.How`.
-        kv_memory: bytes for keys and values, states, and for what a head beside the model keeps of each text; `slots`
-            is then as many as fit. If not one does with all states of a window, a slot has fewer, and windows are
-            shorter.
-        ranks: the ranks that the model is split over (`runners.tensor_parallel`), each of which loads it with the same
+        runtime, lean, deterministic, quantization, compiled, prompt_threads: see `specwire.lm.runners.select.How`.
+        kv_memory: bytes for keys and values, states, and what a head keeps of each text; `slots` is then as many as
+            fit. If not one does with all states of a window, a slot has fewer, and windows are shorter.
+        ranks: those that the model is split over (`runners.tensor_parallel`), which all load it with the same
             arguments; None for one process.
-        heads: directory of a head (EAGLE-3, Medusa, Hydra, MTP layers), which drafts beside the model
-            (`specwire.lm.heads`); or which of its own layers draft (`specwire.lm.heads.self_speculation`), then `auto`
-            is torch; of a scripted model, another one. None for none.
-        engine: "specwire", or "vllm": its worker computes the forwards (`specwire.lm.runners.vllm`), and runtime and
-            device are its own.
-        engine_options: further arguments of vLLM's EngineArgs. stages: into how many groups vLLM splits the layers; the
-            ranks are as many times more.
-        kv_type: of a GGUF file's keys and values, one of KV_TYPES. gpu_layers: how many of its layers lie on a GPU.
+        heads: directory of a head (`specwire.lm.heads`), or which of the model's own layers draft
+            (`specwire.lm.heads.self_speculation`), then `auto` is torch; of a scripted model, another one.
+        engine, engine_options, stages: "vllm" is told of in `specwire.lm.pretrained.load_in_vllm`.
+        kv_type, gpu_layers: of a GGUF file, see `specwire.lm.pretrained.load_gguf`.
 
     Raises:
         ModelError: with one sentence that names what is wrong.
@@ -102,22 +95,19 @@ def load_model(
         check_directory(spec)
     # Imported here because transformers takes seconds to import: neither a scripted model, nor a table, nor whoever is
     # told of a mistake needs to wait for it.
+    from specwire.lm import pretrained
     from specwire.lm.kv_memory import KvMemory
-    from specwire.lm.pretrained import load_gguf, load_in_vllm, load_pretrained
-    from specwire.lm.runners.select import How
 
     size = slots if kv_memory is None else KvMemory(kv_memory)
     if is_gguf(spec):
-        return load_gguf(spec, size, context, kv_type, gpu_layers, prompt_threads)
+        return pretrained.load_gguf(spec, size, context, kv_type, gpu_layers, prompt_threads)
     dtype = _computed_in(dtype, quantization, engine, device)
     with _told_by(ranks):
         if engine == VLLM:
             _refuse({"runtime": runtime != TORCH, **asked}, f"--engine {VLLM}")
-            return load_in_vllm(spec, size, dtype, device, context, dict(engine_options or {}), ranks, stages)
-        how = How(runtime, lean, deterministic, quantization, compiled, prompt_threads=prompt_threads)
-        return load_pretrained(
-            spec, slots=size, dtype=dtype, device=device, context=context, how=how, ranks=ranks, heads=heads
-        )
+            return pretrained.load_in_vllm(spec, size, dtype, device, context, engine_options or {}, ranks, stages)
+        how = pretrained.How(runtime, lean, deterministic, quantization, compiled, prompt_threads)
+        return pretrained.load_pretrained(spec, size, dtype, device, context, how, ranks, heads)
 
 
 class Precision(NamedTuple):

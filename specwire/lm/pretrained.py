@@ -111,7 +111,6 @@ def outline(spec: str, context: int | None = None) -> Outline:
 
 def load_pretrained(
     spec: str,
-    *,
     slots: int | KvMemory,
     dtype: str,
     device: str,
@@ -258,6 +257,9 @@ def load_in_vllm(
     """The part of `load_model` for vLLM's worker; the model's own modules are read first, to hold it to them.
 
     Weights that are quantised in their files only vLLM reads: such a model is held to itself, fed at once.
+
+    options: further arguments of vLLM's EngineArgs. stages: into how many groups vLLM splits the layers; the ranks are
+    as many times more.
     """
     from specwire.lm.runners.vllm import VllmRank, VllmRunner, prepare, reason_of
 
@@ -273,35 +275,32 @@ def load_in_vllm(
         follower = VllmRunner(known.location, sizes, _dtype(dtype), options, rank)
         nobody = ModelInfo("", "", sizes.vocabulary, positions, (), dtype, follower.device, "", "", VLLM)
         return CachedLM(follower, nobody, sizes.slots)
-    trial: Trial | None = None
-    if method := quantized_by(config):
-        info, unassigned = _describe_files(spec, known, dtype, method)
-        sizes = sizes._replace(vocabulary=info.vocabulary)
-    else:
-        model = pretrained(spec, _dtype(dtype), CPU)
-        info, unassigned = _describe(spec, model, known, dtype, How())
-        sizes = sizes._replace(vocabulary=info.vocabulary)
-        trial = Trial(model, sizes, _dtype(dtype))
-        del model
+    info, unassigned, trial = _held_to(spec, known, dtype, sizes)
+    sizes = sizes._replace(vocabulary=info.vocabulary)
     try:
         own = VllmRunner(known.location, sizes, _dtype(dtype), options, rank)
         runner = own if ranks is None else LeadingRunner(own, ranks)
-        trial = trial or OwnTrial(runner, sizes, DYNAMIC_TOLERANCE)
-        off = trial.deviation(runner)
+        off = (trial or OwnTrial(runner, sizes, DYNAMIC_TOLERANCE)).deviation(runner)
     except (ModelError, ModelLost):
         raise
     except Exception as error:  # any error of a large library for a model, an option or a machine
+        told = f"engine: {reason_of(error)}"
         if out_of_memory(error):
-            message = (
-                f"slots: no memory for {sizes.slots} of {positions} positions in vLLM; give fewer, or a shorter context"
-            )
-            raise ModelError(message) from error
-        raise ModelError(f"engine: {reason_of(error)}") from error
+            told = f"slots: no memory for {count} of {positions} positions in vLLM; give fewer, or a shorter context"
+        raise ModelError(told) from error
     if not off <= 1:
-        told = "in pieces than at once" if method else f"than this {info.architecture}"
-        message = f"engine: vLLM gives other logits {told}"
-        raise ModelError(f"{message} ({off:.1f} times the tolerance)")
+        told = "in pieces than at once" if trial is None else f"than this {info.architecture}"
+        raise ModelError(f"engine: vLLM gives other logits {told} ({off:.1f} times the tolerance)")
     return CachedLM(runner, replace(info, runtime=VLLM, device=own.device), sizes.slots, unassigned)
+
+
+def _held_to(spec: str, known: Outline, dtype: str, sizes: Sizes) -> tuple[ModelInfo, list[int], Trial | None]:
+    """What the model is, and what its own modules say; None of weights that only vLLM reads."""
+    if method := quantized_by(known.config):
+        return *_describe_files(spec, known, dtype, method), None
+    model = pretrained(spec, _dtype(dtype), CPU)
+    info, unassigned = _describe(spec, model, known, dtype, How())
+    return info, unassigned, Trial(model, sizes._replace(vocabulary=info.vocabulary), _dtype(dtype))
 
 
 def load_gguf(
@@ -312,7 +311,10 @@ def load_gguf(
     gpu_layers: int = 0,
     prompt_threads: int = 0,
 ) -> LanguageModel:
-    """The part of `load_model` for GGUF files. They say in which numbers they are computed."""
+    """The part of `load_model` for GGUF files. They say in which numbers llama.cpp computes them: there is no dtype.
+
+    kv_type: of keys and values, one of KV_TYPES. gpu_layers: how many of the layers lie on a GPU.
+    """
     from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner
 
     file = read_gguf(spec)
