@@ -472,26 +472,18 @@ def _of_all(target: Target) -> common_pb2.GetModelInfoResponse:
     return info
 
 
+# The name of each part in the event of a stream.
+EVENTS = {pb.Started: "started", pb.Chunk: "chunk", pb.Provisional: "provisional", pb.Finished: "finished"}
+
+
 def generate_response(part: Part, choice: int = 0) -> pb.GenerateResponse:
-    match part:
-        case pb.Started():
-            return pb.GenerateResponse(started=part, choice=choice)
-        case pb.Chunk():
-            return pb.GenerateResponse(chunk=part, choice=choice)
-        case pb.Provisional():
-            return pb.GenerateResponse(provisional=part, choice=choice)
-        case pb.Finished():
-            return pb.GenerateResponse(finished=part, choice=choice)
+    event: dict[str, Any] = {EVENTS[type(part)]: part}
+    return pb.GenerateResponse(choice=choice, **event)
 
 
 def watch_response(part: Part) -> pb.WatchResponse:
     """Refuse provisional events for `Watch`: asking for them is a programming error."""
-    match part:
-        case pb.Started():
-            return pb.WatchResponse(started=part)
-        case pb.Chunk():
-            return pb.WatchResponse(chunk=part)
-        case pb.Finished():
-            return pb.WatchResponse(finished=part)
-        case pb.Provisional():
-            raise TypeError("Watch has no provisional text")
+    if isinstance(part, pb.Provisional):
+        raise TypeError("Watch has no provisional text")
+    event: dict[str, Any] = {EVENTS[type(part)]: part}
+    return pb.WatchResponse(**event)

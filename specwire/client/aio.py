@@ -60,13 +60,9 @@ class _AsyncEndpoint:
         self.stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
 
     async def events(self, request: Request, timeout: float) -> AsyncGenerator[Event, None]:
-        stream: AsyncStream
         method = "Watch" if isinstance(request, generation_pb2.WatchRequest) else "Generate"
         span, problem = begin(f"{SERVICE}/{method}", Side.CLIENT), ""
-        if isinstance(request, generation_pb2.WatchRequest):
-            stream = self.stub.Watch(request, timeout=timeout, metadata=metadata_of(span))
-        else:
-            stream = self.stub.Generate(request, timeout=timeout, metadata=metadata_of(span))
+        stream: AsyncStream = getattr(self.stub, method)(request, timeout=timeout, metadata=metadata_of(span))
         try:
             async for message in stream:
                 yield event_from_wire(message)

@@ -61,13 +61,9 @@ class _Endpoint:
         self.stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
 
     def events(self, request: Request, timeout: float) -> Generator[Event, None, None]:
-        stream: Stream
         method = "Watch" if isinstance(request, generation_pb2.WatchRequest) else "Generate"
         span, problem = begin(f"{SERVICE}/{method}", Side.CLIENT), ""
-        if isinstance(request, generation_pb2.WatchRequest):
-            stream = self.stub.Watch(request, timeout=timeout, metadata=metadata_of(span))
-        else:
-            stream = self.stub.Generate(request, timeout=timeout, metadata=metadata_of(span))
+        stream: Stream = getattr(self.stub, method)(request, timeout=timeout, metadata=metadata_of(span))
         try:
             for message in stream:
                 yield event_from_wire(message)

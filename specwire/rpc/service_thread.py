@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
@@ -234,7 +235,7 @@ class ServiceThread(Generic[Command, Reports, Info]):
 
     def _run(self) -> None:
         try:
-            runnable, info = self._load(self._deliver, self._go_on)
+            runnable, info = self._load(partial(self._tell, self._hand_over), self._go_on)
         except BaseException as error:
             self._tell(self._fail_start, error)
             return
@@ -257,9 +258,6 @@ class ServiceThread(Generic[Command, Reports, Info]):
     def _go_on(self) -> None:
         if self._stopping:
             raise StartGivenUp
-
-    def _deliver(self, reports: Reports) -> None:
-        self._tell(self._hand_over, reports)
 
     def _tell(self, report: Callable[..., object], *args: object) -> None:
         """Report to the event loop, unless it is gone."""

@@ -185,13 +185,16 @@ class StopScanner:
 
     The stop that is completed first wins; of two completed by the same character, the one that starts earlier. This
     depends on the text alone, not on how it was cut into pieces.
+
+    released: code points of the output that have been released by now. stopped_at: where the output ends, once a stop
+    was completed.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         check_stops(stops)
         self._matchers = [_Matcher(stop) for stop in dict.fromkeys(stops)]
         self._held = ""
-        self._released = 0
+        self.released = 0
         self.stopped_at: int | None = None
 
     def push(self, text: str) -> tuple[str, int | None]:
@@ -202,7 +205,7 @@ class StopScanner:
         if self.stopped_at is not None:
             return "", self.stopped_at
         if not self._matchers:
-            self._released += len(text)
+            self.released += len(text)
             return text, None
         start = len(self._held)
         self._held += text
@@ -211,11 +214,6 @@ class StopScanner:
             if completed:
                 return self._stop(index + 1 - completed)
         return self._release(len(self._held) - max(matcher.matched for matcher in self._matchers)), None
-
-    @property
-    def released(self) -> int:
-        """Code points of the output that have been released by now."""
-        return self._released
 
     def flush(self) -> str:
         """The text held back, at the end of the output."""
@@ -233,13 +231,13 @@ class StopScanner:
 
     def _stop(self, length: int) -> tuple[str, int]:
         text = self._release(length)
-        self.stopped_at = self._released
+        self.stopped_at = self.released
         self._held = ""
         return text, self.stopped_at
 
     def _release(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
-        self._released += len(text)
+        self.released += len(text)
         return text
 
 
