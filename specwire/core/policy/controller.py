@@ -44,7 +44,6 @@ from specwire.core.policy.tunables import (
     LEAST_TIMING_US,
     LONG_TOKEN,
     MOST_BRANCHES,
-    MOST_CHUNK,
     MOST_FIRST_CHUNK,
     NEGLIGIBLE,
     PLAN_EVERY,
@@ -258,7 +257,7 @@ class Streaming:
     @property
     def _chunk(self) -> int:
         """Tokens of a chunk that nobody waits for."""
-        return max(1, min(MOST_CHUNK, int(CHUNK_SHARE * self.forward.at(1) / self.draft_us)))
+        return max(1, min(SHORT_CHAIN, int(CHUNK_SHARE * self.forward.at(1) / self.draft_us)))
 
     def run_ahead(self) -> int:
         """Run-ahead: what is decided during a round trip at the best conceivable speed, and a window behind it.

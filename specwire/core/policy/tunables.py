@@ -110,9 +110,9 @@ LET_BE = 16
 LEAST_BEHIND = 32
 # Share of what a session's ledger may still lose that one draft of a head and its window may risk.
 RISKED_SHARE = 0.33
-# Share of a step's time that looks for guesses may take which no plan uses, and what a look takes beside
-# forwards, in microseconds. One in each step for each of 16 sessions cost a batch some per cent (LOG).
-LOOKED_SHARE, LOOK_US = 0.01, 100.0
+# Microseconds of forwards for each look for guesses that no plan uses: a look takes some 100 beside forwards, so these
+# take 1 % of the time. One in each step for each of 16 sessions cost a batch some per cent (LOG).
+LOOK_EVERY_US = 1e4
 # Tokens that went on as the last guess said, behind which a look is due all the same.
 REPEATING = 4
 
@@ -137,7 +137,7 @@ MEANT_OVER = 256
 # How a drafter is asked to draft.
 
 # Tokens of a chain that is worth drafting whatever is known: the window in turns until a token's drafting was measured,
-# and the least run-ahead.
+# the least run-ahead, and so the most of a chunk that nobody waits for: a token counts only once its chunk is whole.
 SHORT_CHAIN = 4
 # Pace of a stream until a token's drafting was measured, in a probe, and where a reader wants to see what is drafted.
 FIRST_PACE = Pace(1, 32)
@@ -151,9 +151,7 @@ NEGLIGIBLE = 0.005
 FLOOR_STEP = 0.05
 # Tokens by which windows are longer where a floor ends chains.
 EXTRA_WINDOW = 3
-# Tokens of a stream's chunk, as long as drafting one takes no more than this share of a forward. A token counts only
-# once its chunk is whole.
-MOST_CHUNK = 4
+# Drafting a chunk that nobody waits for takes no more than this share of a forward.
 CHUNK_SHARE = 0.125
 # Tokens of a chunk that the verifier waits for, and no more than are drafted during a forward: a chain is wrong most
 # often at its beginning, and the drafter goes on in any case (sweep).
@@ -223,7 +221,6 @@ AGREEING_SHARES = (0.5, 0.8)
 SHARED_PRIORS = (0.4, 0.5, 0.9, 0.95, 0.4, 0.5, 0.8, 0.9, 0.3, 0.4, 0.6, 0.7, 0.15, 0.25, 0.3, 0.4)
 # Tokens that a table of n-grams proposes at most, and the probability by its own counts below which it stops.
 MOST_TABLE_TOKENS, LEAST_PATH_SHARE = 6, 0.1
-# Its proposals are told apart by order and by the share of their first token; P(accept) before anything was seen is
-# near that share.
-SHARE_CLASSES = (0.25, 0.5, 0.75)
-TABLE_PRIORS = (0.1, 0.3, 0.5, 0.7)
+# Its proposals are told apart by order and by the share of their first token, by these shares and above; P(accept) of
+# each before anything was seen is near that share.
+TABLE_PRIORS = {0.0: 0.1, 0.25: 0.3, 0.5: 0.5, 0.75: 0.7}

@@ -15,8 +15,7 @@ from specwire.core.policy.costs import part_of
 from specwire.core.policy.estimates import AcceptanceByPosition, Rates, affordable, expected_tokens, worth_waiting
 from specwire.core.policy.tunables import (
     LEAST_GUESS_GAIN,
-    LOOK_US,
-    LOOKED_SHARE,
+    LOOK_EVERY_US,
     NEGLIGIBLE,
     PREFILL_ROWS,
     REPEATING,
@@ -351,8 +350,8 @@ def _testable(candidate: StepCandidate) -> Iterator[WindowPiece]:
 
 
 def longest_rest(sessions: int, plain_us: float) -> int:
-    """Plans without a look between two, so that looks in vain take no more than LOOKED_SHARE of a step's time."""
-    return math.ceil(sessions * LOOK_US / (LOOKED_SHARE * plain_us))
+    """Plans without a look between two, so that looks in vain come no more often than every LOOK_EVERY_US."""
+    return math.ceil(sessions * LOOK_EVERY_US / plain_us)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,6 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.policy.tunables import (
     LEAST_PATH_SHARE,
     MOST_TABLE_TOKENS,
-    SHARE_CLASSES,
     SHARED_PRIORS,
     TABLE_PRIORS,
 )
@@ -29,6 +28,7 @@ from specwire.core.verify.text_sources import Found, NgramSource
 
 LEAST_ORDER, MOST_ORDER = 2, 5
 SHARE_UNITS = 255
+SHARES = tuple(TABLE_PRIORS)
 # Kinds of a level's arrays.
 LEVEL_KINDS = ("<u8", "<u4", "|u1", "<u4")
 
@@ -203,7 +203,7 @@ class TableIndex:
         tokens, order, share = self._table.following(self._tokens, min(most, MOST_TABLE_TOKENS))
         if not tokens or max(tokens) >= self._vocabulary:
             return None
-        return Found(tokens, (order - LEAST_ORDER) * (len(SHARE_CLASSES) + 1) + bisect_right(SHARE_CLASSES, share))
+        return Found(tokens, (order - LEAST_ORDER) * len(TABLE_PRIORS) + bisect_right(SHARES, share) - 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class KnownTexts:
         if self.references is not None:
             found.append(NgramSource(text, index=SharedIndex(self.references, text), priors=SHARED_PRIORS))
         if self.table is not None:
-            priors = TABLE_PRIORS * (self.table.order - LEAST_ORDER + 1)
+            priors = tuple(TABLE_PRIORS.values()) * (self.table.order - LEAST_ORDER + 1)
             found.append(NgramSource(text, index=TableIndex(self.table, text, self.vocabulary), priors=priors))
         return found
 
