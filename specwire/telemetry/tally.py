@@ -64,17 +64,13 @@ class DraftCounts:
     accepted: int = 0
 
     def __post_init__(self) -> None:
-        self._check()
+        if not 0 <= self.accepted <= self.tested <= self.proposed:
+            raise ValueError(f"{self}: more accepted than tested, or more tested than proposed")
 
     def add(self, more: DraftCounts) -> None:
         self.proposed += more.proposed
         self.tested += more.tested
         self.accepted += more.accepted
-        self._check()
-
-    def _check(self) -> None:
-        if not 0 <= self.accepted <= self.tested <= self.proposed:
-            raise ValueError(f"{self}: more accepted than tested, or more tested than proposed")
 
 
 def window_counts(outcomes: Sequence[Outcome], width: int) -> DraftCounts:
