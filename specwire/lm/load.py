@@ -97,6 +97,7 @@ def load_model(
     # told of a mistake needs to wait for it.
     from specwire.lm import pretrained
     from specwire.lm.kv_memory import KvMemory
+    from specwire.lm.runners.select import How
 
     size = slots if kv_memory is None else KvMemory(kv_memory)
     if is_gguf(spec):
@@ -106,7 +107,7 @@ def load_model(
         if engine == VLLM:
             _refuse({"runtime": runtime != TORCH, **asked}, f"--engine {VLLM}")
             return pretrained.load_in_vllm(spec, size, dtype, device, context, engine_options or {}, ranks, stages)
-        how = pretrained.How(runtime, lean, deterministic, quantization, compiled, prompt_threads)
+        how = How(runtime, lean, deterministic, quantization, compiled, prompt_threads)
         return pretrained.load_pretrained(spec, size, dtype, device, context, how, ranks, heads)
 
 
