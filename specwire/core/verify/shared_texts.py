@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 from typing import NamedTuple, TypeVar
@@ -40,6 +40,7 @@ from specwire.core.verify.text_sources import Found
 # text's number, its offset there, a tag of 8 bits for each order, and a link for each.
 TEXT, END, TAGS, LINKS = range(4)
 SLOT_WORDS = LINKS + len(SHARED_ORDERS)
+EMPTY_SLOT = array("I", [0] * SLOT_WORDS)
 WORD_MASK = (1 << 32) - 1
 TAG_BITS = 8
 TAG_MASK = (1 << TAG_BITS) - 1
@@ -266,16 +267,13 @@ class ScopeTexts:
             if not self.holds(text):
                 return
         self.used += 1
-        hashes = _hashes(text.tokens[max(0, end - SHARED_ORDERS[0]) : end])
         mask, tags = self.capacity - 1, 0
-        for index, (heads, value) in enumerate(zip(self._latest, hashes, strict=True)):
-            if value is None:
-                words[at + LINKS + index] = 0
-            else:
-                bucket = value & mask
-                words[at + LINKS + index] = heads[bucket]
-                heads[bucket] = slot + 1
-                tags |= _tag(value, index)
+        words[at : at + SLOT_WORDS] = EMPTY_SLOT
+        for index, value in _hashes(text.tokens[max(0, end - SHARED_ORDERS[0]) : end]):
+            heads, bucket = self._latest[index], value & mask
+            words[at + LINKS + index] = heads[bucket]
+            heads[bucket] = slot + 1
+            tags |= _tag(value, index)
         words[at + TEXT], words[at + END], words[at + TAGS] = text.number, end, tags
 
     def _note_all(self, text: SharedText, ends: range) -> None:
@@ -308,32 +306,41 @@ class ScopeTexts:
         """Index of the longest order whose n-gram at the end of `tail` occurs, and its latest occurrences.
 
         At most VOTES of them, of CHAIN_LINKS that are looked at; the latest first. Only those that something follows.
+        Where an n-gram occurs, its shorter ends do: so most of what nobody said is told by its last tokens alone.
         """
         ids = array("I", tail[-SHARED_ORDERS[0] :])
-        for index, value in enumerate(_hashes(ids)):
-            if value is not None and (found := self._walk(index, value, ids[-SHARED_ORDERS[index] :])):
+        possible: list[tuple[int, int]] = []
+        for index, value in _hashes(ids):
+            found, all_seen = self._walk(index, value, ids, 1)
+            if all_seen and not found:
+                break
+            possible.append((index, value))
+        for index, value in reversed(possible):
+            found, _ = self._walk(index, value, ids, VOTES)
+            if found:
                 return index, found
         return len(SHARED_ORDERS), []
 
-    def _walk(self, index: int, value: int, gram: array[int]) -> list[Occurrence]:
+    def _walk(self, index: int, value: int, tail: array[int], most: int) -> tuple[list[Occurrence], bool]:
+        """The latest `most` occurrences of the n-gram that `tail` ends with, and whether no other one is kept."""
         words, texts, link = self._words, self._texts, LINKS + index
-        capacity, newest, length, age = self.capacity, self.used - 1, len(gram), -1
-        tag, mask = _tag(value, index), TAG_MASK << TAG_BITS * index
+        capacity, newest, length, age = self.capacity, self.used - 1, SHARED_ORDERS[index], -1
+        tag, mask, gram = _tag(value, index), TAG_MASK << TAG_BITS * index, tail[-length:]
         found: list[Occurrence] = []
         slot = self._latest[index][value & (capacity - 1)] - 1
         for _ in range(CHAIN_LINKS):
             older = (newest - slot) % capacity
             if slot < 0 or older <= age:
-                break
+                return found, True
             age, at = older, slot * SLOT_WORDS
             if words[at + TAGS] & mask == tag and (text := texts.get(words[at + TEXT])) is not None:
                 end, tokens = words[at + END], text.tokens
                 if end < len(tokens) and tokens[end - length : end] == gram:
                     found.append(Occurrence(tokens, end))
-                    if len(found) == VOTES:
+                    if len(found) == most:
                         break
             slot = words[at + link] - 1
-        return found
+        return found, False
 
 
 def _beginning(tokens: Sequence[int]) -> bytes:
@@ -347,15 +354,17 @@ def _common(some: array[int], other: array[int]) -> int:
     return int(differ.argmax()) if differ.any() else most
 
 
-def _hashes(tail: Sequence[int]) -> list[int | None]:
-    """Hash of the last n tokens for each order n; None where there are fewer."""
-    parts = list(map(mul, tail[::-1], POWERS))
-    found: list[int | None] = []
+def _hashes(tail: array[int]) -> Iterator[tuple[int, int]]:
+    """Each order's index, and the hash of the last n tokens; the shortest first, as far as there are so many."""
+    back = tail[::-1]
     value = reached = 0
-    for length in reversed(SHARED_ORDERS):
-        value, reached = value + sum(parts[reached:length]), length
-        found.append((value * HASH_SPREAD & MASK) >> HASH_SHIFT if length <= len(parts) else None)
-    return found[::-1]
+    for index in range(len(SHARED_ORDERS) - 1, -1, -1):
+        length = SHARED_ORDERS[index]
+        if length > len(back):
+            return
+        value += sum(map(mul, back[reached:length], POWERS[reached:length]))
+        reached = length
+        yield index, (value * HASH_SPREAD & MASK) >> HASH_SHIFT
 
 
 def _all_hashes(ids: NDArray[np.uint64]) -> list[tuple[int, NDArray[np.uint64]]]:
