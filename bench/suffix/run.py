@@ -8,8 +8,8 @@ cold sessions only from a table of n-grams, made before from what the demo pair 
 on a stack of its own which has nothing else to propose from; each row has tenants of its own, so that none begins from
 another's keys and values.
 
-What was said is then told again to each source by itself, and to arctic-inference's if it is there
-(`bench.suffix.sources`).
+What was said is then told again to each source by itself, to arctic-inference's if it is there, and to the better
+guess of the text's and the tenant's, in hindsight: no choice between the two could do better (`bench.suffix.sources`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,20 @@ from bench.harness.machine import dtype_of
 from bench.harness.report import Bar, at_least, at_most, table
 from bench.harness.rows import RUN_LIMIT, exactly, up
 from bench.harness.runs import BenchError, Run, Sample, of_row, speed_ratio, tokens_per_forward, tokens_per_second
-from bench.suffix.sources import MILLION, OWN_TOKENS, LookUp, Replayed, Said, build_table, look_up, replays
+from bench.suffix.sources import (
+    AGAIN,
+    COLD,
+    KINDS,
+    MILLION,
+    OWN_TOKENS,
+    WARM,
+    LookUp,
+    Replayed,
+    Said,
+    build_table,
+    look_up,
+    replays,
+)
 from demo_pair import TARGET, held_out_prompts
 from specwire.client import Client, SpecwireError
 from specwire.core.model import AUTO
@@ -93,6 +106,11 @@ def _end(code: str) -> str:
 
 Step = Callable[[str, Sequence[str]], str]
 STEPS: tuple[Step, ...] = (write, edit, run, reread, repeat)
+
+
+def kind_of(step: Step) -> str:
+    """Cold: nothing was said before; again: the text is the first one's to the last token. Else it is partly new."""
+    return {write: COLD, repeat: AGAIN}.get(step, WARM)
 
 
 def steps_of(row: str) -> tuple[Step, ...]:
@@ -155,11 +173,11 @@ class SuffixConversation:
         written: list[str] = []
         for step in steps_of(self.row):
             prompt = tokenizer.encode(step(self.code, written), add_special_tokens=False).ids
-            done, text = self._ask(prompt)
+            done, text = self._ask(prompt, kind_of(step))
             written.append(text)
             yield done
 
-    def _ask(self, prompt: Sequence[int]) -> tuple[Run, str]:
+    def _ask(self, prompt: Sequence[int], kind: str) -> tuple[Run, str]:
         began_ns = time.monotonic_ns()
         try:
             done = self.client.complete(
@@ -177,7 +195,7 @@ class SuffixConversation:
             raise BenchError(f"{LABELS[self.row]}: {error}") from error
         seconds, stats = (time.monotonic_ns() - began_ns) / 1e9, done.stats
         taken = exactly(self.tokens, done.tokens, LABELS[self.row])
-        self.said.append(Said(self.tenant, tuple(prompt), taken))
+        self.said.append(Said(self.tenant, tuple(prompt), taken, self.temperature, kind))
         first = stats.time_to_first_token_us / 1e6
         return Run(taken, seconds, first, stats.target_forwards, stats.tested, stats.accepted), done.text
 
@@ -212,19 +230,8 @@ def trace(args: argparse.Namespace, tenants: Tenants, tokenizer: Tokenizer) -> t
     return samples, said
 
 
-def cold(samples: Sequence[Sample]) -> list[Sample]:
-    """Those of first steps."""
-    return [sample for sample in samples if sample.prompt % len(STEPS) == 0]
-
-
-def warm(samples: Sequence[Sample]) -> list[Sample]:
-    """Those whose prompts and texts are partly new."""
-    return [sample for sample in samples if 0 < sample.prompt % len(STEPS) < len(STEPS) - 1]
-
-
-def again(samples: Sequence[Sample]) -> list[Sample]:
-    """Those of last steps, whose text is the first one's to the last token: told by themselves."""
-    return [sample for sample in samples if sample.prompt % len(STEPS) == len(STEPS) - 1]
+def of_kind(samples: Sequence[Sample], kind: str) -> list[Sample]:
+    return [sample for sample in samples if kind_of(STEPS[sample.prompt % len(STEPS)]) == kind]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -254,11 +261,11 @@ def bars(samples: Sequence[Sample], found: LookUp) -> list[Bar]:
     judged = []
     for temperature in TEMPERATURES:
         shared, own = row_key(SHARED, temperature), row_key(OWN, temperature)
-        for name, part, needed in (("warm", warm(samples), 1.2), ("cold", cold(samples), 1.0)):
-            title = f"speed, {LABELS[SHARED]} / {LABELS[OWN]}, {name}, T = {temperature:g}"
-            judged.append(at_least(title, speed_ratio(part, shared, own), needed))
+        for kind, needed in ((WARM, 1.2), (COLD, 1.0)):
+            title = f"speed, {LABELS[SHARED]} / {LABELS[OWN]}, {kind}, T = {temperature:g}"
+            judged.append(at_least(title, speed_ratio(of_kind(samples, kind), shared, own), needed))
         title = f"speed, {LABELS[TABLE]} / {LABELS[OFF]}, cold, T = {temperature:g}"
-        ratio = speed_ratio(cold(samples), row_key(TABLE, temperature), row_key(OFF, temperature))
+        ratio = speed_ratio(of_kind(samples, COLD), row_key(TABLE, temperature), row_key(OFF, temperature))
         judged.append(at_least(title, ratio, 1.1))
     title = f"us per proposal at {OWN_TOKENS} tokens and {found.others / MILLION:g} M of others"
     return [*judged, at_most(title, found.shared_us, 50.0)]
@@ -283,7 +290,8 @@ def row_figures(samples: Sequence[Sample]) -> list[SuffixFigures]:
     for temperature in TEMPERATURES:
         for row, label in LABELS.items():
             key, off = row_key(row, temperature), row_key(OFF, temperature)
-            for name, part in (("cold", cold(samples)), ("warm", warm(samples)), ("again", again(samples))):
+            for name in KINDS:
+                part = of_kind(samples, name)
                 runs = [sample.run for sample in of_row(part, key)]
                 if not runs:
                     continue
@@ -296,9 +304,11 @@ def row_figures(samples: Sequence[Sample]) -> list[SuffixFigures]:
 
 
 def replay_lines(replayed: Sequence[Replayed]) -> list[str]:
-    head = ("told again, guessed from", "tokens/guess", "accepted", "us a guess")
+    head = ("temperature", "steps", "told again, guessed from", "tokens/guess", "accepted", "us a guess")
     rows = [
         (
+            f"{each.temperature:g}",
+            each.steps,
             each.label,
             f"{each.tokens_a_guess:.2f}",
             "-" if each.accepted is None else f"{each.accepted:.3f}",

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +43,8 @@ TREE_DEPTH, MOST_CACHED, SPEC_FACTOR, LEAST_PROBABILITY = 24, 10_000, 1.0, 0.1
 OWN_TOKENS, PROPOSALS, LOOKUP_REPEATS = 8000, 1000, 9
 SESSION_TOKENS, POOL_TOKENS = 8000, 50_000
 MILLION = 1_000_000
+# Kinds of sessions: nothing of theirs was said before, some was, and the first one again to the last token.
+KINDS = COLD, WARM, AGAIN = "cold", "warm", "again"
 # Seconds that a table may take to build.
 BUILD_LIMIT = 600.0
 
@@ -78,53 +80,64 @@ def build_table(target: str, corpus: Sequence[Path], out: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A session of one tenant."""
+    """A session of one tenant. temperature: of all its tenant's. steps: one of KINDS."""
 
     tenant: str
     prompt: tuple[int, ...]
     output: tuple[int, ...]
+    temperature: float = 0.0
+    steps: str = COLD
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Of one source. us: from a guess's end to the next guess, with all that is noted between. Others: on average.
+    """Of one source in sessions of one kind. us: from a guess's end to the next guess, with all that is noted between.
+    Others: on average.
 
     tokens_a_guess: that are right, and the one behind them, which a target decides in any case.
     """
 
     label: str
+    temperature: float
+    steps: str
     tokens_a_guess: float
     accepted: float | None
     us: float
 
 
 class GuessSource(Protocol):
-    """A tenant's guesses: one session after the other."""
+    """A tenant's guesses: one session after the other. Of several behind one text the best counts, in hindsight."""
 
     def begin(self, prompt: Sequence[int]) -> None: ...
-    def guess(self) -> Sequence[int]: ...
+    def guesses(self) -> Sequence[Sequence[int]]: ...
     def grow(self, tokens: Sequence[int]) -> None: ...
     def end(self) -> None: ...
 
 
 class OwnGuesses:
-    """The session's own text; with `texts`, what the tenant's others said, too."""
+    """The session's own text; with `texts`, what the tenant's others said, too.
 
-    def __init__(self, texts: ScopeTexts | None = None) -> None:
-        self._texts = texts
+    drawn: at a temperature above zero. hindsight: guess from both, not from what promises more.
+    """
+
+    def __init__(self, texts: ScopeTexts | None = None, drawn: bool = False, hindsight: bool = False) -> None:
+        self._texts, self._drawn, self._hindsight = texts, drawn, hindsight
         self._sessions = 0
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._text, others = list(prompt), []
+        self._text, self._others, learnt = list(prompt), [], None
         if self._texts is not None:
             self._sessions += 1
+            learnt = self._texts.learnt_own[self._drawn]
             index = SharedIndex(self._texts, self._text, str(self._sessions))
-            others.append(NgramSource(self._text, index=index, learnt=self._texts.learnt[False]))
-        self._source = TextSource(self._text, others=others)
+            self._others.append(NgramSource(self._text, index=index, learnt=self._texts.learnt[self._drawn]))
+        self._source = TextSource(self._text, others=self._others, learnt=learnt)
 
-    def guess(self) -> Sequence[int]:
-        found = self._source.look()
-        return () if found is None else found.tokens
+    def guesses(self) -> Sequence[Sequence[int]]:
+        found = [self._source.look()]
+        if self._hindsight:
+            found = [source.guess for source in self._source.sources]
+        return [guess.tokens for guess in found if guess is not None]
 
     def grow(self, tokens: Sequence[int]) -> None:
         self._text += tokens
@@ -147,8 +160,8 @@ class TableGuesses(OwnGuesses):
         self._source = TextSource(self._text, others=self._known.sources(self._text), own=False)
 
 
-def shared_texts() -> OwnGuesses:
-    return OwnGuesses(ScopeTexts(lambda _: True))
+def shared_texts(drawn: bool = False, hindsight: bool = False) -> OwnGuesses:
+    return OwnGuesses(ScopeTexts(lambda _: True), drawn, hindsight)
 
 
 class Arctic:
@@ -163,7 +176,7 @@ class Arctic:
         self._sessions += 1
         self._cache.start_request(self._sessions, self._text)
 
-    def guess(self) -> Sequence[int]:
+    def guesses(self) -> Sequence[Sequence[int]]:
         found = self._cache.speculate(
             self._sessions,
             self._text[-TREE_DEPTH:],
@@ -172,7 +185,7 @@ class Arctic:
             min_token_prob=LEAST_PROBABILITY,
         )
         tokens: Sequence[int] = found.token_ids
-        return tokens
+        return [tokens]
 
     def grow(self, tokens: Sequence[int]) -> None:
         self._text += tokens
@@ -191,41 +204,71 @@ def arctic() -> Any | None:
     return importlib.import_module("arctic_inference.suffix_decoding")
 
 
-def replay(label: str, sessions: Sequence[Said], sources: dict[str, GuessSource]) -> Replayed:
-    """sources: by tenant."""
-    guesses = tested = accepted = tokens = spent_ns = 0
+def replay(label: str, sessions: Sequence[Said], sources: Mapping[str, GuessSource]) -> list[Replayed]:
+    """sources: by tenant. One for each temperature and kind of steps, in order."""
+    found: dict[tuple[float, str], Tally] = {}
     for said in sessions:
-        source, done = sources[said.tenant], 0
-        source.begin(said.prompt)
-        while done < len(said.output):
-            began_ns = time.perf_counter_ns()
-            guess = source.guess()
-            spent_ns += time.perf_counter_ns() - began_ns
-            rest = said.output[done:]
-            right = next((at for at, token in enumerate(guess) if at >= len(rest) or token != rest[at]), len(guess))
-            decided = rest[: right + 1]
-            began_ns = time.perf_counter_ns()
-            source.grow(decided)
-            spent_ns += time.perf_counter_ns() - began_ns
-            guesses, tested, accepted = guesses + 1, tested + len(guess), accepted + right
-            tokens, done = tokens + len(decided), done + len(decided)
-        source.end()
-    share = accepted / tested if tested else None
-    return Replayed(label, tokens / max(1, guesses), share, spent_ns / 1000 / max(1, guesses))
+        _tell(said, sources[said.tenant], found.setdefault((said.temperature, said.steps), Tally()))
+    return [tally.replayed(label, *key) for key, tally in sorted(found.items(), key=_order)]
+
+
+def _order(part: tuple[tuple[float, str], Tally]) -> tuple[float, int]:
+    (temperature, steps), _ = part
+    return temperature, KINDS.index(steps)
+
+
+@dataclass(slots=True)
+class Tally:
+    guesses: int = 0
+    tested: int = 0
+    accepted: int = 0
+    tokens: int = 0
+    spent_ns: int = 0
+
+    def replayed(self, label: str, temperature: float, steps: str) -> Replayed:
+        share = self.accepted / self.tested if self.tested else None
+        guesses = max(1, self.guesses)
+        return Replayed(label, temperature, steps, self.tokens / guesses, share, self.spent_ns / 1000 / guesses)
+
+
+def _tell(said: Said, source: GuessSource, tally: Tally) -> None:
+    """One session, from its prompt to its end."""
+    done = 0
+    source.begin(said.prompt)
+    while done < len(said.output):
+        began_ns = time.perf_counter_ns()
+        guesses = source.guesses()
+        tally.spent_ns += time.perf_counter_ns() - began_ns
+        rest = said.output[done:]
+        right, tested = max(((_right(guess, rest), len(guess)) for guess in guesses), default=(0, 0))
+        decided = rest[: right + 1]
+        began_ns = time.perf_counter_ns()
+        source.grow(decided)
+        tally.spent_ns += time.perf_counter_ns() - began_ns
+        tally.guesses, tally.tested, tally.accepted = tally.guesses + 1, tally.tested + tested, tally.accepted + right
+        tally.tokens, done = tally.tokens + len(decided), done + len(decided)
+    source.end()
+
+
+def _right(guess: Sequence[int], rest: Sequence[int]) -> int:
+    """How many tokens of a guess are right before its first error."""
+    return next((at for at, token in enumerate(guess) if at >= len(rest) or token != rest[at]), len(guess))
 
 
 def replays(sessions: Sequence[Said], known: NgramTable) -> list[Replayed]:
     """Of every source that there is. known: a table."""
-    tenants = sorted({said.tenant for said in sessions})
+    drawn = {said.tenant: said.temperature > 0.0 for said in sessions}
+    both = {tenant: shared_texts(drawn[tenant], hindsight=True) for tenant in drawn}
     found = [
-        replay("the session's own text", sessions, {tenant: OwnGuesses() for tenant in tenants}),
-        replay("the tenant's texts", sessions, {tenant: shared_texts() for tenant in tenants}),
+        *replay("the session's own text", sessions, {tenant: OwnGuesses() for tenant in drawn}),
+        *replay("the tenant's texts", sessions, {tenant: shared_texts(drawn[tenant]) for tenant in drawn}),
+        *replay("the better of both in hindsight", sessions, both),
     ]
     label = f"a table of {known.contexts} contexts, order {known.order}"
-    found.append(replay(label, sessions, {tenant: TableGuesses(known) for tenant in tenants}))
+    found += replay(label, sessions, {tenant: TableGuesses(known) for tenant in drawn})
     module = arctic()
     if module is not None:
-        found.append(replay("arctic-inference", sessions, {tenant: Arctic(module) for tenant in tenants}))
+        found += replay("arctic-inference", sessions, {tenant: Arctic(module) for tenant in drawn})
     return found
 
 

@@ -15,10 +15,11 @@ def suffix_table(results: dict[str, Any]) -> str:
         speed = [f"{row['tokens_per_second']['value']:.0f}", interval(row["to_off"])]
         place = [f"{row['temperature']:g}", row["steps"], row["label"]]
         rows.append([*place, *speed, f"{row['tokens_per_forward']:.2f}", accepted])
-    again = [["told again, guessed from", "tokens a guess", "accepted", "us a guess"]]
+    again = [["temperature", "steps", "told again, guessed from", "tokens a guess", "accepted", "us a guess"]]
     for row in results["replayed"]:
         accepted = "" if row["accepted"] is None else f"{row['accepted']:.2f}"
-        again.append([row["label"], f"{row['tokens_a_guess']:.2f}", accepted, f"{row['us']:.1f}"])
+        place = [f"{row['temperature']:g}", row["steps"]] if "steps" in row else ["all", "all"]
+        again.append([*place, row["label"], f"{row['tokens_a_guess']:.2f}", accepted, f"{row['us']:.1f}"])
     found, arguments = results["look_up"], results["arguments"]
     look = f"A look-up takes {found['own_us']['value']:.1f} us in the own text, {found['shared_us']['value']:.1f} us"
     beside = f"beside {found['others'] / 1e6:g} M tokens of others, {found['bytes_a_token']:.0f} MB a million"

@@ -8,7 +8,7 @@ import pytest
 
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome, SourceKind
-from specwire.core.policy.tunables import READ_AT_ONCE
+from specwire.core.policy.tunables import READ_AT_ONCE, TEXT_PRIORS
 from specwire.core.verify.shared_texts import FIRST_TOKENS, TOKEN_BYTES, TOKENS_A_TEXT
 from specwire.v1 import common_pb2, verify_pb2
 from tests.orchestrator.stack import plain
@@ -92,6 +92,32 @@ def test_another_scope_is_told_the_same_whether_or_not_ours_asked_also_after_del
         mine = [each.verdict for report in on.reports for each in report.decided if each.handle in (3, 4)]
         told.append([(each.position, each.tokens, each.outcomes, each.width, each.kind) for each in mine])
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED])
+def test_how_good_guesses_from_own_texts_are_the_tenant_s_next_session_knows(sampling: Sampling) -> None:
+    on = Rig("scripted:5:memory=1:vocab=20", context=1024, growth=0.05, text_memory=MEMORY, slots=4)
+    on.open(1, (5, 6, 7), max_tokens=LENGTH, sampling=sampling, scope=OURS, shared=True)
+    on.run()
+    other = COUPLED if sampling is GREEDY else GREEDY
+    openings: list[tuple[Sampling, dict[str, Any]]] = [
+        (sampling, {"scope": OURS, "shared": True}),
+        (sampling, {"scope": OURS, "shared": False}),
+        (sampling, {"scope": THEIRS, "shared": True}),
+        (other, {"scope": OURS, "shared": True}),
+    ]
+    known = []
+    for handle, (drawn, fields) in enumerate(openings, 2):
+        on.open(handle, (5, 6, 7), sampling=drawn, **fields)
+        on.step()
+        [held] = [each for each in on.engine.roster if each.handle == handle]
+        assert held.session.ngram is not None
+        own = held.session.ngram.sources[0]
+        known.append([each.rates(1)[0] for each in own.acceptance])
+        on.run()
+    first, *others = known
+    assert others == 3 * [list(TEXT_PRIORS)], "neither by who keeps to himself, nor for others, nor of another law"
+    assert first != list(TEXT_PRIORS)
 
 
 def test_a_deleted_session_is_proposed_no_more() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from specwire.core.invalid import Code
 from specwire.core.messages import FinishReason, Proposal, Verdict
 from specwire.core.model import SlotModel
+from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import HeadAcceptance
 from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.windows import LearntRest, Lookout
@@ -19,7 +20,7 @@ from specwire.core.text import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.references import ReferenceRoom, References
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
-from specwire.core.verify.shared_texts import SharedIndex, SharedTexts
+from specwire.core.verify.shared_texts import ScopeTexts, SharedIndex, SharedTexts
 from specwire.core.verify.table import KnownTexts
 from specwire.core.verify.text_sources import NgramSource
 from verify_service.engine.earlier_texts import EarlierTexts
@@ -321,18 +322,27 @@ class SessionManager:
             others=lambda text: self._others(opening, text),
             own_text=self._ngram,
             references=lambda: self._references(opening),
+            learnt=lambda: self._learnt(opening),
         )
         session.ledger.balance_us = float(opening.ledger_us)
         return session
 
     def _others(self, opening: Opening, text: Sequence[int]) -> list[NgramSource]:
         """What else may be proposed behind a text."""
-        shared = self.texts.of(opening.scope) if opening.shared else None
+        shared = self._shared(opening)
         known = self._known.sources(text)
         if shared is None:
             return known
         index = SharedIndex(shared, text, opening.session_id)
         return [NgramSource(text, index=index, learnt=shared.learnt[opening.sampling.temperature > 0.0]), *known]
+
+    def _learnt(self, opening: Opening) -> Sequence[AcceptanceByPosition] | None:
+        """What its tenant's sessions found of guesses from their own texts. Another tenant is not told."""
+        shared = self._shared(opening)
+        return None if shared is None else shared.learnt_own[opening.sampling.temperature > 0.0]
+
+    def _shared(self, opening: Opening) -> ScopeTexts | None:
+        return self.texts.of(opening.scope) if opening.shared else None
 
     def _references(self, opening: Opening) -> References | None:
         """Those of a new session, which is to be proposed from them."""

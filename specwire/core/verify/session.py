@@ -21,6 +21,7 @@ from specwire.core.messages import (
     Verdict,
 )
 from specwire.core.policy.costs import DueAnswer, Expectations, Ledger, StepCharge
+from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import LearntHead
 from specwire.core.policy.windows import Awaited, Guess, StepCandidate
 from specwire.core.text import Ending, Text, extend_hash
@@ -117,6 +118,7 @@ class VerifySession:
         others: Callable[[Sequence[int]], Sequence[NgramSource]] | None = None,
         own_text: bool = True,
         references: Callable[[], References | None] = lambda: None,
+        learnt: Callable[[], Sequence[AcceptanceByPosition] | None] = lambda: None,
     ) -> VerifySession:
         """Take over the text `tokens`; it may already hold its end (the owner died between append and finish).
 
@@ -127,7 +129,8 @@ class VerifySession:
         prediction: what the client expects of the output; a source of guesses, like the text.
         others: further sources of guesses for the text, which grows; asked for where `ngram` takes effect.
         own_text: False leaves out the text itself, its prediction and its references; `others` still guess.
-        references: likewise gives what the request brought along.
+        references: likewise gives what the request brought along. learnt: likewise what is known of guesses from the
+            own texts of sessions like this one, by class of match.
         """
         chains = Chains(vocabulary, weighed=sampling.weighed, epoch=epoch, branching=sampling.guessed)
         session = cls(Text(tokens), sampling, ending, allowance, chains)
@@ -138,7 +141,8 @@ class VerifySession:
             if session.references is not None:
                 further.insert(0, session.references.source(text))
             if own_text or further:
-                session.ngram = TextSource(text, prompt_length, prediction, others=further, own=own_text)
+                known = learnt() if own_text else None
+                session.ngram = TextSource(text, prompt_length, prediction, others=further, own=own_text, learnt=known)
         if head is not None and sampling.guessed:
             session.head = HeadSource(session.text.tokens, head)
         if sampling.penalised:

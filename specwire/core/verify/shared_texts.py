@@ -28,6 +28,7 @@ from specwire.core.policy.tunables import (
     READ_AT_ONCE,
     SHARED_ORDERS,
     SHARED_PRIORS,
+    TEXT_PRIORS,
     VOTES,
 )
 from specwire.core.text import MASK
@@ -113,8 +114,12 @@ class ScopeTexts:
         self.capacity = tokens
         self.used = 0
         self.evicted = 0
-        # What its sessions learnt of proposals, greedy and drawn: see NgramSource.
+        # What its sessions learnt of proposals from these texts, and each from its own, greedy and drawn: see
+        # NgramSource.
         self.learnt = {drawn: [AcceptanceByPosition(prior=prior) for prior in SHARED_PRIORS] for drawn in (False, True)}
+        self.learnt_own = {
+            drawn: [AcceptanceByPosition(prior=prior) for prior in TEXT_PRIORS] for drawn in (False, True)
+        }
         self._may_grow = may_grow
         self._texts: dict[int, SharedText] = {}
         self._by_id: dict[str, int] = {}

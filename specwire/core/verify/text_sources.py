@@ -344,7 +344,10 @@ class TextSource:
     Of equals the first counts, in this order.
 
     Args: see NgramSource; prompt_length: of `tokens`, those that are the prompt. others: further sources of guesses.
-        own: False leaves the session's text and its prediction out, and needs others.
+        own: False leaves the session's text and its prediction out, and needs others. learnt: of the tenant's other
+        sessions' own texts, where this one's begins.
+
+    sources: all of them, in this order.
     """
 
     def __init__(
@@ -355,34 +358,35 @@ class TextSource:
         most: int = MOST_WINDOW,
         others: Sequence[NgramSource] = (),
         own: bool = True,
+        learnt: Sequence[AcceptanceByPosition] | None = None,
     ) -> None:
-        self._sources = [NgramSource(tokens, most), *others] if own else list(others)
+        self.sources = [NgramSource(tokens, most, learnt=learnt), *others] if own else list(others)
         if own and prediction:
             index = PredictionIndex(tokens, tokens[:prompt_length], prediction)
-            self._sources.insert(0, NgramSource(tokens, most, index, PREDICTION_PRIORS, SourceKind.PREDICTION))
+            self.sources.insert(0, NgramSource(tokens, most, index, PREDICTION_PRIORS, SourceKind.PREDICTION))
         self.guess: Guess | None = None
 
     def look(self) -> Guess | None:
-        guesses = [source.look() for source in self._sources]
+        guesses = [source.look() for source in self.sources]
         self.guess = max(guesses, key=promise) if len(guesses) > 1 else guesses[0]
         return self.guess
 
     @property
     def right_since(self) -> int:
         """See NgramSource."""
-        return max(source.right_since for source in self._sources)
+        return max(source.right_since for source in self.sources)
 
     def text_grew(self) -> None:
-        for source in self._sources:
+        for source in self.sources:
             source.text_grew()
 
     def text_ended(self) -> None:
         """The text has its end."""
-        for source in self._sources:
+        for source in self.sources:
             source.index.ended()
 
     def truncate(self, length: int) -> None:
-        for source in self._sources:
+        for source in self.sources:
             source.truncate(length)
         self.guess = None
 

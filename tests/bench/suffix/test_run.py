@@ -11,20 +11,18 @@ from bench.suffix.run import (
     STEPS,
     TABLE,
     TEMPERATURES,
-    again,
     bars,
-    cold,
     keys,
     main,
+    of_kind,
     parser,
     report,
     row_figures,
     row_key,
     steps_of,
     tenant_names,
-    warm,
 )
-from bench.suffix.sources import LookUp, Replayed
+from bench.suffix.sources import AGAIN, COLD, WARM, LookUp, Replayed
 from demo_pair import held_out_prompts
 
 
@@ -40,9 +38,9 @@ def test_each_prompt_ends_as_the_code_does() -> None:
 def test_the_first_step_of_each_piece_is_cold_and_the_last_one_by_itself() -> None:
     run = Run((1,), 1.0, 0.1, 1)
     samples = [Sample(0, prompt, "own_0", run) for prompt in range(2 * len(STEPS))]
-    assert [sample.prompt for sample in cold(samples)] == [0, len(STEPS)]
-    assert [sample.prompt for sample in again(samples)] == [len(STEPS) - 1, 2 * len(STEPS) - 1]
-    assert len(warm(samples)) == 2 * len(STEPS) - 4
+    assert [sample.prompt for sample in of_kind(samples, COLD)] == [0, len(STEPS)]
+    assert [sample.prompt for sample in of_kind(samples, AGAIN)] == [len(STEPS) - 1, 2 * len(STEPS) - 1]
+    assert len(of_kind(samples, WARM)) == 2 * len(STEPS) - 4
 
 
 # Seconds of a session, by row.
@@ -68,7 +66,7 @@ def test_a_table_is_held_against_nothing_in_cold_sessions() -> None:
         name = f"speed, {LABELS[TABLE]} / nothing proposed, cold, T = {temperature}"
         assert judged[name] == (1.2, 1.1, True)
     assert [row.steps for row in row_figures(samples) if row.label == LABELS[TABLE]] == ["cold", "cold"]
-    printed = report(samples, found, [Replayed("a source", 1.5, None, 2.0)])
+    printed = report(samples, found, [Replayed("a source", 0.8, COLD, 1.5, None, 2.0)])
     assert printed.count(LABELS[TABLE]) == 4
     assert "MISSED" not in printed
 

@@ -6,6 +6,7 @@ import importlib
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from tokenizers import Tokenizer
 
 from bench.harness.runs import BenchError
 from bench.suffix.sources import (
+    AGAIN,
+    COLD,
     PACKAGE,
+    WARM,
     OwnGuesses,
     Said,
     TableGuesses,
@@ -44,8 +48,8 @@ def said(tenant: str, seed: int, prompt: int = 30, output: int = 60) -> Said:
 
 def test_what_a_tenant_said_before_is_right_in_its_own_sessions_only() -> None:
     first, again, other = said("ada", 1), said("ada", 1), said("bob", 1)
-    found = replay("", [first, again, other], {"ada": shared_texts(), "bob": shared_texts()})
-    alone = replay("", [first, again, other], {"ada": OwnGuesses(), "bob": OwnGuesses()})
+    [found] = replay("", [first, again, other], {"ada": shared_texts(), "bob": shared_texts()})
+    [alone] = replay("", [first, again, other], {"ada": OwnGuesses(), "bob": OwnGuesses()})
     assert alone.tokens_a_guess == 1.0
     # 60 tokens of the second session in windows of 16 and one; 120 tokens of the others one by one.
     assert found.tokens_a_guess == pytest.approx(180 / (4 + 120))
@@ -54,19 +58,35 @@ def test_what_a_tenant_said_before_is_right_in_its_own_sessions_only() -> None:
 
 def test_every_source_that_there_is() -> None:
     known = NgramTable.built([[1, 2, 3]], 2, "")
-    labels = [each.label for each in replays([said("ada", 1), said("ada", 1)], known)]
-    assert labels[:3] == ["the session's own text", "the tenant's texts", "a table of 2 contexts, order 2"]
-    assert labels[3:] == (["arctic-inference"] if PACKAGE.is_dir() else [])
+    sessions = [said("ada", 1), replace(said("ada", 1), steps=AGAIN), replace(said("bob", 1), temperature=0.8)]
+    found = replays(sessions, known)
+    parts = [(0.0, COLD), (0.0, AGAIN), (0.8, COLD)]
+    assert [(each.temperature, each.steps) for each in found] == parts * (len(found) // len(parts))
+    labels = [each.label for each in found[:: len(parts)]]
+    ours = ["the session's own text", "the tenant's texts", "the better of both in hindsight"]
+    assert labels[:4] == [*ours, "a table of 2 contexts, order 2"]
+    assert labels[4:] == (["arctic-inference"] if PACKAGE.is_dir() else [])
+
+
+def test_in_hindsight_the_better_guess_counts() -> None:
+    """The text itself promises more, behind a longer match. What another one said is right."""
+    other = Said("ada", (*range(20, 50), 7, 8, *range(60, 90)), (100,))
+    last = Said("ada", (*range(1, 9), 50, 51, 52, *range(1, 9)), tuple(range(60, 75)), steps=WARM)
+    found = {
+        hindsight: replay("", [other, last], {"ada": shared_texts(hindsight=hindsight)})[1].tokens_a_guess
+        for hindsight in (False, True)
+    }
+    assert found == {True: 15.0, False: 7.5}
 
 
 def test_a_table_says_what_it_learnt_and_nothing_of_the_text() -> None:
     text = said("ada", 1)
     whole = [*text.prompt, *text.output]
-    learnt = replay("", [text], {"ada": TableGuesses(NgramTable.built([whole, whole], 3, ""))})
+    [learnt] = replay("", [text], {"ada": TableGuesses(NgramTable.built([whole, whole], 3, ""))})
     assert learnt.accepted == 1.0
     assert learnt.tokens_a_guess > 5
     repeating = Said("ada", text.prompt, (*text.output, *text.output))
-    other = replay("", [repeating], {"ada": TableGuesses(NgramTable.built([[7001, 7002]], 2, ""))})
+    [other] = replay("", [repeating], {"ada": TableGuesses(NgramTable.built([[7001, 7002]], 2, ""))})
     assert (other.tokens_a_guess, other.accepted) == (1.0, None)
 
 
