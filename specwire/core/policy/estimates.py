@@ -138,14 +138,17 @@ class AcceptanceByPosition:
 
     A verifier has one for each source of a session, which under exact rules also counts paths that it has not tested. A
     controller has one of windows that were tested, over sessions: planned by the verifier's, batches were slower (LOG).
+
+    Invariant: no position from `_reach` on was ever tested. `_rates`, `_expected`: of the first positions, and by
+    number of positions, until something is observed.
     """
 
     def __init__(self, most: int = 32, prior: float = PRIOR_RATES[0]) -> None:
         self._prior = prior
         self._tested = [0.0] * most
         self._accepted = [0.0] * most
-        # By number of positions, until something is observed.
-        self._rates: dict[int, list[float]] = {}
+        self._reach = 0
+        self._rates: list[float] = []
         self._expected: dict[int, float] = {}
 
     def observe(self, tested: int, accepted: int) -> None:
@@ -153,21 +156,25 @@ class AcceptanceByPosition:
 
         Tokens behind a refused one do not count as tested, because their context was wrong.
         """
-        for index in range(min(tested, accepted + 1, len(self._tested))):
+        judged = min(tested, accepted + 1, len(self._tested))
+        for index in range(judged):
             self._tested[index] = self._tested[index] * DECAY + 1.0
             self._accepted[index] = self._accepted[index] * DECAY + (1.0 if index < accepted else 0.0)
         # Beyond the window nothing is learnt. What a few tests showed there fades, or windows would stay short.
         self._rates.clear()
         self._expected.clear()
-        self._tested[tested:] = [each * DECAY for each in self._tested[tested:]]
-        self._accepted[tested:] = [each * DECAY for each in self._accepted[tested:]]
+        for index in range(tested, self._reach):
+            self._tested[index] *= DECAY
+            self._accepted[index] *= DECAY
+        self._reach = max(self._reach, judged)
 
     def faded(self, weight: float) -> AcceptanceByPosition:
         """A copy that weighs at most `weight` tests a position, so that what was learnt elsewhere is overruled soon."""
         copy = AcceptanceByPosition(len(self._tested), self._prior)
-        shares = [min(1.0, weight / tested) if tested else 0.0 for tested in self._tested]
-        copy._tested = [tested * share for tested, share in zip(self._tested, shares, strict=True)]
-        copy._accepted = [accepted * share for accepted, share in zip(self._accepted, shares, strict=True)]
+        copy._reach = self._reach
+        for index, tested in enumerate(self._tested[: self._reach]):
+            share = min(1.0, weight / tested) if tested else 0.0
+            copy._tested[index], copy._accepted[index] = tested * share, self._accepted[index] * share
         return copy
 
     def rates(self, most: int, prior: float | None = None) -> list[float]:
@@ -177,10 +184,9 @@ class AcceptanceByPosition:
         """
         if prior is not None:
             return self._shrunk(most, prior)
-        known = self._rates.get(most)
-        if known is None:
-            known = self._rates[most] = self._shrunk(most, self._prior)
-        return known.copy()
+        if len(self._rates) < most:
+            self._rates = self._shrunk(most, self._prior)
+        return self._rates[:most]
 
     def expected(self, window: int) -> float:
         """Tokens that a window is expected to decide: see `expected_tokens`."""
