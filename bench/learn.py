@@ -3,7 +3,8 @@
 Code of one kind is completed, then code of another, in one order on two stacks of the same pair, request by request in
 turns: in one the drafter stays as it is, in the other it follows what `specwire learn` makes of that stack's texts. The
 learner runs all the time, beside both, so that its processor time costs both alike; it is told by itself. Both draft by
-one fixed plan: drafting costs the same, and is not given up where it does not pay.
+one fixed plan, and their verifiers test all that is drafted: drafting costs the same, and is not given up where it does
+not pay. A verifier that tests only what promises something would flatter who is often wrong.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Answer:
 def stack(cleanup: ExitStack, args: argparse.Namespace, *drafting: str) -> Client:
     """A verifier, a drafter and an orchestrator, each on a thread."""
     settings = ("--dtype", args.dtype, "--runtime", "torch")
-    verifier = service(cleanup, "verify", args.target, *settings)
+    verifier = service(cleanup, "verify", args.target, "--patient", *settings)
     drafter = service(cleanup, "draft", *drafting, *settings)
     address = service(cleanup, "orchestrate", "--verifier", verifier, "--drafter", drafter, "--plan", args.plan)
     return cleanup.enter_context(Client(address))
