@@ -124,6 +124,42 @@ def test_it_finds_what_a_search_finds_whatever_came_and_went(
     assert texts.tokens == sum(map(len, searched.texts.values()))
 
 
+def test_where_few_links_are_followed_the_longest_run_that_they_lead_to_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains that are cut short tell nothing of longer runs: these are asked for all the same."""
+    monkeypatch.setattr(shared_texts, "CHAIN_LINKS", 2)
+    chance, texts = random.Random(2), ScopeTexts(never)
+    said = [[chance.randrange(12) for _ in range(120)] for _ in range(20)]
+    for number, tokens in enumerate(said):
+        grown(texts, str(number), tokens)
+    asked = [chance.choice(said)[: chance.randrange(20, 120)] for _ in range(300)]
+    asked += [[chance.randrange(20) for _ in range(20)] for _ in range(300)]
+    orders = Counter(texts.occurrences(tail)[0] for tail in asked)
+    monkeypatch.setattr(shared_texts, "CHAIN_LINKS", ROOMY)
+    whole = Counter(texts.occurrences(tail)[0] for tail in asked)
+    # Chains of 16 tokens are short: nearly each one leads to them.
+    assert orders[0] >= 0.9 * whole[0] > 200
+
+
+def test_an_end_that_nobody_said_is_told_by_its_last_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[int] = []
+    walk = ScopeTexts._walk
+
+    def counted(
+        texts: ScopeTexts, index: int, value: int, tail: array[int], most: int
+    ) -> tuple[list[Occurrence], bool]:
+        walked.append(SHARED_ORDERS[index])
+        return walk(texts, index, value, tail, most)
+
+    monkeypatch.setattr(ScopeTexts, "_walk", counted)
+    texts = ScopeTexts(never)
+    grown(texts, "a", range(100, 200))
+    assert texts.occurrences(range(300, 320)) == (len(SHARED_ORDERS), [])
+    assert walked == [2]
+    walked.clear()
+    order, _ = texts.occurrences([*range(300, 318), 150, 151, 152, 153])
+    assert (SHARED_ORDERS[order], walked) == (4, [2, 4, 8, 4])
+
+
 @given(st.lists(TOKENS, min_size=1, max_size=8), st.integers(0, 3))
 def test_taken_in_one_by_one_or_by_vectors_it_is_the_same(pieces: list[list[int]], seed: int) -> None:
     together, alone = ScopeTexts(never), ScopeTexts(never)
