@@ -44,9 +44,11 @@ def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys
     assert len(found["raw"]) == 2 * (3 * len(suffix.STEPS) + 1)
     assert len(found["bars"]) == 7
     assert found["look_up"]["bytes_a_token"] > 0
-    labels = [each["label"] for each in found["replayed"]]
-    assert labels[:2] == ["the session's own text", "the tenant's texts"]
-    assert labels[2].startswith("a table of ")
+    labels = list(dict.fromkeys(each["label"] for each in found["replayed"]))
+    assert labels[:3] == ["the session's own text", "the tenant's texts", "the better of both in hindsight"]
+    assert labels[3].startswith("a table of ")
+    parts = {(each["temperature"], each["steps"]) for each in found["replayed"]}
+    assert len(found["replayed"]) == len(labels) * len(parts) == len(labels) * 2 * len(suffix.KINDS)
     assert all(each["tokens_a_guess"] >= 1.0 for each in found["replayed"])
     assert "told again" in suffix_table(found)
     assert str(tmp_path) not in out.read_text()
