@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.suffix import run as suffix
+from bench.suffix.sources import KINDS
 from scripts.figures.text import suffix_table
 from tests.bench.tiny import save_pair
 
@@ -48,7 +49,7 @@ def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys
     assert labels[:3] == ["the session's own text", "the tenant's texts", "the better of both in hindsight"]
     assert labels[3].startswith("a table of ")
     parts = {(each["temperature"], each["steps"]) for each in found["replayed"]}
-    assert len(found["replayed"]) == len(labels) * len(parts) == len(labels) * 2 * len(suffix.KINDS)
+    assert len(found["replayed"]) == len(labels) * len(parts) == len(labels) * 2 * len(KINDS)
     assert all(each["tokens_a_guess"] >= 1.0 for each in found["replayed"])
     assert "told again" in suffix_table(found)
     assert str(tmp_path) not in out.read_text()
