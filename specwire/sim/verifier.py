@@ -178,6 +178,9 @@ class SimHead:
     def heed(self, slots: Collection[int] | None) -> None:
         self._heeded = None if slots is None else frozenset(slots)
 
+    def skip(self, slot: int, left: int) -> None:
+        """There is nothing to read."""
+
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         """There is nothing to read."""
 

@@ -363,6 +363,22 @@ def test_a_text_is_read_where_its_gain_is_several_times_what_that_takes() -> Non
     assert not head.worth_reading(100, 1, 1000.0), "reading has become dear"
 
 
+def test_what_can_be_read_in_a_time_is_what_a_reading_takes_backwards() -> None:
+    head = HeadDepth({1: 100.0}, row_us=10.0)
+    assert [head.readable(time_us) for time_us in (0.0, 100.0, 109.0, 110.0, 1100.0)] == [0, 0, 0, 1, 100]
+    assert head.reading_us(head.readable(1100.0)) <= 1100.0
+    assert HeadDepth({1: 100.0}).readable(1100.0) == 0, "nothing is known of it"
+
+
+def test_a_forward_of_a_draft_is_shared_by_those_that_it_drafts_for() -> None:
+    head = HeadDepth({1: 60.0, 2: 100.0}, first_us={1: 150.0, 2: 200.0})
+    assert head.parts([1, 1]) == [0.5, 0.5]
+    assert head.parts([1, 3]) == pytest.approx([100.0 / 320.0, 220.0 / 320.0])
+    assert head.parts([2, 3]) == pytest.approx([150.0 / 360.0, 210.0 / 360.0])
+    assert head.parts([0, 1]) == [0.5, 0.5], "the first one reads"
+    assert head.parts([5]) == [1.0]
+
+
 def test_one_hiccup_is_not_charged_and_a_second_one_is() -> None:
     head = HeadDepth({1: 100.0})
     assert head.likely_us(1, 2, 250.0) == 250.0

@@ -29,6 +29,7 @@ class ScriptedHeads:
         self.lengths: list[int] = []
         self.caught_up: list[int] = []
         self.together: list[int] = []
+        self.skipped: list[tuple[int, int]] = []
         self.heeded: list[Collection[int]] = []
         self.stopped = self.forgets = False
         self.reading: Callable[[], None] = lambda: None
@@ -44,6 +45,9 @@ class ScriptedHeads:
     def heed(self, slots: Collection[int] | None) -> None:
         assert slots is not None
         self.heeded.append(slots)
+
+    def skip(self, slot: int, left: int) -> None:
+        self.skipped.append((slot, left))
 
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         self.caught_up += [request.slot for request in requests]

@@ -571,6 +571,33 @@ def test_what_others_wait_for_a_reading_is_charged(sessions: int, read: int) -> 
     assert len(heads.caught_up) == read
 
 
+def test_of_a_batch_s_prompts_as_much_is_read_as_its_ledgers_can_bear() -> None:
+    """A prompt takes twelve plain steps to read; charged for all of it, none of eight texts could bear a draft."""
+    heads = ScriptedHeads(right)
+    heads.unread = lambda slot: 1 if slot in heads.caught_up else 600  # type: ignore[method-assign]  # of this one
+    depth = HeadDepth({1: 20.0}, row_us=10.0)
+    rig = Rig(MODEL, slots=8, ngram=False, context=1024, growth=0.0, drafting=HeadDrafting(heads, depth))
+    heads.reading = lambda: setattr(rig, "now", rig.now + 640.0)
+    for handle in range(8):
+        rig.open(handle, (*PROMPT, handle), max_tokens=100)
+    rig.run()
+    assert sorted(heads.caught_up) == list(range(8))
+    assert len(heads.skipped) >= 7
+    assert all(64 <= left < 600 for _, left in heads.skipped)
+    assert rig.engine.steps < 60
+
+
+def test_features_of_a_text_in_debt_are_not_kept_for_tries() -> None:
+    heads = ScriptedHeads(wrong)
+    rig = Rig(MODEL, ngram=False, context=1024, growth=1.0, drafting=HeadDrafting(heads, HeadDepth({1: 2000.0})))
+    for handle in range(2):
+        rig.open(handle, (*PROMPT, handle), max_tokens=900, ledger_us=10**8 if handle else 0)
+    rig.run()
+    drafted = {request.slot for request in heads.asked}
+    assert len(drafted) == 1
+    assert {slot for slots in heads.heeded for slot in slots} == drafted
+
+
 @pytest.mark.parametrize("indebted", [0, 3])
 def test_what_pays_for_many_need_not_pay_for_the_few_that_can_bear_it(indebted: int) -> None:
     """All of the four would wait for the one that is not in debt."""

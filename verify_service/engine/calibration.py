@@ -102,7 +102,7 @@ def calibrate_head(model: DraftingModel) -> HeadDepth:
         further[sessions] = max(LEAST_FORWARD_US, (whole_us - first[sessions]) / max(1, depth - 1))
     for slot in range(max(numbers)):
         model.discard(slot)
-    reading_us = min(_reading_us(model, tokens) for _ in range(READING_ROUNDS))
+    reading_us = min(_reading_us(model, tokens, first[1]) for _ in range(READING_ROUNDS))
     return HeadDepth(further, most, reading_us, undisturbed(first), tapped)
 
 
@@ -145,15 +145,18 @@ def _plain_us(model: DraftingModel, sessions: int, tokens: Sequence[int]) -> flo
     return took
 
 
-def _reading_us(model: DraftingModel, tokens: Sequence[int]) -> float:
-    """Microseconds that reading one position takes; 0.0 where nothing is unread. Leaves the slot empty."""
+def _reading_us(model: DraftingModel, tokens: Sequence[int], forward_us: float) -> float:
+    """Microseconds by which a position more makes a reading longer; 0.0 where nothing is unread.
+
+    forward_us: of one that reads hardly anything. Leaves the slot empty.
+    """
     model.forward([Feed(0, 0, tokens[:-1], 1)])
     rows = model.unread(0) or 0
     began = time.perf_counter_ns()
     model.catch_up([HeadRequest(0, tokens, Sampling(), 1)])
     took_us = (time.perf_counter_ns() - began) / 1000
     model.discard(0)
-    return took_us / rows if rows else 0.0
+    return max(0.0, took_us - forward_us) / rows if rows else 0.0
 
 
 def undisturbed(times: Mapping[int, float]) -> dict[int, float]:

@@ -266,9 +266,9 @@ class Engine:
             held.looks()
         if self._drafting is not None:
             self._draft(self._drafting, runnable, plain_us)
-        most = self.lm.most_window
+        most, batch_us = self.lm.most_window, self._batch_us(runnable)
         shown = [
-            held.running.candidate(slot, self.lm.cached(slot), plain_us, held.looked, most)
+            held.running.candidate(slot, self.lm.cached(slot), plain_us, held.looked, most, batch_us)
             for slot, held in runnable.items()
         ]
         if self._sharing is not None:
@@ -296,6 +296,11 @@ class Engine:
         reading = self.sessions.earlier.waiting or self.sessions.references.waiting
         return None if plan.shares or reading else Rest(self._next_us(late))
 
+    def _batch_us(self, runnable: Mapping[int, Held]) -> float:
+        """The plain step of those of which a token is decided next."""
+        decoding = sum(held.session.position - self.lm.cached(slot) == 1 for slot, held in runnable.items())
+        return self.costs.plain(max(1, decoding))
+
     def _next_us(self, late: bool) -> float:
         """When to look again, if nothing comes: at a deadline, or soon where a constraint had not answered.
 
@@ -310,7 +315,7 @@ class Engine:
         prompts = {slot: held for slot, held in runnable.items() if slot not in decoding}
         if runnable and drafting.works:
             began_us = self._now_us()
-            step = DraftedStep(decoding, prompts, self.costs.of(len(decoding)), plain_us)
+            step = DraftedStep(decoding, prompts, self.costs.of(len(decoding)), plain_us, self._batch_us(runnable))
             drafting.draft(step, self._now_us, self.tell)
             self._pauses.drafted_us += self._now_us() - began_us
 

@@ -10,7 +10,16 @@ from typing import Protocol
 from specwire.core.draft import GoOn, HeadRequest
 from specwire.core.policy.estimates import likely
 from specwire.core.policy.heads import HeadDepth
-from specwire.core.policy.tunables import EXPLORED_SHARE, LEAST_BEHIND, LET_BE, PREFILL_ROWS, PROBE_WINDOW, READ_AT
+from specwire.core.policy.tunables import (
+    EXPLORED_SHARE,
+    LEAST_BEHIND,
+    LEAST_READ,
+    LET_BE,
+    PREFILL_ROWS,
+    PROBE_WINDOW,
+    READ_AT,
+    RISKED_SHARE,
+)
 from specwire.core.verify.session import VerifySession
 from specwire.core.verify.text_sources import HeadSource, promise
 from verify_service.engine.batch import ShortOfMemory, detect_out_of_memory
@@ -32,6 +41,7 @@ class Heads(Protocol):
 
     def unread(self, slot: int) -> int | None: ...
     def heed(self, slots: Collection[int] | None) -> None: ...
+    def skip(self, slot: int, left: int) -> None: ...
     def catch_up(self, requests: Sequence[HeadRequest]) -> None: ...
     def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]: ...
     def foresee(self, requests: Sequence[HeadRequest]) -> None: ...
@@ -42,18 +52,23 @@ class Heads(Protocol):
 class DraftedStep:
     """The next step: sessions by slot of which a token is decided, others whose prompts are fed, and V(m) of the step.
 
-    plain_us: of a session alone.
+    plain_us: of a session alone; batch_us: of these, by which their ledgers are kept.
     """
 
     decoding: Mapping[int, Held]
     prompts: Mapping[int, Held]
     V: Callable[[int], float]
     plain_us: float
+    batch_us: float
+
+    def spare_us(self, held: Held) -> float:
+        """What a head and its windows may cost a session now; negative in debt."""
+        return held.session.ledger.spare_us(self.batch_us, ahead=True) - held.running.waited_us
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A session that a head may draft for."""
+    """A session that a head may draft for. reads: of the `unread` positions, the last ones that it is to read."""
 
     slot: int
     session: VerifySession
@@ -61,6 +76,7 @@ class _Asked:
     unread: int
     spare_us: float
     depth: int = 0
+    reads: int = 0
 
     @property
     def request(self) -> HeadRequest:
@@ -81,10 +97,14 @@ class HeadDrafting:
 
     One that only lacked memory is asked again later: sessions end, and what they held is free then.
 
-    All of a step's sessions wait for it, and those that it drafts for are charged, whatever comes of it. Before it
-    first drafts for a text it reads that text. This is like the prefill of a prompt: only the time of others is
-    charged, and it is done only where it is expected to pay several times over. What the head leaves unread later is
-    charged whole, because a head that is seldom asked reads much for little.
+    All of a step's sessions wait for it, and those that it drafts for are charged, whatever comes of it: each for its
+    part of the forwards that draft for it. Before it first drafts for a text it reads that text. This is like the
+    prefill of a prompt: only the time of others is charged, and it is done only where it is expected to pay several
+    times over. Where others wait, only so much of the text's end is read as its ledger can well bear: charged for a
+    whole prompt, no text of a large batch could bear a draft. What the head leaves unread later is charged whole,
+    because a head that is seldom asked reads much for little.
+
+    Ledgers are kept by the batch's plain step, which they are charged against, and not by that of a session alone.
 
     Keeping features makes a step longer. So it is done for sessions that take a head's tokens and can bear that, and
     only while the head drafts for any. When it is to draft again it begins behind what was not kept.
@@ -103,8 +123,10 @@ class HeadDrafting:
         self._heeding, self._tapping, self._idle = True, False, 0
         # Sessions, of which tokens are decided next, whose features are kept.
         self._takers: list[Held] = []
-        # Slots whose prompts were being fed when it was last looked whether to keep features.
+        # Slots whose prompts were being fed when it was last looked whether to keep features, and whether a text has
+        # begun since drafting was last thought of.
         self._prompts: frozenset[int] = frozenset()
+        self._begun = False
         # What drafts of the present try may still take; 0 for none.
         self._trying_us = 0.0
 
@@ -191,7 +213,10 @@ class HeadDrafting:
     def _rests(self, step: DraftedStep, now_us: float) -> bool:
         """Whether it is too soon to think of drafting again: where a batch gains nothing, that takes time too."""
         if step.prompts:
-            self._in_vain = False  # a text that begins has lost nothing yet
+            self._in_vain, self._begun = False, True  # a text that begins has lost nothing yet
+        elif self._begun:
+            self._begun = False
+            return False
         if self._let_be >= LET_BE or self._trying_us > 0.0:
             return False
         if not self._heeding:
@@ -215,14 +240,16 @@ class HeadDrafting:
         """Whether features of a session are kept: a head may draft for it, and it can bear what they take.
 
         That is a step's; of a text that the head must begin in the middle, those of all steps until it may draft, and a
-        draft. What tries take is limited otherwise.
+        draft. What tries take is limited otherwise, but one in debt could take part in none.
         """
-        if not _takes(held.session) or not self._depth.pays:
-            return _takes(held.session)
+        if not _takes(held.session):
+            return False
+        spare_us = step.spare_us(held)
+        if not self._depth.pays:
+            return spare_us > 0.0
         cost_us = self._depth.tapped_us(len(step.decoding))
         if cost_us and slot in step.decoding and heads.unread(slot) is None:
             cost_us = LEAST_BEHIND * cost_us + self._depth.drafting_us(1, 1)
-        spare_us = held.session.ledger.spare_us(step.plain_us, ahead=True) - held.running.waited_us
         return cost_us <= max(0.0, spare_us)
 
     def charge_features(self, sessions: int) -> None:
@@ -250,7 +277,8 @@ class HeadDrafting:
         long = [each for each in _asked(heads, step.prompts, step) if each.unread > READ_AT]
         if not long or not self._would_draft(heads, step, now_us):
             return []
-        return [each for each in long if self._readable(each, 1, step)]
+        # Of one that cannot bear all of it only the end is read, once it is there.
+        return [each for each in long if self._readable(each, 1, step) and each.reads == each.unread]
 
     def _wants(self, asked: _Asked, step: DraftedStep) -> bool:
         """Whether a head's tokens could be tested next, are not there yet, and promise more than the text itself.
@@ -296,7 +324,10 @@ class HeadDrafting:
         """All whose texts are known, since features are kept for all, and one whose text has still to be read."""
         behind = [each for each in asked if each.behind]
         able = [each for each in asked if not each.behind]
-        able += [max(behind, key=lambda each: each.session.untested_us)] if behind else []
+        if behind:
+            longest = max(behind, key=lambda each: each.session.untested_us)
+            self._reach(longest, step)
+            able.append(longest)
         while able:
             for each in able:
                 each.depth = self._borne(each, min(PROBE_WINDOW, self._depth.most), len(able), step)
@@ -312,26 +343,37 @@ class HeadDrafting:
     def _readable(self, asked: _Asked, sessions: int, step: DraftedStep) -> bool:
         if not asked.behind:
             return True
+        self._reach(asked, step)
         step_us = step.V(len(step.decoding)) if step.decoding else step.plain_us
-        worth = self._depth.worth_reading(asked.unread, sessions, step_us)
+        worth = self._depth.worth_reading(asked.reads, sessions, step_us)
         return worth and self._owed_us(asked, step) <= asked.spare_us
+
+    def _reach(self, asked: _Asked, step: DraftedStep) -> None:
+        """Choose how much of its text is read: all where nobody else waits, else as much as it can well bear."""
+        asked.reads = asked.unread
+        if waiting := asked.waiting(step):
+            bearable = self._depth.readable(RISKED_SHARE * asked.spare_us / waiting)
+            asked.reads = min(asked.unread, max(LEAST_READ, bearable))
 
     def _owed_us(self, asked: _Asked, step: DraftedStep) -> float:
         """What the session will be charged for reading."""
-        return asked.waiting(step) * self._depth.reading_us(asked.unread) if asked.behind else 0.0
+        return asked.waiting(step) * self._depth.reading_us(asked.reads) if asked.behind else 0.0
 
     def _read(self, heads: Heads, behind: Sequence[_Asked], step: DraftedStep, now_us: Callable[[], float]) -> int:
         """Have the head read these texts; returns how many positions that were."""
         self._idle = 0
-        began_us, rows = now_us(), sum(each.unread for each in behind)
+        began_us, rows = now_us(), sum(each.reads for each in behind)
+        for each in behind:
+            if each.reads < each.unread:
+                heads.skip(each.slot, each.reads)
         heads.catch_up([each.request for each in behind])
         took_us = now_us() - began_us
         likely_us = likely(took_us, self._depth.reading_us(rows))
         self._depth.read(rows, took_us)
         for each in behind:
             if waiting := each.waiting(step):
-                each.session.ledger.charge(took_us, 0, 0.0, likely_us * waiting * each.unread / rows)
-            each.source.read = True
+                each.session.ledger.charge(took_us, 0, 0.0, likely_us * waiting * each.reads / rows)
+            each.source.read, each.unread = True, 1
         return rows
 
     def _propose(
@@ -366,8 +408,10 @@ class HeadDrafting:
         likely_us = thought_us + self._depth.likely_us(len(asked), forwards, took_us)
         idle_rows = sum(max(0, each.unread - each.depth - 1) for each in asked)
         self._depth.observe(len(asked), forwards, took_us, ended_us, idle_rows)
-        for each in asked:
-            each.session.ledger.charge(thought_us + took_us, 0, 0.0, likely_us * len(step.decoding) / len(asked))
+        parts = self._depth.parts([len(tokens) for tokens in drafted])
+        for each, part in zip(asked, parts, strict=True):
+            own_us = thought_us / len(asked) + (likely_us - thought_us) * part
+            each.session.ledger.charge(thought_us + took_us, 0, 0.0, own_us * len(step.decoding))
 
 
 def _takes(session: VerifySession) -> bool:
@@ -376,26 +420,27 @@ def _takes(session: VerifySession) -> bool:
 
 
 def _asked(heads: Heads, sessions: Mapping[int, Held], step: DraftedStep, known: bool = False) -> list[_Asked]:
-    """The sessions of the step that the head can draft for. known: as if it had read all texts."""
-    return [
-        _Asked(
-            slot,
-            held.session,
-            source,
-            unread,
-            held.session.ledger.spare_us(step.plain_us, ahead=True) - held.running.waited_us,
-        )
-        for slot, held in sessions.items()
-        if (source := held.session.head) is not None and (unread := 0 if known else heads.unread(slot)) is not None
-    ]
+    """The sessions of the step that the head can draft for.
+
+    known: as if all their texts could be read, of which it has still to read LEAST_READ where it never did.
+    """
+    asked: list[_Asked] = []
+    for slot, held in sessions.items():
+        if (source := held.session.head) is None:
+            continue
+        begun = 0 if source.read else min(LEAST_READ, held.session.position)
+        unread = begun if known else heads.unread(slot)
+        if unread is not None:
+            asked.append(_Asked(slot, held.session, source, unread, step.spare_us(held)))
+    return asked
 
 
 def _within(asked: Sequence[_Asked], budget: int) -> list[_Asked]:
     """The first ones, as many as may be read in one step; one in any case."""
     chosen: list[_Asked] = []
     for each in asked:
-        if chosen and each.unread > budget:
+        if chosen and each.reads > budget:
             break
         chosen.append(each)
-        budget -= each.unread
+        budget -= each.reads
     return chosen

@@ -150,9 +150,28 @@ class HeadDepth:
         """Of a draft at the depth that was chosen last. known: of each text. For the rest see `choose`."""
         return Deepening(rates, known, decoding, V, self.further_us(len(rates)), self._rate if self.pays else 0.0)
 
+    def parts(self, drafted: Sequence[int]) -> list[float]:
+        """Each text's part of a draft's time, by how many tokens were drafted for it.
+
+        A forward is shared by those for which it drafts; the first one, which reads, by all.
+        """
+        parts, whole_us = [0.0] * len(drafted), 0.0
+        for depth in range(max(1, *drafted)):
+            live = [at for at, tokens in enumerate(drafted) if tokens > depth or depth == 0]
+            took_us = self._forward.at(len(live)) if depth else self._first.at(len(live))
+            whole_us += took_us
+            for at in live:
+                parts[at] += took_us / len(live)
+        return [part / whole_us for part in parts]
+
     def reading_us(self, rows: int) -> float:
         """What so many positions of a text are expected to take, in a forward of their own."""
         return self.drafting_us(1, 1) + rows * self._row_us
+
+    def readable(self, time_us: float) -> int:
+        """How many positions are expected to be read in so long."""
+        left_us = time_us - self.drafting_us(1, 1)
+        return int(left_us / self._row_us) if left_us > 0.0 and self._row_us > 0.0 else 0
 
     def worth_reading(self, rows: int, sessions: int, step_us: float) -> bool:
         """Whether the head should read so many positions of a text, of `sessions` that it drafts for in a step.

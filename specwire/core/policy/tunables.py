@@ -108,6 +108,9 @@ LET_BE = 16
 # Positions behind which a head drafts that begins in the middle of a text. The demo pair's is right 0.87 of the time
 # behind whole texts, 0.84 behind 64 positions and 0.68 behind 16.
 LEAST_BEHIND = 32
+# Positions of a text that a head reads before it drafts, at least, where others wait for it; as many more as the
+# text's ledger can bear.
+LEAST_READ = 64
 # Share of what a session's ledger may still lose that one draft of a head and its window may risk.
 RISKED_SHARE = 0.33
 # Microseconds of forwards for each look for guesses that no plan uses: a look takes some 100 beside forwards, so these

@@ -488,11 +488,18 @@ class RunningSession:
         self.since_us, self.waited_us = now_us, 0.0
 
     def candidate(
-        self, slot: int, cached: int, plain_us: float, look: bool = True, most: int = MOST_WINDOW
+        self,
+        slot: int,
+        cached: int,
+        plain_us: float,
+        look: bool = True,
+        most: int = MOST_WINDOW,
+        batch_us: float | None = None,
     ) -> StepCandidate:
         """The session as `schedule` sees it.
 
         plain_us: of a session alone. look: for what the verifier itself may guess. most: the longest window.
+        batch_us: of the batch, None: the same.
         """
         session = self.session
         path, room = session.best, session.room
@@ -511,7 +518,7 @@ class RunningSession:
             room,
             session.position - cached,
             session.width(path, most),
-            session.ledger.spare_us(plain_us, ahead) - self.waited_us,
+            session.ledger.spare_us(batch_us if ahead and batch_us else plain_us, ahead) - self.waited_us,
             session.chains.acceptance(source),
             None if due is None else Awaited(missing, due.expected_us, due.latest_us, due.chance),
             missing,

@@ -73,6 +73,9 @@ class HeadedScript(ScriptedLM):
     def heed(self, slots: Collection[int] | None) -> None:
         """It reads what the slots hold, whoever is heeded."""
 
+    def skip(self, slot: int, left: int) -> None:
+        """It has nothing to forget."""
+
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         for request in requests:
             self._read[request.slot] = self.cached(request.slot)

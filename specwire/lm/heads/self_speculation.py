@@ -51,6 +51,9 @@ class SkimmingModel(CachedLM):
     def heed(self, slots: Collection[int] | None) -> None:
         """Nothing is kept for drafts."""
 
+    def skip(self, slot: int, left: int) -> None:
+        """There is nothing to read."""
+
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         """There is nothing to read."""
 

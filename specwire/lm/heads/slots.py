@@ -39,6 +39,10 @@ class DraftingModel(SlotModel, Protocol):
         """
         ...
 
+    def skip(self, slot: int, left: int) -> None:
+        """Leave out what is unread but for the last `left` positions: the head begins there, and forgets the rest."""
+        ...
+
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         """Read what `draft` would have to read before it drafts, as far as it is there."""
         ...
@@ -144,6 +148,12 @@ class _Slot:
         self.origin = self.fed = at
         self.successor = -1
         self.features.begin(at)
+
+    def skip(self, at: int) -> None:
+        """Likewise, and keep the features from there on."""
+        self.origin = self.fed = at
+        self.successor = -1
+        self.features.forget_before(at)
 
     @property
     def unread(self) -> int:
@@ -344,6 +354,11 @@ class HeadedModel:
 
     def unread(self, slot: int) -> int | None:
         return self._slots[slot].unread if self._slots[slot].able else None
+
+    def skip(self, slot: int, left: int) -> None:
+        own = self._slots[slot]
+        if left < own.unread:
+            own.skip(own.features.stop - left)
 
     @torch.inference_mode()
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:

@@ -405,6 +405,28 @@ def test_behind_what_was_not_kept_the_head_begins_anew(runtime: str, tmp_path: P
     assert lm.draft([HeadRequest(0, text[: end + 1], GREEDY, 3)]) == [drafted]
 
 
+@pytest.mark.parametrize("read_before", [False, True])
+@RUNTIMES
+def test_of_what_is_unread_only_the_end_may_be_read(runtime: str, read_before: bool, tmp_path: Path) -> None:
+    """The head then drafts as behind that end, also where it had read the beginning."""
+    target, head, where, beside = built(tmp_path, seed=1)
+    lm, text = headed(where, beside, runtime), [3 + (7 * index) % 40 for index in range(LEAST_BEHIND + 12)]
+    end = len(text) - 1
+    lm.forward([Feed(0, 0, text[:4], 1)])
+    if read_before:
+        lm.draft([HeadRequest(0, text[:5], GREEDY, 2)])
+    lm.forward([Feed(0, 4, text[4:end], 1)])
+    lm.skip(0, end + 5)
+    assert lm.unread(0) == (end - 4 if read_before else end), "it has no more than that"
+    lm.skip(0, LEAST_BEHIND)
+    assert lm.unread(0) == LEAST_BEHIND
+    request, begin = HeadRequest(0, text, GREEDY, 3), end - LEAST_BEHIND
+    with torch.no_grad():
+        drafted = ByHand(head).draft(features_of(target, text)[begin:], text[begin:], 3)
+    lm.catch_up([request])
+    assert lm.draft([request]) == [drafted]
+
+
 def test_it_does_so_whatever_was_kept_rolled_back_and_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "LEAST_BEHIND", 2)
     target, head, where, beside = built(tmp_path, seed=2)
