@@ -110,7 +110,9 @@ STEPS: tuple[Step, ...] = (write, edit, run, reread, repeat)
 
 def kind_of(step: Step) -> str:
     """Cold: nothing was said before; again: the text is the first one's to the last token. Else it is partly new."""
-    return {write: COLD, repeat: AGAIN}.get(step, WARM)
+    if step is write:
+        return COLD
+    return AGAIN if step is repeat else WARM
 
 
 def steps_of(row: str) -> tuple[Step, ...]:
