@@ -589,7 +589,8 @@ def test_of_a_batch_s_prompts_as_much_is_read_as_its_ledgers_can_bear() -> None:
 
 def test_features_of_a_text_in_debt_are_not_kept_for_tries() -> None:
     heads = ScriptedHeads(wrong)
-    rig = Rig(MODEL, ngram=False, context=1024, growth=1.0, drafting=HeadDrafting(heads, HeadDepth({1: 2000.0})))
+    depth = HeadDepth({1: 2000.0}, tapped_us={1: 1.0})
+    rig = Rig(MODEL, ngram=False, context=1024, growth=1.0, drafting=HeadDrafting(heads, depth))
     for handle in range(2):
         rig.open(handle, (*PROMPT, handle), max_tokens=900, ledger_us=10**8 if handle else 0)
     rig.run()
