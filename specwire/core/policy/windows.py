@@ -199,7 +199,7 @@ def _chosen(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V
 
 
 def _fastest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> tuple[float, list[WindowPiece]]:
-    """The best expected rate, less the hurdle, and the leading pieces that give it.
+    """The best expected rate, divided by the hurdle that it must take, and the leading pieces that give it.
 
     After a piece that its session's ledger could not bear, no further piece of that session is taken. All lengths are
     tried, because V(m) may fall.
@@ -229,10 +229,10 @@ def _fastest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: 
 
 
 def _borne(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[WindowPiece]:
-    """Drop the windows of sessions that could not bear their charge.
+    """Drop the windows of sessions that could not bear their charge, now that all windows are known.
 
-    The charge is a session's part of what all windows cost together: the last rows of a step may be its expensive ones,
-    whichever session they belong to.
+    The charge is a session's part of what all windows cost together. `_bears` could only ask what each piece cost
+    behind those before it, but the last rows of a step may be its expensive ones.
     """
     widths: Counter[int] = Counter()
     for piece in pieces:

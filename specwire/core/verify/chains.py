@@ -62,7 +62,7 @@ class Chains:
     Args:
         vocabulary: ids outside 0 .. vocabulary-1 make the proposal out of range.
         most_ahead: nodes beyond the decided position that one source may hold here (a flood is cut off). A tree whose
-            root lies that far behind it is dropped: its drafter is gone, or begins a new one when it hears.
+            root lies as far behind that position is dropped: its drafter is gone, or begins a new one when it hears.
         weighed: take only chains whose tokens come with the weights that they were drawn from, in the present `epoch`.
             The lowest source that has a token is tested, so that the choice depends on no token's value; a chain that
             the text contradicts is dropped whole.

@@ -77,9 +77,8 @@ class VerifySession:
     """Invariant: len(text) <= max(allowance.credit at any time, length at open) and <= ending.end.
 
     ngram, head: the verifier's own sources; None where they take no part. references: of the request, a part of
-    `ngram`. tail: what was decided since the log last
-    acknowledged. history: the text's ids, where penalties look at them, else None.
-    tested_us: the time it had spent when a window was last tested.
+    `ngram`. tail: what was decided since the log last acknowledged. history: the text's ids, where penalties look at
+    them, else None. tested_us: the time it had spent when a window was last tested.
     matcher: the constraint of `sampling` behind the output; nothing is decided before it is there. stuck: no token is
     allowed at the next position, so the text can neither go on nor end.
     """
