@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product, takewhile
+from math import inf
 from random import Random
 
 import pytest
@@ -367,7 +368,8 @@ def test_what_can_be_read_in_a_time_is_what_a_reading_takes_backwards() -> None:
     head = HeadDepth({1: 100.0}, row_us=10.0)
     assert [head.readable(time_us) for time_us in (0.0, 100.0, 109.0, 110.0, 1100.0)] == [0, 0, 0, 1, 100]
     assert head.reading_us(head.readable(1100.0)) <= 1100.0
-    assert HeadDepth({1: 100.0}).readable(1100.0) == 0, "nothing is known of it"
+    assert HeadDepth({1: 100.0}).readable(1100.0) == inf, "only the forward takes time"
+    assert HeadDepth({1: 100.0}).readable(100.0) == 0
 
 
 def test_a_forward_of_a_draft_is_shared_by_those_that_it_drafts_for() -> None:
@@ -377,6 +379,7 @@ def test_a_forward_of_a_draft_is_shared_by_those_that_it_drafts_for() -> None:
     assert head.parts([2, 3]) == pytest.approx([150.0 / 360.0, 210.0 / 360.0])
     assert head.parts([0, 1]) == [0.5, 0.5], "the first one reads"
     assert head.parts([5]) == [1.0]
+    assert head.parts_us([1, 3]) == pytest.approx([100.0, 220.0])
 
 
 def test_one_hiccup_is_not_charged_and_a_second_one_is() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ from tests.verify_service.scripted_heads import (
 )
 from verify_service.engine import calibration
 from verify_service.engine.calibration import calibrate_head
-from verify_service.engine.heads import HeadDrafting
+from verify_service.engine.heads import DraftedStep, HeadDrafting, _Asked
 from verify_service.engine.messages import HeadRenewed
 from verify_service.metrics import families
 from verify_service.server import start
@@ -611,6 +611,17 @@ def test_what_pays_for_many_need_not_pay_for_the_few_that_can_bear_it(indebted: 
     rig.run()
     assert (4 in heads.together) == (indebted == 0)
     assert heads.together.count(1) <= 4
+
+
+@pytest.mark.parametrize(("others", "left"), [(5, 5), (1, 2)])
+def test_a_draft_is_only_as_deep_as_its_ledger_bears_the_forwards_that_few_share(others: int, left: int) -> None:
+    """A further forward takes 800 us of all eight: where the others want one token, one session pays that alone."""
+    depth = HeadDepth({1: 100.0, 8: 100.0}, first_us={1: 200.0, 8: 200.0})
+    drafting, nobody = HeadDrafting(ScriptedHeads(right), depth), cast(Any, None)
+    step = DraftedStep(dict.fromkeys(range(8), nobody), {}, lambda rows: 1000.0, 1000.0, 1000.0)
+    asked = [_Asked(slot, nobody, nobody, 1, 3100.0, others if slot else 5) for slot in range(8)]
+    drafting._level(asked, step)
+    assert [each.depth for each in asked] == [left, *[others] * 7]
 
 
 def test_where_it_does_not_pay_it_is_tried_with_all_texts_that_it_has_read_and_one_more() -> None:

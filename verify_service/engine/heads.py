@@ -215,7 +215,7 @@ class HeadDrafting:
         if step.prompts:
             self._in_vain, self._begun = False, True  # a text that begins has lost nothing yet
         elif self._begun:
-            self._begun = False
+            self._begun, self._prompts = False, frozenset()
             return False
         if self._let_be >= LET_BE or self._trying_us > 0.0:
             return False
@@ -315,6 +315,7 @@ class HeadDrafting:
                 or (each.depth and self._depth.gains(rates[each.slot], each.depth, len(able), decoding, step.V))
             ]
             if len(left) == len(asked):
+                self._level(left, step)
                 return left
             asked = able = left
             depth = self._depth.choose([rates[each.slot] for each in left], decoding, step.V) if left else 0
@@ -332,6 +333,7 @@ class HeadDrafting:
             for each in able:
                 each.depth = self._borne(each, min(PROBE_WINDOW, self._depth.most), len(able), step)
             if all(each.depth for each in able):
+                self._level(able, step)
                 break
             able = [each for each in able if each.depth]
         return able
@@ -349,11 +351,33 @@ class HeadDrafting:
         return worth and self._owed_us(asked, step) <= asked.spare_us
 
     def _reach(self, asked: _Asked, step: DraftedStep) -> None:
-        """Choose how much of its text is read: all where nobody else waits, else as much as it can well bear."""
+        """Choose how much of its text is read: all where nobody waits, else as much as it can well bear.
+
+        Of a text that the head has read, all that the ledger allows: what is left out would void what it knows.
+        """
         asked.reads = asked.unread
         if waiting := asked.waiting(step):
-            bearable = self._depth.readable(RISKED_SHARE * asked.spare_us / waiting)
-            asked.reads = min(asked.unread, max(LEAST_READ, bearable))
+            share = 1.0 if asked.source.read else RISKED_SHARE
+            bearable = self._depth.readable(share * asked.spare_us / waiting)
+            asked.reads = int(min(asked.unread, max(LEAST_READ, bearable)))
+
+    def _level(self, asked: Sequence[_Asked], step: DraftedStep) -> None:
+        """Shorten drafts whose ledgers could not bear the forwards that few share, now that all depths are known."""
+        decoding = len(step.decoding)
+        dear = list(asked)
+        while dear:
+            depths = [each.depth for each in asked]
+            row_us = (step.V(decoding + sum(depths)) - step.V(decoding)) / sum(depths)
+            parts_us = self._depth.parts_us(depths)
+            dear = [
+                each
+                for each, part_us in zip(asked, parts_us, strict=True)
+                if each.depth > 1
+                and decoding * (part_us + row_us * each.depth)
+                > RISKED_SHARE * (each.spare_us - self._owed_us(each, step))
+            ]
+            for each in dear:
+                each.depth -= 1
 
     def _owed_us(self, asked: _Asked, step: DraftedStep) -> float:
         """What the session will be charged for reading."""

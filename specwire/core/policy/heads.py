@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf
 from operator import mul
 
 from specwire.core.policy.estimates import (
@@ -150,28 +151,34 @@ class HeadDepth:
         """Of a draft at the depth that was chosen last. known: of each text. For the rest see `choose`."""
         return Deepening(rates, known, decoding, V, self.further_us(len(rates)), self._rate if self.pays else 0.0)
 
-    def parts(self, drafted: Sequence[int]) -> list[float]:
-        """Each text's part of a draft's time, by how many tokens were drafted for it.
+    def parts_us(self, drafted: Sequence[int]) -> list[float]:
+        """What a draft is expected to take of each text's time, by how many tokens are drafted for it.
 
         A forward is shared by those for which it drafts; the first one, which reads, by all.
         """
-        parts, whole_us = [0.0] * len(drafted), 0.0
+        parts = [0.0] * len(drafted)
         for depth in range(max(1, *drafted)):
             live = [at for at, tokens in enumerate(drafted) if tokens > depth or depth == 0]
-            took_us = self._forward.at(len(live)) if depth else self._first.at(len(live))
-            whole_us += took_us
+            took_us = self._scale * (self._forward if depth else self._first).at(len(live))
             for at in live:
                 parts[at] += took_us / len(live)
-        return [part / whole_us for part in parts]
+        return parts
+
+    def parts(self, drafted: Sequence[int]) -> list[float]:
+        """Each text's part of a draft's time; they add up to 1."""
+        each_us = self.parts_us(drafted)
+        return [part_us / sum(each_us) for part_us in each_us]
 
     def reading_us(self, rows: int) -> float:
         """What so many positions of a text are expected to take, in a forward of their own."""
         return self.drafting_us(1, 1) + rows * self._row_us
 
-    def readable(self, time_us: float) -> int:
-        """How many positions are expected to be read in so long."""
+    def readable(self, time_us: float) -> float:
+        """How many positions are expected to be read in so long; inf where only the forward takes time."""
         left_us = time_us - self.drafting_us(1, 1)
-        return int(left_us / self._row_us) if left_us > 0.0 and self._row_us > 0.0 else 0
+        if left_us <= 0.0:
+            return 0.0
+        return left_us // self._row_us if self._row_us > 0.0 else inf
 
     def worth_reading(self, rows: int, sessions: int, step_us: float) -> bool:
         """Whether the head should read so many positions of a text, of `sessions` that it drafts for in a step.

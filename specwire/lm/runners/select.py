@@ -343,16 +343,18 @@ class Trial:
     def deviation(self, runner: Runner) -> float:
         """How far the runner is from that, in units of the dtype's tolerance (<= 1 is equal).
 
-        It extends, rolls back and extends again, beside a shorter feed in another slot where there is one.
+        It extends, rolls back, and extends again by one token, then by many, beside a shorter feed in another slot
+        where there is one.
         """
         text, count, vocabulary = self._text, len(self._text), self._sizes.vocabulary
         split, last = count // 2, self._sizes.slots - 1
         runner.run([Feed(last, 0, text[:split] + text[:1], 1)])
+        alone = runner.run([Feed(last, split, text[split : split + 1], 1)]).clone()
         feeds = [Feed(last, split, text[split:], count - split)]
         if last > 0:
             feeds.append(Feed(0, 0, text[:split], split))
-        got = runner.run(feeds).float().to(self._expected.device)
-        order = [*range(split, count), *range(split)] if last > 0 else [*range(split, count)]
+        got = torch.cat((alone, runner.run(feeds))).float().to(self._expected.device)
+        order = [split, *range(split, count), *(range(split) if last > 0 else ())]
         error = (got[:, :vocabulary] - self._expected[order, :vocabulary]).abs().max()
         _clean(runner, feeds, split + 1)
         return float(error / self._expected.abs().max().clamp(min=1.0)) / self._tolerance
