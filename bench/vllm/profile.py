@@ -35,7 +35,7 @@ from bench.harness.runs import BenchError
 from bench.harness.services import ServiceProcess, free_port
 from bench.relay.link import RelayLink
 from bench.vllm import classes
-from bench.vllm.run import DISTANCES, IDLE, LEAST_TURNS, LEVELS, OFF, incomplete, write
+from bench.vllm.run import DISTANCES, IDLE, LEAST_TURNS, LEVELS, OFF, unfit, write
 from bench.vllm.server import MISSING, PROPOSER, VLLM, Front, VllmServer, awake
 from bench.vllm.service import (
     ENGINE,
@@ -315,7 +315,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    if record.refused(args, ("prompts", "tokens")) or incomplete(args, OUT, ROWS):
+    if record.refused(args, ("prompts", "tokens")) or unfit(args, OUT, ROWS):
         return 2
     if not VLLM.exists():
         say(f"bench: error: {MISSING}")

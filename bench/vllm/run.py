@@ -327,17 +327,20 @@ def parser() -> argparse.ArgumentParser:
     return line
 
 
-def incomplete(args: argparse.Namespace, recorded: Path, rows: Sequence[str]) -> bool:
-    """Whether the record would lose rows, which is then said."""
-    lost = args.out == recorded and not {*args.only} >= {*rows}
-    if lost:
+def unfit(args: argparse.Namespace, recorded: Path, rows: Sequence[str]) -> bool:
+    """Whether the record would lose rows, or sessions lack prompts, which is then said."""
+    if args.out == recorded and not {*args.only} >= {*rows}:
         say("bench: error: only: would leave rows out of the record, so --out must name another file")
-    return lost
+        return True
+    if args.prompts < max(args.sessions):
+        say(f"bench: error: prompts: must be at least {max(args.sessions)}, one for each session, not {args.prompts}")
+        return True
+    return False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    if refused(args, ("prompts", "tokens", "repeats")) or incomplete(args, OUT, ROWS):
+    if refused(args, ("prompts", "tokens", "repeats")) or unfit(args, OUT, ROWS):
         return 2
     if not VLLM.exists():
         say(f"bench: error: {MISSING}")

@@ -12,6 +12,7 @@ import pytest
 
 from bench.harness.child import cpu_seconds
 from bench.harness.runs import BenchError
+from bench.vllm import run
 from bench.vllm.profile import OURS, THEIRS, Profiled, Spent, account, wire_seconds
 from bench.vllm.run import BOTH, IDLE, LIBRARY, MODEL, NGRAM, OFF, ROWS, groups_of
 from bench.vllm.server import Front, StoppableProcesses, awake
@@ -49,6 +50,13 @@ def test_turns_are_summed_and_compared_one_by_one() -> None:
     idle = [Spent(4, 1.0, {"steps": 0.0, "class": 0.0}, {})]
     with pytest.raises(BenchError, match="a row: no step was counted"):
         account("a row", row, 2, idle, off[:1])
+
+
+def test_fewer_prompts_than_sessions_are_refused_before_anything_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+    args = run.parser().parse_args(["--prompts", "8", "--sessions", "1", "16", "--out", "elsewhere"])
+    assert run.unfit(args, run.OUT, run.ROWS)
+    assert "prompts: must be at least 16, one for each session, not 8" in capsys.readouterr().err
+    assert not run.unfit(run.parser().parse_args(["--prompts", "8", "--sessions", "4"]), run.OUT, run.ROWS)
 
 
 def test_rows_that_are_asked_for_have_what_they_are_compared_with() -> None:
