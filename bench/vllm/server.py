@@ -46,6 +46,8 @@ CONTEXT, SEED = 1024, 5
 EVENT, DONE = b"data: ", b"[DONE]"
 # Behind a turn: its requests' ends are taken in.
 SETTLE_S = 0.05
+# Behind its last message a process spins for a second (`busy_loop_s` in vLLM's shm_broadcast.py).
+SPINS_S = 1.1
 # Characters of its last words.
 SHOWN = 4000
 
@@ -55,16 +57,23 @@ Speculation = Mapping[str, object]
 class StoppableProcesses:
     """The processes of one vLLM, `pid` being the first, which leads a group.
 
-    They spin for a second behind their last message (`busy_loop_s` in vLLM's shm_broadcast.py): whoever is measured
-    then would lose cores to them.
+    They spin behind their last message: whoever is measured then would lose cores to them.
+
+    dials: a drafter, which hangs up on a process that answers no ping for some seconds. Then its spinning is waited
+    for, and it is not stopped.
     """
+
+    dials = False
 
     @property
     def pid(self) -> int:
         raise NotImplementedError
 
     def stop(self) -> None:
-        self._send(signal.SIGSTOP)
+        if self.dials:
+            time.sleep(SPINS_S)
+        else:
+            self._send(signal.SIGSTOP)
 
     def go_on(self) -> None:
         self._send(signal.SIGCONT)
@@ -92,7 +101,7 @@ class VllmServer(StoppableProcesses):
         sessions: int = 8,
         more: Sequence[str] = (),
     ) -> None:
-        self.address = address
+        self.address, self.dials = address, "--drafter" in proposer
         host, _, port = address.rpartition(":")
         environment = {**os.environ, "HOME": str(folder), "SPECWIRE_PROPOSER": proposer, **ALONE}
         sizes = ("--max-model-len", str(CONTEXT), "--max-num-seqs", str(sessions))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from bench.harness.child import cpu_seconds
 from bench.harness.runs import BenchError
-from bench.vllm import run
+from bench.vllm import run, server
 from bench.vllm.profile import OURS, THEIRS, Profiled, Spent, account, wire_seconds
 from bench.vllm.run import BOTH, IDLE, LIBRARY, MODEL, NGRAM, OFF, ROWS, groups_of
 from bench.vllm.server import Front, StoppableProcesses, awake
@@ -106,3 +107,17 @@ def test_the_processes_of_a_server_run_in_its_turns_only(two: TwoProcesses) -> N
     assert eventually(lambda: two.states() == ["T", "T"])
     with awake(Front("", "")):
         assert two.states() == ["T", "T"]
+
+
+def test_a_server_that_dials_a_drafter_runs_on_until_it_spins_no_more(
+    two: TwoProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its drafter would hang up on one that is stopped."""
+    waited: list[float] = []
+    assert eventually(lambda: two.states() == ["S", "S"])
+    monkeypatch.setattr(time, "sleep", waited.append)
+    two.dials = True
+    with awake(two):
+        assert not waited
+    assert waited == [server.SETTLE_S, server.SPINS_S]
+    assert two.states() == ["S", "S"]
