@@ -367,7 +367,7 @@ def test_a_text_is_read_where_its_gain_is_several_times_what_that_takes() -> Non
 def test_what_can_be_read_in_a_time_is_what_a_reading_takes_backwards() -> None:
     head = HeadDepth({1: 100.0}, row_us=10.0)
     assert [head.readable(time_us) for time_us in (0.0, 100.0, 109.0, 110.0, 1100.0)] == [0, 0, 0, 1, 100]
-    assert head.reading_us(head.readable(1100.0)) <= 1100.0
+    assert head.reading_us(int(head.readable(1100.0))) <= 1100.0
     assert HeadDepth({1: 100.0}).readable(1100.0) == inf, "only the forward takes time"
     assert HeadDepth({1: 100.0}).readable(100.0) == 0
 
