@@ -10,6 +10,7 @@ import os
 import signal
 import time
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ SHOWN = 4000
 Speculation = Mapping[str, object]
 
 
-class StoppableProcesses:
+class StoppableProcesses(ABC):
     """The processes of one vLLM, `pid` being the first, which leads a group.
 
     They spin behind their last message: whoever is measured then would lose cores to them.
@@ -66,8 +67,8 @@ class StoppableProcesses:
     dials = False
 
     @property
-    def pid(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def pid(self) -> int: ...
 
     def stop(self) -> None:
         if self.dials:

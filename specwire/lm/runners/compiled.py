@@ -359,7 +359,8 @@ class CompiledRunner(LineRunner):
         recording = self._recordings.get(bucket) if compiled else None
         if recording is None:
             run = self._layer if compiled else StaticLayer.forward
-            return self.decoder(fed.to(self._device), _aligned(bucket.span), run)  # type: ignore[no-any-return]
+            logits, tapped = self.decoder(fed.to(self._device), _aligned(bucket.span), run)
+            return logits, tapped
         with torch.cuda.device(self._device):
             recording.fed.copy_(fed)
             recording.graph.replay()
@@ -388,7 +389,7 @@ class CompiledRunner(LineRunner):
                     self._recordings[bucket] = self._record(bucket, pool)
 
     def _record(self, bucket: Bucket, pool: Any) -> Recording:
-        """pool: memory that recordings share, since one at a time is replayed."""
+        """pool: memory that recordings share, since one at a time is replayed; what each returns it keeps to itself."""
         with torch.cuda.device(self._device):
             fed = packed([], bucket, self._room, self._spare).to(self._device)
             graph = torch.cuda.CUDAGraph()
