@@ -23,7 +23,7 @@ from specwire.rpc.process import SIGNALS, one_line, say, visible
 # ----------------------------------------------------------------------------------------------------------------------
 # The frame of a command that owns processes: signals, errors in one line, and nothing left behind.
 #
-# The first SIGINT or SIGTERM cancels the work, which cleans up; the second ends everything on the spot.
+# The first SIGINT or SIGTERM cancels the work, which cleans up; the second ends everything on the spot, however late.
 
 Work = Callable[[Path], Awaitable[int]]
 
@@ -42,20 +42,23 @@ def run_owned(name: str, work: Work) -> int:
 
 
 async def _signalled(name: str, work: Work, folder: Path) -> int:
-    """Run `work`, cancelled by a signal; 128 + the signal's number is then the exit code unless `work` returns one."""
-    task = asyncio.ensure_future(work(folder))
+    """Run `work`, cancelled by a signal; 128 + the signal's number is then the exit code unless `work` returns one.
+
+    Signals are not the event loop's, which would give them back at its end: what is left is cleaned up behind that.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work(folder))
     received: list[int] = []
 
-    def on_signal(number: int) -> None:
+    def on_signal(number: int, _: object) -> None:
         if received:
             _leave_nothing(folder)
             os._exit(128 + number)
         received.append(number)
-        task.cancel()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(task.cancel)
 
-    loop = asyncio.get_running_loop()
     for number in SIGNALS:
-        loop.add_signal_handler(number, on_signal, number)
+        signal.signal(number, on_signal)
     try:
         return await task
     except asyncio.CancelledError:

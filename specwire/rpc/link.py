@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -188,6 +188,7 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Heard = TypeVar("Heard", contravariant=True)
 Told = TypeVar("Told", contravariant=True)
+Known = TypeVar("Known")
 
 # Opens a channel to a peer in this process.
 LocalPeer = Callable[[], grpc.aio.Channel]
@@ -413,6 +414,7 @@ class Link(Generic[Request, Response]):
         listener: Listener[Response],
     ) -> str:
         broken: list[LinkError] = []
+        ending = _Ending(call)
 
         def on_failure(error: LinkError) -> None:
             broken.append(error)
@@ -429,7 +431,7 @@ class Link(Generic[Request, Response]):
                 listener.on_message(message)
             return "the peer closed the stream"
         except grpc.RpcError as error:
-            return describe(error)
+            return ending.told or describe(error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -442,6 +444,32 @@ class Link(Generic[Request, Response]):
             finally:
                 await outbox.close(flush_s=0.2)
                 call.cancel()
+
+
+class _Ending:
+    """The status of a call as it is told first. A write that meets the end has gRPC put an INTERNAL of its own there.
+
+    A call within this process keeps to what is told first: `told` stays "".
+    """
+
+    def __init__(self, call: object) -> None:
+        self.told = ""
+        if isinstance(call, grpc.aio.Call):
+            call.add_done_callback(self._note)
+
+    def _note(self, call: grpc.aio.Call) -> None:
+        if not self.told:
+            self.told = f"{_known(call.code()).name}: {_known(call.details())}"
+
+
+def _known(answer: Coroutine[Any, Any, Known]) -> Known:
+    """What a coroutine returns that has nothing to wait for any more."""
+    try:
+        answer.send(None)
+    except StopIteration as done:
+        known: Known = done.value
+        return known
+    raise RuntimeError("it waits")
 
 
 def describe(error: BaseException) -> str:

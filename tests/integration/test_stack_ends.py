@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGET, running
+from tests.integration.stack_process import DRAFT, END_LIMIT, ROOT, START_LIMIT, TARGET, running
 from tests.wait import eventually
 
 ANY_PORT = ("--listen", "127.0.0.1:0")
@@ -119,3 +122,40 @@ def test_an_address_where_nobody_listens() -> None:
     assert refused("generate", "1", "--address", "127.0.0.1:1") == (
         "specwire generate: error: cannot connect to 127.0.0.1:1"
     )
+
+
+# A command whose cleaning up takes so long that a second signal comes meanwhile, behind the end of its event loop.
+SLOW_TO_CLEAN = """
+import asyncio, sys, time
+from deploy.cli import main
+
+leave_nothing = main._leave_nothing
+
+def slowly(folder):
+    print("cleaning", flush=True)
+    for _ in range(100):
+        time.sleep(0.01)
+    leave_nothing(folder)
+
+async def work(folder):
+    print(folder, flush=True)
+    await asyncio.sleep(600)
+
+main._leave_nothing = slowly
+sys.exit(main.run_owned("up", work))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_that_comes_late_leaves_nothing_either(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", SLOW_TO_CLEAN]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        process.send_signal(number)
+        assert process.stdout.readline() == "cleaning\n"
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=END_LIMIT)
+    assert (process.returncode, errors) == (128 + number, "")
+    assert folder.name.startswith("specwire-")
+    assert not folder.exists()

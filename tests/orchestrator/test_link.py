@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 
 import grpc
 import grpc.aio
@@ -15,7 +15,7 @@ from orchestrator.peers.models import Tokenizers
 from orchestrator.peers.peer import DrafterLink, VerifierPeer, verifier_link
 from specwire.rpc.link import GAUGED, Link
 from specwire.rpc.server_options import ModelServiceOptions
-from specwire.v1 import common_pb2, verify_pb2
+from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain, stack
 from tests.ports import free_address
 from tests.wait import until
@@ -118,6 +118,58 @@ async def test_a_link_ends_when_it_is_cancelled_whatever_happens_at_the_same_mom
     done, _ = await asyncio.wait({running}, timeout=60)
     assert done
     assert running.cancelled()
+
+
+class Revoking(verify_pb2_grpc.VerifyServiceServicer):
+    """Ends each stream as one whose key is revoked, while more and more is said on it."""
+
+    async def GetModelInfo(
+        self, request: common_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> common_pb2.GetModelInfoResponse:
+        return common_pb2.GetModelInfoResponse()
+
+    async def Connect(
+        self,
+        requests: AsyncIterator[verify_pb2.ConnectVerifyRequest],
+        context: grpc.aio.ServicerContext[object, object],
+    ) -> AsyncIterator[verify_pb2.ConnectVerifyResponse]:
+        for _ in range(5):
+            await anext(requests)
+            yield verify_pb2.ConnectVerifyResponse()
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this token is not known here")
+
+
+class Talkative:
+    """Says something on a link, whenever it is up."""
+
+    def __init__(self, link: Link[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerifyResponse]) -> None:
+        self._link = link
+        self._talks: set[asyncio.Task[None]] = set()
+
+    def on_up(self, info: common_pb2.GetModelInfoResponse) -> None:
+        self._talks.add(asyncio.create_task(self._talk()))
+
+    async def _talk(self) -> None:
+        while self._link.up:
+            self._link.send(verify_pb2.ConnectVerifyRequest())
+            await asyncio.sleep(0)
+
+    def on_message(self, message: verify_pb2.ConnectVerifyResponse) -> None: ...
+    def on_down(self) -> None: ...
+    def on_unreachable(self) -> None: ...
+
+
+async def test_a_link_that_its_peer_ends_says_why_though_something_is_being_sent() -> None:
+    """Of a hundred ends some ten met a write, of which gRPC then says that it was INTERNAL."""
+    server = grpc.aio.server()
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(Revoking(), server)
+    link = verifier_link(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", None)
+    await server.start()
+    try:
+        ends = [await link._connect_once(Talkative(link)) for _ in range(100)]
+    finally:
+        await server.stop(0)
+    assert set(ends) == {(True, "UNAUTHENTICATED: this token is not known here")}
 
 
 async def test_a_verifier_is_described_by_the_process_that_its_link_reaches() -> None:
