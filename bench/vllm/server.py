@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 import urllib.request
 from abc import ABC, abstractmethod
@@ -49,6 +50,8 @@ EVENT, DONE = b"data: ", b"[DONE]"
 SETTLE_S = 0.05
 # Behind its last message a process spins for a second (`busy_loop_s` in vLLM's shm_broadcast.py).
 SPINS_S = 1.1
+# Ends the group $1 once its own input ends, which is when whoever started it ends, however that is.
+WATCH = ("/bin/sh", "-c", 'read -r _; kill -s KILL -- "-$1"', "sh")
 # Characters of its last words.
 SHOWN = 4000
 
@@ -58,26 +61,43 @@ Speculation = Mapping[str, object]
 class StoppableProcesses(ABC):
     """The processes of one vLLM, `pid` being the first, which leads a group.
 
-    They spin behind their last message: whoever is measured then would lose cores to them.
+    They spin behind their last message: whoever is measured then would lose cores to them. Stopped, they would outlive
+    a bench that is killed, since they could not notice its end: a watcher then kills them.
 
     dials: a drafter, which hangs up on a process that answers no ping for some seconds. Then its spinning is waited
     for, and it is not stopped.
     """
 
     dials = False
+    _watcher: subprocess.Popen[bytes] | None = None
 
     @property
     @abstractmethod
     def pid(self) -> int: ...
 
+    @abstractmethod
+    def _end(self) -> None:
+        """End them; they run."""
+
     def stop(self) -> None:
         if self.dials:
             time.sleep(SPINS_S)
-        else:
-            self._send(signal.SIGSTOP)
+            return
+        if self._watcher is None:
+            self._watcher = subprocess.Popen(
+                (*WATCH, str(self.pid)), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+        self._send(signal.SIGSTOP)
 
     def go_on(self) -> None:
         self._send(signal.SIGCONT)
+
+    def end(self) -> None:
+        self.go_on()
+        self._end()
+        if self._watcher is not None:
+            self._watcher.kill()
+            self._watcher.communicate()
 
     def _send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -142,8 +162,7 @@ class VllmServer(StoppableProcesses):
     def pid(self) -> int:
         return self.process.process.pid
 
-    def end(self) -> None:
-        self.go_on()
+    def _end(self) -> None:
         self.process.end()
         self.process.kill()
 
@@ -177,8 +196,7 @@ class VllmLibrary(StoppableProcesses):
     def pid(self) -> int:
         return self._child.pid
 
-    def end(self) -> None:
-        self.go_on()
+    def _end(self) -> None:
         self._child.stop()
         self._errors.close()
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from bench.harness import ROOT
 from bench.harness.child import cpu_seconds
 from bench.harness.runs import BenchError
 from bench.vllm import run, server
@@ -83,6 +86,10 @@ class TwoProcesses(StoppableProcesses):
     def pid(self) -> int:
         return self.process.pid
 
+    def _end(self) -> None:
+        os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait()
+
     def states(self) -> list[str]:
         stats = [Path(f"/proc/{pid}/stat").read_text() for pid in (self.pid, *descendants(self.pid))]
         return [stat.rpartition(")")[2].split()[0] for stat in stats]
@@ -92,8 +99,7 @@ class TwoProcesses(StoppableProcesses):
 def two() -> Iterator[TwoProcesses]:
     started = TwoProcesses()
     yield started
-    os.killpg(started.pid, signal.SIGKILL)
-    started.process.wait()
+    started.end()
 
 
 def test_the_processes_of_a_server_run_in_its_turns_only(two: TwoProcesses) -> None:
@@ -107,6 +113,39 @@ def test_the_processes_of_a_server_run_in_its_turns_only(two: TwoProcesses) -> N
     assert eventually(lambda: two.states() == ["T", "T"])
     with awake(Front("", "")):
         assert two.states() == ["T", "T"]
+
+
+KILLED_BENCH = """
+import os, pathlib, signal, sys
+from tests.bench.test_vllm_profile import TwoProcesses
+two = TwoProcesses()
+while two.states() != ["S", "S"]: pass
+two.stop()
+pathlib.Path(sys.argv[1]).write_text(str(two.pid))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_stopped_processes_do_not_outlive_a_bench_that_is_killed(tmp_path: Path) -> None:
+    told = tmp_path / "group"
+    done = subprocess.run([sys.executable, "-c", KILLED_BENCH, str(told)], cwd=ROOT, timeout=240, check=False)
+    assert done.returncode == -signal.SIGKILL
+    group = int(told.read_text())
+    try:
+        assert eventually(lambda: not living(group))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def living(group: int) -> list[int]:
+    """The processes of a group that are not about to be gone."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            found += [int(stat.parent.name)] if int(its_group) == group and state not in "ZX" else []
+    return found
 
 
 def test_a_server_that_dials_a_drafter_runs_on_until_it_spins_no_more(
