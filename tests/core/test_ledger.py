@@ -110,6 +110,20 @@ def test_what_all_are_charged_is_what_the_windows_took() -> None:
 def test_what_a_text_may_lose_in_the_end_it_may_lose_at_its_beginning() -> None:
     """Of 256 tokens: two plain steps and 2 %."""
     ledger = Ledger()
-    assert ledger.spare_us(V, ahead=True) == pytest.approx(2 * V + 0.02 * 256 * V)
+    assert ledger.spare_us(V, V) == pytest.approx(2 * V + 0.02 * 256 * V)
     ledger.charge(300 * V, 300, V)
-    assert ledger.spare_us(V, ahead=True) == ledger.spare_us(V) == pytest.approx(2 * V + 0.02 * 300 * V)
+    assert ledger.spare_us(V, V) == ledger.spare_us(V) == pytest.approx(2 * V + 0.02 * 300 * V)
+
+
+@pytest.mark.parametrize("alone_after", [0, 8, 64, 250])
+@pytest.mark.parametrize("growth", [1.5, 2.7, 8.0])
+def test_a_text_whose_batch_shrinks_loses_no_more_than_two_percent_and_two_steps(
+    growth: float, alone_after: int
+) -> None:
+    """All that it may lose at its beginning is lost in a batch; from some token on it is decided alone."""
+    ledger, batch_us = Ledger(), growth * V
+    while ledger.tokens < TOKENS:
+        plain_us = batch_us if ledger.tokens <= alone_after else V
+        wasted_us = max(0.0, ledger.spare_us(plain_us, V))
+        ledger.charge(plain_us + wasted_us, 1, plain_us)
+    assert 2 * batch_us < ledger.balance_us <= TOLERATED_SHARE * ledger.elapsed_us + TOLERATED_STEPS * batch_us

@@ -63,7 +63,7 @@ class DraftedStep:
 
     def spare_us(self, held: Held) -> float:
         """What a head and its windows may cost a session now; negative in debt."""
-        return held.session.ledger.spare_us(self.batch_us, ahead=True) - held.running.waited_us
+        return held.session.ledger.spare_us(self.batch_us, self.plain_us) - held.running.waited_us
 
 
 @dataclass(slots=True)

@@ -430,19 +430,22 @@ class Ledger:
 
     balance_us: float = 0.0
     elapsed_us: float = 0.0
+    tokens: int = 0
 
     def charge(self, spent_us: float, tokens: int, plain_step_us: float, cost_us: float | None = None) -> None:
         """Note a step of `spent_us` (with its waiting) that decided `tokens`. cost_us: the charge, if another."""
         self.balance_us += (spent_us if cost_us is None else cost_us) - tokens * plain_step_us
         self.elapsed_us += spent_us
+        self.tokens += tokens
 
-    def spare_us(self, plain_step_us: float, ahead: bool = False) -> float:
+    def spare_us(self, plain_step_us: float, ahead_us: float = 0.0) -> float:
         """What the next step may lose at worst; negative in debt.
 
-        ahead: a text may lose at its beginning already what it may lose over MEANT_OVER tokens.
+        ahead_us: what a further token takes at least. Then the text may lose now what it may lose over MEANT_OVER
+            tokens. It is a step of the session alone: the others of its batch may end before those tokens come.
         """
-        elapsed_us = max(self.elapsed_us, MEANT_OVER * plain_step_us) if ahead else self.elapsed_us
-        return TOLERATED_SHARE * elapsed_us + TOLERATED_STEPS * plain_step_us - self.balance_us
+        ahead_us *= max(0, MEANT_OVER - self.tokens)
+        return TOLERATED_SHARE * (self.elapsed_us + ahead_us) + TOLERATED_STEPS * plain_step_us - self.balance_us
 
 
 class StepCharge(NamedTuple):

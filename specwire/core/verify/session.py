@@ -511,13 +511,14 @@ class RunningSession:
         guess = session.look(search=look and most > 0)
         if guess is not None and len(guess.tokens) > most:
             guess = guess._replace(tokens=guess.tokens[:most]) if most else None
-        ahead = guess is not None and guess.kind is SourceKind.HEAD
+        ledger, headed = session.ledger, guess is not None and guess.kind is SourceKind.HEAD
+        spare_us = ledger.spare_us(batch_us or plain_us, plain_us) if headed else ledger.spare_us(plain_us)
         return StepCandidate(
             slot,
             room,
             session.position - cached,
             session.width(path, most),
-            session.ledger.spare_us(batch_us if ahead and batch_us else plain_us, ahead) - self.waited_us,
+            spare_us - self.waited_us,
             session.chains.acceptance(source),
             None if due is None else Awaited(missing, due.expected_us, due.latest_us, due.chance),
             missing,
