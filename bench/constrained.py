@@ -21,10 +21,12 @@ from bench.harness.interleave import tracked
 from bench.harness.report import table
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.draft import DraftRow
+from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask, open_ids
 from specwire.core.law.sampling import Sampling
-from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
+from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.guesses import draw
+from specwire.lm.law.sampler import choose
 from specwire.text.constraint_process import Grammars
 
 OUT = RESULTS / "constrained.json"

@@ -1,9 +1,9 @@
 """GenerationService at a drafter: texts that its model writes alone, for callers that want no target's.
 
-They are plain decoding, by the law that a target's texts follow (`specwire.lm.choose_plainly`). A text lives as long as
-its call: nothing is logged, so `Started` has no session id, and what needs one is UNIMPLEMENTED. What a request says of
-speed alone (drafting, sources, prediction, private, provisional, request_id, take_over) changes nothing here; what
-would change the text, and is not served, is refused by its name.
+They are plain decoding, by the law that a target's texts follow (`specwire.lm.law.sampler.choose_plainly`). A text
+lives as long as its call: nothing is logged, so `Started` has no session id, and what needs one is UNIMPLEMENTED. What
+a request says of speed alone (drafting, sources, prediction, private, provisional, request_id, take_over) changes
+nothing here; what would change the text, and is not served, is refused by its name.
 """
 
 from __future__ import annotations

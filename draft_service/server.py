@@ -309,8 +309,9 @@ def _loader(
         from draft_service.metrics import families, load_of
         from draft_service.sessions import Sessions
         from draft_service.translation import TranslatingModel
-        from specwire.lm import choose_plainly, load_model
+        from specwire.lm import load_model
         from specwire.lm.guesses import guesses
+        from specwire.lm.law.sampler import choose_plainly
 
         say(f"specwire draft: loading {options.model}")
         model = load_model(**options.loading())

@@ -31,7 +31,7 @@ class TextPlace(NamedTuple):
 
 
 # The token at each of the places, from its row of what a forward returned, and its report, if it wants one: `rows` says
-# from which. Of tensors: `specwire.lm.choose_plainly`.
+# from which. Of tensors: `specwire.lm.law.sampler.choose_plainly`.
 Choose = Callable[[Any, Sequence[int], Sequence[TextPlace]], list[tuple[int, TokenLogprobs | None]]]
 
 

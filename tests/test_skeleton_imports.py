@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [
     *("specwire", "specwire/v1", "specwire/core", "specwire/text", "specwire/lm", "specwire/rpc", "specwire/client"),
-    *("specwire/telemetry", "specwire/registry", "specwire/redis", "specwire/rag"),
+    *("specwire/telemetry", "specwire/registry", "specwire/redis", "specwire/rag", "specwire/sim", "specwire/vllm"),
     *("draft_service", "verify_service", "orchestrator", "deploy", "demo_pair"),
     *("specwire/core/law", "specwire/core/policy", "specwire/core/verify", "verify_service/engine"),
     *("orchestrator/api", "orchestrator/http", "orchestrator/http/openai", "orchestrator/ownership"),
@@ -20,6 +20,7 @@ PACKAGES = [
     *("deploy/cli", "deploy/stack", "specwire/lm/runners", "specwire/lm/training"),
     *("specwire/core/draft", "specwire/core/session", "specwire/core/law/acceptance", "specwire/core/verify/session"),
     *("specwire/lm/guesses", "specwire/lm/heads", "specwire/lm/law", "specwire/lm/law/sampler"),
+    *("draft_service/server", "demo_pair/train", "specwire/vllm/drafting"),
 ]
 
 
@@ -58,7 +59,13 @@ def test_what_the_architecture_allows_is_kept(tree: Path) -> None:
         ("specwire/core/law/a.py", "specwire.core.policy"),
         ("specwire/lm/guesses/a.py", "specwire.lm.law.sampler"),
         ("specwire/lm/heads/a.py", "specwire.lm.law.sampler"),
+        ("specwire/lm/a.py", "specwire.lm.law.sampler"),
+        ("specwire/rag/a.py", "specwire.lm.law.sampler"),
+        ("deploy/cli/a.py", "specwire.lm.law.sampler"),
+        ("draft_service/a.py", "specwire.lm.law.sampler"),
+        ("draft_service/server/a.py", "specwire.lm.law.sampler"),
         ("draft_service/a.py", "specwire.core.law.acceptance"),
+        ("draft_service/server/a.py", "specwire.core.law.acceptance"),
         ("orchestrator/session/a.py", "specwire.core.verify.session"),
         ("specwire/core/policy/a.py", "specwire.core.law"),
         ("specwire/core/policy/a.py", "specwire.core.verify"),

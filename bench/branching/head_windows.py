@@ -30,11 +30,13 @@ from bench.harness.record import prompts_of, refused
 from bench.harness.report import table
 from demo_pair import HEAD, TARGET
 from specwire.core.draft import DraftRow
+from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.sampling import Sampling
-from specwire.lm import Feed, RowSampling, choose, load_model
+from specwire.lm import Feed, load_model
 from specwire.lm.guesses import draw_candidates
 from specwire.lm.heads import eagle3
 from specwire.lm.heads.eagle3 import Eagle3
+from specwire.lm.law.sampler import choose
 from specwire.rpc.process import say
 
 # Candidates of a place that are ranked, and the rank of what is not among them.

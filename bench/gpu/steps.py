@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from bench.gpu.floor import Floor
 from bench.harness.interleave import schedule
 from bench.harness.interval import Estimate, estimate
+from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.sampling import Sampling
-from specwire.lm import Feed, LanguageModel, RowSampling, choose
+from specwire.lm import Feed, LanguageModel
+from specwire.lm.law.sampler import choose
 
 GREEDY = Sampling(temperature=0.0)
 # Of each shape in a repeat, after one that does not count.

@@ -13,8 +13,10 @@ from itertools import cycle
 from transformers.utils import logging as transformers_logging
 
 from bench.peers.answering import Answer, Methods, Request, answer_asker
+from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.sampling import Sampling
-from specwire.lm import Feed, LanguageModel, RowSampling, choose, load_model
+from specwire.lm import Feed, LanguageModel, load_model
+from specwire.lm.law.sampler import choose
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -1,4 +1,4 @@
-"""Language models over a slot cache by absolute position, and the choice of tokens from their logits.
+"""Language models over a slot cache by absolute position; in `law` the choice of tokens from their logits.
 
 The only room that imports torch and transformers. `load` makes a model, by `pretrained` where it has files of weights;
 `runners` compute its forwards, `kv_cache` keeps count of the slots, `law` chooses the tokens of targets and of plain
@@ -6,11 +6,8 @@ decoding, `guesses` draft. `heads` draft beside a target, `training` teaches the
 wire and no log.
 """
 
-from specwire.core.law.acceptance import RowSampling
 from specwire.core.model import Feed, ModelError, ModelInfo, ModelLost
 from specwire.lm.kv_cache import LanguageModel
-from specwire.lm.law.logits import log_probabilities, logprobs
-from specwire.lm.law.sampler import choose, choose_plainly
 from specwire.lm.load import load_model, native_dtype
 
 __all__ = [
@@ -19,11 +16,6 @@ __all__ = [
     "ModelError",
     "ModelInfo",
     "ModelLost",
-    "RowSampling",
-    "choose",
-    "choose_plainly",
     "load_model",
-    "log_probabilities",
-    "logprobs",
     "native_dtype",
 ]

@@ -16,8 +16,9 @@ from draft_service.sessions import LONG_TEXT_ROWS, ROWS_BESIDE_DRAFTING, Session
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Pace
 from specwire.core.text import Ending
-from specwire.lm import Feed, choose_plainly, load_model
+from specwire.lm import Feed, load_model
 from specwire.lm.guesses import guesses
+from specwire.lm.law.sampler import choose_plainly
 from tests.draft_service.peer import continuation
 from tests.draft_service.test_sessions import MODEL, Faulty, Recorder
 

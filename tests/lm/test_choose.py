@@ -11,12 +11,13 @@ import torch
 
 from specwire.core.law import acceptance
 from specwire.core.law import noise as reference
+from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.noise import Key
 from specwire.core.law.sampling import History, Sampling
 from specwire.core.law.sampling import log_probabilities as reference_log_p
-from specwire.lm import RowSampling, choose
 from specwire.lm.law.logits import log_probabilities
 from specwire.lm.law.noise import KEPT_VOCABULARY, ROWS_APART, gumbel, gumbel_row, uniform_integers
+from specwire.lm.law.sampler import choose
 
 KEYS = [Key(0, 0, 0), Key((1 << 64) - 1, (1 << 32) - 1, 4095), Key(0x0123456789ABCDEF, 7, 31), Key(1 << 63, 1, 1)]
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.sampling import History, LogprobsOf, Sampling, log_probabilities, report, rounded
-from specwire.lm import RowSampling, choose, logprobs
+from specwire.lm.law.logits import logprobs
+from specwire.lm.law.sampler import choose
 
 TIED = torch.tensor([[0.0, 2.0, 2.0, -torch.inf, 2.0, 1.0]])
 

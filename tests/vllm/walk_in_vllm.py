@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
-from specwire.lm import Feed, LanguageModel, RowSampling, load_model
+from specwire.core.law.acceptance import RowSampling
+from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.law.sampler import LogitsSampler
 from specwire.lm.runners.vllm import VllmRunner

@@ -14,11 +14,12 @@ import torch
 from transformers import PreTrainedModel
 
 from specwire.core.draft import HeadRequest
+from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
 from specwire.core.policy.tunables import LEAST_BEHIND
-from specwire.lm import RowSampling, choose, load_model
+from specwire.lm import load_model
 from specwire.lm.heads import slots
 from specwire.lm.heads.eagle3 import Eagle3, save
 from specwire.lm.heads.eagle3_openvino import Eagle3Openvino
@@ -26,6 +27,7 @@ from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.head import HeadStep
 from specwire.lm.heads.slots import HeadedModel, HeadFailed
 from specwire.lm.law import noise
+from specwire.lm.law.sampler import choose
 from specwire.lm.runners.compiled import Bucket, CompiledRunner
 from specwire.lm.runners.openvino.runner import OpenvinoRunner
 from tests.lm import models
