@@ -66,9 +66,16 @@ class Place:
     """All processes; owned by `place`. `over_http`: where `apart` (through its relay) and `second` are called so."""
 
     def __init__(
-        self, owned: Parts, stack: ExitStack, target: str, draft: str, words: tuple[str, ...], vllm: tuple[str, ...]
+        self,
+        owned: Parts,
+        stack: ExitStack,
+        target: str,
+        draft: str,
+        words: tuple[str, ...],
+        vllm: tuple[str, ...],
+        plan: str,
     ) -> None:
-        self._owned = owned
+        self._owned, self._plan = owned, plan
         self.redis = stack.enter_context(RedisServer(port=free_port()))
         registry = stack.enter_context(RelayLink(stack.enter_context(RedisServer(port=free_port())).tcp))
         found = ("--registry", f"redis://{registry.address}")
@@ -101,7 +108,7 @@ class Place:
     def _orchestrate(self, verifiers: list[str], redis: str, *more: str) -> ServiceProcess:
         named = [word for address in verifiers for word in ("--verifier", address)]
         log = ("--redis-url", f"redis://{redis}", "--grace", GRACE_S, *LOGGED)
-        return self._owned.start("orchestrate", *named, *more, *log)
+        return self._owned.start("orchestrate", *named, *more, *log, "--plan", self._plan)
 
     @property
     def services(self) -> list[ServiceProcess]:
@@ -142,10 +149,10 @@ def said_since(service: ServiceProcess, moment: float) -> Iterator[tuple[float, 
 
 
 @contextmanager
-def place(target: str, draft: str, *words: str, vllm: tuple[str, ...] = ()) -> Iterator[Place]:
+def place(target: str, draft: str, *words: str, vllm: tuple[str, ...] = (), plan: str = "auto") -> Iterator[Place]:
     """Targets and drafters as on the command line; `words`: more for both.
 
-    vllm: the Python whose environment the first verifier runs in, and more words for it.
+    vllm: the Python whose environment the first verifier runs in, and more words for it. plan: how drafters draft.
     """
     with parts() as owned, ExitStack() as stack:
-        yield Place(owned, stack, target, draft, words, vllm)
+        yield Place(owned, stack, target, draft, words, vllm, plan)
