@@ -314,7 +314,7 @@ def _loader(
         from specwire.lm.law.sampler import choose_plainly
 
         say(f"specwire draft: loading {options.model}")
-        model = load_model(**options.loading())
+        model = load_model(options.model, **options.loading())
         go_on()
         sessions = Sessions(model, guesses, deliver, texts=TranslatingModel, choose=choose_plainly)
         figures.families = lambda: families(sessions, model)

@@ -269,7 +269,7 @@ async def load(
     cores: see ServiceThread. For the rest see `start`.
     """
     share_interpreter()
-    ranks = Ranks(options.ranks, options.loading()) if options.ranks > 1 else None
+    ranks = Ranks(options.ranks, {"spec": options.model, **options.loading()}) if options.ranks > 1 else None
     # Who waits for all that is due tests no guesses of its own.
     text_memory = options.text_memory if options.ngram and not patient else 0
     reader = meter or LoadReader()
@@ -321,7 +321,9 @@ def _measured(options: ModelServiceOptions, ranks: Ranks | None, go_on: GoOn) ->
 
     over = "" if ranks is None else f" over {ranks.size} processes"
     say(f"specwire verify: loading {options.model}{over}")
-    lm = load_model(**options.loading(), ranks=ranks)
+    asked = options.loading()
+    asked["ranks"] = ranks
+    lm = load_model(options.model, **asked)
     go_on()
     say(f"specwire verify: {lm.slots} slots of {lm.info.context} positions{_kept(lm)}")
     say("specwire verify: measuring forward times")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Required, TypedDict
 
 # What may compute forwards; LLAMACPP: those of a GGUF file, which nothing else reads, whatever is asked for.
 # AUTO: of other models OPENVINO where it is installed and agrees with the model, else TORCH.
@@ -363,3 +363,73 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or any(kind.__name__ == OUT_OF_MEMORY for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in WORDS)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How a model is loaded.
+
+
+class LoadOptions(TypedDict, total=False):
+    """`Loading` by name; all but `slots` may be left out."""
+
+    slots: Required[int]
+    context: int | None
+    kv_memory: int | None
+    heads: str | None
+    ranks: RankGroup | None
+    device: str
+    dtype: str
+    threads: int | None
+    runtime: str
+    lean: bool
+    deterministic: bool
+    quantization: str
+    compiled: bool
+    prompt_threads: int
+    engine: str
+    engine_options: Mapping[str, Any]
+    stages: int
+    kv_type: str
+    gpu_layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """What a model is loaded for, and how. Scripted models and tables know slots, context and, the former, heads.
+
+    Attributes:
+        slots: texts that it serves at once.
+        context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
+        kv_memory: bytes for keys and values, states, and what a head keeps of each text; `slots` is then as many as
+            fit. If not one does with all states of a window, a slot has fewer, and windows are shorter.
+        heads: directory of a head (`specwire.lm.heads`), or which of the model's own layers draft
+            (`specwire.lm.heads.self_speculation`), then `auto` is torch; of a scripted model, another one.
+        ranks: those that the model is split over (`runners.tensor_parallel`), which all load it with the same options;
+            None for one process.
+        dtype: float32, bfloat16, float16, or "auto": what `specwire.lm.native_dtype` says of the device, with
+            int8-dynamic float32, which the model then tells as its own.
+        threads: threads that PyTorch computes with in this process; unchanged if None.
+        runtime, lean, deterministic, quantization, compiled, prompt_threads: see `specwire.lm.runners.select.How`.
+        engine, engine_options, stages: "vllm" is told of in `specwire.lm.pretrained.load_in_vllm`.
+        kv_type, gpu_layers: of a GGUF file, see `specwire.lm.pretrained.load_gguf`.
+    """
+
+    slots: int
+    context: int | None = None
+    kv_memory: int | None = None
+    heads: str | None = None
+    ranks: RankGroup | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int | None = None
+    runtime: str = TORCH
+    lean: bool = True
+    deterministic: bool = False
+    quantization: str = NONE
+    compiled: bool = False
+    prompt_threads: int = 0
+    engine: str = SPECWIRE
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    stages: int = 1
+    kv_type: str = AUTO_KV
+    gpu_layers: int = 0

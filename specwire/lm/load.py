@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 
@@ -24,6 +24,8 @@ from specwire.core.model import (
     SPECWIRE,
     TORCH,
     VLLM,
+    Loading,
+    LoadOptions,
     ModelError,
     RankGroup,
     is_gguf,
@@ -36,79 +38,43 @@ from specwire.lm.table_model import PREFIX as TABLE_PREFIX
 from specwire.lm.table_model import load_table_model
 
 
-def load_model(
-    spec: str,
-    *,
-    slots: int,
-    dtype: str = "float32",
-    device: str = "cpu",
-    context: int | None = None,
-    threads: int | None = None,
-    prompt_threads: int = 0,
-    lean: bool = True,
-    runtime: str = TORCH,
-    deterministic: bool = False,
-    quantization: str = NONE,
-    kv_memory: int | None = None,
-    compiled: bool = False,
-    ranks: RankGroup | None = None,
-    heads: str | None = None,
-    engine: str = SPECWIRE,
-    engine_options: Mapping[str, Any] | None = None,
-    kv_type: str = AUTO_KV,
-    gpu_layers: int = 0,
-    stages: int = 1,
-) -> LanguageModel:
-    """Load a causal language model to serve `slots` texts at once.
+def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
+    """Load a causal language model.
 
     Args:
         spec: local directory, hub id, GGUF file, a scripted model (`specwire.lm.scripted.USAGE`), or a table of
-            n-grams (`table:FILE`). Of what follows, the last two know only context and, a scripted model, heads.
-        dtype: float32, bfloat16, float16, or "auto": what `native_dtype` says of the device, with int8-dynamic float32,
-            which the model then tells as its own.
-        context: positions per slot; the model's own maximum if None. Memory is set aside for slots x context.
-        threads: threads that PyTorch computes with in this process; unchanged if None.
-        runtime, lean, deterministic, quantization, compiled, prompt_threads: see `specwire.lm.runners.select.How`.
-        kv_memory: bytes for keys and values, states, and what a head keeps of each text; `slots` is then as many as
-            fit. If not one does with all states of a window, a slot has fewer, and windows are shorter.
-        ranks: those that the model is split over (`runners.tensor_parallel`), which all load it with the same
-            arguments; None for one process.
-        heads: directory of a head (`specwire.lm.heads`), or which of the model's own layers draft
-            (`specwire.lm.heads.self_speculation`), then `auto` is torch; of a scripted model, another one.
-        engine, engine_options, stages: "vllm" is told of in `specwire.lm.pretrained.load_in_vllm`.
-        kv_type, gpu_layers: of a GGUF file, see `specwire.lm.pretrained.load_gguf`.
+            n-grams (`table:FILE`).
+        options: see `specwire.core.model.Loading`.
 
     Raises:
         ModelError: with one sentence that names what is wrong.
     """
-    _check(slots, runtime, quantization, engine)
-    _set_threads(threads, prompt_threads)
+    asked = Loading(**options)
+    _check(asked)
+    _set_threads(asked)
     if spec.startswith(PREFIX):
-        return _scripted(spec, slots, context, ranks, heads)
+        return _scripted(spec, asked)
     if spec.startswith(TABLE_PREFIX):
-        return _table(spec, slots, context, ranks, heads)
-    asked = {"deterministic": deterministic, "quantization": quantization != NONE, "compile": compiled, "heads": heads}
+        return _table(spec, asked)
     if is_gguf(spec):
-        _check_for_gguf(asked, device, ranks, engine)
+        _check_for_gguf(asked)
     else:
-        _check_for_gguf_only(spec, runtime, kv_type, gpu_layers)
+        _check_for_gguf_only(spec, asked)
         check_directory(spec)
     # Imported here because transformers takes seconds to import: neither a scripted model, nor a table, nor whoever is
     # told of a mistake needs to wait for it.
     from specwire.lm import pretrained
     from specwire.lm.kv_memory import KvMemory
-    from specwire.lm.runners.select import How
 
-    size = slots if kv_memory is None else KvMemory(kv_memory)
+    size = asked.slots if asked.kv_memory is None else KvMemory(asked.kv_memory)
     if is_gguf(spec):
-        return pretrained.load_gguf(spec, size, context, kv_type, gpu_layers, prompt_threads)
-    dtype = _computed_in(dtype, quantization, engine, device)
-    with _told_by(ranks):
-        if engine == VLLM:
-            _refuse({"runtime": runtime != TORCH, **asked}, f"--engine {VLLM}")
-            return pretrained.load_in_vllm(spec, size, dtype, device, context, engine_options or {}, ranks, stages)
-        how = How(runtime, lean, deterministic, quantization, compiled, prompt_threads)
-        return pretrained.load_pretrained(spec, size, dtype, device, context, how, ranks, heads)
+        return pretrained.load_gguf(spec, size, asked)
+    dtype = _computed_in(asked)
+    with _told_by(asked.ranks):
+        if asked.engine == VLLM:
+            _refuse({"runtime": asked.runtime != TORCH, **_of_our_runtimes(asked)}, f"--engine {VLLM}")
+            return pretrained.load_in_vllm(spec, size, dtype, asked)
+        return pretrained.load_pretrained(spec, size, dtype, asked)
 
 
 class Precision(NamedTuple):
@@ -143,26 +109,37 @@ def native_dtype(device: str = "cpu") -> str:
     return native_precision(device).dtype
 
 
-def _check(slots: int, runtime: str, quantization: str, engine: str) -> None:
-    if slots < 1:
-        raise ModelError(f"slots: must be at least 1, not {slots}")
-    if runtime not in RUNTIMES:
-        raise ModelError(f"runtime: must be one of {', '.join(RUNTIMES)}, not {runtime!r}")
-    if quantization not in QUANTIZATIONS:
-        raise ModelError(f"quantization: must be one of {', '.join(QUANTIZATIONS)}, not {quantization!r}")
-    if engine not in ENGINES:
-        raise ModelError(f"engine: must be one of {', '.join(ENGINES)}, not {engine!r}")
+def _check(asked: Loading) -> None:
+    if asked.slots < 1:
+        raise ModelError(f"slots: must be at least 1, not {asked.slots}")
+    for name, value, known in (
+        ("runtime", asked.runtime, RUNTIMES),
+        ("quantization", asked.quantization, QUANTIZATIONS),
+        ("engine", asked.engine, ENGINES),
+    ):
+        if value not in known:
+            raise ModelError(f"{name}: must be one of {', '.join(known)}, not {value!r}")
 
 
-def _computed_in(dtype: str, quantization: str, engine: str, device: str) -> str:
+def _computed_in(asked: Loading) -> str:
     """The dtype of what is computed."""
-    if quantization == INT8_DYNAMIC:  # beside products of integers OpenVINO rounds no other activations
-        if dtype not in (AUTO, "float32"):
-            raise ModelError(f"dtype: must be float32 with quantization {INT8_DYNAMIC}, not {dtype}")
+    if asked.quantization == INT8_DYNAMIC:  # beside products of integers OpenVINO rounds no other activations
+        if asked.dtype not in (AUTO, "float32"):
+            raise ModelError(f"dtype: must be float32 with quantization {INT8_DYNAMIC}, not {asked.dtype}")
         return "float32"
-    if dtype != AUTO:
-        return dtype
-    return native_dtype("cuda" if engine == VLLM and torch.cuda.is_available() else device)
+    if asked.dtype != AUTO:
+        return asked.dtype
+    return native_dtype("cuda" if asked.engine == VLLM and torch.cuda.is_available() else asked.device)
+
+
+def _of_our_runtimes(asked: Loading) -> dict[str, object]:
+    """What of it neither llama.cpp nor vLLM has a use for, by name."""
+    return {
+        "deterministic": asked.deterministic,
+        "quantization": asked.quantization != NONE,
+        "compile": asked.compiled,
+        "heads": asked.heads,
+    }
 
 
 def _refuse(asked: Mapping[str, object], by: str) -> None:
@@ -172,14 +149,18 @@ def _refuse(asked: Mapping[str, object], by: str) -> None:
             raise ModelError(f"{name}: is not served with {by}")
 
 
-def _check_for_gguf(asked: Mapping[str, object], device: str, ranks: RankGroup | None, engine: str) -> None:
-    if device != "cpu":
+def _check_for_gguf(asked: Loading) -> None:
+    if asked.device != "cpu":
         raise ModelError(f"device: is not served with a {GGUF} file; its layers go to a GPU by --gpu-layers")
-    _refuse({**asked, RANKS: ranks, "engine": engine != SPECWIRE}, f"a {GGUF} file")
+    _refuse({**_of_our_runtimes(asked), RANKS: asked.ranks, "engine": asked.engine != SPECWIRE}, f"a {GGUF} file")
 
 
-def _check_for_gguf_only(spec: str, runtime: str, kv_type: str, gpu_layers: int) -> None:
-    for name, value in (("runtime", runtime == LLAMACPP), ("kv-type", kv_type != AUTO_KV), ("gpu-layers", gpu_layers)):
+def _check_for_gguf_only(spec: str, asked: Loading) -> None:
+    for name, value in (
+        ("runtime", asked.runtime == LLAMACPP),
+        ("kv-type", asked.kv_type != AUTO_KV),
+        ("gpu-layers", asked.gpu_layers),
+    ):
         if value:
             raise ModelError(f"{name}: {LLAMACPP if name == 'runtime' else value} is for {GGUF} files, not for {spec}")
 
@@ -191,21 +172,22 @@ def check_directory(spec: str) -> None:
         raise ModelError(f"model {spec!r}: there is no such directory")
 
 
-def _scripted(spec: str, slots: int, context: int | None, ranks: RankGroup | None, heads: str | None) -> LanguageModel:
-    if ranks is not None:
-        raise ModelError(f"{RANKS}: a scripted model cannot be split over {ranks.size} ranks")
+def _scripted(spec: str, asked: Loading) -> LanguageModel:
+    heads = asked.heads
+    if asked.ranks is not None:
+        raise ModelError(f"{RANKS}: a scripted model cannot be split over {asked.ranks.size} ranks")
     if heads is None:
-        return ScriptedLM.parse(spec, slots=slots, context=context)
+        return ScriptedLM.parse(spec, slots=asked.slots, context=asked.context)
     if not heads.startswith(PREFIX):
         lacking = "layers to skip" if is_self(heads) else "features for them"
         raise ModelError(f"heads: a scripted model has no {lacking}")
-    return HeadedScript.beside(spec, heads, slots=slots, context=context)
+    return HeadedScript.beside(spec, heads, slots=asked.slots, context=asked.context)
 
 
-def _table(spec: str, slots: int, context: int | None, ranks: RankGroup | None, heads: str | None) -> LanguageModel:
-    if ranks is not None or heads is not None:
+def _table(spec: str, asked: Loading) -> LanguageModel:
+    if asked.ranks is not None or asked.heads is not None:
         raise ModelError(f"model: {spec} is a table, which drafts and is no target")
-    return load_table_model(spec, slots, context)
+    return load_table_model(spec, asked.slots, asked.context)
 
 
 @contextmanager
@@ -220,11 +202,11 @@ def _told_by(ranks: RankGroup | None) -> Iterator[None]:
         raise
 
 
-def _set_threads(threads: int | None, prompt_threads: int) -> None:
-    if prompt_threads < 0:
-        raise ModelError(f"prompt-threads: must not be negative, not {prompt_threads}")
-    if threads is None:
+def _set_threads(asked: Loading) -> None:
+    if asked.prompt_threads < 0:
+        raise ModelError(f"prompt-threads: must not be negative, not {asked.prompt_threads}")
+    if asked.threads is None:
         return
-    if threads < 1:
-        raise ModelError(f"threads: must be at least 1, not {threads}")
-    torch.set_num_threads(threads)
+    if asked.threads < 1:
+        raise ModelError(f"threads: must be at least 1, not {asked.threads}")
+    torch.set_num_threads(asked.threads)

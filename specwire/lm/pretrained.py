@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,12 +18,12 @@ from transformers.utils import logging as transformers_logging
 
 from specwire.core.model import (
     AUTO,
-    AUTO_KV,
     LLAMACPP,
     NONE,
     RANKS,
     TORCH,
     VLLM,
+    Loading,
     ModelError,
     ModelInfo,
     ModelLost,
@@ -113,19 +113,16 @@ def load_pretrained(
     spec: str,
     slots: int | KvMemory,
     dtype: str,
-    device: str,
-    context: int | None,
-    how: How,
-    ranks: RankGroup | None = None,
-    heads: str | None = None,
+    asked: Loading,
 ) -> LanguageModel:
     """The part of `load_model` for directories and hub ids."""
+    device, heads, ranks, how = asked.device, asked.heads, asked.ranks, How.of(asked)
     target = usable_device(device if ranks is None else rank_device(device, ranks))
     if how.deterministic and target.type != "cpu":
         raise ModelError(f"deterministic: is known to hold on cpu only, not on {device}")
     if heads is not None and ranks is not None:
         raise ModelError(f"heads: are not served with {RANKS}, over {ranks.size} ranks")
-    known = outline(spec, context)
+    known = outline(spec, asked.context)
     plan = ComputePlan(known.config, _dtype(dtype), target, how._replace(skims=heads is not None and is_self(heads)))
     plan.settle_runtime(ranks)
     memory = plan.slot_memory(known.context)
@@ -248,29 +245,26 @@ def load_in_vllm(
     spec: str,
     slots: int | KvMemory,
     dtype: str,
-    device: str,
-    context: int | None,
-    options: Mapping[str, Any],
-    ranks: RankGroup | None,
-    stages: int = 1,
+    asked: Loading,
 ) -> LanguageModel:
     """The part of `load_model` for vLLM's worker; the model's own modules are read first, to hold it to them.
 
     Weights that are quantised in their files only vLLM reads: such a model is held to itself, fed at once.
 
-    options: further arguments of vLLM's EngineArgs. stages: into how many groups vLLM splits the layers; the ranks are
-    as many times more.
+    Of `asked`, engine_options: further arguments of vLLM's EngineArgs; stages: into how many groups vLLM splits the
+    layers; the ranks are as many times more.
     """
     from specwire.lm.runners.vllm import VllmRank, VllmRunner, prepare, reason_of
 
-    prepare(device, options)
-    known = outline(spec, context)
+    options, ranks = asked.engine_options, asked.ranks
+    prepare(asked.device, options)
+    known = outline(spec, asked.context)
     config, positions = known.config, known.context
     if is_recurrent(config):
         raise ModelError(f"engine: the recurrent layers of {config.model_type} models are not served with {VLLM}")
     count = SlotMemory(config, positions, _dtype(dtype)).slots(slots)
     sizes = Sizes(count, positions, config.get_text_config().vocab_size)
-    rank = None if ranks is None else VllmRank(ranks.meet(), ranks.rank, ranks.size, stages)
+    rank = None if ranks is None else VllmRank(ranks.meet(), ranks.rank, ranks.size, asked.stages)
     if rank is not None and rank.number > 0:  # what the model is, and whether it is that, rank 0 says
         follower = VllmRunner(known.location, sizes, _dtype(dtype), options, rank)
         nobody = ModelInfo("", "", sizes.vocabulary, positions, (), dtype, follower.device, "", "", VLLM)
@@ -306,21 +300,18 @@ def _held_to(spec: str, known: Outline, dtype: str, sizes: Sizes) -> tuple[Model
 def load_gguf(
     spec: str,
     slots: int | KvMemory,
-    context: int | None,
-    kv_type: str = AUTO_KV,
-    gpu_layers: int = 0,
-    prompt_threads: int = 0,
+    asked: Loading,
 ) -> LanguageModel:
     """The part of `load_model` for GGUF files. They say in which numbers llama.cpp computes them: there is no dtype.
 
-    kv_type: of keys and values, one of KV_TYPES. gpu_layers: how many of the layers lie on a GPU.
+    Of `asked`, kv_type: of keys and values, one of KV_TYPES; gpu_layers: how many of the layers lie on a GPU.
     """
     from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner
 
     file = read_gguf(spec)
-    positions, kept = file.context(context), file.kv_type(kv_type)
+    positions, kept = file.context(asked.context), file.kv_type(asked.kv_type)
     text = file.text()
-    weights = GgufWeights(file, gpu_layers)
+    weights = GgufWeights(file, asked.gpu_layers)
     weights.check_context(positions)
     if not text.tokenizer_json and (made := file.tokenizer()) and weights.agrees(made):
         text = text._replace(tokenizer_json=made)
@@ -329,7 +320,7 @@ def load_gguf(
     count = slots_of_size(slots.size, slot, positions) if isinstance(slots, KvMemory) else slots
     sizes = Sizes(count, positions, vocabulary)
     file.check_rotation(count, positions)
-    runner = LlamaCppRunner(weights, file, sizes, kept, (torch.get_num_threads(), prompt_threads))
+    runner = LlamaCppRunner(weights, file, sizes, kept, (torch.get_num_threads(), asked.prompt_threads))
     try:
         trial = OwnTrial(runner, sizes, TOLERANCES[torch.float32 if kept == "f32" else torch.float16])
         off = trial.deviation(runner)
@@ -348,7 +339,7 @@ def load_gguf(
         context=positions,
         eos_ids=tuple(id_ for id_ in weights.eos_ids if id_ < vocabulary),
         dtype=file.dtype,
-        device=f"gpu ({gpu_layers} layers)" if gpu_layers else "cpu",
+        device=f"gpu ({asked.gpu_layers} layers)" if asked.gpu_layers else "cpu",
         weights_fingerprint=file.fingerprint(),
         vocabulary_fingerprint=vocabulary_fingerprint(text.tokens),
         runtime=LLAMACPP,

@@ -22,6 +22,7 @@ from specwire.core.model import (
     SPECWIRE,
     STAGES,
     TORCH,
+    LoadOptions,
 )
 from specwire.progress import LAST_LINE
 from specwire.rpc.channel import exposure
@@ -217,10 +218,9 @@ class ModelServiceOptions:
         if self.context is not None and self.context < 2:
             raise InvalidParameter("context", f"must be at least 2, not {self.context}")
 
-    def loading(self) -> dict[str, Any]:
-        """What `specwire.lm.load_model` is called with, on every rank alike."""
+    def loading(self) -> LoadOptions:
+        """How `specwire.lm.load_model` loads the model, on every rank alike."""
         return {
-            "spec": self.model,
             "slots": self.slots,
             "kv_memory": self.kv_memory,
             "dtype": self.dtype,

@@ -19,6 +19,7 @@ from specwire.core.model import (
     RANKS,
     TORCH,
     Feed,
+    Loading,
     ModelError,
     TreeFeed,
     out_of_memory,
@@ -86,6 +87,12 @@ class How(NamedTuple):
     fuse: nn.Module | None = None
     skims: bool = False
     states: int = STATES
+
+    @classmethod
+    def of(cls, asked: Loading) -> How:
+        return cls(
+            asked.runtime, asked.lean, asked.deterministic, asked.quantization, asked.compiled, asked.prompt_threads
+        )
 
 
 def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
