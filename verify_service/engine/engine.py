@@ -264,9 +264,9 @@ class Engine:
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
         for held in runnable.values():
             held.looks()
+        most, batch_us = self.lm.most_window, plain_us
         if self._drafting is not None:
-            self._draft(self._drafting, runnable, plain_us)
-        most, batch_us = self.lm.most_window, self._batch_us(runnable)
+            batch_us = self._draft(self._drafting, runnable, plain_us)
         shown = [
             held.running.candidate(slot, self.lm.cached(slot), plain_us, held.looked, most, batch_us)
             for slot, held in runnable.items()
@@ -296,11 +296,6 @@ class Engine:
         reading = self.sessions.earlier.waiting or self.sessions.references.waiting
         return None if plan.shares or reading else Rest(self._next_us(late))
 
-    def _batch_us(self, runnable: Mapping[int, Held]) -> float:
-        """The plain step of those of which a token is decided next."""
-        decoding = sum(held.session.position - self.lm.cached(slot) == 1 for slot, held in runnable.items())
-        return self.costs.plain(max(1, decoding))
-
     def _next_us(self, late: bool) -> float:
         """When to look again, if nothing comes: at a deadline, or soon where a constraint had not answered.
 
@@ -309,15 +304,17 @@ class Engine:
         paced_us = math.inf if self._sharing is None else self._sharing.next_us
         return min(self.sessions.next_deadline_us, paced_us, self._now_us() + LOOK_AGAIN_US if late else math.inf)
 
-    def _draft(self, drafting: HeadDrafting, runnable: Mapping[int, Held], plain_us: float) -> None:
-        """A verdict does not wait for what is drafted behind it."""
+    def _draft(self, drafting: HeadDrafting, runnable: Mapping[int, Held], plain_us: float) -> float:
+        """Draft behind what is decided, whose verdict does not wait for that; returns the plain step of this batch."""
         decoding = {slot: held for slot, held in runnable.items() if held.session.position - self.lm.cached(slot) == 1}
         prompts = {slot: held for slot, held in runnable.items() if slot not in decoding}
+        batch_us = self.costs.plain(max(1, len(decoding)))
         if runnable and drafting.works:
             began_us = self._now_us()
-            step = DraftedStep(decoding, prompts, self.costs.of(len(decoding)), plain_us, self._batch_us(runnable))
+            step = DraftedStep(decoding, prompts, self.costs.of(len(decoding)), plain_us, batch_us)
             drafting.draft(step, self._now_us, self.tell)
             self._pauses.drafted_us += self._now_us() - began_us
+        return batch_us
 
     # Commands and reports
 

@@ -382,8 +382,6 @@ class SessionManager:
 
     def expire(self, now_us: float) -> None:
         """End sessions whose deadline has passed, and drop those that were kept long enough."""
-        if self.next_deadline_us > now_us:
-            return
         for held in [each for each in self.roster if each.expires_us <= now_us]:
             if held.until_us <= now_us and held.waiting:
                 message = f"no slot of this verifier came free within {self._patience.wait_us / 1e6:g} s"

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, exp, log, prod
+from math import ceil, exp, inf, log, prod
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
@@ -102,12 +102,14 @@ class ForwardTimes:
         bounded = min(microseconds, OUTLIER * known)
         self._times[rows] = refined = known + STEP_WEIGHT * (bounded - known)
         self._seen.add(rows)
+        fastest = inf  # of the narrower ones
         for width, time_us in self._times.items():
             if width < rows and time_us > refined:
                 self._times[width] = refined
             elif width > rows and width not in self._seen:
-                pace = min(self._times[seen] / self._measured[seen] for seen in self._seen if seen < width)
-                self._times[width] = self._measured[width] * pace
+                self._times[width] = self._measured[width] * fastest
+            if width in self._seen:
+                fastest = min(fastest, self._times[width] / self._measured[width])
         self._keep_pace(rows)
 
     def _keep_pace(self, rows: int) -> None:
@@ -676,8 +678,11 @@ class Contention:
             self._pending.append(forward)
 
     def _settle(self, forward: Forward) -> None:
-        overlaps = (min(end, forward.ended_us) - max(start, forward.began_us) for start, end in self._drafts)
-        share = sum(max(0.0, overlap) for overlap in overlaps) / forward.took_us
+        began_us, ended_us = forward.began_us, forward.ended_us
+        while self._drafts and self._drafts[0][1] <= began_us:
+            self._drafts.popleft()  # of no later forward, either
+        overlaps_us = [min(end, ended_us) - max(start, began_us) for start, end in self._drafts]
+        share = sum([max(0.0, overlap_us) for overlap_us in overlaps_us]) / forward.took_us
         self._together.age += 1
         self._apart.age += 1
         ratio = forward.took_us / self._quiet.at(forward.rows)
