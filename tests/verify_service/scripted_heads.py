@@ -24,7 +24,7 @@ class ScriptedHeads:
     sure: of each token, by whether it is right; None: nothing is told of any. further: called for each forward told of.
     """
 
-    def __init__(self, tokens: Callable[[list[int]], list[int]]) -> None:
+    def __init__(self, tokens: Callable[[list[int]], list[int]], model: str = MODEL) -> None:
         self.asked: list[HeadRequest] = []
         self.lengths: list[int] = []
         self.caught_up: list[int] = []
@@ -37,7 +37,7 @@ class ScriptedHeads:
         self.sure: Callable[[bool], float] | None = None
         self.further: Callable[[], None] = lambda: None
         self.tokens_at: Callable[[int], Callable[[list[int]], list[int]]] = lambda _length: tokens
-        self._lm = load_model(MODEL, slots=1)
+        self._lm = load_model(model, slots=1)
 
     def unread(self, slot: int) -> int | None:
         return 1 if slot in self.caught_up and not self.forgets else 40

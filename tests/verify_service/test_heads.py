@@ -47,6 +47,7 @@ from verify_service.server import start
 from verify_service.service import report_to_wire
 
 LOOPING = "scripted:5:memory=2"
+REPEATING = "scripted:5:memory=1:vocab=60"
 PROMPT_OF_FEW = (2, 0, 1)
 
 
@@ -382,6 +383,29 @@ def test_where_the_text_repeats_itself_nobody_waits_for_a_head() -> None:
     rig.open(1, (4, 4, 4, 4, 4), max_tokens=400)
     rig.run()
     assert max(heads.lengths) < 405 - 200
+
+
+@pytest.mark.parametrize("growth", [0.02, 0.1])
+@pytest.mark.parametrize("head_us", [150.0, 300.0, 500.0])
+def test_a_head_that_is_dear_and_wrong_keeps_no_look_up_quiet(head_us: float, growth: float) -> None:
+    """It was right for another text, so it drafts at once. Then the text repeats itself, and is copied all the same."""
+    prompt, steps = (5, 6, 7), {}
+    for asked in (False, True):
+        heads = ScriptedHeads(right, model=REPEATING)
+        drafting = HeadDrafting(heads, HeadDepth({1: head_us}))
+        rig = Rig(REPEATING, context=1024, growth=growth, drafting=drafting)
+        heads.slowed = lambda own=rig, said=heads: setattr(own, "now", own.now + head_us * said.asked[-1].depth)  # type: ignore[misc]  # bound here
+        rig.open(1, (1, 2, 3), max_tokens=200, ngram=False)
+        rig.run()
+        heads.tokens_at = lambda _length: wrong
+        before, began, drafts = rig.engine.steps, rig.now, len(heads.asked)
+        rig.open(2, prompt, max_tokens=128, head=asked)
+        rig.run()
+        steps[asked] = rig.engine.steps - before
+        assert (len(heads.asked) > drafts) == asked
+        assert rig.tokens[2] == oracle(rig.lm, prompt, 128)
+        assert rig.now - began < 0.5 * 128 * 1000.0
+    assert steps[True] <= steps[False] + 1
 
 
 @pytest.mark.parametrize("sessions", [1, 3])

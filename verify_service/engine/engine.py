@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from specwire.core.invalid import Code
 from specwire.core.law.acceptance import RowChoice
-from specwire.core.messages import Outcome, Verdict
+from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.shares import TenantShares
@@ -487,8 +487,11 @@ class Engine:
     def _decide(
         self, parts: Sequence[Part], told: Sequence[RowChoice], failed: frozenset[int], timings: StepTimings
     ) -> None:
-        hiccup_us = self.costs.hiccup_us(len(parts), timings.rows, timings.forward_us + timings.gap_us)
-        plain_us = self._learn(parts, timings)
+        # The time that features take counts as the head's: plain decoding would not have kept any, nor other windows.
+        tapped_us = 0.0 if self._drafting is None else min(timings.forward_us, self._drafting.tapped_us(len(parts)))
+        forward_us = timings.forward_us - tapped_us
+        hiccup_us = self.costs.hiccup_us(len(parts), timings.rows, forward_us + timings.gap_us)
+        plain_us = self._learn(parts, timings, forward_us)
         windows = sum(part.share.window for part in parts)
         for part, choice in zip(parts, told, strict=True):
             if not self.roster.contains(part.held):
@@ -499,7 +502,9 @@ class Engine:
                 self._contain(part)
             elif choice.tokens:
                 charged = part_of(part.share.window, windows, len(parts))
-                self._resolve(part, choice, report, StepCharge(plain_us, timings.waited_us, charged, hiccup_us))
+                head = part.share.kind is SourceKind.HEAD
+                charge = StepCharge(plain_us, timings.waited_us, charged, hiccup_us + tapped_us, head)
+                self._resolve(part, choice, report, charge)
             elif part.wanted:
                 # Its constraint has not answered yet: it is left out until then, and tried again.
                 self.lm.rollback(part.share.slot, part.held.session.position - 1)
@@ -517,17 +522,14 @@ class Engine:
             message = f"the target's logits before position {held.session.position} are not finite"
             self.sessions.fail(held, Code.ABORTED, message)
 
-    def _learn(self, parts: Sequence[Part], timings: StepTimings) -> float | None:
+    def _learn(self, parts: Sequence[Part], timings: StepTimings, forward_us: float) -> float | None:
         """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""
         if any(part.share.fresh > 1 or not part.share.decides for part in parts):
             return None
         drafting = any(_may_be_drafted(part) for part in parts)
         waited, rows = timings.waited_us > 0, timings.rows
-        # The time that features take counts as the head's: plain decoding would not have kept any.
-        tapped_us = 0.0 if self._drafting is None else self._drafting.tapped_us(len(parts))
-        forward_us = max(0.0, timings.forward_us - tapped_us)
         plain_us = self.costs.observe(len(parts), rows, forward_us, timings.gap_us, drafting, waited)
-        if plain_us is None and self._drafting is not None:
+        if self._drafting is not None:
             self._drafting.charge_features(len(parts))
         return plain_us
 

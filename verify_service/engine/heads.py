@@ -63,7 +63,7 @@ class DraftedStep:
 
     def spare_us(self, held: Held) -> float:
         """What a head and its windows may cost a session now; negative in debt."""
-        return held.session.ledger.spare_us(self.batch_us, self.plain_us) - held.running.waited_us
+        return held.session.head_spare_us(self.batch_us, self.plain_us) - held.running.waited_us
 
 
 @dataclass(slots=True)
@@ -253,15 +253,12 @@ class HeadDrafting:
         return cost_us <= max(0.0, spare_us)
 
     def charge_features(self, sessions: int) -> None:
-        """Charge whoever's features the last step kept, for the time of so many sessions. It tested nothing.
-
-        A step with windows is charged with all that it takes beyond a plain one, features too; tries are limited
-        otherwise.
-        """
+        """Charge those whose features the last step kept, for so many sessions' time; tries are limited otherwise."""
         if not self._depth.pays:
             return
         for held in self._takers:
-            held.session.ledger.charge(0.0, 0, 0.0, self.tapped_us(sessions) * sessions / len(self._takers))
+            cost_us = self.tapped_us(sessions) * sessions / len(self._takers)
+            held.session.ledger.charge(0.0, 0, 0.0, cost_us, head=True)
 
     def _would_draft(self, heads: Heads, step: DraftedStep, now_us: float) -> bool:
         """Whether the head would draft, or be tried, if it knew the texts; those that begin are thought to decode."""
@@ -396,7 +393,7 @@ class HeadDrafting:
         self._depth.read(rows, took_us)
         for each in behind:
             if waiting := each.waiting(step):
-                each.session.ledger.charge(took_us, 0, 0.0, likely_us * waiting * each.reads / rows)
+                each.session.ledger.charge(took_us, 0, 0.0, likely_us * waiting * each.reads / rows, head=True)
             each.source.read, each.unread = True, 1
         return rows
 
@@ -435,7 +432,7 @@ class HeadDrafting:
         parts = self._depth.parts([len(tokens) for tokens in drafted])
         for each, part in zip(asked, parts, strict=True):
             own_us = thought_us / len(asked) + (likely_us - thought_us) * part
-            each.session.ledger.charge(thought_us + took_us, 0, 0.0, own_us * len(step.decoding))
+            each.session.ledger.charge(thought_us + took_us, 0, 0.0, own_us * len(step.decoding), head=True)
 
 
 def _takes(session: VerifySession) -> bool:

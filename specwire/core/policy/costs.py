@@ -420,32 +420,64 @@ def _expected(due: Due) -> float:
 # L stays within 2 % of the elapsed time plus two plain steps. A window or a wait is begun only if L would stay there
 # even if no draft token is accepted; beyond that the session decodes plainly. Waiting, wider forwards and probes are
 # charged. In a batch a window is charged to its own session, and a wait to those that are waited for, by what it costs
-# all of them (`part_of`). Windows are not charged in a step that also feeds a prompt. Hiccups of the machine are not
-# charged: what such steps take on average decides, which is learnt from all sessions' steps.
+# all of them (`part_of`). What a head loses is known apart: no other source goes without a window for that. Windows are
+# not charged in a step that also feeds a prompt. Hiccups of the machine are not charged: what such steps take on
+# average decides, which is learnt from all sessions' steps.
 
 
 @dataclass(slots=True)
 class Ledger:
-    """A session's balance L, in microseconds. A reattached session starts from its predecessor's."""
+    """A session's balance L, in microseconds. A reattached session starts from its predecessor's.
+
+    tokens: decided while it was kept. head_us: the part of L that the head's drafts and their windows lost; negative:
+    gained.
+    Invariant, but for steps that took longer than expected: L stays within TOLERATED_SHARE of elapsed_us, which is of
+    MEANT_OVER tokens at least where there is a head, plus TOLERATED_STEPS plain steps.
+    """
 
     balance_us: float = 0.0
     elapsed_us: float = 0.0
     tokens: int = 0
+    head_us: float = 0.0
 
-    def charge(self, spent_us: float, tokens: int, plain_step_us: float, cost_us: float | None = None) -> None:
-        """Note a step of `spent_us` (with its waiting) that decided `tokens`. cost_us: the charge, if another."""
-        self.balance_us += (spent_us if cost_us is None else cost_us) - tokens * plain_step_us
+    def charge(
+        self, spent_us: float, tokens: int, plain_step_us: float, cost_us: float | None = None, head: bool = False
+    ) -> None:
+        """Note a step of `spent_us` (with its waiting) that decided `tokens`.
+
+        cost_us: the charge, if another. head: it is for what a head drafted.
+        """
+        lost_us = (spent_us if cost_us is None else cost_us) - tokens * plain_step_us
+        self.balance_us += lost_us
         self.elapsed_us += spent_us
         self.tokens += tokens
+        if head:
+            self.head_us += lost_us
 
-    def spare_us(self, plain_step_us: float, ahead_us: float = 0.0) -> float:
-        """What the next step may lose at worst; negative in debt.
+    def spare_us(self, plain_step_us: float) -> float:
+        """What windows of other sources than a head, and waits, may lose at worst in the next step; negative in debt.
 
-        ahead_us: what a further token takes at least. Then the text may lose now what it may lose over MEANT_OVER
-            tokens. It is a step of the session alone: the others of its batch may end before those tokens come.
+        What a head lost of the part that only it may lose is not theirs to pay.
         """
-        ahead_us *= max(0, MEANT_OVER - self.tokens)
-        return TOLERATED_SHARE * (self.elapsed_us + ahead_us) + TOLERATED_STEPS * plain_step_us - self.balance_us
+        ahead_us = self._tolerated_us(plain_step_us, plain_step_us)
+        kept_us = max(0.0, ahead_us - self._tolerated_us(plain_step_us) - max(0.0, self.head_us))
+        return ahead_us - kept_us - self.balance_us
+
+    def head_spare_us(self, plain_step_us: float, token_us: float, alone: bool = True) -> float:
+        """Likewise a head, and the windows that it drafts. A text may lose by it at its beginning already what it may
+        lose over MEANT_OVER tokens.
+
+        token_us: what a further token takes at least: a step of the session alone, since the others of its batch may
+            end before those tokens come.
+        alone: no other source proposes. Else the plain steps that others may lose are left to them.
+        """
+        others_us = max(0.0, self.balance_us - self.head_us)
+        kept_us = 0.0 if alone else max(0.0, TOLERATED_STEPS * plain_step_us - others_us)
+        return self._tolerated_us(plain_step_us, token_us) - kept_us - self.balance_us
+
+    def _tolerated_us(self, plain_step_us: float, token_us: float = 0.0) -> float:
+        ahead_us = token_us * max(0, MEANT_OVER - self.tokens)
+        return TOLERATED_SHARE * (self.elapsed_us + ahead_us) + TOLERATED_STEPS * plain_step_us
 
 
 class StepCharge(NamedTuple):
@@ -456,13 +488,15 @@ class StepCharge(NamedTuple):
             or a prompt shared it.
         waited_us: the step waited for proposals, of whichever session.
         part: the share charged of what windows took beyond waiting and the plain step: see `part_of`.
-        hiccup_us: of the step, charged to nobody: see `StepCosts.hiccup_us`.
+        hiccup_us: of the step, charged to nobody here: see `StepCosts.hiccup_us`, and what a head's features took.
+        head: the window was a head's.
     """
 
     plain_us: float | None
     waited_us: float = 0.0
     part: float = 1.0
     hiccup_us: float = 0.0
+    head: bool = False
 
 
 def part_of(window: int, windows: int, sessions: int) -> float:

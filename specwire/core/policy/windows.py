@@ -47,7 +47,7 @@ class StepCandidate(NamedTuple):
         uncached: decided tokens that the slot does not hold; at least 1.
         drafted: draft tokens of the longest live chain behind the decided text, and `acceptance` of such.
         spare_us: what its ledger lets it lose in this step by waiting and by a window that is entirely wrong, including
-        the cost to others.
+        the cost to others. guess_spare_us: likewise by a window of its guess; None: the same.
         missing: draft tokens that are due and not here yet.
         guess: what the verifier itself proposes.
         untested_us: time spent since a window of it was last tested, of whichever source.
@@ -65,6 +65,12 @@ class StepCandidate(NamedTuple):
     guess: Guess | None = None
     untested_us: float = 0.0
     whole: tuple[int, ...] | None = None
+    guess_spare_us: float | None = None
+
+    def spare_of(self, kind: SourceKind) -> float:
+        """What a window of such a source may cost."""
+        guessed = kind is not SourceKind.DRAFTER and self.guess_spare_us is not None
+        return self.guess_spare_us if guessed and self.guess_spare_us is not None else self.spare_us
 
 
 class Share(NamedTuple):
@@ -214,7 +220,7 @@ def _fastest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: 
         width = widths.get(slot, 0) + piece.width
         if rows + piece.width > most_rows:
             break
-        if slot in refused or not _bears(piece.candidate, sessions, rows + piece.width, width, V):
+        if slot in refused or not _bears(piece, sessions, rows + piece.width, width, V):
             refused.add(slot)
             continue
         widths[slot] = width
@@ -241,14 +247,14 @@ def _borne(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[WindowPie
     all_us = max(0.0, V(sessions + windows) - V(sessions))
 
     def borne(piece: WindowPiece) -> bool:
-        return piece.candidate.spare_us >= all_us * part_of(widths[piece.candidate.slot], windows, sessions)
+        return piece.candidate.spare_of(piece.kind) >= all_us * part_of(widths[piece.candidate.slot], windows, sessions)
 
     return [piece for piece in pieces if borne(piece)]
 
 
-def _bears(candidate: StepCandidate, sessions: int, rows: int, width: int, V: V) -> bool:
-    """Whether its ledger allows a window of `width` in a step of `rows` that delays so many `sessions`."""
-    return candidate.spare_us >= sessions * max(0.0, V(rows) - V(rows - width))
+def _bears(piece: WindowPiece, sessions: int, rows: int, width: int, V: V) -> bool:
+    """Whether a ledger allows a window of `width` of its source in a step of `rows` that delays so many `sessions`."""
+    return piece.candidate.spare_of(piece.kind) >= sessions * max(0.0, V(rows) - V(rows - width))
 
 
 def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
@@ -274,9 +280,10 @@ def _least_density(sessions: int, V: V) -> float:
 
 
 def _offered(candidate: StepCandidate, least: float) -> Sequence[WindowPiece]:
-    """The pieces of its better source, chain or guess, that gain more than `least` per row."""
-    chained = _chained(candidate, least)
-    guessed = _guessed(candidate, candidate.guess, least) if candidate.guess is not None else []
+    """The pieces of its better source, chain or guess, that gain more than `least` per row; of none that is in debt."""
+    chained = _chained(candidate, least) if candidate.spare_us >= 0.0 else []
+    guess = candidate.guess
+    guessed = _guessed(candidate, guess, least) if guess and candidate.spare_of(guess.kind) >= 0.0 else []
     return guessed if sum(piece.gain for piece in guessed) > sum(piece.gain for piece in chained) else chained
 
 
@@ -329,7 +336,7 @@ def _test(candidate: StepCandidate, windows: Windows, sessions: int, most_rows: 
     for piece in _testable(candidate):
         rows = windows.rows + piece.width
         due = affordable(sessions * (V(rows) - V(windows.rows)), candidate.untested_us)
-        if due and rows <= most_rows and _bears(candidate, sessions, rows, piece.width, V):
+        if due and rows <= most_rows and _bears(piece, sessions, rows, piece.width, V):
             windows.add(piece)
             return
 

@@ -227,6 +227,11 @@ class Chains:
         """How often the source's tokens are accepted. Of sources without a test the newest are remembered."""
         return _of(source, self._acceptance, AcceptanceByPosition)
 
+    @property
+    def heard(self) -> bool:
+        """Whether a source proposed that is not known to be gone."""
+        return len(self._newest) > 0
+
     def clear(self) -> None:
         """Drop every tree; what would extend one of them is stale."""
         self._trees.clear()

@@ -241,14 +241,23 @@ class VerifySession:
     def offer(self, proposal: Proposal) -> Offer:
         return self.chains.offer(proposal, self.text)
 
-    def look(self, search: bool = True) -> Guess | None:
+    def head_spare_us(self, batch_us: float, plain_us: float) -> float:
+        """What a head may cost it now; negative in debt.
+
+        batch_us: the plain step that it is charged against. plain_us: of the session alone.
+        """
+        alone = self.ngram is None and not self.chains.heard
+        return self.ledger.head_spare_us(batch_us, plain_us, alone)
+
+    def look(self, search: bool = True, copies: bool = True, drafts: bool = True) -> Guess | None:
         """The best present proposal of the verifier's own sources; `guess` until the next look.
 
-        search: the text, too.
+        search: the text, too. copies, drafts: whether the ledger bears anything of the text's, of a head's; what it
+        does not bear stands behind what it does.
         """
         copied = self.ngram.look() if self.ngram is not None and search and self.trusting else None
         drafted = self.head.look() if self.head is not None and self.trusting else None
-        better = drafted is not None and (copied is None or promise(drafted) > promise(copied))
+        better = drafted is not None and (copied is None or (drafts, promise(drafted)) > (copies, promise(copied)))
         self.guess = drafted if better else copied
         return self.guess
 
@@ -508,23 +517,27 @@ class RunningSession:
         source = path.source
         if source is None:
             source = due.source if due is not None else 0
-        guess = session.look(search=look and most > 0)
+        spare_us = session.ledger.spare_us(plain_us) - self.waited_us
+        head_us = spare_us
+        if session.head is not None:
+            head_us = session.head_spare_us(batch_us or plain_us, plain_us) - self.waited_us
+        # What cannot be tested must not stand before what can.
+        guess = session.look(look and most > 0, spare_us >= 0.0, head_us >= 0.0)
         if guess is not None and len(guess.tokens) > most:
             guess = guess._replace(tokens=guess.tokens[:most]) if most else None
-        ledger, headed = session.ledger, guess is not None and guess.kind is SourceKind.HEAD
-        spare_us = ledger.spare_us(batch_us or plain_us, plain_us) if headed else ledger.spare_us(plain_us)
         return StepCandidate(
             slot,
             room,
             session.position - cached,
             session.width(path, most),
-            spare_us - self.waited_us,
+            spare_us,
             session.chains.acceptance(source),
             None if due is None else Awaited(missing, due.expected_us, due.latest_us, due.chance),
             missing,
             guess,
             untested_us=session.untested_us,
             whole=session.whole(most),
+            guess_spare_us=head_us if guess is not None and guess.kind is SourceKind.HEAD else spare_us,
         )
 
     def decided(self, now_us: float, tokens: int, step: StepCharge) -> DueAnswer:
@@ -533,13 +546,14 @@ class RunningSession:
         Returns:
             The delay from a verdict to the proposal of a source that answered it, to be reported with this one.
         """
-        spent_us = now_us - self.since_us
+        spent_us, ledger = now_us - self.since_us, self.session.ledger
         if step.plain_us is None:
-            self.session.ledger.charge(spent_us, tokens, spent_us / tokens)
+            ledger.charge(spent_us, tokens, spent_us / tokens)
         else:
             windows_us = spent_us - step.plain_us - step.waited_us - step.hiccup_us
-            cost_us = step.plain_us + self.waited_us + step.part * windows_us
-            self.session.ledger.charge(spent_us, tokens, step.plain_us, cost_us)
+            if self.waited_us:
+                ledger.charge(0.0, 0, 0.0, self.waited_us)
+            ledger.charge(spent_us, tokens, step.plain_us, step.plain_us + step.part * windows_us, step.head)
         self._charge_from(now_us)
         self.proposed = False
         return self.expectations.verdict(self.session.position, now_us, step.waited_us > 0)
