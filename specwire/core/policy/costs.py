@@ -459,9 +459,11 @@ class Ledger:
 
         What a head lost of the part that only it may lose is not theirs to pay.
         """
+        tolerated_us = self._tolerated_us(plain_step_us)
+        if self.head_us <= 0.0:
+            return tolerated_us - self.balance_us
         ahead_us = self._tolerated_us(plain_step_us, plain_step_us)
-        kept_us = max(0.0, ahead_us - self._tolerated_us(plain_step_us) - max(0.0, self.head_us))
-        return ahead_us - kept_us - self.balance_us
+        return min(ahead_us, tolerated_us + self.head_us) - self.balance_us
 
     def head_spare_us(self, plain_step_us: float, token_us: float, alone: bool = True) -> float:
         """Likewise a head, and the windows that it drafts. A text may lose by it at its beginning already what it may

@@ -519,7 +519,7 @@ class RunningSession:
             source = due.source if due is not None else 0
         spare_us = session.ledger.spare_us(plain_us) - self.waited_us
         head_us = spare_us
-        if session.head is not None:
+        if session.head is not None and session.head.proposed:
             head_us = session.head_spare_us(batch_us or plain_us, plain_us) - self.waited_us
         # What cannot be tested must not stand before what can.
         guess = session.look(look and most > 0, spare_us >= 0.0, head_us >= 0.0)
