@@ -7,9 +7,11 @@ import pytest
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome, Proposal, SourceKind
 from specwire.core.policy.costs import StepCharge
+from specwire.core.policy.heads import LearntHead
 from specwire.core.text import Ending, hash_of
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
+from specwire.core.verify.text_sources import HeadSource
 
 PROMPT = [4, 0, 2]
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
@@ -219,6 +221,22 @@ def test_without_permission_nothing_is_guessed() -> None:
     session = opened([1, 2, 3, 4, 1, 2])
     assert session.look() is None
     assert session.window(3, SourceKind.NGRAM) == ()
+
+
+@pytest.mark.parametrize(
+    ("lost", "kind"), [("", SourceKind.HEAD), ("head", SourceKind.NGRAM), ("text", SourceKind.HEAD)]
+)
+def test_a_guess_that_its_ledger_does_not_bear_stands_behind_one_that_it_does(lost: str, kind: SourceKind) -> None:
+    """The head's promises more; what one of them lost, the other may still try."""
+    session = guessing([1, 2, 3, 4, 1, 2])
+    session.head = HeadSource(session.text.tokens, LearntHead())
+    session.head.propose([3] * 8)
+    if lost:
+        session.ledger.charge(5_000.0 if lost == "text" else 8_000.0, 1, 1_000.0, head=lost == "head")
+    found = RunningSession(session, since_us=0.0).candidate(0, 5, 1_000.0)
+    assert found.guess is not None
+    assert found.guess.kind is kind
+    assert found.spare_of(kind) > 0.0
 
 
 def test_a_wait_before_a_pause_is_not_charged_behind_it() -> None:

@@ -337,6 +337,25 @@ def test_what_is_not_even_weighed_would_not_have_been_taken(seed: int, monkeypat
     assert weighed < len(windows._pieces(batch, straight))
 
 
+@pytest.mark.parametrize(
+    ("spare_us", "guess_spare_us", "kind"),
+    [
+        (1e6, 1e6, SourceKind.NGRAM),
+        (1e6, None, SourceKind.NGRAM),
+        (1e6, -1.0, SourceKind.DRAFTER),
+        (-1.0, 1e6, SourceKind.NGRAM),
+    ],
+)
+def test_a_source_that_its_ledger_does_not_bear_hides_no_other(
+    spare_us: float, guess_spare_us: float | None, kind: SourceKind
+) -> None:
+    """A head's guess has what a head may lose; it promises more than the chain."""
+    both = guessing(0.95, drafted=2, spare_us=spare_us)._replace(guess_spare_us=guess_spare_us)
+    [share] = schedule([both], 0.0, costly).shares
+    assert share.kind is kind
+    assert share.window > 0
+
+
 @pytest.mark.parametrize(("spare_us", "window"), [(-1.0, 0), (0.0, 0), (100.0, 1), (350.0, 3)])
 def test_the_ledger_bounds_guesses_too(spare_us: float, window: int) -> None:
     [share] = schedule([guessing(1.0, spare_us=spare_us)], 0.0, costly).shares
