@@ -238,6 +238,21 @@ def test_a_probe_ends_with_its_answer() -> None:
     assert subject.plan().discipline is Discipline.OFF
 
 
+def test_what_is_off_is_planned_once_in_the_verdicts_of_a_try_and_at_once_behind_one() -> None:
+    """A session's first verdicts, too, where the one before it left it off: all of a batch would plan at each."""
+    subject = controller()
+    learn(subject, 20_000, 0)
+    settled(subject)
+    heir, planned = subject.successor(ForwardTimes(FLAT), True), 0
+    assert heir.plan().discipline is Discipline.OFF
+    for _ in range(64):
+        heir.observe_verdict(verdict(0))
+        if heir.time_to_plan:
+            assert heir.plan().discipline is Discipline.OFF
+            planned += 1
+    assert planned == 4
+
+
 @pytest.mark.parametrize("price_us", [1_000, 40_000, 400_000])
 def test_probes_cost_no_more_than_their_share_of_the_time(price_us: int) -> None:
     """A drafter on the verifier's host first feeds what it missed, and the verifier waits: what that takes is told."""

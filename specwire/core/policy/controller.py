@@ -597,9 +597,14 @@ class Controller:
 
     @property
     def time_to_plan(self) -> bool:
-        """Whether to plan now: often while each verdict teaches much, then now and then."""
-        early = self._verdicts <= ENOUGH
-        return early or self._probes.ended or self._verdicts % PLAN_EVERY == 0
+        """Whether to plan now: often while each verdict teaches much, then now and then.
+
+        What is off learns little from a verdict, and all sessions of a batch plan: it is planned again once in as many
+        verdicts as a try has.
+        """
+        if self._off:
+            return self._probes.ended or self._verdicts % TRIAL_VERDICTS == 0
+        return self._verdicts <= ENOUGH or self._probes.ended or self._verdicts % PLAN_EVERY == 0
 
     def plan(self) -> Plan:
         """See `Planner`."""
