@@ -254,6 +254,18 @@ def test_a_late_answer_is_no_time_gained() -> None:
     assert schedule([late], 0.0, lambda rows: 1000.0 * rows).wait_until_us is None
 
 
+@pytest.mark.parametrize("tokens", [2, 4, 16])
+def test_a_wait_is_weighed_by_the_tokens_that_would_be_tested(tokens: int) -> None:
+    """A row adds 300 to a step of 1,000, so it must gain 0.3: of tokens right 0.6 of the time the third gains 0.22."""
+    waiting = candidate(rate=0.6, awaited=due(tokens))
+
+    def steep(rows: int) -> float:
+        return 700.0 + 300.0 * rows
+
+    assert schedule([waiting], 0.0, steep).wait_until_us == 300.0
+    assert schedule([candidate(rate=0.2, awaited=due(tokens))], 0.0, steep).wait_until_us is None
+
+
 def test_a_batch_waits_only_if_the_whole_gains() -> None:
     others = [candidate(slot, drafted=8) for slot in range(1, 8)]
     waiting = candidate(0, awaited=due(2, 500.0, 600.0))

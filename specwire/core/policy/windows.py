@@ -492,11 +492,11 @@ def _wait(
     for.
     """
     planned = {share.slot: share for share in shares}
-    due = [
-        _expect(each, planned[each.slot], each.awaited)
-        for each in candidates
-        if each.awaited is not None and each.awaited.latest_us > now_us
-    ]
+    awaited = [(each, each.awaited) for each in candidates if each.awaited and each.awaited.latest_us > now_us]
+    if not awaited:
+        return None, ()
+    least = _least_density(len(candidates), V)
+    due = [_expect(each, planned[each.slot], what, least) for each, what in awaited]
     due.sort(key=lambda each: each.awaited.expected_us)
     rows, B = windows.rows, windows.tokens
     until: float | None = None
@@ -531,13 +531,18 @@ def _payers(due: Sequence[Expected], sessions: int, now_us: float, rows: int, V:
     return [each for each in due if spare_us(each) >= spare[most - 1]] if most else []
 
 
-def _expect(candidate: StepCandidate, share: Share, awaited: Awaited) -> Expected:
+def _expect(candidate: StepCandidate, share: Share, awaited: Awaited, least: float) -> Expected:
     """What the session's part of the step would grow by if `awaited` were there.
 
-    The chain's window grows. A guess gives way to the chain, if that is then expected to decide more.
+    The chain's window grows, unless it must be whole by no tokens that gain `least` per row or less: `divided` would
+    not test them. Weighed by all that is due, a wait for a long chain would not pay where one for its beginning does.
+    A guess gives way to the chain, if that is then expected to decide more.
     """
     window = share.window if share.kind is SourceKind.DRAFTER else candidate.drafted
     wider = min(MOST_WINDOW, window + awaited.tokens, candidate.room - 1)
+    if candidate.whole is None:
+        decided = accumulate(candidate.acceptance.rates(wider), mul)
+        wider = max(min(window, wider), sum(chance > least for chance in decided))
     gain = _tokens(candidate.acceptance, wider) - _expected(candidate, share)
     if gain <= 0.0 and share.kind is not SourceKind.DRAFTER:
         return Expected(candidate, awaited, share.window, 0, 0.0)
