@@ -187,6 +187,21 @@ def test_where_others_of_a_batch_are_waited_for_drafting_costs_less() -> None:
         assert settled(subject).discipline is discipline
 
 
+def test_a_batch_waits_for_as_many_tokens_of_a_drafter_elsewhere_as_its_rows_are_worth() -> None:
+    """A stream goes on at any price of rows, but the dearer they are, the shorter the chunk that is waited for."""
+    due = []
+    for drafts_us in (500.0, 4_000.0, 16_000.0):
+        subject = controller(shared=False)
+        for chain in range(200):
+            observe(subject, chain, 8, 5 * chain % 9, 8 * 200, 1_700)
+        subject.observe_verdict(verdict(0), Forward(8, 0.0, 20_000.0, 8, 20_000.0, drafts_us))
+        plan = subject.plan()
+        assert plan.discipline is not Discipline.OFF
+        assert plan.pace.run_ahead > plan.due
+        due.append(plan.due)
+    assert due[0] > due[1] > due[2]
+
+
 def test_off_is_probed_now_and_then() -> None:
     subject = controller()
     learn(subject, 20_000, 0)

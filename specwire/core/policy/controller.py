@@ -631,6 +631,10 @@ class Controller:
         way = known.fastest()
         if not way.pays and self._known.agreement.compared >= ENOUGH_COMPARED:
             return self._probe_or_off()
+        if self._batch and way.due:
+            # Its drafting costs the others nothing, but a wait does: all wait, for rows that cost what a batch's do.
+            best = replace(known, forward=self._batch).fastest()
+            way = way._replace(discipline=best.discipline, due=best.due)
         return known.plan(way)
 
     def _side_by_side(self, draft_us: float) -> Plan | None:
