@@ -317,6 +317,51 @@ def _half(both: LinearWeights, heads: int, half: int) -> LinearWeights:
     return LinearWeights(weight, bias)
 
 
+# The fused product in two: of the states, which are known a step earlier, and of the embeddings.
+
+
+class StatePart(nn.Module):
+    """What the first layer fuses of the states (..., hidden) that it reads: normalised, times their columns."""
+
+    def __init__(self, mtp: Mtp) -> None:
+        super().__init__()
+        self._norm = _norm_of(mtp.layers[0].state_norm, mtp.config.eps)
+        self._weight = nn.Parameter(_columns(mtp)[0].contiguous(), requires_grad=False)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return functional.linear(self._norm(states), self._weight)
+
+
+class EmbeddingPart(nn.Module):
+    """Likewise of the embeddings, and what is added to both."""
+
+    def __init__(self, mtp: Mtp) -> None:
+        super().__init__()
+        self._norm = _norm_of(mtp.layers[0].embedding_norm, mtp.config.eps)
+        self._layer = LinearWeights(_columns(mtp)[1].contiguous(), mtp.layers[0].fuse.bias)
+
+    def forward(self, embedded: torch.Tensor) -> torch.Tensor:
+        return functional.linear(self._norm(embedded), *self._layer)
+
+
+def told_of(mtp: Mtp, norm: torch.Tensor) -> nn.Module:
+    """What a target's graph tells of its last layer's output, for the first MTP layer. norm: the target's last one."""
+    part = StatePart(mtp)
+    return nn.Sequential(_norm_of(norm, mtp.config.eps), part) if mtp.style.normed else part
+
+
+def _norm_of(weight: torch.Tensor, eps: float) -> RmsNorm:
+    norm = RmsNorm(len(weight), eps)
+    norm.weight = nn.Parameter(weight, requires_grad=False)
+    return norm
+
+
+def _columns(mtp: Mtp) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the first layer's fused product: those of the state, and those of the embedding."""
+    first, second = mtp.layers[0].fuse.weight.chunk(2, dim=1)
+    return (first, second) if mtp.style.state_first else (second, first)
+
+
 # One to be trained
 
 

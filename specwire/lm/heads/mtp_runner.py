@@ -102,8 +102,8 @@ class MtpRunner(HeadCache, SteppedHead):
         self._states = torch.zeros(count - 1, slots, context, config.hidden, dtype=dtype, device=device)
         self._drafted: list[list[int]] = [[] for _ in range(slots)]
         self._deepest = count - 1
-        mtp = mtp._replace(layers=[_placed(layer, dtype, device) for layer in mtp.layers])
-        self._decode: Any = compiled(MtpLayers(mtp, shape, _model(mtp, shared, dtype), self.cache))
+        mtp = placed(mtp, dtype, device)
+        self._decode: Any = compiled(MtpLayers(mtp, shape, model_of(mtp, shared, dtype), self.cache))
         self.target_ids = torch.arange(len(shared.output.weight), device=device)
 
     def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
@@ -166,22 +166,22 @@ def _before(feed: Feed, layer: int) -> Feed:
     return Feed(feed.slot, start, feed.tokens[start - stop :], 1)
 
 
-def _placed(layer: MtpLayer, dtype: torch.dtype, device: torch.device) -> MtpLayer:
+def placed(mtp: Mtp, dtype: torch.dtype, device: torch.device) -> Mtp:
     """On a device. Norms on CPUs are computed in float32 (`DecoderLayers`)."""
 
-    def placed(part: Any) -> Any:
+    def part_of(part: Any) -> Any:
         if isinstance(part, LinearWeights):
             bias = None if part.bias is None else part.bias.to(device, dtype)
             return LinearWeights(part.weight.to(device, dtype), bias)
         if isinstance(part, tuple):
-            return tuple(placed(each) for each in part)
+            return tuple(part_of(each) for each in part)
         return part if part is None else part.to(device, torch.float32 if device.type == "cpu" else dtype)
 
-    return MtpLayer(*(placed(part) for part in layer))
+    return mtp._replace(layers=[MtpLayer(*(part_of(part) for part in layer)) for layer in mtp.layers])
 
 
-def _model(mtp: Mtp, shared: Shared, dtype: torch.dtype) -> Model:
-    """Of layers that are placed."""
+def model_of(mtp: Mtp, shared: Shared, dtype: torch.dtype) -> Model:
+    """Of layers that are placed. norm: the target's."""
     output = shared.output
     return Model(
         shared.embedding.to(dtype),

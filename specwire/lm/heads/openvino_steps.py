@@ -24,7 +24,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
 from specwire.lm.guesses import CANDIDATES, whole
 from specwire.lm.law.noise import gumbel_of
-from specwire.lm.runners.linear import GROUP
+from specwire.lm.runners.linear import GROUP, LEAST_ROUNDED
 from specwire.lm.runners.openvino.graph import (
     LOGITS,
     MOST_COPIED_BYTES,
@@ -32,10 +32,13 @@ from specwire.lm.runners.openvino.graph import (
     CompiledGraph,
     OverPages,
     Pages,
+    Stateless,
     SteadyRows,
     compile_options,
     computed_in,
     constant_bytes,
+    paged,
+    round_weights,
 )
 
 # Inputs and outputs share one space of names.
@@ -169,7 +172,7 @@ class _Step:
 
 
 class OpenvinoHead(OverPages):
-    """A `Head` whose step is a paged graph.
+    """A `Head` whose step is a paged graph. Large weights are in 8 bits.
 
     Products with weights that were rounded before round activations, too, where the processor has instructions for
     products of integers: guesses need not be exact.
@@ -179,18 +182,19 @@ class OpenvinoHead(OverPages):
 
     def __init__(
         self,
-        step: openvino.Model,
+        layer: Stateless,
         target_ids: torch.Tensor,
         width: int,
         slots: int,
         context: int,
         dtype: torch.dtype,
-        threads: int,
     ) -> None:
-        """step, target_ids: see `choosing`. width: of a state."""
+        """layer: tells NEXT_STATES, is given STATES and ROWS. target_ids: see `choosing`. width: of a state."""
         self.width = width
         self._ids, self._context, self._padding = target_ids.numpy(), context, slots
-        graph, options = choosing(step, target_ids), compile_options(computed_in(dtype), threads, GROUP)
+        step = paged(layer)
+        round_weights(step, LEAST_ROUNDED)
+        graph, options = choosing(step, target_ids), compile_options(computed_in(dtype), torch.get_num_threads(), GROUP)
         first = CompiledGraph(graph, options)
         self._pages = Pages(first.caches, slots + 1, context)
         first.name_caches(self._pages.tensors)

@@ -134,7 +134,7 @@ def _eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> LoadedHea
         if runtime != OPENVINO:
             return Eagle3Runner(head, info.vocabulary, slots, context, dtype, turns, device)
         # An extra, and slow to import.
-        from specwire.lm.heads.eagle3_openvino import Eagle3Openvino
+        from specwire.lm.heads.openvino_layer import Eagle3Openvino
 
         return Eagle3Openvino(head, info.vocabulary, slots, context, dtype, turns)
 
@@ -196,13 +196,20 @@ def _mtp(
     if config.model_type in mtp.ZERO_CENTRED:
         norm = 1 + norm.float()
 
-    def make(slots: int, context: int, dtype: torch.dtype, _runtime: str) -> Head:
-        shared = Shared(embedding, norm, output, _rotations(folder, own, target, context))
-        return MtpRunner(layers, shared, slots, context, dtype)
-
     count = len(layers.layers)
+    fuse = mtp.told_of(layers, norm) if count == 1 else None  # OpenVINO's steps go on from the step before alone
+
+    def make(slots: int, context: int, dtype: torch.dtype, runtime: str) -> Head:
+        shared = Shared(embedding, norm, output, _rotations(folder, own, target, context))
+        if runtime != OPENVINO or fuse is None:
+            return MtpRunner(layers, shared, slots, context, dtype)
+        # An extra, and slow to import.
+        from specwire.lm.heads.openvino_layer import MtpOpenvino
+
+        return MtpOpenvino(layers, shared, slots, context, dtype)
+
     kept = 2 * count * own.key_heads * own.head_dim + (count - 1) * own.hidden
-    return LoadedHead((config.num_hidden_layers,), make, own.hidden, kept)
+    return LoadedHead((config.num_hidden_layers,), make, own.hidden, kept, fuse)
 
 
 def _repeated(own: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor:

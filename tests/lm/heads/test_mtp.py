@@ -28,8 +28,10 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError
-from specwire.lm import load_model
+from specwire.lm import load_model, pretrained
 from specwire.lm.heads.mtp import MtpConfig, MtpHead, save
+from specwire.lm.heads.mtp_runner import MtpRunner
+from specwire.lm.heads.openvino_layer import MtpOpenvino
 from specwire.lm.heads.slots import HeadedModel, waiting_bytes
 from specwire.lm.kv_memory import position_bytes
 from specwire.lm.runners.hybrid import state_bytes
@@ -39,6 +41,7 @@ from tests.lm.heads.walk import walk
 
 GREEDY = Sampling()
 SLOTS = 3
+RUNTIMES = pytest.mark.parametrize("runtime", ["torch", "openvino"])
 
 
 @dataclass(frozen=True)
@@ -273,7 +276,7 @@ def by_hand(target: PreTrainedModel, gated: bool) -> Row:
     return run
 
 
-@pytest.mark.parametrize("runtime", ["torch", "openvino"])
+@RUNTIMES
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("name", FORMATS)
 def test_they_draft_what_the_report_says(name: str, count: int, runtime: str, tmp_path: Path) -> None:
@@ -287,16 +290,36 @@ def test_they_draft_what_the_report_says(name: str, count: int, runtime: str, tm
         assert drafted == wanted
 
 
-@pytest.mark.parametrize(("name", "count"), [("qwen3", 1), ("deepseek", 2), ("mimo", 3), ("qwen3-next", 2)])
-def test_they_do_so_after_any_windows_rollbacks_copies_and_other_texts(name: str, count: int, tmp_path: Path) -> None:
+TORCH_S = [("qwen3", 1, "torch"), ("deepseek", 2, "torch"), ("mimo", 3, "torch"), ("qwen3-next", 2, "torch")]
+OPENVINO_S = [(name, 1, "openvino") for name in FORMATS]
+
+
+@pytest.mark.parametrize(("name", "count", "runtime"), [*TORCH_S, *OPENVINO_S])
+def test_they_do_so_after_any_windows_rollbacks_copies_and_other_texts(
+    name: str, count: int, runtime: str, tmp_path: Path
+) -> None:
     made = FORMATS[name]
     target, layers, where = built(made, tmp_path, count)
     run = by_transformers(target, made.gated)
     walk(
-        headed(where, beside(made, where, tmp_path, target)),
+        headed(where, beside(made, where, tmp_path, target), runtime),
         lambda text, depth: expected(made, target, layers, text, depth, run),
         steps=80,
     )
+
+
+@pytest.mark.parametrize(("count", "runtime", "own"), [(1, "openvino", MtpOpenvino), (2, "torch", MtpRunner)])
+def test_auto_means_openvino_beside_one_layer_and_torch_beside_several(
+    count: int, runtime: str, own: type, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, _, where = built(DEEPSEEK, tmp_path, count)
+    lm = headed(where, where, "auto")
+    assert lm.info.runtime == runtime
+    assert type(lm._head) is own
+    told = [record.message for record in caplog.records if record.name == pretrained.__name__]
+    assert [message.partition(",")[0] for message in told] == [
+        "heads: beside heads of this kind the runtime auto is torch"
+    ] * (runtime == "torch")
 
 
 def beside_recurrent(
@@ -361,13 +384,14 @@ def test_a_checkpoint_of_several_files_is_read(tmp_path: Path) -> None:
     assert lm.draft([HeadRequest(0, text, GREEDY, 3)]) == [wanted]
 
 
-def test_an_embedding_and_output_layer_of_their_own_are_used(tmp_path: Path) -> None:
+@RUNTIMES
+def test_an_embedding_and_output_layer_of_their_own_are_used(runtime: str, tmp_path: Path) -> None:
     """DeepSeek's files repeat the target's. Where they do not, theirs count."""
     target, layers, where = built(DEEPSEEK, tmp_path)
     own = models.build(models.config("llama"), seed=9)
     embedding, output = own.get_parameter(models.EMBEDDING).detach(), own.get_parameter("lm_head.weight").detach()
     change(where, {f"{LAYER}embed_tokens.weight": embedding, f"{LAYER}shared_head.head.weight": output})
-    lm, text = headed(where, where), [3, 17, 8, 29]
+    lm, text = headed(where, where, runtime), [3, 17, 8, 29]
     lm.forward([Feed(0, 0, text[:3], 1)])
     run = by_transformers(target, gated=False)
     found = lm.draft([HeadRequest(0, text, GREEDY, 3)])
@@ -378,7 +402,8 @@ def test_an_embedding_and_output_layer_of_their_own_are_used(tmp_path: Path) -> 
     assert found[0][0] == int((output @ first[-1]).argmax())
 
 
-def test_ids_that_are_no_tokens_are_not_said(tmp_path: Path) -> None:
+@RUNTIMES
+def test_ids_that_are_no_tokens_are_not_said(runtime: str, tmp_path: Path) -> None:
     """An output layer of its own, which would rather say what stands behind the words of the tokenizer."""
     target, layers, where = built(DEEPSEEK, tmp_path)
     models.save(target, tmp_path / "words", {f"w{index}": index for index in range(31)})
@@ -393,7 +418,7 @@ def test_ids_that_are_no_tokens_are_not_said(tmp_path: Path) -> None:
     output[31:] = first
     change(where, {f"{LAYER}shared_head.head.weight": output})
     assert int((output @ first).argmax()) >= 31
-    lm = headed(where, where)
+    lm = headed(where, where, runtime)
     lm.forward([Feed(0, 0, text[:-1], 1)])
     (drafted,) = lm.draft([HeadRequest(0, text, GREEDY, 5)])
     assert drafted[0] == int(said[:31].argmax())
@@ -401,8 +426,9 @@ def test_ids_that_are_no_tokens_are_not_said(tmp_path: Path) -> None:
     assert all(token < 31 for token in drafted)
 
 
+@RUNTIMES
 @torch.no_grad()
-def test_one_that_was_trained_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_one_that_was_trained_is_read_as_it_was_written(runtime: str, tmp_path: Path) -> None:
     target = models.build(models.config("llama"))
     c: Any = target.config
     shape = MtpConfig(32, 40, 4, 2, 8, models.VOCABULARY, 2, c.rms_norm_eps, 10_000.0, 8, "default", False)
@@ -414,7 +440,8 @@ def test_one_that_was_trained_is_read_as_it_was_written(tmp_path: Path) -> None:
     for parameter in head.parameters():
         nn.init.normal_(parameter, 0.3, 0.3)
     save(head, tmp_path / "head", "a target")
-    lm, text = headed(models.save(target, tmp_path / "target"), str(tmp_path / "head")), [3, 17, 8, 29, 11, 5, 23]
+    where, text = models.save(target, tmp_path / "target"), [3, 17, 8, 29, 11, 5, 23]
+    lm = headed(where, str(tmp_path / "head"), runtime)
     lm.forward([Feed(0, 0, text[:-1], 1)])
     c.intermediate_size = 40
     layer = MtpLayer(c, LlamaDecoderLayer, LlamaRMSNorm, 0)
@@ -435,7 +462,8 @@ def renamed(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {whole.get(name, name.replace("mtp.layers.0", "mtp_block")): tensor for name, tensor in tensors.items()}
 
 
-def test_other_rotations_are_the_target_s(tmp_path: Path) -> None:
+@RUNTIMES
+def test_other_rotations_are_the_target_s(runtime: str, tmp_path: Path) -> None:
     rope = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0}
     config: Any = models.config("llama")
     config.rope_parameters = {**rope, "original_max_position_embeddings": 16}
@@ -443,7 +471,7 @@ def test_other_rotations_are_the_target_s(tmp_path: Path) -> None:
     layers = modules(DEEPSEEK, target, 1)
     where = models.save(target, tmp_path / "target")
     change(where, stored(DEEPSEEK, layers))
-    lm, text = headed(where, where), [3 + 7 * index % 40 for index in range(30)]
+    lm, text = headed(where, where, runtime), [3 + 7 * index % 40 for index in range(30)]
     lm.forward([Feed(0, 0, text[:-1], 1)])
     wanted = expected(DEEPSEEK, target, layers, text, 3, by_transformers(target, gated=False))
     assert lm.draft([HeadRequest(0, text, GREEDY, 3)]) == [wanted]
@@ -629,7 +657,7 @@ def mimo_layer(tensors: Mapping[str, torch.Tensor], number: int, config: Any) ->
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("runtime", ["torch", "openvino"])
+@RUNTIMES
 @pytest.mark.parametrize("count", [1, 2])
 def test_mimo_s_own_files_are_served_as_a_qwen2_with_a_head(count: int, runtime: str, tmp_path: Path) -> None:
     target, where = mimo(tmp_path, count)

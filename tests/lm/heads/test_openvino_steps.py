@@ -8,15 +8,19 @@ from random import Random
 
 import pytest
 import torch
+from torch import nn
+from transformers import PreTrainedModel
 
 from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
 from specwire.lm import load_model
-from specwire.lm.heads import openvino_steps
-from specwire.lm.heads.eagle3 import save
-from specwire.lm.heads.eagle3_openvino import Eagle3Openvino
+from specwire.lm.heads import eagle3, mtp, openvino_steps
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
+from specwire.lm.heads.head import SteppedHead
+from specwire.lm.heads.mtp_runner import MtpRunner
+from specwire.lm.heads.openvino_layer import Eagle3Openvino, MtpOpenvino
+from specwire.lm.heads.openvino_steps import SUMS, SURE, OpenvinoHead
 from specwire.lm.heads.slots import HeadedModel
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, head_of
@@ -24,6 +28,8 @@ from tests.lm.heads.by_hand import CONFIG, head_of
 HEAD = replace(
     CONFIG, hidden=32, heads=2, key_heads=1, head_dim=16, vocabulary=models.VOCABULARY, taps=(0, 1, 2), norm_output=True
 )
+MTP = mtp.MtpConfig(32, 40, 4, 2, 8, models.VOCABULARY, 2, 1e-6, 10_000.0, 8, "default", False)
+KINDS = {"eagle3": (Eagle3Openvino, Eagle3Runner), "mtp": (MtpOpenvino, MtpRunner)}
 SLOTS = 4
 RULES = {
     "greedy": [Sampling()],
@@ -37,18 +43,31 @@ RULES = {
 RULES["any"] = [sampling for some in list(RULES.values()) for sampling in some]
 
 
-@pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder = tmp_path_factory.mktemp("pair")
-    target = models.save(models.build(models.config("llama"), 6), folder / "target")
-    save(head_of(HEAD, 6), folder / "head", target, with_embedding=True)
+@pytest.fixture(scope="module", params=KINDS)
+def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Of a target, and of a head of each kind."""
+    folder, model = tmp_path_factory.mktemp(request.param), models.build(models.config("llama"), 6)
+    target = models.save(model, folder / "target")
+    if request.param == "eagle3":
+        eagle3.save(head_of(HEAD, 6), folder / "head", target, with_embedding=True)
+    else:
+        mtp.save(mtp_head(model), folder / "head", target)
     return target, str(folder / "head")
+
+
+def mtp_head(target: PreTrainedModel) -> mtp.MtpHead:
+    torch.manual_seed(6)
+    parts = (target.get_input_embeddings(), target.get_output_embeddings())
+    head = mtp.MtpHead(MTP, *(part.get_parameter("weight").detach() for part in parts))
+    for parameter in head.parameters():
+        nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
+    return head
 
 
 def headed(where: tuple[str, str], runtime: str) -> HeadedModel:
     lm = load_model(where[0], slots=SLOTS, runtime=runtime, heads=where[1], threads=1, dtype="float32")
     assert isinstance(lm, HeadedModel)
-    assert isinstance(lm._head, Eagle3Openvino if runtime == "openvino" else Eagle3Runner)
+    assert type(lm._head) in [kind[runtime == "torch"] for kind in KINDS.values()]
     return lm
 
 
@@ -97,7 +116,7 @@ def test_a_large_head_has_one_graph_and_drafts_the_same(
     usual = headed(where, "openvino")
     monkeypatch.setattr(openvino_steps, "MOST_COPIED_BYTES", 0)
     large, text = headed(where, "openvino"), [3 + (7 * index) % 40 for index in range(20)]
-    assert isinstance(large._head, Eagle3Openvino)
+    assert isinstance(large._head, OpenvinoHead)
     assert large._head._first is large._head._further
     asked = [HeadRequest(slot, text[: 12 + slot], Sampling(temperature=1.0, seed=slot), 5) for slot in range(3)]
     drafted = []
@@ -106,6 +125,26 @@ def test_a_large_head_has_one_graph_and_drafts_the_same(
         drafted.append([lm.draft(asked), lm.draft(asked[:1])])
     assert drafted[0] == drafted[1]
     assert drafted[0][0][:1] == drafted[0][1]
+
+
+@torch.inference_mode()
+def test_values_of_two_steps_are_torch_s(where: tuple[str, str]) -> None:
+    """Sums of logits, and the likeliest one's probability; the second step reads what the first one made."""
+    text, by_openvino, by_torch = [3 + (7 * index) % 40 for index in range(12)], list[float](), list[float]()
+    feed, request = Feed(2, 0, text[1:], 1), HeadRequest(2, text, Sampling(), 2)
+    lm, plain = headed(where, "openvino"), headed(where, "torch")
+    for each in (lm, plain):
+        each.forward([Feed(2, 0, text[:-1], 1)])
+    features = [each._slots[2].features.between(0, len(text) - 1) for each in (lm, plain)]
+    assert isinstance(lm._head, OpenvinoHead)
+    assert isinstance(plain._head, SteppedHead)
+    ((token, _),) = lm._head.draft([feed], features[0], [request], models.VOCABULARY)
+    for step in (lm._head._first, lm._head._further):
+        by_openvino += [float(step.told(name, 1)[0]) for name in (SUMS, SURE)]
+    read = plain._head.read([feed], features[1])
+    for step in (read, plain._head.follow([Feed(2, feed.stop, [token], 1)], read.states, 1)):
+        by_torch += [float(step.logits.sum()), float(step.logits.softmax(-1).max())]
+    assert by_openvino == pytest.approx(by_torch, rel=1e-3, abs=1e-4)
 
 
 def test_it_is_as_sure_of_its_tokens_as_torch_is(where: tuple[str, str]) -> None:

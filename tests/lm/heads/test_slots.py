@@ -22,9 +22,9 @@ from specwire.core.policy.tunables import LEAST_BEHIND
 from specwire.lm import load_model
 from specwire.lm.heads import slots
 from specwire.lm.heads.eagle3 import Eagle3, save
-from specwire.lm.heads.eagle3_openvino import Eagle3Openvino
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.head import HeadStep
+from specwire.lm.heads.openvino_layer import Eagle3Openvino
 from specwire.lm.heads.slots import HeadedModel, HeadFailed
 from specwire.lm.law import noise
 from specwire.lm.law.sampler import choose
