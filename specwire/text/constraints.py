@@ -6,13 +6,14 @@ The event loop awaits compilations without being held up, so other sessions are 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import socket
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
@@ -27,12 +28,33 @@ LIMIT_S = 20.0
 AT_ONCE, MOST_WAITING = 4, 256
 
 
-def installed() -> bool:
-    return importlib.util.find_spec("llguidance") is not None
+# The first release whose masks are ours: one before it, which vLLM pins, bounds no white space between the parts of a
+# JSON text.
+LIBRARY, LEAST = "llguidance", (1, 9)
+
+
+@cache
+def installed() -> str:
+    """The library's version; empty where it is not there."""
+    try:
+        return version(LIBRARY)
+    except PackageNotFoundError:
+        return ""
+
+
+def lacking() -> str:
+    """What a service needs for constraints, and how to get it; empty where it has that."""
+    found = installed()
+    if not found:
+        return f"needs {LIBRARY} here (pip install 'specwire[constrained]')"
+    if tuple(int(part) for part in found.split(".")[:2] if part.isdigit()) >= LEAST:
+        return ""
+    least = ".".join(map(str, LEAST))
+    return f"needs {LIBRARY} {least} here, not {found} (pip install '{LIBRARY}>={least}')"
 
 
 class NotInstalled(Exception):
-    """The library is not there."""
+    """The library is not there, or too old."""
 
 
 Found = Matcher | InvalidParameter | NotInstalled | Busy
@@ -96,11 +118,11 @@ class Compiler:
 
         Raises:
             InvalidParameter: it is none, asks for too much, or does not allow the output.
-            NotInstalled: this service lacks the library.
+            NotInstalled: this service lacks the library, or has one whose masks are others.
             Busy: too much waits to be compiled, or this was not within `limit_s` seconds.
         """
-        if not installed():
-            raise NotInstalled(f"{constraint.kind}: needs llguidance here (pip install 'specwire[constrained]')")
+        if lacks := lacking():
+            raise NotInstalled(f"{constraint.kind}: {lacks}")
         if not self._usable:
             raise constraint.invalid("needs a model with a tokenizer and an end-of-sequence id")
         if self._waiting[whose] >= MOST_WAITING:

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import socket
+import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cache
@@ -23,12 +24,13 @@ from demo_pair import TARGET
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask
 from specwire.text.constraint_process import Grammars, Matching
-from specwire.text.constraints import Beginnings, Compiler, Found, NotInstalled
+from specwire.text.constraints import LEAST, LIBRARY, Beginnings, Compiler, Found, NotInstalled
 from specwire.text.sandbox import Busy
 from tests.text.schemas import constraints, fits
 from tests.text.tokenizers_for_tests import byte_level, id_of, sentencepiece_like, word_level
 from tests.wait import until
 
+ROOT = Path(specwire.text.constraints.__file__).parents[2]
 VOCABULARY, END = 4096, 0
 LIMIT_S = 120.0
 
@@ -371,11 +373,24 @@ async def test_where_none_was_forked_the_constraint_is_not_to_blame(
         await compiler.begin(regex("a"), ())
 
 
-async def test_without_the_library_it_says_what_to_install(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specwire.text.constraints.installed", lambda: False)
-    message = "regex: needs llguidance here (pip install 'specwire[constrained]')"
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ("", "regex: needs llguidance here (pip install 'specwire[constrained]')"),
+        ("1.7.6", "regex: needs llguidance 1.9 here, not 1.7.6 (pip install 'llguidance>=1.9')"),
+    ],
+)
+async def test_without_the_library_it_says_what_to_install(
+    found: str, message: str, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specwire.text.constraints.installed", lambda: found)
     with pytest.raises(NotInstalled, match=re.escape(message)):
         await compiler.begin(regex("a"), ())
+
+
+def test_what_is_asked_of_the_library_is_what_the_extra_installs() -> None:
+    [named] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["constrained"]
+    assert named == f"{LIBRARY}>={'.'.join(map(str, LEAST))}"
 
 
 async def test_nobody_is_told_of_a_lost_links_constraints(compiler: Compiler) -> None:
