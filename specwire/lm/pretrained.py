@@ -36,7 +36,7 @@ from specwire.lm.heads.select import HeadFactory, LoadedHead, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
 from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes, SkimmingRunner, TappedRunner
-from specwire.lm.kv_memory import KvMemory, SlotMemory, readable, slots_of_size
+from specwire.lm.kv_memory import KvMemory, SlotMemory, position_bytes, readable, slots_of_size
 from specwire.lm.model_config import (
     check_class,
     check_kind,
@@ -254,7 +254,7 @@ def load_in_vllm(
     Of `asked`, engine_options: further arguments of vLLM's EngineArgs; stages: into how many groups vLLM splits the
     layers; the ranks are as many times more.
     """
-    from specwire.lm.runners.vllm import VllmRank, VllmRunner, prepare, reason_of
+    from specwire.lm.runners.vllm import VllmMemory, VllmRank, VllmRunner, prepare, reason_of
 
     options, ranks = asked.engine_options, asked.ranks
     prepare(asked.device, options)
@@ -264,17 +264,19 @@ def load_in_vllm(
         raise ModelError(f"engine: the recurrent layers of {config.model_type} models are not served with {VLLM}")
     count = SlotMemory(config, positions, _dtype(dtype)).slots(slots)
     sizes = Sizes(count, positions, config.get_text_config().vocab_size)
+    # How much of it whole blocks leave is known once vLLM has said how long they are.
+    memory = VllmMemory(slots.size, position_bytes(config, _dtype(dtype))) if isinstance(slots, KvMemory) else None
     rank = None if ranks is None else VllmRank(ranks.meet(), ranks.rank, ranks.size, asked.stages)
     if rank is not None and rank.number > 0:  # what the model is, and whether it is that, rank 0 says
-        follower = VllmRunner(known.location, sizes, _dtype(dtype), options, rank)
+        follower = VllmRunner(known.location, sizes, _dtype(dtype), options, rank, memory)
         nobody = ModelInfo("", "", sizes.vocabulary, positions, (), dtype, follower.device, "", "", VLLM)
-        return CachedLM(follower, nobody, sizes.slots)
+        return CachedLM(follower, nobody, follower.slots)
     info, unassigned, trial = _held_to(spec, known, dtype, sizes)
     sizes = sizes._replace(vocabulary=info.vocabulary)
     try:
-        own = VllmRunner(known.location, sizes, _dtype(dtype), options, rank)
+        own = VllmRunner(known.location, sizes, _dtype(dtype), options, rank, memory)
         runner = own if ranks is None else LeadingRunner(own, ranks)
-        off = (trial or OwnTrial(runner, sizes, DYNAMIC_TOLERANCE)).deviation(runner)
+        off = (trial or OwnTrial(runner, sizes, DYNAMIC_TOLERANCE)).deviation(runner, own.slots)
     except (ModelError, ModelLost):
         raise
     except Exception as error:  # any error of a large library for a model, an option or a machine
@@ -285,7 +287,7 @@ def load_in_vllm(
     if not off <= 1:
         told = "in pieces than at once" if trial is None else f"than this {info.architecture}"
         raise ModelError(f"engine: vLLM gives other logits {told} ({off:.1f} times the tolerance)")
-    return CachedLM(runner, replace(info, runtime=VLLM, device=own.device), sizes.slots, unassigned)
+    return CachedLM(runner, replace(info, runtime=VLLM, device=own.device), own.slots, unassigned)
 
 
 def _held_to(spec: str, known: Outline, dtype: str, sizes: Sizes) -> tuple[ModelInfo, list[int], Trial | None]:

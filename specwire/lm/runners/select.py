@@ -347,14 +347,14 @@ class Trial:
         self._expected = model(input_ids=torch.tensor([self._text], device=device), use_cache=False).logits[0].float()
 
     @torch.inference_mode()
-    def deviation(self, runner: Runner) -> float:
+    def deviation(self, runner: Runner, slots: int | None = None) -> float:
         """How far the runner is from that, in units of the dtype's tolerance (<= 1 is equal).
 
         It extends, rolls back, and extends again by one token, then by many, beside a shorter feed in another slot
-        where there is one.
+        where there is one. slots: how many it has, where those are not all that it was asked for.
         """
         text, count, vocabulary = self._text, len(self._text), self._sizes.vocabulary
-        split, last = count // 2, self._sizes.slots - 1
+        split, last = count // 2, (slots or self._sizes.slots) - 1
         runner.run([Feed(last, 0, text[:split] + text[:1], 1)])
         alone = runner.run([Feed(last, split, text[split : split + 1], 1)]).clone()
         feeds = [Feed(last, split, text[split:], count - split)]

