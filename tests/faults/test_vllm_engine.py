@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,11 @@ from bench.relay.link import RelayLink
 from bench.vllm.server import EAGER, MISSING, PYTHON, VLLM
 from demo_pair import DRAFT, TARGET
 from deploy.stack.processes import descendants
-from specwire.client import AsyncClient
+from specwire.client import AsyncClient, Completion
 from specwire.client.requests import RequestOptions
-from specwire.core.messages import Outcome
+from specwire.core.messages import FinishReason, Outcome
 from specwire.core.model import RANKS, STAGES
+from specwire.text.constraints import LIBRARY
 from tests.faults.cells import Cell
 from tests.faults.hostile import ATTACKS, Victim, hostile
 from tests.faults.matrix import CELLS
@@ -34,6 +36,9 @@ from tests.faults.scene import BEGUN, PATIENCE_S, Asked
 from tests.faults.streams import Stream
 from tests.faults.test_demo_pair import LENGTH, WORDS, asked, check_choices, play, target
 from tests.integration.test_tensor_parallel import COUNT, NEAR_TIE, largest_gap, written
+from tests.orchestrator import test_constrained as constrained
+from tests.orchestrator.test_every_option import ALONE, DRAWN, GREEDY
+from tests.text.schemas import fits
 from tests.vllm.sockets import reachable
 from tests.vllm.walk_in_vllm import FAMILIES
 from tests.wait import eventually
@@ -46,7 +51,11 @@ STOPPED_S = 20.0
 SHORT, FOR_LONG_S = 160, 3600.0
 # More sessions than the verifier has slots for, and how long their texts are.
 MANY, FEW_TOKENS = 200, 4
+# Texts of each option: as many at once as each verifier has slots; completions of one prompt.
+FEW_OF_EACH, SLOTS, SEVERAL = 16, 8, 3
 LIES = ("garbage", "right_once", "repeated", "wild_trees", "flood")
+# Log-probabilities of two engines in float32.
+CLOSE = 1e-3
 # vLLM takes longer to start than a restarted verifier is waited for.
 PLAYED = {
     ("drafter", "SIGKILL"),
@@ -60,10 +69,22 @@ PARAMETERS = [pytest.param(cell, id=cell.name) for cell in CELLS if (cell.where,
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Place]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """Give the processes: of the two verifiers the first is on vLLM, and `apart` knows only that one."""
-    with place(str(TARGET), str(DRAFT), *WORDS, vllm=(PYTHON, *ENGINE, "--queue", str(MANY))) as present:
+    vllm = (with_our_library(tmp_path_factory.mktemp("vllm")), *ENGINE, "--queue", str(MANY))
+    with place(str(TARGET), str(DRAFT), *WORDS, vllm=vllm) as present:
         yield present
+
+
+def with_our_library(folder: Path) -> str:
+    """VLLM's Python as of who has put our library for constraints, which vLLM pins to an older one, beside it."""
+    installed = distribution(LIBRARY)
+    for name in {file.parts[0] for file in installed.files or ()}:
+        (folder / name).symlink_to(str(installed.locate_file(name)))
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder}:$PYTHONPATH exec {PYTHON} "$@"\n')
+    python.chmod(0o755)
+    return str(python)
 
 
 @pytest.mark.parametrize("cell", PARAMETERS)
@@ -115,6 +136,48 @@ async def test_many_more_sessions_than_slots_queue_and_all_end(running: Place) -
     for one, completion in zip(many, done, strict=True):
         assert len(completion.tokens) == FEW_TOKENS
         check_choices(one, completion.tokens)
+
+
+async def test_every_option_means_the_same_on_either_engine(running: Place) -> None:
+    """Each alone, greedily and drawn, each kind of constraint, and several completions; drafted for on vLLM only."""
+    running.mend()
+    with parts() as owned:
+        beside = owned.start("orchestrate", "--verifier", running.verifiers[1].address)
+        ours = await completed(beside.ready(), drafting=False)
+    for name, done in (await completed(running.apart.address)).items():
+        plain = ours[name]
+        assert (done.tokens, done.text, done.finish_reason) == (plain.tokens, plain.text, plain.finish_reason), name
+        told, expected = ([each.logprob for each in one.logprobs] for one in (done, plain))
+        assert told == pytest.approx(expected, abs=CLOSE), name
+        if done.finish_reason is FinishReason.EOS and name in constrained.WISHES:
+            assert fits(constrained.constraint_of(constrained.WISHES[name]), done.text), name
+
+
+async def completed(address: str, **changes: bool) -> dict[str, Completion]:
+    """By what was asked for; at most as many at once as there are slots."""
+    bases = {"greedy": GREEDY, "drawn": DRAWN}
+    wishes: dict[str, RequestOptions] = {
+        f"{name}, {how}": {"max_tokens": FEW_OF_EACH, **base, **wish}
+        for how, base in bases.items()
+        for name, wish in ALONE.items()
+    }
+    for name in constrained.WISHES.keys() - {*constrained.INEXACT}:
+        wishes[name] = {"max_tokens": constrained.LENGTH, **constrained.WISHES[name]}
+    for choice in range(SEVERAL):
+        wishes[f"choice {choice} of several"] = {"max_tokens": FEW_OF_EACH, **DRAWN, "choice": choice}
+    places = asyncio.Semaphore(SLOTS)
+
+    async def complete(wish: RequestOptions) -> Completion:
+        wish.update(changes)  # type: ignore[typeddict-item]  # who may propose, by name
+        async with places:
+            return await client.complete(asked()[0].prompt, **wish)
+
+    async with AsyncClient(address) as client:
+        done = await asyncio.gather(*map(complete, wishes.values()))
+        several = await client.complete_many(asked()[0].prompt, SEVERAL, max_tokens=FEW_OF_EACH, **DRAWN)
+    found = dict(zip(wishes, done, strict=True))
+    assert [each.tokens for each in several] == [found[f"choice {at} of several"].tokens for at in range(SEVERAL)]
+    return found
 
 
 @pytest.mark.parametrize("attack", LIES)
@@ -170,6 +233,10 @@ def test_no_other_machine_reaches_a_socket_of_vllm_s(running: Place) -> None:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_any_interleaving_gives_the_plain_forward(family: str, tmp_path: Path) -> None:
     in_vllm("tests.vllm.walk_in_vllm", family, str(tmp_path))
+
+
+def test_whatever_interrupts_a_text_it_is_the_reference_s(tmp_path: Path) -> None:
+    in_vllm("tests.vllm.engine_in_vllm", str(tmp_path))
 
 
 def test_weights_that_only_vllm_reads_are_served(tmp_path: Path) -> None:

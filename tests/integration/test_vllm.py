@@ -1,4 +1,7 @@
-"""Drafters of specwire for an unmodified `vllm serve`: its texts stay its own, whatever becomes of a drafter."""
+"""Drafters of specwire for an unmodified `vllm serve`: its texts stay its own, whatever becomes of a drafter.
+
+The drafter wants certificates and a token, which vLLM's process is told of as a user would tell it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness.certificates import Authority
 from bench.vllm.server import MISSING, START_S, VLLM, VllmServer, running
 from demo_pair import DRAFT, TARGET
 from tests.faults.parts import Parts, ServiceProcess, parts
@@ -17,7 +21,7 @@ from tests.wait import eventually
 
 pytestmark = pytest.mark.skipif(not VLLM.exists(), reason=MISSING)
 
-LENGTH = 160
+LENGTH, TOKEN = 160, "the-token-of-vllm"
 ACCEPTED, TESTED = "spec_decode_num_accepted_tokens", "spec_decode_num_draft_tokens"
 
 
@@ -29,17 +33,33 @@ def owned() -> Iterator[Parts]:
 
 
 @pytest.fixture(scope="module")
-def drafter(owned: Parts) -> ServiceProcess:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with certificates and a token."""
+    folder, authority = tmp_path_factory.mktemp("keys"), Authority()
+    authority.save(folder, "ca")
+    authority.sign().save(folder, "own")
+    for name, text in (("keys", f"vllm {TOKEN}\n"), ("token", TOKEN)):
+        file = folder / name
+        file.touch(0o600)
+        file.write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drafter(owned: Parts, files: Path) -> ServiceProcess:
     """Give a drafter of the pair."""
-    service = owned.start("draft", str(DRAFT), "--threads", "1", "--slots", "8")
+    own = ("--tls-cert", f"{files}/own.pem", "--tls-key", f"{files}/own.key", "--tls-client-ca", f"{files}/ca.pem")
+    keys = ("--api-keys", f"{files}/keys")
+    service = owned.start("draft", str(DRAFT), "--threads", "1", "--slots", "8", *own, *keys)
     service.ready()
     return service
 
 
 @pytest.fixture(scope="module")
-def server(drafter: ServiceProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+def server(drafter: ServiceProcess, files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """Give vLLM with that drafter, and nothing proposed from the texts themselves."""
-    told = f"--drafter {drafter.address} --no-ngram"
+    shown = f"--tls-client-cert {files}/own.pem --tls-client-key {files}/own.key --token-file {files}/token"
+    told = f"--drafter {drafter.address} --no-ngram --tls-ca {files}/ca.pem {shown}"
     with running(VllmServer(TARGET, tmp_path_factory.mktemp("vllm"), free_address(), proposer=told)) as one:
         yield one
 
