@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from transformers import BloomConfig, PreTrainedConfig, Starcoder2Config, T5Conf
 from deploy.cli.diagnosis.doctor import Grade
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from scripts.pages import ROOT
+from specwire.core.model import Loading, LoadOptions
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.model_config import quantized_by
@@ -403,6 +405,10 @@ def mark_quantized(folder: Path) -> None:
 
 def test_a_scripted_model_is_served_on_any_engine() -> None:
     assert load_model("scripted:7", slots=1, engine="vllm").info.runtime == "scripted"
+
+
+def test_each_option_may_be_named() -> None:
+    assert LoadOptions.__annotations__.keys() == {each.name for each in fields(Loading)}
 
 
 SERVICES = """
