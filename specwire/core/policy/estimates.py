@@ -680,7 +680,7 @@ class Contention:
     def _settle(self, forward: Forward) -> None:
         began_us, ended_us = forward.began_us, forward.ended_us
         while self._drafts and self._drafts[0][1] <= began_us:
-            self._drafts.popleft()  # of no later forward, either
+            self._drafts.popleft()  # forwards follow each other, so no later one meets it
         overlaps_us = [min(end, ended_us) - max(start, began_us) for start, end in self._drafts]
         share = sum([max(0.0, overlap_us) for overlap_us in overlaps_us]) / forward.took_us
         self._together.age += 1
