@@ -194,7 +194,8 @@ class ComputePlan:
         if head.fuse is None:
             self._beside_torch()
         memory = self.slot_memory(positions)
-        return replace(memory, beside=head.slot_bytes(positions, memory.dtype))
+        kept = memory.dtype if head.fuse is None or not self._may_be_openvino else torch.float32
+        return replace(memory, beside=head.slot_bytes(positions, kept))
 
     def with_states(self, slots: int | KvMemory, state: int, memory: SlotMemory) -> SlotMemory:
         """Keep as many states of so many bytes as a slot has room for; what it then takes. ModelError if too few."""
@@ -204,12 +205,17 @@ class ComputePlan:
             raise ModelError("heads: kv_memory has no room for the states of a window; give more, or no heads")
         return replace(memory, beside=memory.beside + self.how.states * state)
 
+    @property
+    def _may_be_openvino(self) -> bool:
+        on_cpu = self.device.type == "cpu" and not (self.how.compiled or self.how.deterministic)
+        fits = self.how.runtime != TORCH and on_cpu and self.config.model_type in MODEL_TYPES
+        return fits and find_spec("openvino") is not None
+
     def _beside_torch(self) -> None:
         """`auto` is torch beside what OpenVINO does not draft by: two runtimes take what it gains (docs/LOG.md)."""
         if self.how.runtime != AUTO:
             return
-        on_cpu = self.device.type == "cpu" and not (self.how.compiled or self.how.deterministic)
-        if on_cpu and self.config.model_type in MODEL_TYPES and find_spec("openvino") is not None:
+        if self._may_be_openvino:
             logger.warning(
                 "heads: beside heads of this kind the runtime auto is torch, without them openvino, which is often the "
                 "faster of the two: compare them"

@@ -113,24 +113,22 @@ class Eagle3Openvino(OpenvinoHead):
     Raises what OpenVINO raises for a graph that it cannot make.
     """
 
-    def __init__(
-        self, head: Eagle3, served: int, slots: int, context: int, dtype: torch.dtype, turns: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, head: Eagle3, served: int, slots: int, context: int, turns: torch.Tensor | None = None) -> None:
         """The arguments are those of `Eagle3Runner`."""
         config, head = head.config, head.float().eval()
         ids = head.target_ids(torch.arange(config.draft_vocabulary))
         shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
         graph = Eagle3Graph(head, shape, layer_of(head, ids < served, context, turns))
-        super().__init__(graph, ids[ids < served], config.hidden, slots, context, dtype)
+        super().__init__(graph, ids[ids < served], config.hidden, slots, context)
 
 
 class MtpOpenvino(OpenvinoHead):
     """A `Head`: a single MTP layer over `slots` texts, whose features are what `mtp.told_of` has; else as EAGLE-3's."""
 
-    def __init__(self, mtp: Mtp, shared: Shared, slots: int, context: int, dtype: torch.dtype) -> None:
+    def __init__(self, mtp: Mtp, shared: Shared, slots: int, context: int) -> None:
         """The arguments are those of `MtpRunner`."""
         config, mtp = mtp.config, placed(mtp, torch.float32, torch.device("cpu"))
         shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
         model = model_of(mtp, shared, torch.float32)._replace(norm=mtp.layers[0].norm)
         ids = torch.arange(len(shared.output.weight))
-        super().__init__(MtpGraph(mtp, shape, model), ids, config.hidden, slots, context, dtype)
+        super().__init__(MtpGraph(mtp, shape, model), ids, config.hidden, slots, context)

@@ -26,6 +26,7 @@ from specwire.lm.guesses import CANDIDATES, whole
 from specwire.lm.law.noise import gumbel_of
 from specwire.lm.runners.linear import GROUP, LEAST_ROUNDED
 from specwire.lm.runners.openvino.graph import (
+    CACHES,
     LOGITS,
     MOST_COPIED_BYTES,
     ROWS,
@@ -35,7 +36,6 @@ from specwire.lm.runners.openvino.graph import (
     Stateless,
     SteadyRows,
     compile_options,
-    computed_in,
     constant_bytes,
     paged,
     round_weights,
@@ -46,6 +46,7 @@ STATES, NEXT_STATES = "states", "next_states"
 TOKENS, SUMS, SURE = "tokens", "sums", "sure"
 NOISE, SCALE, FILTERED, TOP_K, TOP_P = "noise", "scale", "filtered", "top_k", "top_p"
 
+HEAD_DTYPE = torch.float32
 # What a change of shape costs a small head: of the rows that are read, in rows; of the texts, in texts.
 ROW_PRICE, TEXT_PRICE = 12, 8
 # Rows of padding with which the first step's graph goes on. With more of them another one does, which is not in the
@@ -102,6 +103,21 @@ def choosing(step: openvino.Model, target_ids: torch.Tensor) -> openvino.Model:
     return openvino.Model(results, [*step.get_parameters(), noise, scale, top_k, top_p, filtered], "step")
 
 
+def _fix_shapes(graph: openvino.Model, rows: int, pages: Pages) -> None:
+    """Change it to one for so many sequences of one token each, of which one is drawn."""
+    sizes = {"subsequence_begins": rows + 1, "block_indices_begins": rows + 1, "block_indices": rows * pages.per_slot}
+    sizes |= dict.fromkeys((ROWS, NOISE, SCALE, TOP_K, TOP_P), 1)
+    shapes, caches = {}, iter(pages.tensors)
+    for port in graph.inputs:
+        shape = [*port.partial_shape]
+        if port.any_name.startswith(CACHES):
+            shapes[port] = openvino.PartialShape([*next(caches).shape])
+        elif shape:
+            rest = [size.get_length() if size.is_static else 1 for size in shape[1:]]
+            shapes[port] = openvino.PartialShape([sizes.get(port.any_name, rows), *rest])
+    graph.reshape(shapes)
+
+
 def _parameter(name: str, shape: list[int], kind: Type) -> Node:
     node = opset.parameter(shape, kind, name=name)
     node.output(0).get_tensor().set_names({name})
@@ -134,11 +150,19 @@ def _least_kept(scaled: Node, top_k: Node, top_p: Node) -> Node:
 
 
 class _Step:
-    """A compilation of the graph. texts: rows that are drawn, with padding. loud: whether any noise is not 0."""
+    """A compilation of the graph.
 
-    def __init__(self, graph: CompiledGraph, row_price: int, text_price: int) -> None:
-        self.graph, self.rows, self._steady = graph, SteadyRows(row_price), SteadyRows(text_price)
-        self.texts, self._loud = 0, False
+    texts: rows that are drawn, with padding. fixed: rows of one whose shapes are all fixed; 0 where they are not. loud:
+    whether any noise is not 0.
+    """
+
+    def __init__(self, graph: CompiledGraph, row_price: int = 0, text_price: int = 0, fixed: int = 0) -> None:
+        self.graph, self._rows, self._steady = graph, SteadyRows(row_price), SteadyRows(text_price)
+        self.texts, self.fixed, self._loud = 0, fixed, False
+
+    def rows(self, needed: int) -> int:
+        """The rows to compute."""
+        return self.fixed or self._rows.shape(needed)
 
     def choose(self, requests: Sequence[HeadRequest], own: int) -> None:
         """Say how the requests' tokens are chosen. own: how many ids the head has."""
@@ -172,10 +196,13 @@ class _Step:
 
 
 class OpenvinoHead(OverPages):
-    """A `Head` whose step is a paged graph. Large weights are in 8 bits.
+    """A `Head` whose step is a paged graph, in float32 with large weights in 8 bits.
 
     Products with weights that were rounded before round activations, too, where the processor has instructions for
-    products of integers: guesses need not be exact.
+    products of integers: guesses need not be exact. In bfloat16 the runtime would widen these weights, and take longer.
+
+    Of a text that is alone all shapes are fixed, in a compilation of its own: a sixth of so short a forward would be
+    the runtime's look at what may have another shape. Up to FEW_TOKENS rows cost it as much as one.
     """
 
     most_depth: int | None = None
@@ -187,26 +214,28 @@ class OpenvinoHead(OverPages):
         width: int,
         slots: int,
         context: int,
-        dtype: torch.dtype,
     ) -> None:
         """layer: tells NEXT_STATES, is given STATES and ROWS. target_ids: see `choosing`. width: of a state."""
         self.width = width
         self._ids, self._context, self._padding = target_ids.numpy(), context, slots
         step = paged(layer)
         round_weights(step, LEAST_ROUNDED)
-        graph, options = choosing(step, target_ids), compile_options(computed_in(dtype), torch.get_num_threads(), GROUP)
+        graph, options = choosing(step, target_ids), compile_options(HEAD_DTYPE, torch.get_num_threads(), GROUP)
         first = CompiledGraph(graph, options)
         self._pages = Pages(first.caches, slots + 1, context)
         first.name_caches(self._pages.tensors)
+        self._alone: _Step | None = None
         if constant_bytes(graph) <= MOST_COPIED_BYTES:
             further = CompiledGraph(graph, options, self._pages.tensors)
             self._first, self._further = (_Step(each, ROW_PRICE, TEXT_PRICE) for each in (first, further))
+            _fix_shapes(graph, FEW_TOKENS, self._pages)
+            self._alone = _Step(CompiledGraph(graph, options, self._pages.tensors), fixed=FEW_TOKENS)
         else:
-            self._first = self._further = _Step(first, 0, 0)
+            self._first = self._further = _Step(first)
 
     def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> None:
         self._first.choose([HeadRequest(feed.slot, (), GREEDY, 1) for feed in feeds], len(self._ids))
-        self._begin(feeds, features.numpy())
+        self._begin(self._first, feeds, features.numpy())
 
     def draft(
         self,
@@ -217,17 +246,19 @@ class OpenvinoHead(OverPages):
         go_on: GoOn | None = None,
     ) -> list[list[int]]:
         """See `Head`. All texts are computed until the last one ends: another shape would take longer."""
-        texts, deepest, step = len(feeds), max(request.depth for request in requests), self._first
+        texts, deepest = len(feeds), max(request.depth for request in requests)
+        alone = self._alone if texts == 1 else None
+        step = alone if alone is not None and len(features) <= alone.fixed else self._first
         step.choose(requests, len(self._ids))
         step.hear(requests, 0, self._ids, vocabulary)
-        rows = self._begin(feeds, features.numpy())
+        rows = self._begin(step, feeds, features.numpy())
         tokens, sums = [step.told(TOKENS, texts).copy()], [step.told(SUMS, texts).copy()]
         if _goes_on(go_on, step, requests, sums) and deepest > 1:
             states = step.told(NEXT_STATES, texts)
-            if rows - step.texts > SPARE_ROWS:
-                step = self._further
+            if step is self._first and (alone is not None or rows - step.texts > SPARE_ROWS):
+                step = self._further if alone is None else alone
                 step.choose(requests, len(self._ids))
-                rows = step.texts
+                rows = step.fixed or step.texts
                 step.graph.give(STATES, np.zeros((rows, 1, self.width), np.float32))
             behind = [
                 Feed(feed.slot, feed.stop, [token], 1) for feed, token in zip(feeds, tokens[0].tolist(), strict=True)
@@ -255,10 +286,10 @@ class OpenvinoHead(OverPages):
         drawn = np.stack(tokens, axis=1).tolist()
         return [each[: min(count, request.depth)] for each, count, request in zip(drawn, finite, requests, strict=True)]
 
-    def _begin(self, feeds: Sequence[Feed], features: Floats) -> int:
+    def _begin(self, step: _Step, feeds: Sequence[Feed], features: Floats) -> int:
         """Run the first step; returns its rows."""
-        step, needed = self._first, len(features)
-        rows = step.rows.shape(needed)
+        needed = len(features)
+        rows = step.rows(needed)
         sequences = [*chain.from_iterable(map(_sequences, feeds)), *self._padded(rows - needed)]
         ends = accumulate(len(feed.tokens) for feed in feeds)
         self._place(step, sequences, [end - 1 for end in ends], 0)
@@ -291,7 +322,8 @@ class OpenvinoHead(OverPages):
         give("position_ids", np.array([*positions], np.int64))
         give("past_lens", np.array([each.start for each in sequences], np.int32))
         give("subsequence_begins", np.array([0, *accumulate(len(each.tokens) for each in sequences)], np.int32))
-        give("block_indices", np.array([*chain.from_iterable(pages)], np.int32))
+        unused = [0] * (step.fixed * per_slot - sum(counts))  # pages that no sequence has, where shapes are fixed
+        give("block_indices", np.array([*chain.from_iterable(pages), *unused], np.int32))
         give("block_indices_begins", np.array([0, *accumulate(counts)], np.int32))
         give("max_context_len", np.array(max(stops), np.int32))
         give(ROWS, np.array(rows, np.int32))

@@ -136,7 +136,7 @@ def _eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> LoadedHea
         # An extra, and slow to import.
         from specwire.lm.heads.openvino_layer import Eagle3Openvino
 
-        return Eagle3Openvino(head, info.vocabulary, slots, context, dtype, turns)
+        return Eagle3Openvino(head, info.vocabulary, slots, context, turns)
 
     return _as_loaded(told, make)._replace(fuse=Fuse(head))
 
@@ -206,7 +206,7 @@ def _mtp(
         # An extra, and slow to import.
         from specwire.lm.heads.openvino_layer import MtpOpenvino
 
-        return MtpOpenvino(layers, shared, slots, context, dtype)
+        return MtpOpenvino(layers, shared, slots, context)
 
     kept = 2 * count * own.key_heads * own.head_dim + (count - 1) * own.hidden
     return LoadedHead((config.num_hidden_layers,), make, own.hidden, kept, fuse)

@@ -139,7 +139,8 @@ def test_values_of_two_steps_are_torch_s(where: tuple[str, str]) -> None:
     assert isinstance(lm._head, OpenvinoHead)
     assert isinstance(plain._head, SteppedHead)
     ((token, _),) = lm._head.draft([feed], features[0], [request], models.VOCABULARY)
-    for step in (lm._head._first, lm._head._further):
+    assert lm._head._alone is not None
+    for step in (lm._head._first, lm._head._alone):
         by_openvino += [float(step.told(name, 1)[0]) for name in (SUMS, SURE)]
     read = plain._head.read([feed], features[1])
     for step in (read, plain._head.follow([Feed(2, feed.stop, [token], 1)], read.states, 1)):
