@@ -107,7 +107,8 @@ def _fix_shapes(graph: openvino.Model, rows: int, pages: Pages) -> None:
     """Change it to one for so many sequences of one token each, of which one is drawn."""
     sizes = {"subsequence_begins": rows + 1, "block_indices_begins": rows + 1, "block_indices": rows * pages.per_slot}
     sizes |= dict.fromkeys((ROWS, NOISE, SCALE, TOP_K, TOP_P), 1)
-    shapes, caches = {}, iter(pages.tensors)
+    shapes: dict[Any, openvino.PartialShape] = {}
+    caches = iter(pages.tensors)
     for port in graph.inputs:
         shape = [*port.partial_shape]
         if port.any_name.startswith(CACHES):

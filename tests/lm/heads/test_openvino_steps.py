@@ -143,8 +143,8 @@ def test_values_of_two_steps_are_torch_s(where: tuple[str, str]) -> None:
     for step in (lm._head._first, lm._head._alone):
         by_openvino += [float(step.told(name, 1)[0]) for name in (SUMS, SURE)]
     read = plain._head.read([feed], features[1])
-    for step in (read, plain._head.follow([Feed(2, feed.stop, [token], 1)], read.states, 1)):
-        by_torch += [float(step.logits.sum()), float(step.logits.softmax(-1).max())]
+    for logits in (read.logits, plain._head.follow([Feed(2, feed.stop, [token], 1)], read.states, 1).logits):
+        by_torch += [float(logits.sum()), float(logits.softmax(-1).max())]
     assert by_openvino == pytest.approx(by_torch, rel=1e-3, abs=1e-4)
 
 
