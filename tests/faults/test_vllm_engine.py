@@ -174,7 +174,8 @@ async def completed(address: str, **changes: bool) -> dict[str, Completion]:
 
     async with AsyncClient(address) as client:
         done = await asyncio.gather(*map(complete, wishes.values()))
-        several = await client.complete_many(asked()[0].prompt, SEVERAL, max_tokens=FEW_OF_EACH, **DRAWN)
+        drawn: RequestOptions = {"max_tokens": FEW_OF_EACH, **DRAWN}
+        several = await client.complete_many(asked()[0].prompt, SEVERAL, **drawn)
     found = dict(zip(wishes, done, strict=True))
     assert [each.tokens for each in several] == [found[f"choice {at} of several"].tokens for at in range(SEVERAL)]
     return found

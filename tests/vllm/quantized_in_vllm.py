@@ -38,6 +38,8 @@ QUANTIZED = {
     },
 }
 CONTEXT, TOKENS = 256, 64
+# On processors with AMX vLLM's kernel for 8 bits takes no float32.
+DTYPE = "bfloat16" if torch.cpu._is_amx_tile_supported() else "float32"
 
 
 def round_and_write(model: PreTrainedModel, folder: Path) -> None:
@@ -68,7 +70,7 @@ def main(folder: Path) -> None:
     loaded: Any = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
     model: PreTrainedModel = loaded.eval()
     round_and_write(model, folder)
-    how: dict[str, Any] = {"slots": 2, "dtype": "float32", "context": CONTEXT, "engine": "vllm"}
+    how: dict[str, Any] = {"slots": 2, "dtype": DTYPE, "context": CONTEXT, "engine": "vllm"}
     lm = load_model(str(folder), **how, engine_options={"enforce_eager": True})
     assert lm.info.quantization == METHOD
     assert (lm.info.architecture, lm.info.eos_ids) == (type(model).__name__, (0,))
