@@ -239,8 +239,9 @@ class HeadDrafting:
     def _bears_features(self, heads: Heads, slot: int, held: Held, step: DraftedStep) -> bool:
         """Whether features of a session are kept: a head may draft for it, and it can bear what they take.
 
-        That is a step's; of a text that the head must begin in the middle, those of all steps until it may draft, and a
-        draft. What tries take is limited otherwise, but one in debt could take part in none.
+        That is a step's; of a text that the head must begin in the middle, those of all steps until it may draft. And
+        it must bear a draft: one that could not paid for features until its end, and came to bear none. What tries take
+        is limited otherwise, but one in debt could take part in none.
         """
         if not _takes(held.session):
             return False
@@ -248,8 +249,9 @@ class HeadDrafting:
         if not self._depth.pays:
             return spare_us > 0.0
         cost_us = self._depth.tapped_us(len(step.decoding))
-        if cost_us and slot in step.decoding and heads.unread(slot) is None:
-            cost_us = LEAST_BEHIND * cost_us + self._depth.drafting_us(1, 1)
+        if cost_us and slot in step.decoding:
+            steps = LEAST_BEHIND if heads.unread(slot) is None else 1
+            cost_us = steps * cost_us + self._depth.drafting_us(1, 1)
         return cost_us <= max(0.0, spare_us)
 
     def charge_features(self, sessions: int) -> None:

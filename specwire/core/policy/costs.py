@@ -21,6 +21,7 @@ from specwire.core.policy.tunables import (
     PRIOR_WINDOW_ROWS,
     PRIOR_WINDOWS,
     SLACK_DEVIATIONS,
+    SLOW_STEPS,
     STEP_OUTLIER,
     STEP_WEIGHT,
     TIMING_WEIGHT,
@@ -135,7 +136,7 @@ class StepCosts:
         self._calm = CALM_STEPS
         # Whether the last step had a window: the one behind it is slower, for what that left behind.
         self._windowed = False
-        self._hiccups = Hiccups()
+        self._hiccups = Hiccups(SLOW_STEPS)
         # What windows add, by (sessions, rows), and steps of a session alone, by rows; forgotten when they are refined.
         self._windows_us: dict[tuple[int, int], float] = {}
         self._alone_us: dict[int, float] = {}

@@ -449,15 +449,15 @@ def likely(seen_us: float, expected_us: float) -> float:
 
 
 class Hiccups:
-    """Tells a hiccup of the machine, in one step, from steps that have become longer, which are so twice in a row."""
+    """Tells hiccups of the machine, in up to `most` steps in a row, from steps that have become longer."""
 
-    def __init__(self) -> None:
-        self._long = False
+    def __init__(self, most: int = 1) -> None:
+        self._most, self._slow = most, 0
 
     def without(self, seen_us: float, expected_us: float) -> float:
         """What a step is charged for."""
-        before, self._long = self._long, seen_us > STEP_OUTLIER * expected_us
-        return seen_us if before and self._long else likely(seen_us, expected_us)
+        self._slow = self._slow + 1 if seen_us > STEP_OUTLIER * expected_us else 0
+        return seen_us if self._slow > self._most else likely(seen_us, expected_us)
 
 
 def typical(values: Sequence[float]) -> float:
