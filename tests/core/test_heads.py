@@ -207,13 +207,16 @@ def test_a_draft_goes_on_while_it_pays_for_all_texts_together_and_a_try_to_its_e
     assert depth.deepening(rates, [fresh] * 4, 4, flat).goes_on(range(4), [0.01] * 4)
 
 
-def test_what_is_there_for_nothing_is_beaten_by_more_than_it_costs() -> None:
-    """At 0.7 a position two guesses decide 2.19 tokens, three 2.53; each costs a fifth of one."""
+def test_what_is_there_for_nothing_is_beaten_by_more_tokens_in_a_time() -> None:
+    """At 0.7 a position three guesses decide 2.53 tokens in 1.6 ms; without any, two in a millisecond are more."""
     head, rates = HeadDepth({1: 200.0}, most=3), [0.7, 0.7, 0.7]
-    assert head.beats(1.92, rates, 1000.0)
-    assert not head.beats(1.94, rates, 1000.0)
-    assert head.beats(0.0, rates, 1000.0)
-    assert not HeadDepth({1: 2000.0}).beats(0.0, rates, 1000.0)
+
+    assert head.beats(1.57, 4, rates, 1, flat)
+    assert not head.beats(1.59, 4, rates, 1, flat)
+    assert head.beats(1.59, 4, rates, 1, lambda rows: 1000.0 if rows < 5 else 1100.0), "its longer window takes longer"
+    assert head.beats(0.0, 0, rates, 1, flat)
+    assert not HeadDepth({1: 2000.0}).beats(0.0, 0, rates, 1, flat)
+    assert head.beats(1.8, 4, rates, 4, flat), "of four sessions each bears a quarter of the forwards"
 
 
 def test_a_shallow_draft_in_the_place_of_a_deep_one_need_not_pay() -> None:

@@ -280,7 +280,7 @@ class HeadDrafting:
         return [each for each in long if self._readable(each, 1, step) and each.reads == each.unread]
 
     def _wants(self, asked: _Asked, step: DraftedStep) -> bool:
-        """Whether a head's tokens could be tested next, are not there yet, and promise more than the text itself.
+        """Whether a head's tokens could be tested next, are not there yet, and decide more in a time than the text.
 
         A session in debt does not: it could bear no draft, and choosing one at every step would cost more than it wins.
         """
@@ -289,8 +289,9 @@ class HeadDrafting:
             return False
         if session.ngram is None or not step.decoding[asked.slot].looked:
             return True
-        rates = asked.source.acceptance.rates(self._depth.most)
-        return self._depth.beats(promise(session.ngram.look()), rates, step.plain_us)
+        rates, guess = asked.source.acceptance.rates(self._depth.most), session.ngram.look()
+        window = 0 if guess is None else len(guess.tokens)
+        return self._depth.beats(promise(guess), window, rates, len(step.decoding), step.V)
 
     def _chosen(self, asked: Sequence[_Asked], step: DraftedStep, now_us: float) -> list[_Asked]:
         """The sessions to draft for, and how deep. Where drafting does not pay it is tried now and then.

@@ -192,15 +192,20 @@ class HeadDepth:
         further_us = max(0.0, took_us - self.drafting_us(1, 1))
         self._row_us = smoothed(self._row_us or None, further_us / rows)
 
-    def beats(self, promised: float, rates: Sequence[float], plain_us: float) -> bool:
-        """Whether at some depth it decides more than the `promised` tokens that cost nothing.
+    def beats(
+        self, promised: float, window: int, rates: Sequence[float], decoding: int, V: Callable[[int], float]
+    ) -> bool:
+        """Whether at some depth more tokens are decided in a step's time than with a guess that is there already.
 
-        rates: P(accept | tested) by position. plain_us: time in which a token is decided without either.
+        promised: tokens that a `window` of the guess is expected to decide. rates: P(accept | tested) by position, of
+        the head. decoding: sessions of the step. The others decide one token each, and share the head's forwards.
         """
-        tokens = 1.0
+        others, tokens = decoding - 1, 1.0
+        least_rate = (others + max(1.0, promised)) / V(decoding + window)
         for depth, product in enumerate(accumulate(rates, mul), 1):
             tokens += product
-            if tokens - self.drafting_us(1, depth) / plain_us > promised:
+            time_us = V(decoding + depth) + self.drafting_us(decoding, depth) / decoding
+            if others + tokens > least_rate * time_us:
                 return True
         return False
 
