@@ -18,7 +18,7 @@ from specwire.core.policy.tunables import EXPLORED_SHARE, MOST_HEAD_DEPTH
 from specwire.core.policy.windows import StepCandidate, divided
 from specwire.core.text import Ending
 from specwire.core.verify.session import Allowance, VerifySession
-from specwire.core.verify.text_sources import HeadSource
+from specwire.core.verify.text_sources import HeadSource, promise
 from tests.core.branching import PROMPT, Nodes, Path, Target, piece, trees
 from tests.core.mistakes import HEAD_MISTAKES
 from tests.patches import Patch
@@ -208,15 +208,38 @@ def test_a_draft_goes_on_while_it_pays_for_all_texts_together_and_a_try_to_its_e
 
 
 def test_what_is_there_for_nothing_is_beaten_by_more_tokens_in_a_time() -> None:
-    """At 0.7 a position three guesses decide 2.53 tokens in 1.6 ms; without any, two in a millisecond are more."""
+    """At 0.7 a position three tokens decide 2.53 in 1.6 ms, so 1.58 in the time of a step that takes as long."""
     head, rates = HeadDepth({1: 200.0}, most=3), [0.7, 0.7, 0.7]
+    assert head.beats([0.57], rates, 1, flat)
+    assert not head.beats([0.59], rates, 1, flat)
+    assert head.beats([], rates, 1, flat)
+    assert not HeadDepth({1: 2000.0}).beats([], rates, 1, flat)
+    assert head.beats([0.8], rates, 4, flat), "of four sessions each bears a quarter of the forwards"
 
-    assert head.beats(1.57, 4, rates, 1, flat)
-    assert not head.beats(1.59, 4, rates, 1, flat)
-    assert head.beats(1.59, 4, rates, 1, lambda rows: 1000.0 if rows < 5 else 1100.0), "its longer window takes longer"
-    assert head.beats(0.0, 0, rates, 1, flat)
-    assert not HeadDepth({1: 2000.0}).beats(0.0, 0, rates, 1, flat)
-    assert head.beats(1.8, 4, rates, 4, flat), "of four sessions each bears a quarter of the forwards"
+    def steep(rows: int) -> float:
+        return 900.0 + 100.0 * rows
+
+    assert not HeadDepth({1: 300.0}, most=3).beats([0.6] * 16, rates, 1, steep), "its beginning is worth more than all"
+
+
+def test_what_a_head_drafted_is_tested_before_a_longer_guess_that_is_less_sure() -> None:
+    """Both repeat the text, whose own guess goes on for longer and promises more in all."""
+    text = [5, 6, 7, 8] * 5
+    ending = Ending(400, frozenset(), frozenset())
+    session = VerifySession.opened(
+        text, len(text), Sampling(), ending, Allowance(400, 400), 100, ngram=True, head=LearntHead()
+    )
+    assert session.head is not None
+    assert session.ngram is not None
+    session.head.propose([5, 6])
+    for _ in range(200):
+        session.head.acceptance.observe(2, 2)
+    copied, drafted = session.ngram.look(), session.head.look()
+    assert copied is not None
+    assert drafted is not None
+    assert promise(copied, 2) < promise(drafted) < promise(copied)
+    assert session.look() == drafted
+    assert session.look(drafts=False) == copied
 
 
 def test_a_shallow_draft_in_the_place_of_a_deep_one_need_not_pay() -> None:

@@ -117,7 +117,7 @@ def test_what_a_text_may_lose_in_the_end_it_may_lose_at_its_beginning() -> None:
 
 @pytest.mark.parametrize("alone_after", [0, 8, 64, 250])
 @pytest.mark.parametrize("growth", [1.5, 2.7, 8.0])
-def test_a_text_whose_batch_shrinks_loses_no_more_than_two_percent_and_two_steps(
+def test_a_text_whose_batch_shrinks_loses_no_more_than_two_percent_and_two_steps_of_it(
     growth: float, alone_after: int
 ) -> None:
     """All that it may lose at its beginning is lost in a batch; from some token on it is decided alone."""

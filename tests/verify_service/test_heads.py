@@ -408,6 +408,16 @@ def test_a_head_that_is_dear_and_wrong_keeps_no_look_up_quiet(head_us: float, gr
     assert steps[True] <= steps[False] + 1
 
 
+def test_what_a_head_lost_at_another_verifier_keeps_no_look_up_quiet() -> None:
+    """Five plain steps, of which only the sum is told."""
+    heads = ScriptedHeads(wrong, model=REPEATING)
+    rig = Rig(REPEATING, context=1024, growth=0.02, drafting=HeadDrafting(heads, HeadDepth({1: 500.0})))
+    rig.open(1, (5, 6, 7), max_tokens=128, ledger_us=5000)
+    rig.run()
+    assert rig.tokens[1] == oracle(rig.lm, (5, 6, 7), 128)
+    assert rig.engine.steps < 64
+
+
 @pytest.mark.parametrize("sessions", [1, 3])
 def test_a_slow_head_that_is_never_right_costs_next_to_nothing(sessions: int) -> None:
     """Each time as much as two forwards, which nobody expects of it."""

@@ -22,7 +22,7 @@ from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.shares import TenantShares
-from specwire.core.policy.tunables import DRAFTED_LATELY_US
+from specwire.core.policy.tunables import COLD_AFTER_US, DRAFTED_LATELY_US
 from specwire.core.policy.windows import Share, longest_rest, schedule
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
@@ -457,6 +457,8 @@ class Engine:
         """Account for a step whose tokens are chosen: its times, and what a plain step of so many sessions costs."""
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
+        if pauses.idle_us >= COLD_AFTER_US:
+            self.costs.idled()
         plain_us, drafts_us = self.costs.told(len(parts))
         timings = StepTimings(
             step=self.steps,

@@ -21,7 +21,7 @@ from specwire.core.policy.tunables import (
     RISKED_SHARE,
 )
 from specwire.core.verify.session import VerifySession
-from specwire.core.verify.text_sources import HeadSource, promise
+from specwire.core.verify.text_sources import HeadSource
 from verify_service.engine.batch import ShortOfMemory, detect_out_of_memory
 from verify_service.engine.sessions import Held
 
@@ -104,7 +104,8 @@ class HeadDrafting:
     whole prompt, no text of a large batch could bear a draft. What the head leaves unread later is charged whole,
     because a head that is seldom asked reads much for little.
 
-    Ledgers are kept by the batch's plain step, which they are charged against, and not by that of a session alone.
+    Ledgers are kept by the batch's plain step, which they are charged against, and not by that of a session alone, but
+    for what a text borrows of tokens to come.
 
     Keeping features makes a step longer. So it is done for sessions that take a head's tokens and can bear that, and
     only while the head drafts for any. When it is to draft again it begins behind what was not kept.
@@ -287,11 +288,15 @@ class HeadDrafting:
         session = asked.session
         if asked.spare_us <= 0.0 or not session.trusting or session.room < 2 or asked.source.proposed:
             return False
-        if session.ngram is None or not step.decoding[asked.slot].looked:
+        held = step.decoding[asked.slot]
+        if session.ngram is None or not held.looked:
             return True
-        rates, guess = asked.source.acceptance.rates(self._depth.most), session.ngram.look()
-        window = 0 if guess is None else len(guess.tokens)
-        return self._depth.beats(promise(guess), window, rates, len(step.decoding), step.V)
+        # A guess that its ledger does not bear is none.
+        bears = session.ledger.spare_us(step.plain_us) >= held.running.waited_us
+        guess = session.ngram.look() if bears else None
+        guessed = () if guess is None else guess.acceptance.rates(min(len(guess.tokens), session.room - 1))
+        rates = asked.source.acceptance.rates(self._depth.most)
+        return self._depth.beats(guessed, rates, len(step.decoding), step.V)
 
     def _chosen(self, asked: Sequence[_Asked], step: DraftedStep, now_us: float) -> list[_Asked]:
         """The sessions to draft for, and how deep. Where drafting does not pay it is tried now and then.

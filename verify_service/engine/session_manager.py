@@ -325,6 +325,9 @@ class SessionManager:
             learnt=lambda: self._learnt(opening),
         )
         session.ledger.balance_us = float(opening.ledger_us)
+        if session.head is not None:
+            # Whose debt it is was not told. As a head's it keeps nobody quiet, and all may lose no more together.
+            session.ledger.head_us = max(0.0, session.ledger.balance_us)
         return session
 
     def _others(self, opening: Opening, text: Sequence[int]) -> list[NgramSource]:

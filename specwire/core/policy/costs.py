@@ -21,7 +21,6 @@ from specwire.core.policy.tunables import (
     PRIOR_WINDOW_ROWS,
     PRIOR_WINDOWS,
     SLACK_DEVIATIONS,
-    SLOW_STEPS,
     STEP_OUTLIER,
     STEP_WEIGHT,
     TIMING_WEIGHT,
@@ -136,7 +135,7 @@ class StepCosts:
         self._calm = CALM_STEPS
         # Whether the last step had a window: the one behind it is slower, for what that left behind.
         self._windowed = False
-        self._hiccups = Hiccups(SLOW_STEPS)
+        self._hiccups = Hiccups()
         # What windows add, by (sessions, rows), and steps of a session alone, by rows; forgotten when they are refined.
         self._windows_us: dict[tuple[int, int], float] = {}
         self._alone_us: dict[int, float] = {}
@@ -227,6 +226,10 @@ class StepCosts:
         elif calm and not self._windowed:
             self.forward.observe(rows, forward_us)
         self._windows_us.clear()
+
+    def idled(self) -> None:
+        """Nothing was computed for COLD_AFTER_US."""
+        self._hiccups.idled()
 
     def hiccup_us(self, sessions: int, rows: int, step_us: float) -> float:
         """How much longer a step took than such steps take, as far as that is the machine's doing; negative: shorter.
@@ -491,14 +494,15 @@ class StepCharge(NamedTuple):
             or a prompt shared it.
         waited_us: the step waited for proposals, of whichever session.
         part: the share charged of what windows took beyond waiting and the plain step: see `part_of`.
-        hiccup_us: of the step, charged to nobody here: see `StepCosts.hiccup_us`, and what a head's features took.
+        uncharged_us: of the step: a hiccup (`StepCosts.hiccup_us`), and what a head's features took, which are charged
+            by themselves.
         head: the window was a head's.
     """
 
     plain_us: float | None
     waited_us: float = 0.0
     part: float = 1.0
-    hiccup_us: float = 0.0
+    uncharged_us: float = 0.0
     head: bool = False
 
 

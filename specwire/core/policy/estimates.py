@@ -31,6 +31,7 @@ from specwire.core.policy.tunables import (
     TIMING_WEIGHT,
     TOGETHER_SHARE,
     TRIAL_VERDICTS,
+    WARMING_STEPS,
 )
 from specwire.core.text import Tree
 
@@ -449,15 +450,24 @@ def likely(seen_us: float, expected_us: float) -> float:
 
 
 class Hiccups:
-    """Tells hiccups of the machine, in up to `most` steps in a row, from steps that have become longer."""
+    """Tells a hiccup of the machine, in one step, from steps that have become longer, which are so twice in a row.
 
-    def __init__(self, most: int = 1) -> None:
-        self._most, self._slow = most, 0
+    But a machine that was idle computes its first steps slowly: up to WARMING_STEPS of them tell nothing.
+    """
+
+    def __init__(self) -> None:
+        self._long, self._warming = False, 0
+
+    def idled(self) -> None:
+        """Nothing was computed for COLD_AFTER_US."""
+        self._warming = WARMING_STEPS
 
     def without(self, seen_us: float, expected_us: float) -> float:
         """What a step is charged for."""
-        self._slow = self._slow + 1 if seen_us > STEP_OUTLIER * expected_us else 0
-        return seen_us if self._slow > self._most else likely(seen_us, expected_us)
+        before, self._long = self._long, seen_us > STEP_OUTLIER * expected_us
+        if self._long and self._warming:
+            self._warming, self._long = self._warming - 1, False
+        return seen_us if before and self._long else likely(seen_us, expected_us)
 
 
 def typical(values: Sequence[float]) -> float:

@@ -192,16 +192,18 @@ class HeadDepth:
         further_us = max(0.0, took_us - self.drafting_us(1, 1))
         self._row_us = smoothed(self._row_us or None, further_us / rows)
 
-    def beats(
-        self, promised: float, window: int, rates: Sequence[float], decoding: int, V: Callable[[int], float]
-    ) -> bool:
+    def beats(self, guessed: Sequence[float], rates: Sequence[float], decoding: int, V: Callable[[int], float]) -> bool:
         """Whether at some depth more tokens are decided in a step's time than with a guess that is there already.
 
-        promised: tokens that a `window` of the guess is expected to decide. rates: P(accept | tested) by position, of
-        the head. decoding: sessions of the step. The others decide one token each, and share the head's forwards.
+        guessed: P(accept | tested) of the guess's tokens, of which the best window counts; without any, a plain step.
+        rates: of the head's positions. decoding: sessions of the step. The others decide one token each, and share the
+        head's forwards.
         """
-        others, tokens = decoding - 1, 1.0
-        least_rate = (others + max(1.0, promised)) / V(decoding + window)
+        others, tokens, promised = decoding - 1, 1.0, 1.0
+        least_rate = decoding / V(decoding)
+        for window, product in enumerate(accumulate(guessed, mul), 1):
+            promised += product
+            least_rate = max(least_rate, (others + promised) / V(decoding + window))
         for depth, product in enumerate(accumulate(rates, mul), 1):
             tokens += product
             time_us = V(decoding + depth) + self.drafting_us(decoding, depth) / decoding

@@ -29,10 +29,10 @@ STEP_WEIGHT = 0.05
 # steps: they count for at most STEP_OUTLIER times, and at least 1 / STEP_OUTLIER times, what is expected.
 OUTLIER = 3.0
 STEP_OUTLIER = 1.3
-# Steps with windows in a row that took longer than that, behind which such steps have become longer. Fewer are a
-# hiccup: a machine that was idle computes up to six steps two to four times as slowly, with windows and without, and
-# charged for them a text was in debt before its head had begun.
-SLOW_STEPS = 8
+# Microseconds without a forward behind which a machine's first steps are slow, and how many slow ones are then no sign
+# that steps have become longer. Up to six took two to four times as long, with windows and without; charged for them, a
+# text was in debt before its head had begun.
+COLD_AFTER_US, WARMING_STEPS = 1e5, 8
 # Microseconds; what is known of a delay or an overhead counts as at least this for OUTLIER, or it stays near zero.
 LEAST_TIMING_US = 200.0
 # P(decided) of a node's children by rank, before anything was seen, and how many observations that is worth. Measured

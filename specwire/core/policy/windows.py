@@ -69,8 +69,9 @@ class StepCandidate(NamedTuple):
 
     def spare_of(self, kind: SourceKind) -> float:
         """What a window of such a source may cost."""
-        guessed = kind is not SourceKind.DRAFTER and self.guess_spare_us is not None
-        return self.guess_spare_us if guessed and self.guess_spare_us is not None else self.spare_us
+        if kind is SourceKind.DRAFTER or self.guess_spare_us is None:
+            return self.spare_us
+        return self.guess_spare_us
 
 
 class Share(NamedTuple):
@@ -534,8 +535,9 @@ def _payers(due: Sequence[Expected], sessions: int, now_us: float, rows: int, V:
 def _expect(candidate: StepCandidate, share: Share, awaited: Awaited, least: float) -> Expected:
     """What the session's part of the step would grow by if `awaited` were there.
 
-    The chain's window grows, unless it must be whole by no tokens that gain `least` per row or less: `divided` would
-    not test them. Weighed by all that is due, a wait for a long chain would not pay where one for its beginning does.
+    The chain's window grows by what is due. Tokens that gain `least` per row or less are left out, since `divided`
+    would not test them; a window that must be whole keeps them. Weighed by all that is due, a wait for a long chain
+    would not pay where one for its beginning does.
     A guess gives way to the chain, if that is then expected to decide more.
     """
     window = share.window if share.kind is SourceKind.DRAFTER else candidate.drafted

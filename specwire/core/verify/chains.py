@@ -228,7 +228,7 @@ class Chains:
         return _of(source, self._acceptance, AcceptanceByPosition)
 
     @property
-    def heard(self) -> bool:
+    def has_sources(self) -> bool:
         """Whether a source proposed that is not known to be gone."""
         return len(self._newest) > 0
 

@@ -246,19 +246,23 @@ class VerifySession:
 
         batch_us: the plain step that it is charged against. plain_us: of the session alone.
         """
-        alone = self.ngram is None and not self.chains.heard
+        alone = self.ngram is None and not self.chains.has_sources and self.allowance.due == 0
         return self.ledger.head_spare_us(batch_us, plain_us, alone)
 
     def look(self, search: bool = True, copies: bool = True, drafts: bool = True) -> Guess | None:
         """The best present proposal of the verifier's own sources; `guess` until the next look.
 
         search: the text, too. copies, drafts: whether the ledger bears anything of the text's, of a head's; what it
-        does not bear stands behind what it does.
+        does not bear stands behind what it does. A head has drafted because it decides more in a time: so what counts
+        is what as many tokens of the text's guess would decide, which may be longer and less sure.
         """
         copied = self.ngram.look() if self.ngram is not None and search and self.trusting else None
         drafted = self.head.look() if self.head is not None and self.trusting else None
-        better = drafted is not None and (copied is None or (drafts, promise(drafted)) > (copies, promise(copied)))
-        self.guess = drafted if better else copied
+        if drafted is None or copied is None:
+            self.guess = drafted or copied
+        else:
+            better = (drafts, promise(drafted)) > (copies, promise(copied, len(drafted.tokens)))
+            self.guess = drafted if better else copied
         return self.guess
 
     def window(self, most: int, kind: SourceKind = SourceKind.DRAFTER) -> tuple[int, ...]:
@@ -550,7 +554,7 @@ class RunningSession:
         if step.plain_us is None:
             ledger.charge(spent_us, tokens, spent_us / tokens)
         else:
-            windows_us = spent_us - step.plain_us - step.waited_us - step.hiccup_us
+            windows_us = spent_us - step.plain_us - step.waited_us - step.uncharged_us
             if self.waited_us:
                 ledger.charge(0.0, 0, 0.0, self.waited_us)
             ledger.charge(spent_us, tokens, step.plain_us, step.plain_us + step.part * windows_us, step.head)

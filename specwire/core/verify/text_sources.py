@@ -400,9 +400,11 @@ def _held_against(guess: Guess, tokens: Sequence[int]) -> tuple[int, int]:
     return len(decided), right
 
 
-def promise(guess: Guess | None) -> float:
-    """Tokens that a window of all of it would decide."""
-    return 0.0 if guess is None else guess.acceptance.expected(len(guess.tokens))
+def promise(guess: Guess | None, most: int | None = None) -> float:
+    """Tokens that a window of all of it, or of its first `most` tokens, is expected to decide."""
+    if guess is None:
+        return 0.0
+    return guess.acceptance.expected(len(guess.tokens) if most is None else min(most, len(guess.tokens)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
