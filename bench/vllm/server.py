@@ -94,10 +94,12 @@ class StoppableProcesses(ABC):
 
     def end(self) -> None:
         self.go_on()
-        self._end()
-        if self._watcher is not None:
-            self._watcher.kill()
-            self._watcher.communicate()
+        try:
+            self._end()
+        finally:
+            if self._watcher is not None:
+                self._watcher.kill()
+                self._watcher.communicate()
 
     def _send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

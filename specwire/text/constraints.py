@@ -34,7 +34,7 @@ LIBRARY, LEAST = "llguidance", (1, 9)
 
 
 @cache
-def installed() -> str:
+def installed_version() -> str:
     """The library's version; empty where it is not there."""
     try:
         return version(LIBRARY)
@@ -44,7 +44,7 @@ def installed() -> str:
 
 def lacking() -> str:
     """What a service needs for constraints, and how to get it; empty where it has that."""
-    found = installed()
+    found = installed_version()
     if not found:
         return f"needs {LIBRARY} here (pip install 'specwire[constrained]')"
     if tuple(int(part) for part in found.split(".")[:2] if part.isdigit()) >= LEAST:

@@ -224,7 +224,7 @@ async def test_what_cannot_be_served_is_refused_and_costs_nobody_else_anything(t
 
 
 async def test_without_the_library_it_is_said_what_to_install(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specwire.text.constraints.installed", lambda: "")
+    monkeypatch.setattr("specwire.text.constraints.installed_version", lambda: "")
     async with served(target, target) as running:
         with pytest.raises(SpecwireError) as caught:
             await running.client.complete(PROMPT, regex="a", max_tokens=5)

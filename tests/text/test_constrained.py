@@ -383,7 +383,7 @@ async def test_where_none_was_forked_the_constraint_is_not_to_blame(
 async def test_without_the_library_it_says_what_to_install(
     found: str, message: str, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specwire.text.constraints.installed", lambda: found)
+    monkeypatch.setattr("specwire.text.constraints.installed_version", lambda: found)
     with pytest.raises(NotInstalled, match=re.escape(message)):
         await compiler.begin(regex("a"), ())
 
