@@ -127,8 +127,8 @@ class StackAddress:
     token: str
 
 
-def add_address_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `stack_address_of` reads."""
+def add_address_arguments(parser: argparse.ArgumentParser, references: bool = True) -> None:
+    """What `stack_address_of` reads. references: False leaves --reference to the caller."""
     parser.add_argument(
         "--address",
         metavar="ADDR[,ADDR]",
@@ -138,7 +138,7 @@ def add_address_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default="", metavar="NAME", help="of a stack that serves several (default: the only one)"
     )
-    add_stack_arguments(parser)
+    add_stack_arguments(parser, references)
     add_client_arguments(parser, "a running stack", variable=True)
 
 

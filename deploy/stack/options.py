@@ -368,8 +368,8 @@ def kind_of(role: str) -> str:
     return role.partition("-")[0]
 
 
-def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what stack_options reads, --listen apart."""
+def add_stack_arguments(parser: argparse.ArgumentParser, references: bool = True) -> None:
+    """Add what stack_options reads, --listen apart. references: False leaves --reference to the caller."""
     group = parser.add_argument_group("stack")
     group.add_argument("--target", metavar="MODEL", help="path or hub id (default: the demo pair's target)")
     draft = group.add_mutually_exclusive_group()
@@ -387,7 +387,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-ngram", action="store_true", help="the verifier proposes nothing from the text itself (default: it does)"
     )
     add_text_memory_argument(group)
-    add_known_texts_arguments(group)
+    add_known_texts_arguments(group, references)
     heads = group.add_mutually_exclusive_group()
     add_heads_argument(heads, default=None, told="none; `demo` takes the demo pair's, if the target is")
     heads.add_argument("--no-heads", action="store_true", help="nothing drafts beside the target, as with --heads ''")

@@ -377,15 +377,19 @@ def add_text_memory_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_known_texts_arguments(parser: argparse._ActionsContainer) -> None:
-    """`ModelServiceOptions.references` and `table` of a verifier."""
-    parser.add_argument(
-        "--reference",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="documents to propose from, a file or a folder of .txt, .md, .py, .jsonl; may be repeated (default: none)",
-    )
+def add_known_texts_arguments(parser: argparse._ActionsContainer, references: bool = True) -> None:
+    """`ModelServiceOptions.references` and `table` of a verifier. references: False adds the table alone."""
+    if references:
+        parser.add_argument(
+            "--reference",
+            action="append",
+            default=[],
+            metavar="PATH",
+            help="documents to propose from, a file or a folder of .txt, .md, .py, .jsonl; may be repeated "
+            "(default: none)",
+        )
+    else:
+        parser.set_defaults(reference=[])
     parser.add_argument(
         "--table", default="", metavar="FILE", help="n-grams to propose from, by `specwire table build` (default: none)"
     )

@@ -1,24 +1,38 @@
-"""What form an output must have, from the command line to the request."""
+"""What form an output must have, and what is proposed for it, from the command line to the request."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import io
+import sys
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import orchestrator.api.requests
+from deploy.cli.clients import chat, generate
 from deploy.cli.clients.generate import add_sampling_arguments, sampling_options
+from deploy.cli.stack_address import stack_address_of
+from deploy.stack.child_stack import stack_words
+from orchestrator.api.requests import reference_tokens
+from orchestrator.peers.models import Target
 from specwire.client.requests import generate_request
-from specwire.core.invalid import InvalidParameter
+from specwire.core.invalid import MOST_REFERENCES, InvalidParameter
+from specwire.rpc.channel import MOST_MESSAGE_BYTES
 from specwire.rpc.convert import constraint_from_wire, sampling_from_wire, stopping_from_wire
 from specwire.v1 import generation_pb2
+from tests.orchestrator.stack import TARGET, stack
+from tests.wait import LIMIT_S
 
 
 def request_of(*words: str) -> generation_pb2.GenerateRequest:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_sampling_arguments(parser)
-    parser.set_defaults(json=False, provisional=False)
+    parser.set_defaults(json=False, provisional=False, prompt="x", prompt_file=None)
     return generate_request("x", **sampling_options(parser.parse_args(words)))
 
 
@@ -102,3 +116,105 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
         asked("--grammar", str(tmp_path / "odd"))
     with pytest.raises(InvalidParameter, match="regex: is not valid Unicode at index 1"):
         asked("--regex", "a\udcff")
+
+
+LARGE = b"1" * (MOST_MESSAGE_BYTES // 2 + 1)
+
+
+def test_texts_to_propose_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a folder every text is a document; empty ones, which a service refuses, are left out."""
+    lines = '{"text": "3"}\n\n{"text": "4\\n"}\n'
+    for name, text in (("a.txt", "1 2"), ("b.py", ""), ("c.jsonl", lines), ("d.rs", "5")):
+        (tmp_path / name).write_text(text)
+    request = request_of("--reference", str(tmp_path / "d.rs"), "--reference", str(tmp_path), "--private")
+    assert [part.text for part in request.references] == ["5", "1 2", "3", "4\n"]
+    assert request.private
+    assert request.WhichOneof("prediction") is None
+    none = request_of("--prediction", str(tmp_path / "a.txt"))
+    assert (none.prediction_text, list(none.references), none.private) == ("1 2", [], False)
+    monkeypatch.setattr("sys.stdin", io.StringIO("6 7\n"))
+    assert request_of("--prediction", "-").prediction_text == "6 7\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--reference", "no/such"), "references: there is no no/such"),
+        (("--reference", "odd"), "references: odd: cannot be read: UnicodeDecodeError: .* in position 1"),
+        (("--reference", "bad.jsonl"), "references: bad.jsonl: cannot be read: KeyError"),
+        (("--reference", "empty"), "references: there is nothing to read in empty"),
+        (("--reference", "full") * (MOST_REFERENCES + 1), f"references: at most {MOST_REFERENCES} are allowed, not 65"),
+        (
+            ("--reference", "large") * 2,
+            f"references: {MOST_MESSAGE_BYTES + 2} bytes of text are more than a request may",
+        ),
+        (("--prediction", "no/such"), "prediction: no/such cannot be read: No such file or directory"),
+        (("--prediction", "odd"), "prediction: odd is not UTF-8 at byte 1"),
+    ],
+)
+def test_texts_that_cannot_be_read_are_refused(
+    words: Sequence[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, data in (("odd", b"1\xff"), ("bad.jsonl", b"{}"), ("empty", b""), ("full", b"1"), ("large", LARGE)):
+        (tmp_path / name).write_bytes(data)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidParameter, match=f"^{message}"):
+        request_of(*words)
+
+
+@pytest.mark.parametrize("words", [[], ["--prompt-file", "-"], ["a conversation"]], ids=["piped", "named", "chat"])
+def test_stdin_is_read_once(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("both?"))
+    parser = argparse.ArgumentParser()
+    command, given = (chat, []) if words == ["a conversation"] else (generate, words)
+    command.add_arguments(parser)
+    with pytest.raises(InvalidParameter, match="^prediction: must be a file, not -: stdin has the prompt$"):
+        sampling_options(parser.parse_args([*given, "--prediction", "-"]))
+    assert sys.stdin.read() == "both?"
+
+
+@pytest.mark.parametrize("command", [generate, chat], ids=["generate", "chat"])
+def test_a_stack_of_its_own_has_no_references_but_those_of_the_request(command: Any, tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    args = parser.parse_args(["--target", "m", "--reference", str(tmp_path), "--slots", "3"])
+    assert stack_address_of(args).own.references == ()
+    assert sorted(stack_words(args)) == ["--slots=3", "--target=m"]
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+async def test_a_service_is_told(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each turn of a conversation, too; what is too long the service refuses."""
+    read: list[list[list[int]]] = []
+
+    async def told(request: generation_pb2.GenerateRequest, target: Target) -> tuple[array[int], ...]:
+        documents = await reference_tokens(request, target)
+        read.append([list(each) for each in documents])
+        return documents
+
+    async def asked(address: str, *words: str) -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "deploy", command, "--address", address, "--max-tokens", "3", *words),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(LIMIT_S):
+            error = (await process.communicate(b"5 6\n" if command == "generate" else b"5 6\n7\n"))[1].decode()
+        return process.returncode, error
+
+    monkeypatch.setattr(orchestrator.api.requests, "reference_tokens", told)
+    (tmp_path / "first").write_text("8 9")
+    (tmp_path / "second").write_text("1 2 3")
+    (tmp_path / "long").write_text("1 " * 100_000)
+    texts = ("--reference", str(tmp_path / "first"), "--reference", str(tmp_path / "second"))
+    async with stack(TARGET) as running:
+        code, error = await asked(running.client.address, *texts, "--prediction", str(tmp_path / "second"), "--private")
+        records = [driver.view.record for driver in running.orchestrator.orchestrator.sessions.values()]
+        refused = await asked(running.client.address, "--prediction", str(tmp_path / "long"))
+    turns = 1 if command == "generate" else 2
+    assert (code, "error" in error) == (0, False)
+    assert read == [[[8, 9], [1, 2, 3]]] * turns
+    assert [(record.prediction, record.private) for record in records] == [((1, 2, 3), True)] * turns
+    assert refused[0] == (1 if command == "generate" else 0)
+    assert f"specwire {command}: error: prediction: " in refused[1]

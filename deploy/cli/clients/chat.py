@@ -195,7 +195,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--provisional", action="store_true", help="on a terminal, show drafts underlined until they are decided"
     )
     add_sampling_arguments(parser, several=False, max_tokens=MOST_TOKENS)
-    add_address_arguments(parser)
+    add_address_arguments(parser, references=False)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from specwire.client import (
 )
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import MOST_COMPLETIONS, RequestOptions
-from specwire.core.invalid import InvalidParameter
+from specwire.core.invalid import MOST_REFERENCES, InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind, check_constraint
 from specwire.core.law.sampling import (
     KNOWN,
@@ -43,7 +43,9 @@ from specwire.core.law.sampling import (
 from specwire.core.messages import FinishReason
 from specwire.core.placement import check_priority
 from specwire.core.text import Stopping
+from specwire.corpus import named_texts
 from specwire.progress import LAST_LINE
+from specwire.rpc.channel import MOST_MESSAGE_BYTES
 from specwire.rpc.process import say
 
 # As the name of a file.
@@ -71,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--provisional", action="store_true", help="on a terminal, show drafts underlined until they are decided"
     )
-    add_address_arguments(parser)
+    add_address_arguments(parser, references=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -112,6 +114,11 @@ def _prompt(args: argparse.Namespace) -> str:
     if not prompt:
         raise InvalidParameter("prompt", "must not be empty")
     return str(prompt)
+
+
+def _reads_stdin(args: argparse.Namespace) -> bool:
+    """Whether the prompt does."""
+    return args.prompt is None and (args.prompt_file or STDIN) == STDIN
 
 
 async def _generate(request: GenerateCall, folder: Path) -> int:
@@ -262,7 +269,8 @@ def by_source(stats: Stats) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How tokens are drawn, and when a text ends: options, checked before anything starts. `specwire chat` has them too.
+# How tokens are drawn, what is proposed, and when a text ends: options, checked before anything starts. `specwire chat`
+# has them too.
 
 DEFAULT_TOKENS = 128
 
@@ -270,9 +278,10 @@ DEFAULT_TOKENS = 128
 def add_sampling_arguments(
     parser: argparse.ArgumentParser, several: bool = True, max_tokens: int = DEFAULT_TOKENS
 ) -> None:
-    """What `sampling_options` reads, --json and --provisional apart.
+    """What `sampling_options` reads, PROMPT, --prompt-file, --json and --provisional apart.
 
-    several: also what concerns the whole output. max_tokens: by default, as far as the context has room.
+    several: also what concerns the whole output; without it prompts are lines from stdin.
+    max_tokens: by default, as far as the context has room.
     """
     add = parser.add_argument_group("sampling").add_argument
     parser.set_defaults(default_max_tokens=max_tokens)
@@ -304,10 +313,13 @@ def add_sampling_arguments(
         help=f"acceptance rule: {KNOWN}; the last two are lossy (default: by --temperature)",
     )
     _add_form_arguments(parser)
+    _add_text_arguments(parser)
     if several:
         _add_output_arguments(parser)
     else:
-        parser.set_defaults(n=1, logprobs=None, logprobs_of=None, echo=False, json=False)
+        parser.set_defaults(
+            n=1, logprobs=None, logprobs_of=None, echo=False, json=False, prompt=None, prompt_file=STDIN
+        )
 
 
 def _add_form_arguments(parser: argparse.ArgumentParser) -> None:
@@ -316,6 +328,20 @@ def _add_form_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--regex", metavar="R", help="what this regular expression matches")
     add.add_argument("--choice", action="append", default=[], metavar="TEXT", help="one of several; repeat it")
     add.add_argument("--grammar", metavar="FILE", help="what this Lark grammar describes")
+
+
+def _add_text_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("texts to propose from, sent with the request").add_argument
+    add(
+        "--reference",
+        dest="references",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="documents that the output may quote, a file or a folder of .txt, .md, .py, .jsonl; may be repeated",
+    )
+    add("--prediction", metavar="FILE", help="what the output may look like; - for stdin, if the prompt is not there")
+    add("--private", action="store_true", help="propose nothing of it in the tenant's other texts, nor of theirs in it")
 
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
@@ -355,7 +381,9 @@ def sampling_options(args: argparse.Namespace) -> RequestOptions:
         logprobs=args.logprobs,
         logprobs_of=args.logprobs_of or "",
         echo=args.echo,
+        private=args.private,
         **_form(args),
+        **_texts(args),
     )
 
 
@@ -381,10 +409,44 @@ def _constraint(args: argparse.Namespace) -> Constraint | None:
     return None
 
 
+def _texts(args: argparse.Namespace) -> RequestOptions:
+    """What may be proposed. How many tokens it may have only a service can tell, which has a tokenizer."""
+    documents = [text for path in args.references for text in _documents(Path(path))]
+    if len(documents) > MOST_REFERENCES:
+        raise InvalidParameter("references", f"at most {MOST_REFERENCES} are allowed, not {len(documents)}")
+    _check_bytes("references", documents)
+    if args.prediction is None:
+        return RequestOptions(references=documents)
+    if args.prediction == STDIN and _reads_stdin(args):
+        raise InvalidParameter("prediction", f"must be a file, not {STDIN}: stdin has the prompt")
+    prediction = _read("prediction", args.prediction)
+    _check_bytes("prediction", [prediction])
+    return RequestOptions(references=documents, prediction=prediction)
+
+
+def _check_bytes(field: str, texts: Sequence[str]) -> None:
+    """Refuse what no message can carry: gRPC's own words for that name no field."""
+    size = sum(len(text.encode()) for text in texts)
+    if size > MOST_MESSAGE_BYTES:
+        message = f"{size} bytes of text are more than a request may have (at most {MOST_MESSAGE_BYTES})"
+        raise InvalidParameter(field, message)
+
+
+def _documents(path: Path) -> list[str]:
+    """Texts of a file, or of a folder, without empty ones, such as an __init__.py, which a service refuses."""
+    if not path.exists():
+        raise InvalidParameter("references", f"there is no {path}")
+    found = [text for _, text in named_texts([path], "references") if text]
+    if not found:
+        raise InvalidParameter("references", f"there is nothing to read in {path}")
+    return found
+
+
 def _read(field: str, name: str) -> str:
-    """A file's text, or stdin's where `name` is STDIN and a prompt is read."""
+    """A file's text, or stdin's where `name` is STDIN and a prompt or a prediction is read."""
+    piped = name == STDIN and field in ("prompt_file", "prediction")
     try:
-        return sys.stdin.read() if (field, name) == ("prompt_file", STDIN) else Path(name).read_text(encoding="utf-8")
+        return sys.stdin.read() if piped else Path(name).read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidParameter(field, f"{name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
