@@ -271,12 +271,14 @@ def _peers(status: pb.GetStatusResponse) -> list[list[str]]:
 
 
 def _model(peer: pb.PeerStatus) -> str:
-    """Its model; of what learns the version, too, and how good it and the one before it were when it came."""
+    """Its model; of what learns the version, too, how good it and the one before it were, and its losses."""
     learnt = peer.learnt
-    named = f"{peer.model}, head {learnt.version}" if learnt.version not in ("", peer.model) else peer.model
-    if not (learnt.HasField("acceptance_before") and learnt.HasField("acceptance_after")):
-        return named
-    return f"{named} ({_percent(learnt.acceptance_before)} to {_percent(learnt.acceptance_after)})"
+    told = f"{peer.model}, head {learnt.version}" if learnt.version not in ("", peer.model) else peer.model
+    if learnt.HasField("acceptance_before") and learnt.HasField("acceptance_after"):
+        told += f" ({_percent(learnt.acceptance_before)} to {_percent(learnt.acceptance_after)})"
+    if learnt.HasField("loss_before") and learnt.HasField("loss_after"):
+        told += f", loss {learnt.loss_before:.3f} to {learnt.loss_after:.3f}"
+    return told
 
 
 def _places(peer: pb.PeerStatus) -> str:
