@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from specwire.core.messages import SourceKind
-from specwire.core.policy.windows import LearntRest, Lookout, Share, longest_rest
+from specwire.core.policy.windows import LearntRest, LearntRests, Lookout, Share, longest_rest
 
 PLAIN = Share(3, 1, 0, True)
 GUESSED = Share(3, 1, 5, True, SourceKind.NGRAM)
@@ -79,3 +79,16 @@ def test_a_new_session_begins_as_those_before_it_ended() -> None:
     assert rests(looked(Lookout(learnt), 60)) == [LONGEST] * 5
     looked(Lookout(learnt), 60, share=GUESSED)
     assert rests(looked(Lookout(learnt), 60))[:4] == [0, 1, 2, 4], "guesses of another one were taken"
+
+
+def test_what_was_learnt_stays_within_its_scope() -> None:
+    rests = LearntRests(2)
+    learnt = rests.of(b"ours", shared=True, drawn=False)
+    assert rests.of(b"ours", shared=True, drawn=False) is learnt
+    others = [rests.of(b"ours", False, False), rests.of(b"ours", True, True), rests.of(b"theirs", True, False)]
+    assert all(each is not learnt for each in others)
+    assert rests.of(b"", True, False) is not rests.of(b"", True, False), "without a scope there is nobody to share with"
+    assert rests.of(b"ours", True, False) is learnt
+    rests.of(b"another", True, False)
+    assert rests.of(b"ours", True, False) is learnt
+    assert rests.of(b"theirs", True, False) is not others[-1], "it was used least recently"

@@ -21,6 +21,8 @@ from verify_service.engine.messages import EarlierText
 SPEC = "scripted:5:memory=3:vocab=2000"
 PROMPT = tuple(range(40, 60))
 LENGTH = 200
+# A script that soon repeats itself.
+REPEATING = "scripted:2:memory=1:vocab=60"
 MEMORY = 16 * FIRST_TOKENS * TOKEN_BYTES
 OURS, THEIRS = b"ours", b"theirs"
 
@@ -78,17 +80,26 @@ def test_who_does_not_share_leaves_nothing() -> None:
     assert on.engine.sessions.texts.texts == 1
 
 
-def test_another_scope_is_told_the_same_whether_or_not_ours_asked_also_after_deletion() -> None:
+@pytest.mark.parametrize(("spec", "growth"), [(SPEC, 0.01), (REPEATING, 0.05)])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("theirs", [THEIRS, b""])
+def test_another_scope_is_told_the_same_whether_or_not_ours_asked_also_after_deletion(
+    spec: str, growth: float, shared: bool, theirs: bytes
+) -> None:
     """Every verdict of theirs: tokens, widths, outcomes, so that no figure tells of us."""
     told = []
     for ours in (False, True):
-        on = rig()
+        on = Rig(spec, context=1024, growth=growth, text_memory=MEMORY)
         if ours:
-            steps(on, 1)
-            steps(on, 2)
+            steps(on, 1, shared=shared)
+            steps(on, 2, shared=shared)
+            for handle in range(5, 15):
+                # Too short for a guess that pays.
+                on.open(handle, (*PROMPT, handle), max_tokens=4, scope=OURS, shared=shared)
+                on.run()
             on.tick(forgotten=("session-2",))
-        steps(on, 3, scope=THEIRS)
-        steps(on, 4, scope=THEIRS)
+        steps(on, 3, scope=theirs, shared=shared)
+        steps(on, 4, scope=theirs, shared=shared)
         mine = [each.verdict for report in on.reports for each in report.decided if each.handle in (3, 4)]
         told.append([(each.position, each.tokens, each.outcomes, each.width, each.kind) for each in mine])
     assert told[0] == told[1]

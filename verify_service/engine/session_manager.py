@@ -15,7 +15,7 @@ from specwire.core.model import SlotModel
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import HeadAcceptance
 from specwire.core.policy.shares import TenantShares
-from specwire.core.policy.windows import LearntRest, Lookout
+from specwire.core.policy.windows import LearntRests, Lookout
 from specwire.core.text import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.references import ReferenceRoom, References
@@ -75,8 +75,7 @@ class SessionManager:
         self._offers: Counter[Offer] = Counter() if offers is None else offers
         self._lm = lm
         self._ngram, self._head = ngram, HeadAcceptance() if head else None
-        # Texts that are drawn by noise repeat less than greedy ones.
-        self._rests = {drawn: LearntRest() for drawn in (False, True)}
+        self._rests = LearntRests(lm.slots)
         self._now_us = now_us
         self._grace_us = detach_grace_us
         self._patience = patience
@@ -274,7 +273,7 @@ class SessionManager:
             NO_SLOT,
             opening.prompt_length,
             RunningSession(session, self._now_us()),
-            Lookout(self._rests[opening.sampling.temperature > 0.0]),
+            Lookout(self._rests.of(opening.scope, opening.shared, opening.sampling.temperature > 0.0)),
             opening.deadline_us,
             scope=opening.scope,
             priority=opening.priority,

@@ -369,6 +369,29 @@ class LearntRest:
     in_vain: int = 0
 
 
+class LearntRests:
+    """What sessions learnt, by cache scope: a tenant's texts must not show in how soon another's are searched.
+
+    Sessions that keep their texts to themselves, and those that are drawn by noise, which repeat less, are apart.
+
+    Args:
+        most: scopes that are remembered; the least recently used is forgotten.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._scopes: dict[bytes, dict[tuple[bool, bool], LearntRest]] = {}
+
+    def of(self, scope: bytes, shared: bool, drawn: bool) -> LearntRest:
+        """For a new session; nothing was learnt before it where it has no scope."""
+        if not scope:
+            return LearntRest()
+        rests = self._scopes[scope] = self._scopes.pop(scope, {})  # the last one is the most recently used
+        if len(self._scopes) > self._most:
+            del self._scopes[next(iter(self._scopes))]
+        return rests.setdefault((shared, drawn), LearntRest())
+
+
 class Lookout:
     """Remembers whether a session's guesses were worth a window lately.
 
