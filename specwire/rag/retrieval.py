@@ -65,7 +65,7 @@ class Retriever(Protocol):
 
 
 def read_documents(paths: Sequence[Path], characters: int = PASSAGE_CHARACTERS) -> list[Document]:
-    """Passages of files and folders (.txt, .md, .py, .jsonl with a "text" a line).
+    """Passages of files, and of the texts and source files in folders (`specwire.corpus`).
 
     Raises:
         InvalidParameter: names the path that is not there or cannot be read.

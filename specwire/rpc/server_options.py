@@ -24,6 +24,7 @@ from specwire.core.model import (
     TORCH,
     LoadOptions,
 )
+from specwire.corpus import SEARCHED
 from specwire.progress import LAST_LINE
 from specwire.rpc.channel import exposure
 from specwire.rpc.keys import Keys, read_keys
@@ -385,8 +386,7 @@ def add_known_texts_arguments(parser: argparse._ActionsContainer, references: bo
             action="append",
             default=[],
             metavar="PATH",
-            help="documents to propose from, a file or a folder of .txt, .md, .py, .jsonl; may be repeated "
-            "(default: none)",
+            help=f"documents to propose from, a file, or a folder with {SEARCHED}; may be repeated (default: none)",
         )
     else:
         parser.set_defaults(reference=[])

@@ -11,8 +11,7 @@ import torch
 from deploy.cli.main import main
 from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
-from specwire.core.model import Feed, ModelError
-from specwire.corpus import texts_of
+from specwire.core.model import Feed
 from specwire.lm import load_model
 from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.training import distillation
@@ -191,13 +190,3 @@ def test_what_does_not_fit_is_said_in_a_sentence(
 ) -> None:
     assert main(command(target, data, tmp_path / "head", *more)) == 1
     assert message in capsys.readouterr().err
-
-
-def test_texts_come_from_files_lines_and_folders(tmp_path: Path) -> None:
-    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "two"}) + "\n\n" + json.dumps({"text": "three"}) + "\n")
-    (tmp_path / "a.txt").write_text("one")
-    (tmp_path / "c.bin").write_bytes(b"\xff")
-    assert list(texts_of([tmp_path, tmp_path / "a.txt"])) == ["one", "two", "three", "one"]
-    (tmp_path / "d.jsonl").write_text("{}")
-    with pytest.raises(ModelError, match="d.jsonl: cannot be read"):
-        list(texts_of([tmp_path]))

@@ -16,6 +16,7 @@ from deploy.stack.options import StackError, StackOptions
 from specwire.client import AsyncClient, SpecwireError
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import finite
+from specwire.corpus import SEARCHED
 from specwire.progress import LAST_LINE
 from specwire.rag import SELECTED, Draft, MissingExtra, RagAnswer, RagOptions, TfidfRetriever, answer, read_documents
 from specwire.rag.retrieval import PASSAGE_CHARACTERS
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=Path,
         metavar="PATH",
-        help='files and folders of .txt, .md, .py and .jsonl with a "text" a line',
+        help=f'files, and folders with {SEARCHED}; a .jsonl has a "text" a line',
     )
     _add_numbers(parser)
     parser.add_argument("--draft-model", default="", metavar="NAME", help="who drafts (default: the other one of two)")

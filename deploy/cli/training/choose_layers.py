@@ -6,15 +6,17 @@ import argparse
 from pathlib import Path
 
 from specwire.core.model import QUANTIZATIONS, ModelError
-from specwire.corpus import texts_of
+from specwire.corpus import SEARCHED, texts_of
 from specwire.rpc.process import say
 from specwire.rpc.server_options import add_dtype_argument
 
-EPILOG = """\
-FILES are texts, or lines of JSON with a "text" (.jsonl); folders are searched for .txt, .md, .py and .jsonl. The target
-reads windows of them. Layers are left out one after the other, as long as what it then drafts is right often enough
-for the time that is saved. What is written is for --heads self:FILE of `specwire up` and `specwire verify`, with the
-same target, dtype and quantization. For L layers up to L (L + 1) / 2 sets are tried, over all windows."""
+EPILOG = f"""\
+FILES are texts, or lines of JSON with a "text" (.jsonl); in folders these are read:
+{SEARCHED},
+but no lock files, packages (node_modules) or hidden files. The target reads windows of them. Layers are left out one
+after the other, as long as what it then drafts is right often enough for the time that is saved. What is written is for
+--heads self:FILE of `specwire up` and `specwire verify`, with the same target, dtype and quantization. For L layers up
+to L (L + 1) / 2 sets are tried, over all windows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,15 +9,17 @@ from pathlib import Path
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError
 from specwire.core.verify.table import LEAST_ORDER, MOST_ORDER, NgramTable
-from specwire.corpus import texts_of
+from specwire.corpus import SEARCHED, texts_of
 from specwire.rpc.process import say
 from specwire.text.table_file import save_table
 
-EPILOG = """\
-CORPUS are texts, or lines of JSON with a "text" (.jsonl); folders are searched for .txt, .md, .py and .jsonl. What is
-written is for --table of `specwire up` and `specwire verify` with a target of the same tokenizer, and drafts without
-any model: `specwire draft table:FILE`. It holds the most frequent token behind each context of up to N - 1 tokens, and
-its share: no text, but whoever has it can read off what often follows what."""
+EPILOG = f"""\
+CORPUS are texts, or lines of JSON with a "text" (.jsonl); in folders these are read:
+{SEARCHED},
+but no lock files, packages (node_modules) or hidden files. What is written is for --table of `specwire up` and
+`specwire verify` with a target of the same tokenizer, and drafts without any model: `specwire draft table:FILE`. It
+holds the most frequent token behind each context of up to N - 1 tokens, and its share: no text, but whoever has it can
+read off what often follows what."""
 BUILD = "build"
 
 

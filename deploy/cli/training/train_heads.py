@@ -6,18 +6,21 @@ import argparse
 from pathlib import Path
 
 from specwire.core.model import ModelError
+from specwire.corpus import SEARCHED
 from specwire.rpc.process import say
 
 EAGLE3 = "eagle3"
 MTP = "mtp"
 KINDS = (EAGLE3, "medusa", "hydra", MTP)
-EPILOG = """\
-FILES are texts, or lines of JSON with a "text" (.jsonl); folders are searched for .txt, .md, .py and .jsonl. The target
-computes its features of them; the head learns what it would say. The closer the texts are to what it will be asked, the
-better: its own answers are best. Every hundred steps are kept in --out, and a training that was ended goes on there.
-Medusa and Hydra have a head for each guess (--depth). What is written is for --heads of `specwire up` and `specwire
-verify`, in safetensors: EAGLE-3 in speculators' format, a layer for multi-token prediction (mtp) in Qwen3-Next's, the
-others with names as in their own code. training.json beside it tells by what it was trained, and how right it is."""
+EPILOG = f"""\
+FILES are texts, or lines of JSON with a "text" (.jsonl); in folders these are read:
+{SEARCHED},
+but no lock files, packages (node_modules) or hidden files. The target computes its features of them; the head learns
+what it would say. The closer the texts are to what it will be asked, the better: its own answers are best. Every
+hundred steps are kept in --out, and a training that was ended goes on there. Medusa and Hydra have a head for each
+guess (--depth). What is written is for --heads of `specwire up` and `specwire verify`, in safetensors: EAGLE-3 in
+speculators' format, a layer for multi-token prediction (mtp) in Qwen3-Next's, the others with names as in their own
+code. training.json beside it tells by what it was trained, and how right it is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
