@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 
 import grpc
@@ -160,7 +161,10 @@ class Talkative:
 
 
 async def test_a_link_that_its_peer_ends_says_why_though_something_is_being_sent() -> None:
-    """Of a hundred ends some ten met a write, of which gRPC then says that it was INTERNAL."""
+    """Of a hundred ends some ten met a write, whose failure gRPC puts in the place of the peer's status.
+
+    Where a busy machine has the write fail before that status is read at all, nobody knows it: INTERNAL is said.
+    """
     server = grpc.aio.server()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(Revoking(), server)
     link = verifier_link(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", None)
@@ -169,7 +173,12 @@ async def test_a_link_that_its_peer_ends_says_why_though_something_is_being_sent
         ends = [await link._connect_once(Talkative(link)) for _ in range(100)]
     finally:
         await server.stop(0)
-    assert set(ends) == {(True, "UNAUTHENTICATED: this token is not known here")}
+    told = Counter(ends)
+    assert told.keys() <= {
+        (True, "UNAUTHENTICATED: this token is not known here"),
+        (True, "INTERNAL: Internal error from Core"),
+    }
+    assert told[True, "UNAUTHENTICATED: this token is not known here"] > 95
 
 
 async def test_a_verifier_is_described_by_the_process_that_its_link_reaches() -> None:

@@ -95,10 +95,12 @@ async def test_it_tells_what_it_loaded_and_wakes_for_commands() -> None:
 async def test_its_thread_keeps_to_its_cores_once_its_model_is_loaded() -> None:
     own, before = frozenset({max(os.sched_getaffinity(0))}), os.sched_getaffinity(0)
     found: list[set[int]] = []
+    runs = threading.Event()
 
     class Placed(Echo):
         def run(self) -> None:
             found.append(os.sched_getaffinity(0))
+            runs.set()
             super().run()
 
     def load(deliver: Deliver, _: GoOn) -> tuple[Echo, str]:
@@ -107,6 +109,7 @@ async def test_its_thread_keeps_to_its_cores_once_its_model_is_loaded() -> None:
 
     thread: Thread = ServiceThread("echo", load, cores=own)
     await thread.start()
+    assert await asyncio.to_thread(runs.wait, LIMIT_S)
     await thread.stop()
     assert found == [before, own]
     assert os.sched_getaffinity(0) == before

@@ -43,7 +43,7 @@ from specwire.core.law.sampling import (
 from specwire.core.messages import FinishReason
 from specwire.core.placement import check_priority
 from specwire.core.text import Stopping
-from specwire.corpus import named_texts
+from specwire.corpus import SEARCHED, named_texts
 from specwire.progress import LAST_LINE
 from specwire.rpc.channel import MOST_MESSAGE_BYTES
 from specwire.rpc.process import say
@@ -338,7 +338,7 @@ def _add_text_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="documents that the output may quote, a file or a folder of .txt, .md, .py, .jsonl; may be repeated",
+        help=f"documents that the output may quote, a file, or a folder with {SEARCHED}; may be repeated",
     )
     add("--prediction", metavar="FILE", help="what the output may look like; - for stdin, if the prompt is not there")
     add("--private", action="store_true", help="propose nothing of it in the tenant's other texts, nor of theirs in it")
