@@ -124,9 +124,9 @@ LARGE = b"1" * (MOST_MESSAGE_BYTES // 2 + 1)
 def test_texts_to_propose_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a folder every text is a document; empty ones, which a service refuses, are left out."""
     lines = '{"text": "3"}\n\n{"text": "4\\n"}\n'
-    for name, text in (("a.txt", "1 2"), ("b.py", ""), ("c.jsonl", lines), ("d.rs", "5")):
+    for name, text in (("a.txt", "1 2"), ("b.py", ""), ("c.jsonl", lines), ("d.unknown", "5")):
         (tmp_path / name).write_text(text)
-    request = request_of("--reference", str(tmp_path / "d.rs"), "--reference", str(tmp_path), "--private")
+    request = request_of("--reference", str(tmp_path / "d.unknown"), "--reference", str(tmp_path), "--private")
     assert [part.text for part in request.references] == ["5", "1 2", "3", "4\n"]
     assert request.private
     assert request.WhichOneof("prediction") is None
