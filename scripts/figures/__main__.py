@@ -126,11 +126,6 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "step": ("step.json", "make bench-step", step_table),
     "batch": ("batch.json", "make bench-batch", batch_table),
     "heads": ("heads.json", "make bench-heads", heads_table),
-    "heads-eagle3": (
-        "heads_eagle3.json",
-        "python -m bench.heads --only ngram,eagle3,automatic --out bench/results/heads_eagle3.json",
-        heads_table,
-    ),
     "heads-ordinary": ("heads_ordinary.json", "make bench-heads-ordinary", heads_table),
     "copy": ("copy.json", "make bench-copy", copy_table),
     "wan": ("wan.json", "make bench-wan", wan_table),
