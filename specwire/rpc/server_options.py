@@ -24,7 +24,6 @@ from specwire.core.model import (
     TORCH,
     LoadOptions,
 )
-from specwire.corpus import SEARCHED
 from specwire.progress import LAST_LINE
 from specwire.rpc.channel import exposure
 from specwire.rpc.keys import Keys, read_keys
@@ -386,7 +385,8 @@ def add_known_texts_arguments(parser: argparse._ActionsContainer, references: bo
             action="append",
             default=[],
             metavar="PATH",
-            help=f"documents to propose from, a file, or a folder with {SEARCHED}; may be repeated (default: none)",
+            help="documents to propose from: a file, or a folder with source code and texts; may be repeated "
+            "(default: none)",
         )
     else:
         parser.set_defaults(reference=[])
