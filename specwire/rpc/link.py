@@ -414,7 +414,7 @@ class Link(Generic[Request, Response]):
         listener: Listener[Response],
     ) -> str:
         broken: list[LinkError] = []
-        ending = _Ending(call)
+        ending = _FirstStatus(call)
 
         def on_failure(error: LinkError) -> None:
             broken.append(error)
@@ -446,7 +446,7 @@ class Link(Generic[Request, Response]):
                 call.cancel()
 
 
-class _Ending:
+class _FirstStatus:
     """The status of a call as it is told first. A write that meets the end has gRPC put an INTERNAL of its own there.
 
     A call within this process keeps to what is told first: `told` stays "".

@@ -15,7 +15,7 @@ import pytest
 import verify_service.server
 from orchestrator.peers.models import Tokenizers
 from orchestrator.peers.peer import DrafterLink, VerifierPeer, verifier_link
-from specwire.rpc.link import GAUGED, Link, _Ending
+from specwire.rpc.link import GAUGED, Link, _FirstStatus
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain, stack
@@ -163,11 +163,15 @@ class Talkative:
     def on_unreachable(self) -> None: ...
 
 
-async def test_a_link_that_its_peer_ends_says_why_though_something_is_being_sent() -> None:
+async def test_a_link_that_its_peer_ends_says_why_though_something_is_being_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of a hundred ends some ten met a write, whose failure gRPC puts in the place of the peer's status.
 
     Where a busy machine has the write fail before that status is read at all, nobody knows it: INTERNAL is said.
     """
+    # What the error says in the end is not asked for.
+    monkeypatch.setattr("specwire.rpc.link.describe", lambda _error: "as overwritten")
     server = grpc.aio.server()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(Revoking(), server)
     link = verifier_link(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", None)
@@ -225,7 +229,7 @@ class Overwritten(grpc.aio.Call):
 
 async def test_the_status_that_is_told_first_is_said() -> None:
     call = Overwritten()
-    ending = _Ending(call)
+    ending = _FirstStatus(call)
     call.end()
     call.now = grpc.StatusCode.INTERNAL, "Internal error from Core"
     call.end()
