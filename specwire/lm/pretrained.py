@@ -37,6 +37,7 @@ from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_laye
 from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes, SkimmingRunner, TappedRunner
 from specwire.lm.kv_memory import KvMemory, SlotMemory, position_bytes, readable, slots_of_size
+from specwire.lm.large_pages import SMALL_BYTES, LargePages
 from specwire.lm.model_config import (
     check_class,
     check_kind,
@@ -127,7 +128,7 @@ def load_pretrained(
     plan.settle_runtime(ranks)
     memory = plan.slot_memory(known.context)
     memory.slots(slots)  # whoever asks for too much need not wait for weights
-    rank = None
+    rank, pages = None, LargePages()
     if ranks is not None:
         plan.how = split_way(known.config, plan.how, ranks.size)
         rank = join(ranks, target)
@@ -151,6 +152,8 @@ def load_pretrained(
         runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
     lm = _over_slots(runner, info, count, unassigned, skimmed, drafter, _threads_of_prompts(plan.how, info))
+    if target.type == "cpu" and sum(weights.nbytes for weights in model.parameters()) > SMALL_BYTES:
+        logger.debug("%d bytes lie on large pages", pages.take())
     if head is not None and head.load_version is not None and isinstance(lm, HeadedModel):
         lm.current = head.current
         lm.load_version = partial(_load_version, head.load_version, count, known.context, memory.dtype, used)
