@@ -1,8 +1,9 @@
 """Where the failover matrix is played: two of everything that can have a successor, and a relay on every kind of link.
 
-`apart` reaches everything through relays and knows one verifier; `first` and `second` reach everything directly and
-know both, `second` from a registry that it and they reach through a relay; `hub` is dialled by a drafter of its own,
-through a relay. All share one log. Every process is there before a cell begins (`mend`).
+`apart` reaches verifier and log through relays and knows one verifier; `first` and `second` reach everything directly
+and know both, `second` from a registry that it and they reach through a relay. Two are for what happens to drafters:
+`drafting` reaches the drafter through a relay, `hub` is dialled by a drafter of its own through another. All share one
+log. Every process is there before a cell begins (`mend`).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ HTTP = ("--http", ANY_PORT)
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The relays: of clients to `apart`, of `apart` to everybody else, of the drafter that dials `hub`, of verifiers,
-    drafter and `second` to the registry.
+    """The relays: of clients to `apart`, of `apart` to verifier and log, of `drafting` to the drafter, of the drafter
+    that dials `hub`, of verifiers, drafter and `second` to the registry.
     """
 
     client: RelayLink
@@ -75,7 +76,7 @@ class Place:
         vllm: tuple[str, ...],
         plan: str,
     ) -> None:
-        self._owned, self._plan = owned, plan
+        self._owned = owned
         self.redis = stack.enter_context(RedisServer(port=free_port()))
         registry = stack.enter_context(RelayLink(stack.enter_context(RedisServer(port=free_port())).tcp))
         found = ("--registry", f"redis://{registry.address}")
@@ -91,11 +92,13 @@ class Place:
             for to in (self.verifiers[0].address, self.drafter.address, self.redis.tcp)
         )
         known = [each.address for each in self.verifiers]
-        self.apart = self._orchestrate([verifier.address], redis.address, "--drafter", drafter.address, *HTTP)
+        self.apart = self._orchestrate([verifier.address], redis.address, "--drafter", self.drafter.address, *HTTP)
         self.first = self._orchestrate(known, self.redis.tcp, "--drafter", self.drafter.address)
         self.second = self._orchestrate([], self.redis.tcp, *found, *HTTP)
-        self.hub = self._orchestrate(known[:1], self.redis.tcp, "--accept-drafters")
-        for service in (self.apart, self.first, self.second, self.hub):
+        planned = ("--plan", plan)
+        self.drafting = self._orchestrate(known, self.redis.tcp, "--drafter", drafter.address, *planned)
+        self.hub = self._orchestrate(known[:1], self.redis.tcp, "--accept-drafters", *planned)
+        for service in self.orchestrators:
             service.ready()
         client, http, joined = (
             stack.enter_context(RelayLink(to)) for to in (self.apart.address, self.apart.http, self.hub.address)
@@ -108,12 +111,16 @@ class Place:
     def _orchestrate(self, verifiers: list[str], redis: str, *more: str) -> ServiceProcess:
         named = [word for address in verifiers for word in ("--verifier", address)]
         log = ("--redis-url", f"redis://{redis}", "--grace", GRACE_S, *LOGGED)
-        return self._owned.start("orchestrate", *named, *more, *log, "--plan", self._plan)
+        return self._owned.start("orchestrate", *named, *more, *log)
+
+    @property
+    def orchestrators(self) -> list[ServiceProcess]:
+        return [self.apart, self.first, self.second, self.drafting, self.hub]
 
     @property
     def services(self) -> list[ServiceProcess]:
         """Peers before those that need them."""
-        return [*self.verifiers, self.drafter, self.apart, self.first, self.second, self.hub, self.joined]
+        return [*self.verifiers, self.drafter, *self.orchestrators, self.joined]
 
     def mend(self) -> None:
         """Start again what has ended, wake what was stopped; no link is cut or held any more."""
@@ -152,7 +159,7 @@ def said_since(service: ServiceProcess, moment: float) -> Iterator[tuple[float, 
 def place(target: str, draft: str, *words: str, vllm: tuple[str, ...] = (), plan: str = "auto") -> Iterator[Place]:
     """Targets and drafters as on the command line; `words`: more for both.
 
-    vllm: the Python whose environment the first verifier runs in, and more words for it. plan: how drafters draft.
+    vllm: the Python whose environment the first verifier runs in, and more words for it. plan: of `drafting` and `hub`.
     """
     with parts() as owned, ExitStack() as stack:
         yield Place(owned, stack, target, draft, words, vllm, plan)

@@ -183,10 +183,12 @@ def addresses(place: Place, cell: Cell) -> list[str]:
             return [place.first.address, place.second.address]
         case "verifier", "restart":
             return [place.apart.address]
-        case (("drafter" | "verifier" | "Redis" | "nobody"), _):
+        case (("verifier" | "Redis" | "nobody"), _):
             return [place.first.address]
         case where, _ if where == JOINED_LINE:
             return [place.hub.address]
+        case _ if cell.about_drafter:
+            return [place.drafting.address]
         case where, _ if where == REGISTRYS_LINE:
             return [place.second.address]
         case _:
@@ -302,9 +304,9 @@ def _victim(place: Place, cell: Cell) -> str:
     lines = place.lines
     if "-" in cell.where:
         return lines.of(cell.where).address
-    through = {"verifier": lines.verifier, "drafter": lines.drafter}
-    victims = {"verifier": place.verifiers[0], "drafter": place.drafter}
-    return (through if serving(place, cell) is place.apart else victims)[cell.where].address
+    if cell.where == "drafter":
+        return lines.drafter.address
+    return (lines.verifier if serving(place, cell) is place.apart else place.verifiers[0]).address
 
 
 def serving(place: Place, cell: Cell) -> ServiceProcess:
@@ -313,5 +315,7 @@ def serving(place: Place, cell: Cell) -> ServiceProcess:
         return place.hub
     if cell.where == REGISTRYS_LINE:
         return place.second
+    if cell.about_drafter:
+        return place.drafting
     apart = "-" in cell.where or (cell.where, cell.fault) == ("verifier", "restart")
     return place.apart if apart else place.first

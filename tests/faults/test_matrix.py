@@ -13,13 +13,14 @@ from orchestrator.store import StoredSession
 from specwire.core.messages import FinishReason
 from tests.faults.cells import Cell, held_s
 from tests.faults.matrix import CELLS, LINK_FAULTS, LINKS, PARTIES, PARTY_FAULTS, QUICK, QUICK_SILENT, shown_by
+from tests.faults.parts import ServiceProcess
 from tests.faults.place import Place, place
-from tests.faults.scene import DRAFT, TARGET, Manner, Scene
+from tests.faults.scene import DRAFT, TARGET, Manner, Scene, addresses, serving
 from tests.faults.streams import Stream
 
 HERE = Path(__file__).resolve().parent
-# On a busy machine the automatic plan may be right to do without a drafter that starts slowly, for a whole text; here
-# one is to be hurt while it drafts.
+# On a busy machine the automatic plan may be right to do without a drafter that starts slowly, for a whole text; cells
+# about drafters hurt one while it drafts.
 ALWAYS = "stream:1,32"
 PARAMETERS = [
     pytest.param(cell, id=cell.name, marks=() if (cell.where, cell.fault) in QUICK else pytest.mark.whole_matrix)
@@ -89,6 +90,20 @@ def is_claimed(cell: Cell) -> bool:
 def may_be_claimed(cell: Cell) -> bool:
     """While its client hears nothing, a session goes on where it is, and may end before it is asked for elsewhere."""
     return "client" in cell.where and cell.fault == "stall"
+
+
+def test_only_cells_about_drafters_go_by_a_fixed_plan(running: Place) -> None:
+    for cell in CELLS:
+        texts_at = set(addresses(running, cell))
+        called = [each for each in running.orchestrators if texts_at & reached_at(running, each)]
+        assert serving(running, cell) in called, cell.name
+        assert [ALWAYS in each.command for each in called] == [cell.about_drafter] * len(called), cell.name
+
+
+def reached_at(running: Place, orchestrator: ServiceProcess) -> set[str]:
+    """Its own addresses, and the relays to it."""
+    relayed = {running.lines.client.address, running.lines.http.address} if orchestrator is running.apart else set()
+    return {orchestrator.address, orchestrator.http, *relayed}
 
 
 # The table
