@@ -11,6 +11,7 @@ import pytest
 
 from specwire.core.messages import MOST_WINDOW, SourceKind
 from specwire.core.policy import windows
+from specwire.core.policy.costs import part_of
 from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens
 from specwire.core.policy.tunables import PREFILL_ROWS
 from specwire.core.policy.windows import (
@@ -175,6 +176,64 @@ def test_nobody_is_given_a_window_that_it_could_not_be_charged_for() -> None:
     together = {share.slot: share.window for share in schedule([poor, rich], 0.0, steep_at_last).shares}
     assert together[1] > 1
     assert together[0] == 0
+
+
+def charges_us(candidates: Sequence[StepCandidate], V: Callable[[int], float]) -> list[tuple[float, float]]:
+    """Of each session with a window: what it is charged for it if all of it is wrong, and what it may lose."""
+    sessions, shares = len(candidates), schedule(candidates, 0.0, V).shares
+    windows = sum(share.window for share in shares)
+    all_us = max(0.0, V(sessions + windows) - V(sessions))
+    return [
+        (part_of(share.window, windows, sessions) * all_us, candidates[share.slot].spare_of(share.kind))
+        for share in shares
+        if share.window
+    ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_session_is_charged_more_than_it_bears_whatever_rows_cost(seed: int) -> None:
+    """Where any window costs something, and where V(m) rises in steps; a test of the estimates is due for some."""
+    chance = random.Random(seed)
+    any_us, row_us, steps = 400.0 * chance.random(), 60.0 * chance.random(), chance.choice((1, 4))
+
+    def V(rows: int) -> float:
+        further = max(0, rows - 8)
+        return 1000.0 + (any_us if further else 0.0) + row_us * steps * -(-further // steps)
+
+    batch = [
+        candidate(slot, drafted=4, rate=0.5 + 0.5 * chance.random(), spare_us=4000.0 * chance.random() ** 2)._replace(
+            untested_us=chance.choice((0.0, 1e7))
+        )
+        for slot in range(8)
+    ]
+    for charge_us, spare_us in charges_us(batch, V):
+        assert charge_us <= spare_us + 1e-6
+
+
+def test_where_windows_share_what_any_costs_one_fewer_leaves_none_in_debt() -> None:
+    """Of three the first bears all, the last two half and a third of what any window costs."""
+
+    def any_window(rows: int) -> float:
+        return 1000.0 if rows <= 3 else 1100.0
+
+    batch = [
+        candidate(slot, drafted=1, rate=0.99 - 0.01 * slot, spare_us=spare_us)
+        for slot, spare_us in enumerate((300.0, 140.0, 90.0))
+    ]
+    assert [share.window for share in schedule(batch, 0.0, any_window).shares] == [1, 0, 0]
+
+
+def test_a_test_of_the_estimates_is_charged_its_part_of_what_others_windows_cost_too() -> None:
+    """Its own row is free, but any window costs 300 us, of which it would be charged half for both."""
+
+    def any_window(rows: int) -> float:
+        return 1000.0 if rows <= 2 else 1300.0
+
+    rich = candidate(0, drafted=2, rate=0.99)
+    tested = candidate(1, drafted=2, rate=0.0, spare_us=100.0)._replace(untested_us=1e9)
+    assert [share.window for share in schedule([rich, tested], 0.0, any_window).shares] == [2, 0]
+    able = tested._replace(spare_us=300.0)
+    assert [share.window for share in schedule([rich, able], 0.0, any_window).shares] == [2, 1]
 
 
 @pytest.mark.parametrize(("most_rows", "rows"), [(1, 2), (2, 2), (5, 5), (99, 10)])
@@ -356,12 +415,14 @@ def test_what_is_not_even_weighed_would_not_have_been_taken(seed: int, monkeypat
         (1e6, None, SourceKind.NGRAM),
         (1e6, -1.0, SourceKind.DRAFTER),
         (-1.0, 1e6, SourceKind.NGRAM),
+        (1e6, 99.0, SourceKind.DRAFTER),
+        (99.0, 1e6, SourceKind.NGRAM),
     ],
 )
 def test_a_source_that_its_ledger_does_not_bear_hides_no_other(
     spare_us: float, guess_spare_us: float | None, kind: SourceKind
 ) -> None:
-    """A head's guess has what a head may lose; it promises more than the chain."""
+    """A head's guess has what a head may lose; it promises more than the chain. A row costs 100 us."""
     both = guessing(0.95, drafted=2, spare_us=spare_us)._replace(guess_spare_us=guess_spare_us)
     [share] = schedule([both], 0.0, costly).shares
     assert share.kind is kind

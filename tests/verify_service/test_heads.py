@@ -418,6 +418,27 @@ def test_what_a_head_lost_at_another_verifier_keeps_no_look_up_quiet() -> None:
     assert rig.engine.steps < 64
 
 
+@pytest.mark.parametrize(("of_a_row", "drafts"), [(0.9, True), (1.1, False)])
+def test_a_head_drafts_where_the_ledger_bears_no_row_of_the_text_s_guess(of_a_row: float, drafts: bool) -> None:
+    """The head, whose own loss is known apart, is slower than that guess, and faster than nothing."""
+    drafting = HeadDrafting(ScriptedHeads(right, model=REPEATING), HeadDepth({1: 400.0}))
+    rig = Rig(REPEATING, context=1024, growth=0.1, drafting=drafting)
+    rig.open(1, (5, 6, 7), max_tokens=128)
+    rig.step()
+    [held] = rig.engine.roster
+    session, source = held.session, held.session.head
+    assert source is not None
+    while session.ngram is None or session.ngram.look() is None:
+        rig.step()
+    held.looks()
+    costs, plain_us = rig.engine.costs, rig.engine.costs.plain(1)
+    session.ledger.head_us = 0.0
+    session.ledger.balance_us += session.ledger.spare_us(plain_us) - of_a_row * (costs.of(1)(2) - plain_us)
+    step = DraftedStep({held.slot: held}, {}, costs.of(1), plain_us, plain_us)
+    asked = _Asked(held.slot, session, source, 1, step.spare_us(held))
+    assert drafting._wants(asked, step) is drafts
+
+
 @pytest.mark.parametrize("sessions", [1, 3])
 def test_a_slow_head_that_is_never_right_costs_next_to_nothing(sessions: int) -> None:
     """Each time as much as two forwards, which nobody expects of it."""

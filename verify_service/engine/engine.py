@@ -23,7 +23,7 @@ from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.tunables import COLD_AFTER_US, DRAFTED_LATELY_US
-from specwire.core.policy.windows import Share, longest_rest, schedule
+from specwire.core.policy.windows import Share, least_charge_us, longest_rest, schedule
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
@@ -264,11 +264,11 @@ class Engine:
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
         for held in runnable.values():
             held.looks()
-        most, batch_us = self.lm.most_window, plain_us
+        most, batch_us, row_us = self.lm.most_window, plain_us, 0.0
         if self._drafting is not None:
-            batch_us = self._draft(self._drafting, runnable, plain_us)
+            batch_us, row_us = self._draft(self._drafting, runnable, plain_us)
         shown = [
-            held.running.candidate(slot, self.lm.cached(slot), plain_us, held.looked, most, batch_us)
+            held.running.candidate(slot, self.lm.cached(slot), plain_us, held.looked, most, batch_us, row_us)
             for slot, held in runnable.items()
         ]
         if self._sharing is not None:
@@ -304,17 +304,20 @@ class Engine:
         paced_us = math.inf if self._sharing is None else self._sharing.next_us
         return min(self.sessions.next_deadline_us, paced_us, self._now_us() + LOOK_AGAIN_US if late else math.inf)
 
-    def _draft(self, drafting: HeadDrafting, runnable: Mapping[int, Held], plain_us: float) -> float:
-        """Draft behind what is decided, whose verdict does not wait for that; returns the plain step of this batch."""
+    def _draft(self, drafting: HeadDrafting, runnable: Mapping[int, Held], plain_us: float) -> tuple[float, float]:
+        """Draft behind what is decided, whose verdict does not wait for that.
+
+        Returns:
+            The plain step of this batch, and the least that a session is charged for a row beyond it.
+        """
         decoding = {slot: held for slot, held in runnable.items() if held.session.position - self.lm.cached(slot) == 1}
         prompts = {slot: held for slot, held in runnable.items() if slot not in decoding}
-        batch_us = self.costs.plain(max(1, len(decoding)))
+        batch_us, V = self.costs.plain(max(1, len(decoding))), self.costs.of(len(decoding))
         if runnable and drafting.works:
             began_us = self._now_us()
-            step = DraftedStep(decoding, prompts, self.costs.of(len(decoding)), plain_us, batch_us)
-            drafting.draft(step, self._now_us, self.tell)
+            drafting.draft(DraftedStep(decoding, prompts, V, plain_us, batch_us), self._now_us, self.tell)
             self._pauses.drafted_us += self._now_us() - began_us
-        return batch_us
+        return batch_us, least_charge_us(1, len(decoding), V) if decoding else 0.0
 
     # Commands and reports
 

@@ -20,6 +20,7 @@ from specwire.core.policy.tunables import (
     READ_AT,
     RISKED_SHARE,
 )
+from specwire.core.policy.windows import least_charge_us
 from specwire.core.verify.session import VerifySession
 from specwire.core.verify.text_sources import HeadSource
 from verify_service.engine.batch import ShortOfMemory, detect_out_of_memory
@@ -292,7 +293,8 @@ class HeadDrafting:
         if session.ngram is None or not held.looked:
             return True
         # A guess that its ledger does not bear is none.
-        bears = session.ledger.spare_us(step.plain_us) >= held.running.waited_us
+        spare_us = session.ledger.spare_us(step.plain_us) - held.running.waited_us
+        bears = spare_us >= least_charge_us(1, len(step.decoding), step.V)
         guess = session.ngram.look() if bears else None
         guessed = () if guess is None else guess.acceptance.rates(min(len(guess.tokens), session.room - 1))
         rates = asked.source.acceptance.rates(self._depth.most)

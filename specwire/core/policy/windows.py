@@ -184,12 +184,17 @@ def divided(candidates: Sequence[StepCandidate], V: V, most_rows: float = math.i
     A session is charged for what its window costs all of them (`part_of`). Its ledger must be able to bear that charge
     if the whole window is wrong.
     """
-    windows = Windows.without(len(candidates))
-    for piece in _chosen(_pieces(candidates, V), len(candidates), most_rows, V):
+    sessions, windows = len(candidates), Windows.without(len(candidates))
+    pieces = _chosen(_pieces(candidates, V), sessions, most_rows, V)
+    for piece in pieces:
         windows.add(piece)
     for candidate in candidates:
-        if not windows.of(candidate.slot).width:
-            _test(candidate, windows, len(candidates), most_rows, V)
+        if windows.of(candidate.slot).width:
+            continue
+        tested = _to_test(candidate, windows.rows, sessions, most_rows, V)
+        if tested is not None and len(_borne([*pieces, tested], sessions, V)) > len(pieces):
+            windows.add(tested)
+            pieces.append(tested)
     return windows
 
 
@@ -239,18 +244,29 @@ def _borne(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[WindowPie
     """Drop the windows of sessions that could not bear their charge, now that all windows are known.
 
     The charge is a session's part of what all windows cost together. `_bears` could only ask what each piece cost
-    behind those before it, but the last rows of a step may be its expensive ones.
+    behind those before it, but the last rows of a step may be its expensive ones, or any window one that few share. So
+    what is left is asked again.
     """
-    widths: Counter[int] = Counter()
-    for piece in pieces:
-        widths[piece.candidate.slot] += piece.width
-    windows = widths.total()
-    all_us = max(0.0, V(sessions + windows) - V(sessions))
+    left, dropped = list(pieces), True
+    while dropped:
+        widths: Counter[int] = Counter()
+        for piece in left:
+            widths[piece.candidate.slot] += piece.width
+        windows = widths.total()
+        all_us = max(0.0, V(sessions + windows) - V(sessions))
+        borne = [
+            piece
+            for piece in left
+            if piece.candidate.spare_of(piece.kind) >= all_us * part_of(widths[piece.candidate.slot], windows, sessions)
+        ]
+        dropped, left = len(borne) < len(left), borne
+    return left
 
-    def borne(piece: WindowPiece) -> bool:
-        return piece.candidate.spare_of(piece.kind) >= all_us * part_of(widths[piece.candidate.slot], windows, sessions)
 
-    return [piece for piece in pieces if borne(piece)]
+def least_charge_us(width: int, sessions: int, V: V) -> float:
+    """The least that a session can be charged for a window of `width`: it alone has one, or all `sessions` do."""
+    plain_us = V(sessions)
+    return max(0.0, min(sessions * (V(sessions + width) - plain_us), V(sessions * (1 + width)) - plain_us))
 
 
 def _bears(piece: WindowPiece, sessions: int, rows: int, width: int, V: V) -> bool:
@@ -263,7 +279,7 @@ def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
     if not any(candidate.drafted or candidate.guess is not None for candidate in candidates):
         return []
     least = _least_density(len(candidates), V)
-    found = [piece for candidate in candidates for piece in _offered(candidate, least)]
+    found = [piece for candidate in candidates for piece in _offered(candidate, least, len(candidates), V)]
     return sorted(found, key=attrgetter("density"), reverse=True)
 
 
@@ -280,12 +296,23 @@ def _least_density(sessions: int, V: V) -> float:
     return sessions / plain_us * min((V(sessions + width) - plain_us) / width for width in widths)
 
 
-def _offered(candidate: StepCandidate, least: float) -> Sequence[WindowPiece]:
-    """The pieces of its better source, chain or guess, that gain more than `least` per row; of none that is in debt."""
+def _offered(candidate: StepCandidate, least: float, sessions: int, V: V) -> Sequence[WindowPiece]:
+    """The pieces of its better source, chain or guess, that gain more than `least` per row; of none that is in debt.
+
+    Better is what its ledger bears, then what gains more: what cannot be tested must not stand before what can.
+    """
     chained = _chained(candidate, least) if candidate.spare_us >= 0.0 else []
     guess = candidate.guess
     guessed = _guessed(candidate, guess, least) if guess and candidate.spare_of(guess.kind) >= 0.0 else []
-    return guessed if sum(piece.gain for piece in guessed) > sum(piece.gain for piece in chained) else chained
+    if not (chained and guessed):
+        return chained or guessed
+
+    def worth(pieces: Sequence[WindowPiece]) -> tuple[bool, float]:
+        first = pieces[0]
+        borne = candidate.spare_of(first.kind) >= least_charge_us(first.width, sessions, V)
+        return borne, sum(piece.gain for piece in pieces)
+
+    return max(chained, guessed, key=worth)
 
 
 def _chained(candidate: StepCandidate, least: float) -> list[WindowPiece]:
@@ -330,16 +357,16 @@ def _whole(candidate: StepCandidate, width: int, acceptance: Rates, kind: Source
     return WindowPiece(gain / width, gain, width, candidate, kind)
 
 
-def _test(candidate: StepCandidate, windows: Windows, sessions: int, most_rows: float, V: V) -> None:
-    """Give a session without a window one where a test of the estimates is due. All sessions wait for it."""
+def _to_test(candidate: StepCandidate, before: int, sessions: int, most_rows: float, V: V) -> WindowPiece | None:
+    """A window of a session without one, behind `before` rows, where a test of estimates is due. All wait for it."""
     if not candidate.untested_us:
-        return
+        return None
     for piece in _testable(candidate):
-        rows = windows.rows + piece.width
-        due = affordable(sessions * (V(rows) - V(windows.rows)), candidate.untested_us)
+        rows = before + piece.width
+        due = affordable(sessions * (V(rows) - V(before)), candidate.untested_us)
         if due and rows <= most_rows and _bears(piece, sessions, rows, piece.width, V):
-            windows.add(piece)
-            return
+            return piece
+    return None
 
 
 def _testable(candidate: StepCandidate) -> Iterator[WindowPiece]:

@@ -507,11 +507,12 @@ class RunningSession:
         look: bool = True,
         most: int = MOST_WINDOW,
         batch_us: float | None = None,
+        row_us: float = 0.0,
     ) -> StepCandidate:
         """The session as `schedule` sees it.
 
         plain_us: of a session alone. look: for what the verifier itself may guess. most: the longest window.
-        batch_us: of the batch, None: the same.
+        batch_us: of the batch, None: the same. row_us: the least that it would be charged for a draft token.
         """
         session = self.session
         path, room = session.best, session.room
@@ -526,7 +527,7 @@ class RunningSession:
         if session.head is not None and session.head.proposed:
             head_us = session.head_spare_us(batch_us or plain_us, plain_us) - self.waited_us
         # What cannot be tested must not stand before what can.
-        guess = session.look(look and most > 0, spare_us >= 0.0, head_us >= 0.0)
+        guess = session.look(look and most > 0, spare_us >= row_us, head_us >= row_us)
         if guess is not None and len(guess.tokens) > most:
             guess = guess._replace(tokens=guess.tokens[:most]) if most else None
         return StepCandidate(
