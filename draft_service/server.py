@@ -56,7 +56,7 @@ from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc
 from specwire.versions import DRAFT, Current, VersionFolder
 
-# Seconds for links to end. Some calls never do, such as a health watch.
+# Seconds for links and texts to end, and be told why. Some calls never do, such as a health watch.
 LAST_WORDS_S = 1.0
 # Whose figures they are.
 DRAFTER = "drafter"
@@ -114,7 +114,7 @@ class RunningDrafter:
         await self._server.set_serving(False)
         self._servicer.leave()
         await self._generation.leave(grace)
-        await self._server.stop(min(grace, LAST_WORDS_S))
+        await self._server.stop(LAST_WORDS_S)
         await self._served.now.stop()
         if self.metrics is not None:
             await self.metrics.stop()

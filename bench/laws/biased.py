@@ -97,17 +97,20 @@ BIASED_VERIFIERS = {"a head's tokens on trust": _trusting}
 
 @contextmanager
 def biased(name: str) -> Iterator[None]:
-    """Have the drafters of this process draft so, or its verifiers decide so. Verifiers wait for what is held back, but
-    not for long.
+    """Have the drafters of this process draft so, or its verifiers decide so.
+
+    Where drafters hold tokens back, verifiers wait for these, but not for long. The others are waited for as ever: on a
+    busy machine nothing of theirs would be tested else.
     """
     if name in BIASED_VERIFIERS:
         with patch.object(VerifySession, "resolve", BIASED_VERIFIERS[name]):
             yield
         return
     drawn, take_proposal = BIASED[name]
+    patience_us = windows.PATIENCE_US if take_proposal is _propose else PATIENCE_US
     with (
         patch.object(guesses, "_drawn", drawn),
         patch.object(DraftSession, "take_proposal", take_proposal),
-        patch.object(windows, "PATIENCE_US", PATIENCE_US),
+        patch.object(windows, "PATIENCE_US", patience_us),
     ):
         yield

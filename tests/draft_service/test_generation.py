@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import demo_pair
 from draft_service import generation
+from draft_service.commands import Written
 from draft_service.server import RunningDrafter, start
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError, Started
 from specwire.core.law.sampling import Sampling
@@ -298,12 +299,13 @@ class Caller:
 
 
 async def test_who_does_not_read_keeps_neither_slot_nor_memory_nor_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "MOST_UNREAD", 8)
-    async with drafter(MODEL, slots=1) as (running, client):
-        request = pb.GenerateRequest(tokens=pb.TokenIds(ids=PROMPT))
+    async with drafter(SLOW, slots=1) as (running, client):
+        request = pb.GenerateRequest(tokens=pb.TokenIds(ids=PROMPT), stopping={"ignore_eos": True})
         events = running._generation.Generate(request, cast(Context, Caller()))
         assert (await anext(events)).HasField("started")
         assert (await anext(events)).HasField("chunk")
+        # Only now: on a busy machine more may wait before it reads for the first time.
+        monkeypatch.setattr(generation, "MOST_UNREAD", 8)
         await until(lambda: not running._generation._streams)
         assert len((await client.complete(PROMPT, max_tokens=3, ignore_eos=True)).tokens) == 3
         with pytest.raises(StatusError, match="the caller does not read: more than 8 tokens of its text wait for it"):
@@ -336,8 +338,19 @@ async def test_a_stopping_drafter_lets_texts_end_and_takes_no_more() -> None:
         await stopping
 
 
-async def test_a_text_that_outlives_the_grace_is_told_so() -> None:
-    """The client has patience, but a drafter's text cannot be resumed."""
+async def test_a_text_that_outlives_the_grace_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client has patience, but a drafter's text cannot be resumed. Other work comes before its last words."""
+    take = generation.TextStream.next
+
+    async def late(stream: generation.TextStream) -> list[Written]:
+        try:
+            return await take(stream)
+        except StatusError:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            raise
+
+    monkeypatch.setattr(generation.TextStream, "next", late)
     async with serving(SLOW) as running, asking(running, patience=LIMIT_S) as client:
         text = client.generate(PROMPT, ignore_eos=True)
         assert isinstance(await anext(text), Started)

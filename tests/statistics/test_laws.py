@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from bench.laws import run
-from bench.laws.biased import BIASED, BIASED_VERIFIERS
+from bench.laws.biased import BIASED, BIASED_VERIFIERS, PATIENCE_US
 from bench.laws.exact import chi_square, joint
 from bench.laws.run import LawTest, judged
 from bench.laws.same_seed import WAYS, SeedWay, same_seed
-from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, LawSample, all_of
+from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, TARGET, LawSample, all_of
 from scripts.figures.exact import laws_table
 from specwire.core.draft import DraftSession
 from specwire.core.messages import Proposal
@@ -47,6 +47,16 @@ async def test_what_breaks_a_condition_is_refused(name: str) -> None:
     assert name in BIASED or name in BIASED_VERIFIERS
     verdict = await run.broken(name, BROKEN_SESSIONS)
     assert verdict.refused, verdict
+
+
+async def test_a_drafter_that_holds_nothing_back_is_waited_for_however_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it may take longer than the verifier's patience with one that does. Each text has DIRECT tokens
+    only where there was nothing to wait for.
+    """
+    slow = replace(run.ONE_BY_ONE, model=f"{TARGET}:delay_ms={1.5 * PATIENCE_US / 1e3:g}")
+    monkeypatch.setattr(run, "ONE_BY_ONE", slow)
+    verdict = await run.broken("longest of two chains", 4)
+    assert verdict.direct <= verdict.sessions
 
 
 async def test_a_seed_s_text_is_the_same_with_any_drafter_and_any_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
