@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from demo_pair import DEMO_SEED, Prompt
 from demo_pair import TARGET as REAL
-from demo_pair import Prompt
 from deploy.cli.clients.demo import (
     Comparison,
     Demo,
@@ -123,6 +123,28 @@ async def test_the_demo_prints_what_was_copied_and_what_the_head_guessed(
     assert printed.count("[4 tokens, 2 forwards; guessed: text 1, head 1, drafter 1; tokens/s 1 off, 2 on]") == 4
     rows = [line.split() for line in printed.splitlines() if line.endswith("%")]
     assert [(row[0], row[-3:]) for row in rows] == [("0", ["25%"] * 3), ("0.8", ["25%"] * 3)]
+
+
+async def test_the_demo_warms_up_both_ways_and_begins_each_pair_with_what_a_head_needs_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, bool, int]] = []
+
+    class Served:
+        async def complete(
+            self, _text: str, drafting: bool = True, max_tokens: int = 0, seed: int = -1, **_: object
+        ) -> Completion:
+            asked.append((seed, drafting, max_tokens))
+            return pair((1, 2, 3, 4)).on if drafting else pair((1, 2, 3, 4)).off
+
+    monkeypatch.setattr("deploy.cli.clients.demo.SHOWN_TEXTS", 0)
+    client: Any = Served()
+    shown = Demo(client, StackOptions(TARGET, None, heads="head"), 4, as_json=False)
+    assert await shown.run([Prompt("a", "1"), Prompt("b", "2")]) == 0
+    of_pair = [(-1, True, 2), (DEMO_SEED, True, 4), (DEMO_SEED, False, 4)]
+    other_way = [of_pair[0], of_pair[2], of_pair[1]]
+    warming = [(DEMO_SEED + 1, True, 4), (DEMO_SEED + 1, False, 4)]
+    assert asked == warming * 4 + (of_pair + other_way) * 2
 
 
 def test_counts_tell_who_guessed() -> None:

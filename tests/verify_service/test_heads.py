@@ -283,16 +283,17 @@ def test_features_are_kept_only_while_the_head_drafts_or_is_about_to_be_tried() 
     assert kept < len(heads.heeded) / 10
 
 
-def test_a_text_that_begins_while_nothing_is_kept_is_thought_of_at_once() -> None:
+@pytest.mark.parametrize("more", [(2,) * 9, ()], ids=["a prompt", "one that its slot holds"])
+def test_a_text_that_begins_while_nothing_is_kept_is_thought_of_at_once(more: tuple[int, ...]) -> None:
     """Its prompt is kept where the head is expected to pay: so it need not begin in the middle."""
     heads = ScriptedHeads(right)
     rig = Rig(MODEL, ngram=False, context=1024, growth=0.02, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
-    rig.open(1, PROMPT, max_tokens=200, ledger_us=10**6)
+    rig.open(1, PROMPT * 4, max_tokens=195, ledger_us=10**6, scope=b"a")
     rig.run()
     assert not heads.asked
     assert not heads.heeded[-1], "in debt for so long that it is let be"
     before = len(heads.heeded)
-    rig.open(2, (*PROMPT, 2), max_tokens=30)
+    rig.open(2, (*PROMPT * 4, *more), max_tokens=30, scope=b"a")
     rig.run()
     assert all(heads.heeded[before:])
     assert heads.asked

@@ -62,6 +62,12 @@ class DraftedStep:
     plain_us: float
     batch_us: float
 
+    @property
+    def beginning(self) -> frozenset[int]:
+        """Slots of which nothing was decided yet: prompts, and texts whose prompts were there, in slots of others."""
+        begun = [slot for slot, held in self.decoding.items() if held.session.ledger.tokens == 0]
+        return frozenset([*self.prompts, *begun])
+
     def spare_us(self, held: Held) -> float:
         """What a head and its windows may cost a session now; negative in debt."""
         return held.session.head_spare_us(self.batch_us, self.plain_us) - held.running.waited_us
@@ -125,9 +131,9 @@ class HeadDrafting:
         self._heeding, self._tapping, self._idle = True, False, 0
         # Sessions, of which tokens are decided next, whose features are kept.
         self._takers: list[Held] = []
-        # Slots whose prompts were being fed when it was last looked whether to keep features, and whether a text has
-        # begun since drafting was last thought of.
-        self._prompts: frozenset[int] = frozenset()
+        # Slots whose texts began when it was last looked whether to keep features, and whether a text has begun
+        # since drafting was last thought of.
+        self._beginning: frozenset[int] = frozenset()
         self._begun = False
         # What drafts of the present try may still take; 0 for none.
         self._trying_us = 0.0
@@ -214,16 +220,17 @@ class HeadDrafting:
 
     def _rests(self, step: DraftedStep, now_us: float) -> bool:
         """Whether it is too soon to think of drafting again: where a batch gains nothing, that takes time too."""
-        if step.prompts:
+        beginning = step.beginning
+        if beginning:
             self._in_vain, self._begun = False, True  # a text that begins has lost nothing yet
         elif self._begun:
-            self._begun, self._prompts = False, frozenset()
+            self._begun, self._beginning = False, frozenset()
             return False
         if self._let_be >= LET_BE or self._trying_us > 0.0:
             return False
         if not self._heeding:
-            before, self._prompts = self._prompts, frozenset(step.prompts)
-            return self._prompts <= before  # of a text that begins the head may have all
+            before, self._beginning = self._beginning, beginning
+            return beginning <= before  # of a text that begins the head may have all
         return self._in_vain or not (self._depth.pays or self._depth.due(now_us))
 
     def _heed(self, heads: Heads, step: DraftedStep) -> None:

@@ -144,17 +144,17 @@ class Demo:
             print(text, end="", flush=True)
 
     async def _warm_up(self, prompts: Sequence[demo_pair.Prompt]) -> None:
-        """Complete each prompt once, by another seed.
+        """Complete each prompt once with and once without drafting, by another seed.
 
         The first texts of a new service pay for what it learns of its machine, and of who guesses.
         """
-        self._tell("first completing all prompts once, unmeasured\n")
+        self._tell("first completing all prompts both ways, unmeasured\n")
         for temperature in demo_pair.DEMO_TEMPERATURES:
             for prompt in prompts:
-                asked = self._asked(temperature)
-                asked["seed"] = demo_pair.DEMO_SEED + 1
-                _checked(await self._client.complete(prompt.text, timeout=TIMEOUT, **asked))
-        await self._complete(prompts[0], 0.0, drafting=False)
+                for drafting in (True, False):
+                    asked = self._asked(temperature, drafting)
+                    asked["seed"] = demo_pair.DEMO_SEED + 1
+                    _checked(await self._client.complete(prompt.text, timeout=TIMEOUT, **asked))
 
     async def _compare(self, prompts: Sequence[demo_pair.Prompt], temperature: float) -> Comparison:
         pairs = [await self._pair(index, prompt, temperature) for index, prompt in enumerate(prompts)]
@@ -163,9 +163,11 @@ class Demo:
     async def _pair(self, index: int, prompt: demo_pair.Prompt, temperature: float) -> Pair:
         """Complete with and without drafting, in alternating order, so that neither gains by its place.
 
-        Both start from the prompt's keys and values, which a request for one token left at the verifier before.
+        Both start from the prompt's keys and values, which a short request left at the verifier before. It drafts: else
+        what a head reads of the prompt would not be kept, and a head would miss the text's first half. It asks for as
+        many tokens as a draft needs room for.
         """
-        await self._client.complete(prompt.text, max_tokens=1, drafting=False, timeout=TIMEOUT)
+        await self._client.complete(prompt.text, max_tokens=2, timeout=TIMEOUT)
         shown = index < SHOWN_TEXTS and not self._as_json
         blank = "\n" if index <= SHOWN_TEXTS else ""
         self._tell(f"{blank}--- temperature {temperature:g}, {painter().plain(prompt.name)}\n")
