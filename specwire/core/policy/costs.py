@@ -424,9 +424,10 @@ def _expected(due: Due) -> float:
 # L stays within 2 % of the elapsed time plus two plain steps. A window or a wait is begun only if L would stay there
 # even if no draft token is accepted; beyond that the session decodes plainly. Waiting, wider forwards and probes are
 # charged. In a batch a window is charged to its own session, and a wait to those that are waited for, by what it costs
-# all of them (`part_of`). What a head loses is known apart: no other source goes without a window for that. Windows are
-# not charged in a step that also feeds a prompt. Hiccups of the machine are not charged: what such steps take on
-# average decides, which is learnt from all sessions' steps.
+# all of them (`part_of`). What a head loses is known apart: no other source goes without a window for that. Its two
+# plain steps are the batch's, which are longer, also for a text that is alone later: a draft costs the whole batch, and
+# none could begin within two steps of a text alone. Windows are not charged in a step that also feeds a prompt. Hiccups
+# of the machine are not charged: what such steps take on average decides, which is learnt from all sessions' steps.
 
 
 @dataclass(slots=True)
@@ -436,7 +437,7 @@ class Ledger:
     tokens: decided while it was kept. head_us: the part of L that the head's drafts and their windows lost; negative:
     gained.
     Invariant, but for steps that took longer than expected: L stays within TOLERATED_SHARE of elapsed_us, which is of
-    MEANT_OVER tokens at least where there is a head, plus TOLERATED_STEPS plain steps.
+    MEANT_OVER tokens at least where there is a head, plus TOLERATED_STEPS plain steps, a head's of the largest batch.
     """
 
     balance_us: float = 0.0
