@@ -313,7 +313,7 @@ bench-deterministic: $(STAMP) ## measure what --deterministic keeps equal, and w
 bench-batch: $(STAMP) ## measure 1 to 32 sessions at once, greedy and at temperature 0.8, beside transformers' static and continuous batching (half an hour)
 	$(BIN)/python -m bench.batch.run
 
-bench-heads: $(STAMP) ## measure heads beside the demo target with 1 to 32 sessions, greedy and at temperature 0.8 (a quarter of an hour)
+bench-heads: $(STAMP) ## measure heads beside the demo target with 1 to 32 sessions, greedy and at temperature 0.8 (twenty minutes)
 	$(BIN)/python -m bench.heads
 
 bench-vllm: $(VLLM) ## measure drafters beside vLLM's own speculation, in vLLM (needs 12 GB, half an hour)

@@ -65,9 +65,10 @@ LABELS = {
     OPENVINO: "OpenVINO GenAI",
 }
 PEERS = (TRANSFORMERS, OPENVINO)
+# What AUTOMATIC has. A verifier serves one head, so the others are nothing that it could have chosen.
 SINGLE = (FAR, NGRAM, TABLE, EAGLE3)
 # The rows with more than one session.
-AT_ONCE = (OFF, *SINGLE, AUTOMATIC)
+AT_ONCE = (OFF, *SINGLE, "medusa", "mtp", AUTOMATIC)
 TEMPERATURES, SEED = (0.0, 0.8), 1
 # A level has so many turns at least: with nine an interval of 95 % leaves out one at each end.
 LEAST_TURNS = 9

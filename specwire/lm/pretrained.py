@@ -184,8 +184,13 @@ class ComputePlan:
             check_recurrent(self.config, self.how, None if ranks is None else ranks.size)
             if self.how.runtime == AUTO:
                 self.how = self.how._replace(runtime=TORCH)
-        if self.how.skims:
-            self._beside_torch()
+        if self.how.skims and self.how.runtime == AUTO:
+            if self._may_be_openvino:
+                logger.warning(
+                    "heads: skipped layers are computed by torch, so the runtime auto is torch beside them; without "
+                    "them it is openvino, which is often the faster of the two: compare them"
+                )
+            self.how = self.how._replace(runtime=TORCH)
 
     def slot_memory(self, positions: int) -> SlotMemory:
         kept = cache_dtype(self.dtype, self.how) if self.device.type == "cpu" else self.dtype
@@ -194,8 +199,6 @@ class ComputePlan:
     def with_head(self, head: LoadedHead, positions: int) -> SlotMemory:
         """Tap the layers whose states the head reads; what a slot then takes."""
         self.how = self.how._replace(taps=head.taps, fuse=head.fuse)
-        if head.fuse is None:
-            self._beside_torch()
         memory = self.slot_memory(positions)
         kept = memory.dtype if head.fuse is None or not self._may_be_openvino else torch.float32
         return replace(memory, beside=head.slot_bytes(positions, kept))
@@ -213,17 +216,6 @@ class ComputePlan:
         on_cpu = self.device.type == "cpu" and not (self.how.compiled or self.how.deterministic)
         fits = self.how.runtime != TORCH and on_cpu and self.config.model_type in MODEL_TYPES
         return fits and find_spec("openvino") is not None
-
-    def _beside_torch(self) -> None:
-        """`auto` is torch beside what OpenVINO does not draft by: two runtimes take what it gains (docs/LOG.md)."""
-        if self.how.runtime != AUTO:
-            return
-        if self._may_be_openvino:
-            logger.warning(
-                "heads: beside heads of this kind the runtime auto is torch, without them openvino, which is often the "
-                "faster of the two: compare them"
-            )
-        self.how = self.how._replace(runtime=TORCH)
 
 
 def _drafting(

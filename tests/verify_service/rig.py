@@ -11,6 +11,7 @@ import torch
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome, Proposal
+from specwire.core.model import TORCH
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.heads import HeadDepth
@@ -67,6 +68,7 @@ class Rig:
         growth: float | None = None,
         drafting: HeadDrafting | None = None,
         heads: str | None = None,
+        runtime: str = TORCH,
         shares: TenantShares | None = None,
         text_memory: int = 0,
         known: KnownTexts | None = None,
@@ -77,7 +79,9 @@ class Rig:
         """growth: share of a millisecond that a row more costs; forwards then take their time. drafting: of a head, or
         `heads`, what drafts beside a model that is no script. beside: what is served in place of the model itself.
         """
-        self.lm = beside(load_model(spec, slots=slots, context=context, heads=heads, kv_memory=kv_memory))
+        self.lm = beside(
+            load_model(spec, slots=slots, context=context, heads=heads, runtime=runtime, kv_memory=kv_memory)
+        )
         if isinstance(self.lm, DraftingModel):
             drafting = HeadDrafting(self.lm, HeadDepth({1: 20.0}, self.lm.most_depth or MOST_HEAD_DEPTH))
         self.now = 0.0

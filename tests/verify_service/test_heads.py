@@ -110,8 +110,10 @@ def test_the_text_is_the_target_s_under_every_proposal_of_three_ids(sampling: Sa
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("form", FORMATS)
-def test_texts_are_the_same_beside_heads_of_files(form: str, sampling: Sampling, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("form", "runtime"), [*product(FORMATS, ["torch"]), ("medusa", "openvino"), ("hydra", "openvino")]
+)
+def test_texts_are_the_same_beside_heads_of_files(form: str, runtime: str, sampling: Sampling, tmp_path: Path) -> None:
     made = models.config("llama")
     made.eos_token_id = None
     where = models.save(models.build(made), tmp_path / "target")
@@ -119,7 +121,7 @@ def test_texts_are_the_same_beside_heads_of_files(form: str, sampling: Sampling,
     written(tmp_path / "head", config, tensors, name)
     texts: list[dict[int, list[int]]] = []
     for heads in (None, str(tmp_path / "head")):
-        rig = Rig(where, context=models.CONTEXT, ngram=False, heads=heads)
+        rig = Rig(where, context=models.CONTEXT, ngram=False, heads=heads, runtime=runtime)
         for handle in range(3):
             rig.open(handle, (*PROMPT, handle), sampling=sampling, max_tokens=30)
         rig.run()

@@ -194,12 +194,10 @@ class MedusaRunner(SteppedHead):
     most_depth: int | None
 
     def __init__(self, head: Medusa, norm: nn.Module | None, dtype: torch.dtype) -> None:
-        """norm: the target's last one, if the head reads behind it. The head is this runner's from now on."""
+        """head: computes in `dtype`, see `packed`. norm: the target's last one, if it is still to be applied."""
         self.width, self.most_depth = head.config.hidden, head.config.heads
         self.target_ids = head.ids
-        self._norm, self._dtype = deepcopy(norm), dtype
-        self._head = head.to(head.embed.device).eval()
-        _pack(self._head, dtype)
+        self._norm, self._dtype, self._head = deepcopy(norm), dtype, head
 
     def read(self, feeds: Sequence[Feed], features: torch.Tensor) -> HeadStep:
         ends = torch.tensor([len(feed.tokens) for feed in feeds], device=features.device).cumsum(0)
@@ -214,7 +212,10 @@ class MedusaRunner(SteppedHead):
     def _run(self, head: int, feeds: Sequence[Feed], states: torch.Tensor) -> HeadStep:
         tokens = torch.tensor([feed.tokens[-1] for feed in feeds], device=states.device)
         states = self._head.reads(states, tokens)
-        return HeadStep(states, self._head.logits(head, states))
+        return HeadStep(states, self._logits(head, states))
+
+    def _logits(self, head: int, read: torch.Tensor) -> torch.Tensor:
+        return self._head.logits(head, read)
 
     def zero(self, slot: int, stop: int) -> None:
         """There is nothing."""
@@ -223,7 +224,9 @@ class MedusaRunner(SteppedHead):
         """There is nothing."""
 
 
-def _pack(head: Medusa, dtype: torch.dtype) -> None:
+def packed(head: Medusa, dtype: torch.dtype) -> Medusa:
+    """It itself beside its embedding, with layers that compute in `dtype`; large ones on a CPU are in 8 bits."""
+    head = head.to(head.embed.device).eval()
     found = [
         (parent, name, child)
         for parent in head.modules()
@@ -234,6 +237,7 @@ def _pack(head: Medusa, dtype: torch.dtype) -> None:
     product, layers = pack_rounded([_linear(child) for child in cast])
     for (parent, name, _), layer in zip(found, layers, strict=True):
         setattr(parent, name, PackedLayer(product, layer))
+    return head
 
 
 def _linear(layer: nn.Linear) -> LinearWeights:

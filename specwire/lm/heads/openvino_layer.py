@@ -1,7 +1,8 @@
-"""Heads of one decoder layer by OpenVINO, beside a target that it computes too: EAGLE-3 and a single MTP layer.
+"""Heads by OpenVINO, beside a target that it computes too: EAGLE-3, a single MTP layer, Medusa and Hydra.
 
 A draft is a handful of very short forwards: as a graph of few operations one takes half of what TorchScript needs.
-The target's graph tells what a head's first product makes of its taps, not the taps (see `OpenvinoDecoder`).
+The target's graph tells what a head's first product makes of its taps, not the taps (see `OpenvinoDecoder`); of
+Medusa's, whose states are added as they are, what the target's last norm makes.
 """
 
 from __future__ import annotations
@@ -9,15 +10,30 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from specwire.lm.heads.eagle3 import Eagle3
 from specwire.lm.heads.eagle3_runner import layer_of
+from specwire.lm.heads.medusa import Medusa, MedusaRunner
 from specwire.lm.heads.mtp import EmbeddingPart, Mtp, StatePart
 from specwire.lm.heads.mtp_runner import Shared, model_of, placed
-from specwire.lm.heads.openvino_steps import NEXT_STATES, STATES, OpenvinoHead
+from specwire.lm.heads.openvino_steps import HEAD_DTYPE, NEXT_STATES, STATES, OpenvinoHead
 from specwire.lm.runners.decoder import DecoderShape, Model
-from specwire.lm.runners.openvino.graph import EXAMPLE, ROWS, Given, causal_mask, normed
+from specwire.lm.runners.linear import GROUP, LEAST_ROUNDED
+from specwire.lm.runners.openvino.graph import (
+    EXAMPLE,
+    LOGITS,
+    ROWS,
+    CompiledGraph,
+    Given,
+    causal_mask,
+    compile_options,
+    name_ports,
+    normed,
+    round_weights,
+    traced,
+)
 from specwire.lm.runners.openvino.runner import OpenvinoDecoder
 
 
@@ -132,3 +148,44 @@ class MtpOpenvino(OpenvinoHead):
         model = model_of(mtp, shared, torch.float32)._replace(norm=mtp.layers[0].norm)
         ids = torch.arange(len(shared.output.weight))
         super().__init__(MtpGraph(mtp, shape, model), ids, config.hidden, slots, context)
+
+
+class MedusaOpenvino(MedusaRunner):
+    """A `Head`: Medusa or Hydra, whose features are behind the target's last norm if they read there.
+
+    Each head is a graph of its few products, of which PyTorch draws. Large weights are in 8 bits.
+    Raises what OpenVINO raises for a graph that it cannot make.
+    """
+
+    def __init__(self, heads: Medusa) -> None:
+        """The heads' layers go over into the graphs."""
+        for layers in (heads.blocks, heads.outputs):
+            layers.float()
+        super().__init__(heads.eval(), None, HEAD_DTYPE)
+        self._graphs = [_compiled(heads, head) for head in range(heads.config.heads)]
+        heads.blocks, heads.outputs = nn.ModuleList(), nn.ModuleList()
+
+    def _logits(self, head: int, read: torch.Tensor) -> torch.Tensor:
+        graph = self._graphs[head]
+        graph.give(STATES, read.numpy())
+        graph.request.infer(share_outputs=True)
+        return torch.from_numpy(graph.request.get_tensor(LOGITS).data)
+
+
+def _compiled(heads: Medusa, head: int) -> CompiledGraph:
+    width = heads.config.width(head)
+    graph = traced(_Logits(heads, head), (torch.zeros(EXAMPLE[0], width),))
+    name_ports(graph, [(STATES, (-1, width))], [LOGITS])
+    round_weights(graph, LEAST_ROUNDED)
+    return CompiledGraph(graph, compile_options(HEAD_DTYPE, torch.get_num_threads(), GROUP))
+
+
+class _Logits(nn.Module):
+    """Of one head."""
+
+    def __init__(self, heads: Medusa, head: int) -> None:
+        super().__init__()
+        self._heads, self._head = heads, head
+
+    def forward(self, read: torch.Tensor) -> torch.Tensor:
+        return self._heads.logits(self._head, read)

@@ -33,8 +33,8 @@ HeadFactory = Callable[[int, int, torch.dtype, str], Head]
 class LoadedHead(NamedTuple):
     """taps: of the target, see `specwire.lm.runners.decoder.Decoder`. make: makes it over slots. width: of features.
     kept: numbers that it keeps of each position that it read. fuse: what it reads of features, if OpenVINO computes it,
-    too. Of a head that learns, current: the version that this is; load_version: reads another one from its folder, or
-    raises ModelError.
+    too; None where torch always does. Of a head that learns, current: the version that this is; load_version: reads
+    another one from its folder, or raises ModelError.
     """
 
     taps: tuple[int, ...]
@@ -77,7 +77,7 @@ def load_head(spec: str, target: PreTrainedModel, info: ModelInfo) -> LoadedHead
 
 
 def _learnt(versions: VersionFolder, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
-    """The version in use, computed by torch: OpenVINO's graph of the target holds a part of its head."""
+    """The version in use, computed by torch: OpenVINO's graph of a target holds a part of its head, for good."""
     try:
         current = versions.current(HEAD)
     except VersionError as error:
@@ -112,10 +112,15 @@ def _medusa(folder: Path, whole: dict[str, Any], target: PreTrainedModel, info: 
     _check_ids(folder, info, heads.ids)
     norm = _last_norm(target, folder / CONFIG) if heads.config.normed else None
 
-    def make(_slots: int, _context: int, dtype: torch.dtype, _runtime: str) -> Head:
-        return MedusaRunner(heads, norm, dtype)
+    def make(_slots: int, _context: int, dtype: torch.dtype, runtime: str) -> Head:
+        if runtime != OPENVINO:
+            return MedusaRunner(medusa.packed(heads, dtype), norm, dtype)
+        # An extra, and slow to import.
+        from specwire.lm.heads.openvino_layer import MedusaOpenvino
 
-    return LoadedHead(heads.config.taps, make, config.hidden_size)
+        return MedusaOpenvino(heads)
+
+    return LoadedHead(heads.config.taps, make, config.hidden_size, fuse=nn.Identity() if norm is None else norm)
 
 
 def _last_norm(target: PreTrainedModel, path: Path) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
-from specwire.lm import load_model, pretrained
+from specwire.lm import load_model
+from specwire.lm.heads import openvino_layer
+from specwire.lm.heads.medusa import MedusaRunner
+from specwire.lm.heads.openvino_layer import MedusaOpenvino
 from specwire.lm.heads.slots import HeadedModel
 from tests.lm import models
 from tests.lm.heads.medusa_by_hand import FORMATS, HEADS, Tensors, expected, logits_of, state_of, written
 
 GREEDY = Sampling()
+RUNTIMES = pytest.mark.parametrize("runtime", ["torch", "openvino"])
 TEXT = [3, 17, 8, 29, 11, 5, 23]
 
 
@@ -39,7 +44,7 @@ def headed(target: str, head: Path, runtime: str = "torch", compiled: bool = Fal
     return lm
 
 
-@pytest.mark.parametrize("runtime", ["torch", "openvino"])
+@RUNTIMES
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "llama-biased-tied"])
 @pytest.mark.parametrize("form", ["medusa", "hydra"])
 def test_it_drafts_what_a_plain_loop_does(form: str, kind: str, runtime: str, tmp_path: Path) -> None:
@@ -68,11 +73,12 @@ def test_it_does_so_beside_a_compiled_target(form: str, tmp_path: Path, monkeypa
     ]
 
 
+@RUNTIMES
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_convention_of_files_is_read(form: str, tmp_path: Path) -> None:
+def test_every_convention_of_files_is_read(form: str, runtime: str, tmp_path: Path) -> None:
     """At each length of a text, so that heads that say the same everywhere would show."""
     target, config, tensors, where = built(tmp_path, "llama", form, seed=3)
-    lm, found = headed(where, tmp_path / "head"), set()
+    lm, found = headed(where, tmp_path / "head", runtime), set()
     for length in range(2, len(TEXT) + 1):
         text = TEXT[:length]
         lm.forward([Feed(0, lm.cached(0), text[lm.cached(0) : -1], 1)])
@@ -113,10 +119,11 @@ def test_a_tensor_that_would_be_left_out_is_named(form: str, name: str, tmp_path
         headed(where, tmp_path / "head")
 
 
+@RUNTIMES
 @pytest.mark.parametrize("form", ["medusa", "hydra"])
-def test_a_draft_ends_with_the_heads(form: str, tmp_path: Path) -> None:
+def test_a_draft_ends_with_the_heads(form: str, runtime: str, tmp_path: Path) -> None:
     target, config, tensors, where = built(tmp_path, "llama", form)
-    lm = headed(where, tmp_path / "head")
+    lm = headed(where, tmp_path / "head", runtime)
     lm.forward([Feed(0, 0, TEXT[:-1], 1)])
     assert lm.most_depth == HEADS
     assert lm.draft([HeadRequest(0, TEXT, GREEDY, 8)]) == [expected(target, config, tensors, TEXT, HEADS)]
@@ -125,10 +132,11 @@ def test_a_draft_ends_with_the_heads(form: str, tmp_path: Path) -> None:
     assert len(lm.draft([HeadRequest(1, text, GREEDY, 8)])[0]) == 1
 
 
+@RUNTIMES
 @pytest.mark.parametrize("form", ["medusa", "medusa-vllm-shared", "hydra"])
-def test_in_bfloat16_it_drafts_what_float32_does_up_to_rounding(form: str, tmp_path: Path) -> None:
+def test_in_bfloat16_it_drafts_what_float32_does_up_to_rounding(form: str, runtime: str, tmp_path: Path) -> None:
     target, config, tensors, where = built(tmp_path, "llama", form)
-    lm = load_model(where, slots=1, dtype="bfloat16", heads=str(tmp_path / "head"), threads=1)
+    lm = load_model(where, slots=1, dtype="bfloat16", runtime=runtime, heads=str(tmp_path / "head"), threads=1)
     assert isinstance(lm, HeadedModel)
     lm.forward([Feed(0, 0, TEXT[:-1], 1)])
     (drafted,) = lm.draft([HeadRequest(0, TEXT, GREEDY, HEADS)])
@@ -139,10 +147,11 @@ def test_in_bfloat16_it_drafts_what_float32_does_up_to_rounding(form: str, tmp_p
         tokens = [*tokens, token]
 
 
+@RUNTIMES
 @pytest.mark.parametrize("form", ["medusa", "hydra"])
-def test_rollbacks_and_copies_leave_nothing_behind(form: str, tmp_path: Path) -> None:
+def test_rollbacks_and_copies_leave_nothing_behind(form: str, runtime: str, tmp_path: Path) -> None:
     target, config, tensors, where = built(tmp_path, "llama", form, seed=1)
-    lm = headed(where, tmp_path / "head")
+    lm = headed(where, tmp_path / "head", runtime)
 
     def check(slot: int, text: list[int]) -> None:
         if lm.cached(slot) < len(text) - 1:
@@ -160,13 +169,14 @@ def test_rollbacks_and_copies_leave_nothing_behind(form: str, tmp_path: Path) ->
     check(0, [*TEXT[:2], 7])
     lm.discard(0)
     check(0, TEXT[2:])
-    assert lm.kv_bytes == load_model(where, slots=3).kv_bytes, "heads keep nothing of a text"
+    assert lm.kv_bytes == load_model(where, slots=3, runtime=runtime).kv_bytes, "heads keep nothing of a text"
 
 
+@RUNTIMES
 @pytest.mark.parametrize("form", ["medusa-vllm-truncated", "hydra"])
-def test_under_coupled_it_draws_with_the_target_s_noise(form: str, tmp_path: Path) -> None:
+def test_under_coupled_it_draws_with_the_target_s_noise(form: str, runtime: str, tmp_path: Path) -> None:
     target, config, tensors, where = built(tmp_path, "llama", form)
-    lm, found = headed(where, tmp_path / "head"), set()
+    lm, found = headed(where, tmp_path / "head", runtime), set()
     lm.forward([Feed(0, 0, TEXT[:-1], 1)])
     state = state_of(target, config, TEXT)
     for seed in range(12):
@@ -181,7 +191,8 @@ def test_under_coupled_it_draws_with_the_target_s_noise(form: str, tmp_path: Pat
     assert len(found) > 3
 
 
-def test_ids_that_are_no_tokens_are_not_said(tmp_path: Path) -> None:
+@RUNTIMES
+def test_ids_that_are_no_tokens_are_not_said(runtime: str, tmp_path: Path) -> None:
     """Output layers are often longer than the vocabulary."""
     target, config, tensors, _ = built(tmp_path, "llama", "hydra")
     words = {f"w{index}": index for index in range(30)}
@@ -189,7 +200,7 @@ def test_ids_that_are_no_tokens_are_not_said(tmp_path: Path) -> None:
     for head in range(HEADS):
         tensors[f"hydra_lm_head.{head}.bias"][30:] = 100.0
     written(tmp_path / "head", config, tensors, "hydra_lm_head.safetensors")
-    lm = headed(where, tmp_path / "head")
+    lm = headed(where, tmp_path / "head", runtime)
     lm.forward([Feed(0, 0, TEXT[:-1], 1)])
     (drafted,) = lm.draft([HeadRequest(0, TEXT, GREEDY, 3)])
     assert len(drafted) == 3
@@ -279,20 +290,37 @@ def test_targets_without_features_are_refused(tmp_path: Path) -> None:
         headed(str(tmp_path / "gpt2"), tmp_path / "head")
 
 
-@pytest.mark.parametrize("warned", [True, False])
-def test_auto_means_torch_beside_them(
-    warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_auto_means_openvino_beside_them_and_torch_where_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By which they are always computed: two runtimes side by side take more than they gain.
-
-    Where OpenVINO would serve the target alone, it is said.
-    """
     _, _, _, where = built(tmp_path, "llama", "medusa")
-    if not warned:
-        monkeypatch.setattr(pretrained, "find_spec", lambda _name: None)
-    for runtime, said in (("torch", False), ("auto", warned)):
-        assert headed(where, tmp_path / "head", runtime).info.runtime == "torch"
-        told = [record.message for record in caplog.records if record.name == pretrained.__name__]
-        assert [message.partition(",")[0] for message in told] == [
-            "heads: beside heads of this kind the runtime auto is torch"
-        ] * said
+    for runtime, own in (("openvino", MedusaOpenvino), ("torch", MedusaRunner)):
+        lm = headed(where, tmp_path / "head", "auto")
+        assert lm.info.runtime == runtime
+        assert type(lm._head) is own
+        monkeypatch.setitem(sys.modules, "specwire.lm.runners.openvino.runner", None)
+
+
+@pytest.mark.parametrize("form", ["medusa-vllm-truncated", "hydra"])
+def test_in_8_bits_openvino_says_what_torch_says_up_to_rounding(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large layers are rounded by both, each in its way; the logits of every head, of several texts at once."""
+    _, _, _, where = built(tmp_path, "llama", form)
+    monkeypatch.setattr(openvino_layer, "LEAST_ROUNDED", 0)
+    both = headed(where, tmp_path / "head", "openvino"), headed(where, tmp_path / "head")
+    feeds = [Feed(slot, 0, TEXT[1 : 3 + slot], 1) for slot in range(3)]
+    found = list[list[torch.Tensor]]()
+    for lm in both:
+        lm.forward([feed._replace(tokens=TEXT[: len(feed.tokens)]) for feed in feeds])
+        assert isinstance(lm._head, MedusaRunner)
+        with torch.inference_mode():
+            step = lm._head.read(feeds, lm._held(feeds))
+            said = [step.logits.clone()]
+            for depth in range(1, HEADS):
+                step = lm._head.follow(feeds, step.states, depth)
+                said.append(step.logits.clone())
+        found.append(said)
+    for rounded, whole in zip(*found, strict=True):
+        assert not torch.equal(rounded, whole)
+        assert (rounded - whole).abs().max() < 0.05 * whole.abs().max()
