@@ -185,12 +185,13 @@ def test_what_is_measured_of_a_head_is_no_deeper_than_it_drafts(form: str, tmp_p
     assert [lm.cached(slot) for slot in range(4)] == [0] * 4
 
 
-async def test_a_verifier_does_not_start_beside_heads_that_cannot_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("runtime", ["torch", "openvino"])
+async def test_a_verifier_does_not_start_beside_heads_that_cannot_work(runtime: str, tmp_path: Path) -> None:
     """Each weight is finite; their products are not."""
     where = models.save(models.build(models.config("llama")), tmp_path / "target")
     config, tensors, name = FORMATS["medusa"]()
     written(tmp_path / "head", config, {**tensors, "0.2.weight": torch.full((50, 32), 3e38)}, name)
-    options = ModelServiceOptions(where, heads=str(tmp_path / "head"), slots=1)
+    options = ModelServiceOptions(where, heads=str(tmp_path / "head"), runtime=runtime, slots=1)
     with pytest.raises(ModelError, match=f"heads: {tmp_path / 'head'}: its logits are not finite"):
         await start(options)
 
