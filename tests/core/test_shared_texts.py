@@ -177,7 +177,7 @@ def test_taken_in_one_by_one_or_by_vectors_it_is_the_same(pieces: list[list[int]
 
 def test_the_most_frequent_continuation_is_proposed_and_of_equals_the_latest() -> None:
     def after(*tokens: int) -> Occurrence:
-        return Occurrence(array("I", tokens), 0)
+        return Occurrence(array("I", tokens), 0, 0)
 
     assert voted([after(1, 2), after(3, 4), after(3, 5), after(3, 4)], 4) == ((3, 4), 0.75)
     assert voted([after(1, 2), after(3, 4)], 4) == ((1, 2), 0.5)
@@ -224,7 +224,8 @@ def test_what_turns_of_a_conversation_have_in_common_is_kept_once() -> None:
             index.read()
     assert texts.tokens <= len(told) + 3 * SHARED_ORDERS[0]
     for at in range(20, len(told) - 1, 31):
-        assert [each.tokens[each.end] for each in texts.occurrences(told[at - 20 : at])[1]] == [told[at]]
+        found = texts.occurrences(told[at - 20 : at])[1]
+        assert [(each.tokens[each.end], each.position) for each in found] == [(told[at], at)]
     texts.forget("2")
     assert not texts.occurrences(turns[2][50:70])[1], "it was that session's, and is gone"
     assert texts.occurrences(turns[3][50:70])[1]
@@ -300,6 +301,30 @@ def test_what_was_found_is_followed_as_long_as_the_text_goes_on_like_it(monkeypa
     assert searched.count(20) == 2
     assert [searched.count(length) for length in (22, 40, 41)] == [1, 1, 1]
     assert searched.count(42) == 2
+
+
+def test_where_a_text_is_repeated_what_stands_at_its_own_place_counts_alone() -> None:
+    """Two others, one token farther on, say otherwise; also while what was found is followed."""
+    texts, common = ScopeTexts(always), range(100, 140)
+    grown(texts, "first", [*common, 7, 8, 9, 7])
+    for name in ("edited", "edited again"):
+        grown(texts, name, [1, *common, 7, 8, 6, 6])
+
+    def said(*text: int) -> tuple[int, ...]:
+        found = SharedIndex(texts, text).find(4)
+        assert found is not None
+        return found.tokens
+
+    assert said(*common) == (7, 8, 9, 7)
+    assert said(2, 3, *common) == said(1, *common) == (7, 8, 6, 6)
+    assert said(*range(23), *common[-15:]) == (7, 8, 6, 6), "less than the longest order is no sign of a repetition"
+    text = [*common]
+    index = SharedIndex(texts, text)
+    for at, token in enumerate((7, 8, 9)):
+        found = index.find(4)
+        assert found is not None
+        assert found.tokens == (7, 8, 9, 7)[at:]
+        text.append(token)
 
 
 def test_nothing_of_a_forgotten_text_is_followed() -> None:

@@ -89,10 +89,11 @@ class SharedText:
 
 
 class Occurrence(NamedTuple):
-    """The looked up tokens stand before `tokens[end]`, which is there."""
+    """The looked up tokens stand before `tokens[end]`, which is there, at `position` of the whole text."""
 
     tokens: array[int]
     end: int
+    position: int
 
 
 class ScopeTexts:
@@ -341,7 +342,7 @@ class ScopeTexts:
             if words[at + TAGS] & mask == tag and (text := texts.get(words[at + TEXT])) is not None:
                 end, tokens = words[at + END], text.tokens
                 if end < len(tokens) and tokens[end - length : end] == gram:
-                    found.append(Occurrence(tokens, end))
+                    found.append(Occurrence(tokens, end, text.start + end))
                     if len(found) == most:
                         break
             slot = words[at + link] - 1
@@ -415,7 +416,7 @@ def voted(occurrences: Sequence[Occurrence], most: int) -> tuple[tuple[int, ...]
 
     Token by token: the most frequent one among the occurrences that agree so far; of equals, the latest one's.
     """
-    group = [tokens[end : end + most] for tokens, end in occurrences]
+    group = [tokens[end : end + most] for tokens, end, _ in occurrences]
     found: list[int] = []
     share = 1.0
     while group:
@@ -498,17 +499,22 @@ class SharedIndex:
         self._followed, self._followed_at = () if order else occurrences, len(self._tokens)
         if not occurrences:
             return None
-        tokens, share = voted(occurrences, most)
-        sure = bisect_right(AGREEING_SHARES, share) + (share == 1.0 and len(occurrences) > 1)
+        votes = occurrences if order else self._in_place(occurrences)
+        tokens, share = voted(votes, most)
+        sure = bisect_right(AGREEING_SHARES, share) + (share == 1.0 and len(votes) > 1)
         return Found(tokens, order * (len(AGREEING_SHARES) + 2) + sure)
+
+    def _in_place(self, occurrences: list[Occurrence]) -> list[Occurrence]:
+        """Those at this text's own position, else all: where a request is repeated with its seed, noise is the same."""
+        return [each for each in occurrences if each.position == len(self._tokens)] or occurrences
 
     def _going_on(self) -> list[Occurrence]:
         """Those of the last look whose texts go on as this one did. A text that was forgotten is empty by now."""
         said = array("I", self._tokens[self._followed_at :])
         behind = len(said)
         return [
-            Occurrence(tokens, end + behind)
-            for tokens, end in self._followed
+            Occurrence(tokens, end + behind, position + behind)
+            for tokens, end, position in self._followed
             if end + behind < len(tokens) and tokens[end : end + behind] == said
         ]
 

@@ -132,7 +132,7 @@ def agreeing(occurrences: Sequence[Occurrence], tokens: Sequence[int]) -> Iterat
     for depth in range(len(tokens)):
         yield Counter(
             text[end + depth]
-            for text, end in occurrences
+            for text, end, _ in occurrences
             if list(text[end : end + depth]) == list(tokens[:depth]) and end + depth < len(text)
         )
 
