@@ -14,9 +14,9 @@ from draft_service.commands import Command, Replies
 from draft_service.dialler import DiallingDrafter
 from draft_service.generation import GenerationServicer
 from draft_service.service import DraftHandler, DraftServicer
-from draft_service.versions import DrafterFigures, LoadedDrafter, ServedDrafter, first_model
+from draft_service.versions import DrafterFigures, LoadedDrafter, ServedDrafter, first_model, followed
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import AUTO
+from specwire.core.model import AUTO, ModelError
 from specwire.registry.entry import Role
 from specwire.registry.options import (
     NO_CLOUD,
@@ -127,7 +127,8 @@ async def start(
 
     Args:
         registration: where the drafter registers.
-        follow: a learner's folder, whose versions are served as they come (`specwire.versions`).
+        follow: a learner's folder, whose versions are served as they come (`specwire.versions`). None: the model, if
+            that is one.
 
     Raises:
         InvalidParameter: nobody could be told where it is.
@@ -136,6 +137,7 @@ async def start(
     """
     registration.check_listen(options.listen)
     check_free(options.listened)
+    follow = followed(options.model, follow)
     registry, (options, current) = Registry(), _first(options, follow)
     served = await _served(options, registry, current, registration.region)
     servicer = DraftServicer(served.now.handler)
@@ -197,6 +199,7 @@ async def dial_in(
         JoinRefused: no orchestrator will have this drafter.
     """
     check_free([("metrics", options.metrics)] if options.metrics else [])
+    follow = followed(options.model, follow)
     registry, (options, current) = Registry(), _first(options, follow)
     served = await _served(options, registry, current, region)
     async with AsyncExitStack() as started:
@@ -291,6 +294,8 @@ async def load(options: ModelServiceOptions, name: str = "", cores: frozenset[in
 
     Raises ModelError. name: what the model is called; "" for its own. cores: see ServiceThread.
     """
+    if followed(options.model):
+        raise ModelError(f"model {options.model}: has a learner's versions; `specwire draft --follow DIR` serves them")
     share_interpreter()
     figures = DrafterFigures()
     thread = ServiceThread(DRAFTER, _loader(options, figures), cores=cores)
@@ -348,7 +353,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draft until a signal; returns the exit code."""
-    follow = Path(args.follow) if args.follow else None
+    follow = followed(args.model, Path(args.follow) if args.follow else None)
     try:
         if follow is not None:
             args.model, *_ = first_model(follow, args.model)

@@ -65,10 +65,17 @@ class ServedDrafter:
                 replaced.cancel()
 
 
+def followed(model: str | None, follow: Path | None = None) -> Path | None:
+    """The learner's folder whose versions are to be served: `follow`, else the model if that is one; None without."""
+    if follow is None and model and VersionFolder(Path(model).expanduser()).begun:
+        return Path(model).expanduser()
+    return follow
+
+
 def first_model(folder: Path, model: str | None) -> tuple[str, Current | None]:
     """What to serve at first: a model, and which version of the folder it is; None where it is none of its.
 
-    model: what is served while the folder has no version yet. Raises InvalidParameter.
+    model: what is served while the folder has no version yet; not itself. Raises InvalidParameter.
     """
     versions = VersionFolder(folder)
     try:
@@ -77,7 +84,7 @@ def first_model(folder: Path, model: str | None) -> tuple[str, Current | None]:
         raise InvalidParameter("follow", str(error)) from None
     if current is not None:
         return str(versions.version(current.version)), current
-    if not model:
+    if not model or followed(model):
         message = f"{folder} has no version yet: start `specwire learn --out {folder}`, or name MODEL to begin with"
         raise InvalidParameter("follow", message)
     return model, None

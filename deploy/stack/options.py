@@ -377,7 +377,8 @@ def add_stack_arguments(parser: argparse.ArgumentParser, references: bool = True
         "--draft",
         action="append",
         metavar="MODEL",
-        help="path or hub id (default: the demo pair's, if the target is); may be repeated",
+        help="path or hub id, or DIR of `specwire learn`, whose versions it takes, but for --one-process (default: the "
+        "demo pair's, if the target is); may be repeated",
     )
     draft.add_argument(
         "--no-draft", action="store_true", help="no drafter; with --no-ngram and --no-heads, the target alone"

@@ -13,10 +13,11 @@ import grpc.aio
 import pytest
 
 from draft_service import server
-from draft_service.server import RunningDrafter, start
-from draft_service.versions import first_model
+from draft_service.server import RunningDrafter, load, start
+from draft_service.versions import first_model, followed
 from specwire.client import AsyncClient, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
+from specwire.core.model import ModelError
 from specwire.rpc import versions
 from specwire.rpc.keys import Keys
 from specwire.rpc.server_options import ModelServiceOptions
@@ -169,6 +170,29 @@ async def test_it_ends_while_a_version_loads(folder: VersionFolder, models: list
         assert running.follower is not None
         await running.follower.stop()
     assert running.follower.number in (0, 1)
+
+
+async def test_a_learner_s_folder_in_place_of_a_model_is_followed(folder: VersionFolder, models: list[str]) -> None:
+    """So `up --draft DIR` does. What loads a drafter into its own process says that it does not."""
+    options = ModelServiceOptions(str(folder.path), slots=2)
+    running = await start(options)
+    try:
+        assert await drafted(running) == continuation(models[0], TEXT, 4)
+        publish(folder, 1, models[1])
+        await look(running)
+        assert await drafted(running) == continuation(models[1], TEXT, 4)
+    finally:
+        await running.stop(0.0)
+    with pytest.raises(ModelError, match="has a learner's versions; `specwire draft --follow DIR` serves them"):
+        await load(options)
+
+
+def test_a_learner_s_folder_without_a_version_is_no_model(tmp_path: Path) -> None:
+    VersionFolder(tmp_path).claim(("*",), "f")
+    assert followed(str(tmp_path)) == followed(str(tmp_path), tmp_path) == tmp_path
+    assert followed("a/model") is followed(None) is None
+    with pytest.raises(InvalidParameter, match="follow: .* has no version yet"):
+        first_model(tmp_path, str(tmp_path))
 
 
 def test_without_a_version_there_must_be_a_model(tmp_path: Path) -> None:
