@@ -1,4 +1,4 @@
-"""What runners-up of texts' guesses would gain in windows of several paths: python -m bench.branching.text_windows --help.
+"""What texts' runners-up would gain in windows of several paths: python -m bench.branching.text_windows --help.
 
 The engine's window is one path, so a text source guesses one line. Here the demo target writes the trace of
 `make bench-suffix` by its own draws (bench/suffix/run.py), and at each place of its outputs the tenant's sources are
@@ -136,13 +136,14 @@ class Sources:
         index = SharedIndex(texts, self.text, str(number))
         shared = NgramSource(self.text, index=index, learnt=texts.learnt[drawn])
         self.source = TextSource(self.text, others=[shared], learnt=texts.learnt_own[drawn])
+        self._index = NgramIndex(self.text)
         self._lengths = [Occurrences(n) for n in range(MOST_NGRAM, LEAST_NGRAM - 1, -1)]
 
     def trees(self) -> dict[str, list[Node]]:
         """By what a window may test; none without a guess."""
         guess = self.source.look()
         if guess is None:
-            return dict.fromkeys((LINE, COUNTS, BOTH), [])
+            return {LINE: [], COUNTS: [], BOTH: []}
         named = [source.guess is guess for source in self.source.sources].index(True)
         alike = (named, self.source.sources[named].acceptance.index(guess.acceptance))
         branch = Branch()
@@ -158,13 +159,11 @@ class Sources:
 
     def _own(self) -> list[tuple[int, ...]]:
         """What followed in the session's own text, as `NgramIndex` finds it."""
-        index = self.source.sources[0].index
-        assert isinstance(index, NgramIndex)
         for occurrences in self._lengths:
             occurrences.read(self.text, len(self.text) - 1)
             ends = occurrences.find(self.text, OCCURRENCES) if len(self.text) > occurrences.n else []
             if ends:
-                return [index.following(Match(end, occurrences.n), MOST_WINDOW) for end in ends]
+                return [self._index.following(Match(end, occurrences.n), MOST_WINDOW) for end in ends]
         return []
 
     def _shared(self) -> list[tuple[int, ...]]:

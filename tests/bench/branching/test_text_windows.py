@@ -94,8 +94,11 @@ def test_another_continuation_is_a_runner_up_and_what_was_learnt_of_it_is_the_ot
     last = found[-1]
     assert not any(last.places[LINE][0].right)
     assert sum(last.places[COUNTS][0].right) == 16
-    assert {node.token for node in last.places[COUNTS][0].nodes} == {*sessions()[0].output[:16], *sessions()[1].output[:16]}
-    # Each node is as likely as it was; once in the line, once aside, and one more counts as wrong.
+    assert {node.token for node in last.places[COUNTS][0].nodes} == {
+        *sessions()[0].output[:16],
+        *sessions()[1].output[:16],
+    }
+    # Right once in one try counts as right once in two: one more counts as wrong.
     known = rates([last], COUNTS)
     assert known[last.places[LINE][0].nodes[0].key] == 0.0
     aside = last.places[COUNTS][0].nodes[16]
