@@ -35,7 +35,7 @@ from demo_pair import TARGET, held_out_prompts
 from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import MOST_WINDOW
-from specwire.core.policy.tunables import MOST_NGRAM, OCCURRENCES
+from specwire.core.policy.tunables import MOST_NGRAM, OCCURRENCES, PRIOR_RATES, PRIOR_WEIGHT
 from specwire.core.verify.shared_texts import ScopeTexts, SharedIndex
 from specwire.core.verify.text_sources import LEAST_NGRAM, Match, NgramIndex, NgramSource, Occurrences, TextSource
 from specwire.lm import Feed, load_model
@@ -52,6 +52,7 @@ LINE, COUNTS, BOTH = "line", "counts", "both"
 
 # Alike nodes: source, class of its match, depth, rank, share, and how many of the nodes before it are no first ones.
 Key = tuple[int, ...]
+RANK = 3
 
 
 class Node(NamedTuple):
@@ -222,7 +223,7 @@ def _told(said: Said, texts: ScopeTexts, number: int) -> Session:
 
 
 def rates(sessions: Sequence[Session], name: str) -> dict[Key, float]:
-    """How often alike nodes are right behind right ones."""
+    """How often alike nodes are right behind right ones; like a drafter's before anything was seen."""
     tested, right = Counter[Key](), Counter[Key]()
     for session in sessions:
         for nodes, decided in session.places[name]:
@@ -230,8 +231,10 @@ def rates(sessions: Sequence[Session], name: str) -> dict[Key, float]:
                 if node.parent < 0 or decided[node.parent]:
                     tested[node.key] += 1
                     right[node.key] += is_right
-    # One more that is wrong: what was hardly seen promises little.
-    return {key: right[key] / (count + 1) for key, count in tested.items()}
+    return {
+        key: (right[key] + PRIOR_WEIGHT * PRIOR_RATES[key[RANK]]) / (count + PRIOR_WEIGHT)
+        for key, count in tested.items()
+    }
 
 
 def window(nodes: Sequence[Node], known: dict[Key, float], slope: float) -> list[int]:
@@ -245,7 +248,8 @@ def window(nodes: Sequence[Node], known: dict[Key, float], slope: float) -> list
     kept, above, chance = 0, -1, 1.0
     while True:
         for number in children[above]:
-            heappush(heap, (-chance * known.get(nodes[number].key, 0.0), number))
+            key = nodes[number].key
+            heappush(heap, (-chance * known.get(key, PRIOR_RATES[key[RANK]]), number))
         if not heap or len(taken) == MOST_WINDOW:
             return taken[:kept]
         less, above = heappop(heap)
