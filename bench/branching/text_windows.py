@@ -146,7 +146,8 @@ class Sources:
         if guess is None:
             return {LINE: [], COUNTS: [], BOTH: []}
         named = [source.guess is guess for source in self.source.sources].index(True)
-        alike = (named, self.source.sources[named].acceptance.index(guess.acceptance))
+        classes = self.source.sources[named].acceptance
+        alike = (named, [each is guess.acceptance for each in classes].index(True))
         branch = Branch()
         branch.add(guess.tokens, 0)
         found = (self._own(), self._shared())
