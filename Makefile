@@ -155,7 +155,9 @@ FLOORS_TESTS := tests/registry tests/rpc tests/telemetry tests/text tests/orches
     tests/verify_service/test_service.py tests/rag/test_retrieval.py tests/lm/test_cached.py tests/lm/test_load.py tests/lm/test_openvino.py tests/deploy/test_cli.py tests/test_skeleton_package.py
 
 test-vllm: $(VLLM) ## what runs on vLLM: a verifier on its worker, drafters for its server; make test runs it too once this is there
-	$(PYTEST) --timeout=600 --session-timeout=1800 tests/integration/test_vllm.py tests/faults/test_vllm_engine.py
+	$(PYTEST) --timeout=600 --session-timeout=3600 --played-on-vllm=bench/results/vllm_tests.json \
+	    tests/integration/test_vllm.py tests/faults/test_vllm_engine.py; \
+	    became=$$?; $(BIN)/python -m scripts.figures vllm-tests; exit $$became
 
 test-llamacpp: $(LLAMACPP) ## what runs on llama.cpp; make test runs it too once this is there
 	$(PYTEST) --timeout=600 --session-timeout=1800 tests/lm/test_gguf_file.py tests/lm/test_llamacpp.py tests/integration/test_llamacpp.py

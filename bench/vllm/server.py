@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from bench.harness import ROOT
 from bench.harness.child import BenchChild
 from bench.harness.runs import BenchError
 from bench.harness.services import Process
-from specwire.lm.runners.vllm import tested
+from specwire.lm.runners.vllm import PACKAGES, tested
 
 VLLM = ROOT / ".venv" / "vllm" / ".stamp"
 # Why something did not run.
@@ -56,6 +57,12 @@ WATCH = ("/bin/sh", "-c", 'read -r _; kill -s KILL -- "-$1"', "sh")
 SHOWN = 4000
 
 Speculation = Mapping[str, object]
+
+
+def versions() -> dict[str, str]:
+    """Of vLLM, under the name of its build, and of what it computes with, in its environment; empty without that."""
+    installed = distributions(path=[str(each) for each in VLLM.parent.glob("lib/python*/site-packages")])
+    return {each.name: each.version for each in installed if each.name in (*PACKAGES, "torch", "transformers")}
 
 
 class StoppableProcesses(ABC):

@@ -22,6 +22,7 @@ from scripts.figures.reliability import (
     matrix_table,
     pauses_table,
     played_line,
+    ran_table,
     soak_table,
     tests_table,
 )
@@ -158,6 +159,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "cluster-faults": ("cluster_faults.json", "make test-cluster", cluster_faults_table),
     "failover": ("failover.json", "make bench-failover", pauses_table),
     "played": ("faults.json", "make test-faults-all", played_line),
+    "vllm-tests": ("vllm_tests.json", "make test-vllm", ran_table),
     "soak": ("soak.json", "make soak", soak_table),
     "soak-demo": ("soak_demo.json", "make soak-demo", soak_table),
     "soak-vllm": ("soak_vllm.json", "make soak-vllm", soak_table),

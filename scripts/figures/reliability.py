@@ -68,6 +68,22 @@ def played_line(results: dict[str, Any]) -> str:
     )
 
 
+def ran_table(results: dict[str, Any]) -> str:
+    """Render a run of `make test-vllm`: a row for each test, its variants in one, and what it ran on."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for test in results["tests"]:
+        found.setdefault(test["test"].partition("[")[0], []).append(test)
+    rows = [["test", "hold", "of", "s"]]
+    for name, variants in found.items():
+        hold = sum(test["end"] == "passed" for test in variants)
+        rows.append([f"`{name}`", str(hold), str(len(variants)), f"{sum(test['seconds'] for test in variants):.0f}"])
+    rows += [[bar["name"], _bar(bar), "", ""] for bar in results["bars"]]
+    wrong = [f"{test['end']}: {test['test']}" for test in results["tests"] if test["end"] != "passed"]
+    versions = ", ".join(f"{package} {version}" for package, version in sorted(results["vllm"].items()))
+    run = f"`make test-vllm` on {_where(results)}, {results['minutes']:g} minutes, with {versions}"
+    return f"{grid(rows)}\n\n{run}: {'; '.join(wrong) or 'none failed, none was left out'}."
+
+
 def soak_table(results: dict[str, Any]) -> str:
     """Render what a soak met and what it found."""
     rows = [["", "found"], *([name, shown(results)] for name, shown in OF_SOAKS.items())]

