@@ -37,7 +37,7 @@ from bench.laws.pair import PROMPT, SEEDS, joint, model, write
 from bench.laws.run import ALPHA, FIRSTS, LawTest, report
 from bench.laws.same_seed import NGRAM, OFF, SeedWay
 from bench.laws.sampling import AT_ONCE, RULES, LawSample, all_of, sample
-from bench.vllm.server import EAGER, MISSING, PYTHON, VLLM
+from bench.vllm.server import EAGER, MISSING, PYTHON, VLLM, versions
 from deploy.stack.processes import environment
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
@@ -211,6 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "laws": [{**asdict(verdict), "refused": verdict.refused} for verdict in verdicts],
         "same_seed": [asdict(way) for way in ways],
         "alpha": ALPHA,
+        "vllm": versions(),
     }
     record.write(args.out, found, args, ("sessions",))
     return 0 if all(bar.holds for bar in held[:-1]) else 1

@@ -36,7 +36,7 @@ from bench.harness.services import ServiceProcess, free_port
 from bench.relay.link import RelayLink
 from bench.vllm import classes
 from bench.vllm.run import DISTANCES, IDLE, LEAST_TURNS, LEVELS, OFF, unfit, write
-from bench.vllm.server import MISSING, PROPOSER, VLLM, Front, VllmServer, awake
+from bench.vllm.server import MISSING, PROPOSER, VLLM, Front, VllmServer, awake, versions
 from bench.vllm.service import (
     ENGINE,
     ENGINE_OFF,
@@ -332,9 +332,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     print(report(found))
-    record.write(
-        args.out, {"accounts": [asdict(each) for each in found]}, args, ("prompts", "tokens", "sessions", "only")
-    )
+    told = {"accounts": [asdict(each) for each in found], "vllm": versions()}
+    record.write(args.out, told, args, ("prompts", "tokens", "sessions", "only"))
     return 0
 
 

@@ -32,7 +32,7 @@ from bench.harness.report import Bar, at_least, table
 from bench.harness.runs import BenchError
 from bench.harness.services import free_port
 from bench.relay.link import RelayLink
-from bench.vllm.server import MISSING, PROPOSER, VLLM, Front, Speculation, VllmLibrary, VllmServer, awake
+from bench.vllm.server import MISSING, PROPOSER, VLLM, Front, Speculation, VllmLibrary, VllmServer, awake, versions
 from bench.vllm.service import ENGINE, ENGINE_BOTH, ENGINE_OFF, ENGINES, drafter_of, engine_service
 from demo_pair import DRAFT, TARGET
 from specwire.rpc.process import say
@@ -309,6 +309,7 @@ def write_results(
         "bars": [asdict(bar) for bar in bars],
         "lines": [asdict(line) for line in lines],
         "machine": machine.describe(),
+        "vllm": versions(),
         "commit": machine.commit(),
         "arguments": {name: getattr(args, name) for name in ("prompts", "tokens", "repeats", "sessions", "only")},
         "seconds_of_turns": [[turn.level, turn.temperature, turn.turn, turn.row, turn.seconds] for turn in turns],
