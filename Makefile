@@ -154,9 +154,12 @@ test-benches: $(STAMP) ## each benchmark in short: it runs, and its table has wh
 FLOORS_TESTS := tests/registry tests/rpc tests/telemetry tests/text tests/orchestrator/http tests/orchestrator/test_generation.py tests/orchestrator/test_store.py \
     tests/verify_service/test_service.py tests/rag/test_retrieval.py tests/lm/test_cached.py tests/lm/test_load.py tests/lm/test_openvino.py tests/deploy/test_cli.py tests/test_skeleton_package.py
 
-test-vllm: $(VLLM) ## what runs on vLLM: a verifier on its worker, drafters for its server; make test runs it too once this is there
-	$(PYTEST) --timeout=600 --session-timeout=3600 --played-on-vllm=bench/results/vllm_tests.json \
-	    tests/integration/test_vllm.py tests/faults/test_vllm_engine.py; \
+# Of the benchmarks that are clients, vLLM's own.
+VLLM_TESTS := -k vllm tests/integration/test_vllm.py tests/integration/test_benchmark_clients.py tests/integration/test_cluster_vllm.py \
+    tests/faults/test_vllm_engine.py
+
+test-vllm: $(VLLM) ## what runs on vLLM, recorded: verifiers on its worker, drafters for its server; make test runs most of it too once this is there (a quarter of an hour)
+	$(PYTEST) --timeout=600 --session-timeout=3600 --played-on-vllm=bench/results/vllm_tests.json $(VLLM_TESTS); \
 	    became=$$?; $(BIN)/python -m scripts.figures vllm-tests; exit $$became
 
 test-llamacpp: $(LLAMACPP) ## what runs on llama.cpp; make test runs it too once this is there

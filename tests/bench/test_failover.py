@@ -161,8 +161,8 @@ def test_a_run_on_vllm_tells_each_test_and_what_is_missing(tmp_path: Path) -> No
     tests, out = tmp_path / "test_some.py", tmp_path / "record.json"
     tests.write_text(SOME_TESTS)
     words = ("-p", "tests.faults.conftest", f"--rootdir={tmp_path}", "-c", os.devnull, f"--played-on-vllm={out}")
-    run = subprocess.run([sys.executable, "-m", "pytest", *words, str(tests)], cwd=ROOT, check=False, timeout=60)
-    assert run.returncode == pytest.ExitCode.INTERRUPTED
+    ended = subprocess.run([sys.executable, "-m", "pytest", *words, str(tests)], cwd=ROOT, check=False, timeout=60)
+    assert ended.returncode == pytest.ExitCode.INTERRUPTED
     told = json.loads(out.read_text())
     ends = [(test["test"].partition("::")[2], test["end"]) for test in told["tests"]]
     assert ends == [("test_variants[0]", "passed"), ("test_variants[1]", "skipped"), ("test_end", "failed")]

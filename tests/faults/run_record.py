@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ class Playing:
         self._began = time.monotonic()
         self._asked = 0
         self._ends: dict[str, str] = {}
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Workers collect for themselves: where there are any, nothing is counted here."""
