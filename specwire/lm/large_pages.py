@@ -2,7 +2,7 @@
 
 A forward reads all weights once. On pages of 4 KiB that takes more translations of addresses than a processor keeps,
 and in a virtual machine each one that is missing costs two walks. So what a loaded model has filled is moved to pages
-of 2 MiB, as `madvise(2)` does with MADV_COLLAPSE (Linux 6.1) where the administrator lets a process ask for them.
+of 2 MiB, as `madvise(2)` does with MADV_COLLAPSE (Linux 6.1).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ MAPPINGS = Path("/proc/self/maps")
 class LargePages:
     """Moves what this process fills from now on to large pages. Where the system has or gives none, all stays as it is.
 
-    Only ranges that are full are moved, so no memory is added. Other threads may go on writing meanwhile.
+    Only ranges whose pages are all there are moved. Memory that was read and never written is there, too, and is the
+    process's own only afterwards: up to a large page for each such range. Other threads may go on writing meanwhile.
     """
 
     def __init__(self) -> None:
@@ -38,8 +39,8 @@ class LargePages:
         for address in sorted(frozenset(_full(self._size)) - self._before):
             if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(self._size), MADV_COLLAPSE) == 0:
                 taken += self._size
-            elif ctypes.get_errno() != errno.EAGAIN:
-                break  # it gives none, or has none left
+            elif ctypes.get_errno() == errno.ENOMEM and address in _full(self._size):
+                break  # none is left; a range that was freed or may not be moved says nothing of others
         return taken
 
 
@@ -66,8 +67,9 @@ def _full(size: int) -> Iterator[int]:
 def _own_memory() -> Iterator[tuple[int, int]]:
     """First and last address of what was allocated: private, written, of no file and no stack."""
     with suppress(OSError):
-        for line in MAPPINGS.read_text().splitlines():
-            span, rights, _, _, inode, *name = line.split(None, 5)
-            if rights == "rw-p" and inode == "0" and (not name or name[0].startswith(("[heap]", "[anon"))):
-                first, _, last = span.partition("-")
+        for line in MAPPINGS.read_bytes().split(b"\n"):  # a file's name may hold any other byte
+            fields = line.split(None, 5)
+            name = fields[5] if len(fields) > 5 else b""
+            if fields[1:2] == [b"rw-p"] and fields[4] == b"0" and (not name or name.startswith((b"[heap]", b"[anon"))):
+                first, _, last = fields[0].partition(b"-")
                 yield int(first, 16), int(last, 16)

@@ -128,7 +128,7 @@ def load_pretrained(
     plan.settle_runtime(ranks)
     memory = plan.slot_memory(known.context)
     memory.slots(slots)  # whoever asks for too much need not wait for weights
-    rank, pages = None, LargePages()
+    rank, pages = None, LargePages() if target.type == CPU.type else None
     if ranks is not None:
         plan.how = split_way(known.config, plan.how, ranks.size)
         rank = join(ranks, target)
@@ -152,7 +152,7 @@ def load_pretrained(
         runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
     lm = _over_slots(runner, info, count, unassigned, skimmed, drafter, _threads_of_prompts(plan.how, info))
-    if target.type == "cpu" and sum(weights.nbytes for weights in model.parameters()) > SMALL_BYTES:
+    if pages is not None and sum(weights.nbytes for weights in model.parameters()) > SMALL_BYTES:
         logger.debug("%d bytes lie on large pages", pages.take())
     if head is not None and head.load_version is not None and isinstance(lm, HeadedModel):
         lm.current = head.current

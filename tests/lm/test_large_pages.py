@@ -70,6 +70,29 @@ def test_what_was_filled_before_and_what_is_not_full_is_left() -> None:
     assert (on_large_pages(old), on_large_pages(sparse)) == (on_large_before, sparse_before)
 
 
+@needs_large_pages
+def test_memory_that_may_not_be_moved_keeps_no_other_from_it() -> None:
+    size = large_page_bytes()
+    pages, either = LargePages(), (filled(ROOM * size), filled(ROOM * size))
+    for memory in either:
+        memory[:] = 1
+    kept, moved = sorted(either, key=lambda memory: memory.ctypes.data)  # lower addresses come first
+    first = -(-kept.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    span = (kept.ctypes.data + kept.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    assert ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(span), mmap.MADV_NOHUGEPAGE) == 0
+    pages.take()
+    assert on_large_pages(moved) >= (ROOM - 1) * size
+
+
+def test_a_file_whose_name_is_no_text_hides_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mappings = tmp_path / "maps"
+    mappings.write_bytes(
+        b"1000-3000 rw-p 0 0:0 7 /a\xff\f b\n4000-6000 rw-p 0 0:0 0 \n7000-8000 rw-p 0 0:0 0 [stack]\n"
+    )
+    monkeypatch.setattr(large_pages, "MAPPINGS", mappings)
+    assert [*large_pages._own_memory()] == [(0x4000, 0x6000)]
+
+
 def test_a_system_without_large_pages_moves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_pages, "LARGE_PAGE", tmp_path / "none")
     assert LargePages().take() == 0
