@@ -69,8 +69,8 @@ class MedusaConfig:
 
     heads: how many tokens they guess. layers: of each. tap: of the target, see `specwire.lm.runners.decoder.Decoder`;
     normed: it is read behind the target's last norm. grounded: embeddings are read (Hydra's). bias, output_bias: of
-    residual and output layers. shared: all heads have one output layer. draft_vocabulary: ids that they can say. scale:
-    of logits.
+    residual and output layers. shared: all heads have one output layer, named so or with equal weights.
+    draft_vocabulary: ids that they can say. scale: of logits.
     """
 
     kind: str
@@ -142,7 +142,10 @@ class Medusa(nn.Module):
 
     def logits(self, head: int, read: torch.Tensor) -> torch.Tensor:
         """(..., draft vocabulary) of what 0-based `head` reads."""
-        x = self.blocks[head](read)
+        return self.said(head, self.blocks[head](read))
+
+    def said(self, head: int, x: torch.Tensor) -> torch.Tensor:
+        """The same of what its residual layers make of that."""
         found: torch.Tensor = self.outputs[0 if self.config.shared else head](x)
         return found if self.config.scale == 1.0 else found * self.config.scale
 
@@ -271,14 +274,25 @@ def load(folder: Path, config: Mapping[str, Any], layers: int, embed: torch.Tens
         known.add(name)
         if own.startswith(OUTPUTS):
             tensor = stored.weights(name, (len(ids), *shape), (told.vocabulary, *shape))
-            state[own] = (tensor[ids] if len(tensor) > len(ids) else tensor)[said]
+            tensor = (tensor[ids] if len(tensor) > len(ids) else tensor)[said]
+            first = state.setdefault(_first(own), tensor)
+            state[own] = first if torch.equal(first, tensor) else tensor
         else:
             state[own] = stored.weights(name, shape)
     _check_names(stored, known)
-    head = Medusa(replace(told, draft_vocabulary=int(said.sum())), embed)
+    further = [own for own in state if own != _first(own)]
+    shared = told.shared or (len(further) > 0 and all(state[own] is state[_first(own)] for own in further))
+    for own in further if shared else ():
+        del state[own]
+    head = Medusa(replace(told, draft_vocabulary=int(said.sum()), shared=shared), embed)
     head.load_state_dict(state)
     head.ids.copy_(ids[said])
     return head
+
+
+def _first(own: str) -> str:
+    """Of an output layer's tensor the first head's; of any other itself."""
+    return f"{OUTPUTS}0.{own.rpartition('.')[2]}" if own.startswith(OUTPUTS) else own
 
 
 def _check_names(stored: Tensors, known: Collection[str]) -> None:

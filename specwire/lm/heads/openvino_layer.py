@@ -23,7 +23,6 @@ from specwire.lm.runners.decoder import DecoderShape, Model
 from specwire.lm.runners.linear import GROUP, LEAST_ROUNDED
 from specwire.lm.runners.openvino.graph import (
     EXAMPLE,
-    LOGITS,
     ROWS,
     CompiledGraph,
     Given,
@@ -35,6 +34,9 @@ from specwire.lm.runners.openvino.graph import (
     traced,
 )
 from specwire.lm.runners.openvino.runner import OpenvinoDecoder
+
+# What a part of Medusa's heads computes.
+TOLD = "told"
 
 
 class LayerGraph(OpenvinoDecoder):
@@ -153,7 +155,8 @@ class MtpOpenvino(OpenvinoHead):
 class MedusaOpenvino(MedusaRunner):
     """A `Head`: Medusa or Hydra, whose features are behind the target's last norm if they read there.
 
-    Each head is a graph of its few products, of which PyTorch draws. Large weights are in 8 bits.
+    Each head is a graph of its few products, of which PyTorch draws. An output layer that they share is a graph of its
+    own: a compilation has its weights for itself. Large weights are in 8 bits.
     Raises what OpenVINO raises for a graph that it cannot make.
     """
 
@@ -162,20 +165,27 @@ class MedusaOpenvino(MedusaRunner):
         for layers in (heads.blocks, heads.outputs):
             layers.float()
         super().__init__(heads.eval(), None, HEAD_DTYPE)
-        self._graphs = [_compiled(heads, head) for head in range(heads.config.heads)]
+        config, self._graphs = heads.config, list[tuple[CompiledGraph, ...]]()
+        shared = _compiled(_Output(heads), config.hidden) if config.shared else None
+        for head, block in enumerate(heads.blocks):
+            if shared is None:
+                self._graphs.append((_compiled(_Logits(heads, head), config.width(head)),))
+            else:
+                self._graphs.append((_compiled(block, config.width(head)), shared))
         heads.blocks, heads.outputs = nn.ModuleList(), nn.ModuleList()
 
     def _logits(self, head: int, read: torch.Tensor) -> torch.Tensor:
-        graph = self._graphs[head]
-        graph.give(STATES, read.numpy())
-        graph.request.infer(share_outputs=True)
-        return torch.from_numpy(graph.request.get_tensor(LOGITS).data)
+        told = read.numpy()
+        for graph in self._graphs[head]:
+            graph.give(STATES, told)
+            graph.request.infer(share_outputs=True)
+            told = graph.request.get_tensor(TOLD).data
+        return torch.from_numpy(told)
 
 
-def _compiled(heads: Medusa, head: int) -> CompiledGraph:
-    width = heads.config.width(head)
-    graph = traced(_Logits(heads, head), (torch.zeros(EXAMPLE[0], width),))
-    name_ports(graph, [(STATES, (-1, width))], [LOGITS])
+def _compiled(part: nn.Module, width: int) -> CompiledGraph:
+    graph = traced(part, (torch.zeros(EXAMPLE[0], width),))
+    name_ports(graph, [(STATES, (-1, width))], [TOLD])
     round_weights(graph, LEAST_ROUNDED)
     return CompiledGraph(graph, compile_options(HEAD_DTYPE, torch.get_num_threads(), GROUP))
 
@@ -189,3 +199,14 @@ class _Logits(nn.Module):
 
     def forward(self, read: torch.Tensor) -> torch.Tensor:
         return self._heads.logits(self._head, read)
+
+
+class _Output(nn.Module):
+    """Of all heads."""
+
+    def __init__(self, heads: Medusa) -> None:
+        super().__init__()
+        self._heads = heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._heads.said(0, x)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from specwire.core.draft import HeadRequest
@@ -20,8 +21,19 @@ from specwire.lm.heads import openvino_layer
 from specwire.lm.heads.medusa import MedusaRunner
 from specwire.lm.heads.openvino_layer import MedusaOpenvino
 from specwire.lm.heads.slots import HeadedModel
+from specwire.lm.runners.openvino.graph import traced
 from tests.lm import models
-from tests.lm.heads.medusa_by_hand import FORMATS, HEADS, Tensors, expected, logits_of, state_of, written
+from tests.lm.heads.medusa_by_hand import (
+    FORMATS,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    Tensors,
+    expected,
+    logits_of,
+    state_of,
+    written,
+)
 
 GREEDY = Sampling()
 RUNTIMES = pytest.mark.parametrize("runtime", ["torch", "openvino"])
@@ -324,3 +336,38 @@ def test_in_8_bits_openvino_says_what_torch_says_up_to_rounding(
     for rounded, whole in zip(*found, strict=True):
         assert not torch.equal(rounded, whole)
         assert (rounded - whole).abs().max() < 0.05 * whole.abs().max()
+
+
+@RUNTIMES
+@pytest.mark.parametrize(
+    ("form", "first"),
+    [("medusa-vllm-shared", "lm_head"), ("medusa", f"0.{LAYERS}"), ("hydra", "hydra_lm_head.0")],
+)
+def test_of_an_output_layer_that_all_heads_share_there_is_one_copy(
+    form: str, first: str, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the file has it once or equal for each head: as many weights, and what each head by itself drafts."""
+    target, config, tensors, where = built(tmp_path, "llama", form, seed=3)
+    for own in ("weight", "bias"):
+        for head in range(1, HEADS):
+            name = f"{first.replace('0', str(head), 1)}.{own}"
+            if name in tensors:
+                tensors[name] = tensors[f"{first}.{own}"].clone()
+    written(tmp_path / "head", config, tensors, FORMATS[form]()[2])
+    graphs = list[Any]()
+
+    def trace(part: nn.Module, example: tuple[torch.Tensor, ...]) -> Any:
+        graphs.append(traced(part, example))
+        return graphs[-1]
+
+    monkeypatch.setattr(openvino_layer, "traced", trace)
+    lm = headed(where, tmp_path / "head", runtime)
+    assert isinstance(lm._head, MedusaRunner)
+    constants = [op for graph in graphs for op in graph.get_ops() if op.get_type_name() == "Constant"]
+    large = [op for op in constants if op.data.size == models.VOCABULARY * HIDDEN]
+    assert len(lm._head._head.outputs) + len(large) == 1
+    for length in range(2, len(TEXT) + 1):
+        lm.forward([Feed(0, lm.cached(0), TEXT[lm.cached(0) : length - 1], 1)])
+        assert lm.draft([HeadRequest(0, TEXT[:length], GREEDY, HEADS)]) == [
+            expected(target, config, tensors, TEXT[:length], HEADS)
+        ]
