@@ -15,8 +15,10 @@ import pytest
 
 from deploy.cli.main import OF_SERVICES
 from specwire import __version__
+from specwire.lm.runners.vllm import TESTED
 
 ROOT = Path(__file__).resolve().parent.parent
+VLLM_PAGE = ROOT / "docs" / "VLLM.md"
 # Of the extras openvino-genai and llamacpp, which `make setup` leaves out.
 EXTRA_PEERS = ("llama-cpp-python", "openvino-genai", "openvino-tokenizers")
 INSTALLED_EXTRAS = re.findall(r"^EXTRAS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split(",")
@@ -134,6 +136,14 @@ def brought_by(extra: str, project: dict[str, Any]) -> set[str]:
     others = [other for line in lines for other in re.findall(r"^specwire\[(\w+)\]$", line)]
     own = {normalised(re.split(r"[<>=!~\[; ]", line)[0]) for line in [*lines, *project["dependencies"]]}
     return own.union(*(brought_by(other, project) for other in others))
+
+
+def test_the_tested_versions_of_vllm_are_one_range() -> None:
+    """Those that are not refused, those that the page names, and the one that `make setup-vllm` installs."""
+    installed = re.findall(r"^vllm(?:-cpu)?==(\d+\.\d+)\.", (ROOT / "constraints-vllm.txt").read_text(), re.MULTILINE)
+    told = re.findall(r"^Tested with the CPU build of vLLM ([\d., ]*\d);", VLLM_PAGE.read_text(), re.MULTILINE)
+    assert [f"{major}.{minor}" for major, minor in TESTED] == installed
+    assert [", ".join(installed)] == told
 
 
 def test_the_version_is_one(project: dict[str, Any]) -> None:
