@@ -84,7 +84,11 @@ def first_model(folder: Path, model: str | None) -> tuple[str, Current | None]:
         raise InvalidParameter("follow", str(error)) from None
     if current is not None:
         return str(versions.version(current.version)), current
-    if not model or followed(model):
+    other = followed(model)
+    if other is not None and other.resolve() != folder.resolve():
+        message = f"{other} is a learner's folder, and --follow {folder} another: name a model to begin with"
+        raise InvalidParameter("MODEL", message)
+    if not model or other is not None:
         message = f"{folder} has no version yet: start `specwire learn --out {folder}`, or name MODEL to begin with"
         raise InvalidParameter("follow", message)
     return model, None

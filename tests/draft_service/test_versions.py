@@ -195,6 +195,16 @@ def test_a_learner_s_folder_without_a_version_is_no_model(tmp_path: Path) -> Non
         first_model(tmp_path, str(tmp_path))
 
 
+def test_a_learner_s_folder_beside_another_one_that_is_followed_is_no_model(tmp_path: Path) -> None:
+    """It was told that a model was missing, which it had named."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    VersionFolder(other).claim(("*",), "f")
+    with pytest.raises(InvalidParameter, match=f"MODEL: {other} is a learner's folder, and --follow {one} another"):
+        first_model(one, str(other))
+    with pytest.raises(InvalidParameter, match="follow: .* has no version yet"):
+        first_model(tmp_path / "one" / ".." / "other", str(other))
+
+
 def test_without_a_version_there_must_be_a_model(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="follow: .* has no version yet: start `specwire learn --out "):
         first_model(tmp_path, None)
