@@ -21,7 +21,6 @@ from specwire.core.policy.windows import (
     Share,
     StepCandidate,
     StepPlan,
-    least_charge_us,
     schedule,
 )
 
@@ -209,33 +208,6 @@ def test_no_session_is_charged_more_than_it_bears_whatever_rows_cost(seed: int) 
     ]
     for charge_us, spare_us in charges_us(batch, V):
         assert charge_us <= spare_us + 1e-6
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_no_window_is_charged_less_than_the_least_and_some_group_of_such_just_that(seed: int) -> None:
-    """Whatever rows cost: which group has the least charge is any of them."""
-    chance = random.Random(seed)
-    sessions, width = chance.randint(1, 9), chance.randint(1, 4)
-    table = [chance.uniform(900.0, 1000.0 + 500.0 * chance.random() * rows) for rows in range(64)]
-
-    def V(rows: int) -> float:
-        return table[min(rows, 63)]
-
-    least_us = least_charge_us(width, sessions, V)
-    charged = [
-        part_of(width, group * width, sessions) * max(0.0, V(sessions + group * width) - V(sessions))
-        for group in range(1, sessions + 1)
-    ]
-    assert least_us == pytest.approx(min(charged))
-    batch = [candidate(slot, drafted=width, rate=0.5 + 0.5 * chance.random()) for slot in range(sessions)]
-    charges = charges_us([each._replace(whole=(width,)) for each in batch], V)
-    assert all(charge_us >= least_us - 1e-6 for charge_us, _ in charges)
-
-
-def test_a_group_may_be_charged_less_than_one_alone_and_than_all() -> None:
-    """The windows of two of four share what any costs; a third row would be dear."""
-    V = [1000.0, *[1000.0] * 4, 1300.0, 1300.0, 5000.0, 5000.0].__getitem__
-    assert least_charge_us(1, 4, V) == 2 * 300.0
 
 
 def test_where_windows_share_what_any_costs_one_fewer_leaves_none_in_debt() -> None:

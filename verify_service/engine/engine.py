@@ -23,7 +23,7 @@ from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.tunables import COLD_AFTER_US, DRAFTED_LATELY_US
-from specwire.core.policy.windows import Share, longest_rest, schedule
+from specwire.core.policy.windows import Share, least_charge_us, longest_rest, schedule
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
@@ -313,12 +313,11 @@ class Engine:
         decoding = {slot: held for slot, held in runnable.items() if held.session.position - self.lm.cached(slot) == 1}
         prompts = {slot: held for slot, held in runnable.items() if slot not in decoding}
         batch_us, V = self.costs.plain(max(1, len(decoding))), self.costs.of(len(decoding))
-        step = DraftedStep(decoding, prompts, V, plain_us, batch_us)
         if runnable and drafting.works:
             began_us = self._now_us()
-            drafting.draft(step, self._now_us, self.tell)
+            drafting.draft(DraftedStep(decoding, prompts, V, plain_us, batch_us), self._now_us, self.tell)
             self._pauses.drafted_us += self._now_us() - began_us
-        return batch_us, step.row_us if decoding else 0.0
+        return batch_us, least_charge_us(1, len(decoding), V) if decoding else 0.0
 
     # Commands and reports
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Protocol
 
 from specwire.core.draft import GoOn, HeadRequest
@@ -50,7 +49,7 @@ class Heads(Protocol):
     def stop(self) -> None: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DraftedStep:
     """The next step: sessions by slot of which a token is decided, others whose prompts are fed, and V(m) of the step.
 
@@ -62,11 +61,6 @@ class DraftedStep:
     V: Callable[[int], float]
     plain_us: float
     batch_us: float
-
-    @cached_property
-    def row_us(self) -> float:
-        """The least that a session is charged for a draft token."""
-        return least_charge_us(1, len(self.decoding), self.V)
 
     @property
     def beginning(self) -> frozenset[int]:
@@ -307,7 +301,7 @@ class HeadDrafting:
             return True
         # A guess that its ledger does not bear is none.
         spare_us = session.ledger.spare_us(step.plain_us) - held.running.waited_us
-        bears = spare_us >= step.row_us
+        bears = spare_us >= least_charge_us(1, len(step.decoding), step.V)
         guess = session.ngram.look() if bears else None
         guessed = () if guess is None else guess.acceptance.rates(min(len(guess.tokens), session.room - 1))
         rates = asked.source.acceptance.rates(self._depth.most)

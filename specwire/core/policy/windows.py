@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
 from itertools import accumulate
 from operator import attrgetter, itemgetter, mul
 from typing import NamedTuple
@@ -265,14 +264,12 @@ def _borne(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[WindowPie
 
 
 def least_charge_us(width: int, sessions: int, V: V) -> float:
-    """The least that a session can be charged for a window of `width`, alone or in a group that have such windows.
+    """About the least that a session can be charged for a window of `width`: it alone has one, or all `sessions` do.
 
-    A group of k is charged sessions / k of what its windows cost together (`part_of`). Where any window costs
-    something more of them share it, and where V(m) rises in steps one more may be dear: the least may be in between.
+    Where V(m) rises in steps a group in between may be charged less. To try each takes as long as a share of the step.
     """
     plain_us = V(sessions)
-    shares = (sessions / k * (V(sessions + k * width) - plain_us) for k in range(1, sessions + 1))
-    return max(0.0, min(shares))
+    return max(0.0, min(sessions * (V(sessions + width) - plain_us), V(sessions * (1 + width)) - plain_us))
 
 
 def _bears(piece: WindowPiece, sessions: int, rows: int, width: int, V: V) -> bool:
@@ -285,8 +282,7 @@ def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
     if not any(candidate.drafted or candidate.guess is not None for candidate in candidates):
         return []
     least = _least_density(len(candidates), V)
-    charge_us = cache(partial(least_charge_us, sessions=len(candidates), V=V))
-    found = [piece for candidate in candidates for piece in _offered(candidate, least, charge_us)]
+    found = [piece for candidate in candidates for piece in _offered(candidate, least, len(candidates), V)]
     return sorted(found, key=attrgetter("density"), reverse=True)
 
 
@@ -303,11 +299,10 @@ def _least_density(sessions: int, V: V) -> float:
     return sessions / plain_us * min((V(sessions + width) - plain_us) / width for width in widths)
 
 
-def _offered(candidate: StepCandidate, least: float, charge_us: Callable[[int], float]) -> Sequence[WindowPiece]:
+def _offered(candidate: StepCandidate, least: float, sessions: int, V: V) -> Sequence[WindowPiece]:
     """The pieces of its better source, chain or guess, that gain more than `least` per row; of none that is in debt.
 
     Better is what its ledger bears, then what gains more: what cannot be tested must not stand before what can.
-    charge_us: the least for a window of so many tokens.
     """
     chained = _chained(candidate, least) if candidate.spare_us >= 0.0 else []
     guess = candidate.guess
@@ -317,7 +312,7 @@ def _offered(candidate: StepCandidate, least: float, charge_us: Callable[[int], 
 
     def worth(pieces: Sequence[WindowPiece]) -> tuple[bool, float]:
         first = pieces[0]
-        borne = candidate.spare_of(first.kind) >= charge_us(first.width)
+        borne = candidate.spare_of(first.kind) >= least_charge_us(first.width, sessions, V)
         return borne, sum(piece.gain for piece in pieces)
 
     return max(chained, guessed, key=worth)
