@@ -35,6 +35,7 @@ from specwire.registry.entry import Role
 from specwire.rpc import convert
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token
+from specwire.rpc.model_info import host_id
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.tls import ClientTls
 from specwire.rpc.versions import agreed
@@ -76,12 +77,12 @@ class DraftingOptions:
 
 
 class _Target:
-    """vLLM as a drafter's session sees its verifier: on hardware of its own, and it never waits."""
+    """vLLM as a drafter's session sees its verifier: it never waits."""
 
-    info: Info | None = None
     waits = False
 
-    def __init__(self) -> None:
+    def __init__(self, info: Info) -> None:
+        self.info: Info | None = info
         self.forward_times = ForwardTimes({1: 10_000.0})
         self.experience = Experience()
 
@@ -178,8 +179,10 @@ class Drafting:
             model=engine.model,
             vocabulary=engine.vocabulary,
             vocabulary_fingerprint=engine.vocabulary_fingerprint,
+            device=engine.device,
+            host_id=host_id(),
         )
-        self._target = _Target()
+        self._target = _Target(self._info)
         self._costs: StepCosts | None = None
         self._first_us: list[float] = []
         self._numbers = itertools.count(1)

@@ -22,7 +22,7 @@ class VllmTarget:
     """What drafting has to know of a vLLM server.
 
     vocabulary: number of ids. context: longest text in tokens. most: draft tokens that a step may test of a request.
-    leads: of the worker's processes, this is the one whose proposals count.
+    leads: of the worker's processes, this is the one whose proposals count. device: on which vLLM computes.
     """
 
     model: str
@@ -31,6 +31,7 @@ class VllmTarget:
     context: int
     most: int
     leads: bool
+    device: str
 
 
 def describe(vllm_config: Any) -> VllmTarget:
@@ -51,6 +52,7 @@ def describe(vllm_config: Any) -> VllmTarget:
             int(model.max_model_len),
             int(speculative.num_speculative_tokens),
             _leads(vllm_config.parallel_config),
+            str(vllm_config.device_config.device_type),
         )
     except ModelError as error:
         raise UnknownEngine(f"specwire.vllm: {error}") from error

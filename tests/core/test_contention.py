@@ -98,11 +98,18 @@ class Host:
     """A controller on a shared host that runs sessions: the drafter takes `draft_us` a token, right in nine of ten.
 
     told: whether it is told the times. In turns they never overlap; side by side both take `slowdown` times as long.
-    lost_us: what side by side takes besides, in no forward and in no drafting.
+    lost_us: what side by side takes besides, in no forward and in no drafting. waits: the verifier can take turns.
     """
 
-    def __init__(self, slowdown: float, draft_us: float = 2_500.0, told: bool = True, lost_us: float = 0.0) -> None:
-        self.controller = Controller(ForwardTimes(QUIET), shared_host=True)
+    def __init__(
+        self,
+        slowdown: float,
+        draft_us: float = 2_500.0,
+        told: bool = True,
+        lost_us: float = 0.0,
+        waits: bool = True,
+    ) -> None:
+        self.controller = Controller(ForwardTimes(QUIET), shared_host=True, waits=waits)
         self.slowdown, self.draft_us, self.told, self.lost_us = slowdown, draft_us, told, lost_us
         self.now_us = 0.0
         self.length = 1
@@ -206,6 +213,25 @@ def test_what_changes_is_noticed() -> None:
 def test_it_is_not_tried_where_it_could_not_pay() -> None:
     """A drafter that takes no time is hidden behind nothing."""
     assert disciplines(Host(1.0, draft_us=10.0).verdicts(2 * LONG)) == {Discipline.LOCKSTEP}
+
+
+def test_a_verifier_that_waits_for_nobody_takes_no_turns() -> None:
+    """As vLLM's server: a drafter beside it works side by side with it, or is off."""
+    good = Host(1.0, waits=False)
+    good.verdicts(PROBE_EVERY + 4 * TRIAL_VERDICTS)
+    assert side_by_side(good.verdicts(LONG)) >= 0.95
+    for bad in (Host(4.0, waits=False), Host(1.0, lost_us=80_000.0, waits=False)):
+        bad.verdicts(PROBE_EVERY + 4 * TRIAL_VERDICTS)
+        later = bad.verdicts(8 * LONG)
+        assert disciplines(later) == {Discipline.STREAM, Discipline.OFF}  # it is tried now and then
+        assert side_by_side(later) <= 0.05
+
+
+def test_in_a_batch_of_a_verifier_that_waits_for_nobody_it_is_off() -> None:
+    host = Host(1.0, waits=False)
+    host.verdicts(PROBE_EVERY + 4 * TRIAL_VERDICTS)
+    host.told = False
+    assert side_by_side(host.verdicts(4 * LONG)) <= 0.05
 
 
 @pytest.mark.parametrize("move", [lambda host: ForwardTimes(QUIET), lambda host: host.controller._forward])

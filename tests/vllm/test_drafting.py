@@ -28,7 +28,9 @@ from tests.wait import until
 
 MODEL = "scripted:7"
 INFO = load_model(MODEL, slots=1).info
-ENGINE = VllmTarget("target", INFO.vocabulary, INFO.vocabulary_fingerprint, context=256, most=4, leads=True)
+ENGINE = VllmTarget(
+    "target", INFO.vocabulary, INFO.vocabulary_fingerprint, context=256, most=4, leads=True, device="gpu"
+)
 OFF = DraftingOptions(ngram=False)
 # Of a step of the target: drafters compute meanwhile.
 STEP_S = 0.004
@@ -92,6 +94,20 @@ async def test_a_drafter_drafts_and_changes_no_text(model: str) -> None:
             assert sum(text.accepted for text in texts) > 0
 
 
+async def test_a_drafter_beside_vllm_stops_for_a_batch() -> None:
+    """They share cores there, and vLLM takes no turns: nobody would know what it gains all and costs all."""
+    async with drafter() as running, drafting(running.address, engine=replace(ENGINE, device=INFO.device)) as one:
+        served = batch(one)
+        texts = [served.add(prompt) for prompt in PROMPTS]
+        length = 0
+        while length < 20 or any(request.pace.run_ahead for request in one._requests.values()):
+            length += 1
+            assert length < 200
+            await write(served, texts, length)
+        assert len(one._requests) == len(PROMPTS)
+        assert all(request.drafter is not None for request in one._requests.values())
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_no_drafter_that_lies_changes_a_text_or_ends_one(attack: str) -> None:
     known = load_model(PLAIN, slots=1).info
@@ -106,7 +122,9 @@ async def test_no_drafter_that_lies_changes_a_text_or_ends_one(attack: str) -> N
 async def test_what_the_texts_repeat_is_proposed_without_any_drafter() -> None:
     script = "scripted:7:memory=2:vocab=8"
     info = load_model(script, slots=1).info
-    engine = VllmTarget("target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True)
+    engine = VllmTarget(
+        "target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True, device="gpu"
+    )
     async with drafting(options=DraftingOptions(), engine=engine) as one:
         served = batch(one, script)
         text = served.add((1, 2, 3))

@@ -41,6 +41,7 @@ def config(**changed: Any) -> Any:
         model_config=SimpleNamespace(**(model | changed)),
         speculative_config=SimpleNamespace(num_speculative_tokens=5),
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
+        device_config=SimpleNamespace(device_type="cpu"),
     )
 
 
@@ -54,7 +55,10 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> None:
 def thread() -> Iterator[ProposerThread]:
     info = load_model(SCRIPT, slots=1).info
     one = ProposerThread(
-        VllmTarget("target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True), NOBODY
+        VllmTarget(
+            "target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True, device="gpu"
+        ),
+        NOBODY,
     )
     yield one
     one.stop()
@@ -64,7 +68,7 @@ def test_the_engine_is_described_as_a_verifier_of_ours_would(tested: None) -> No
     own = load_model(str(TARGET), slots=1, context=64).info
     told = describe(config())
     assert (told.vocabulary, told.vocabulary_fingerprint) == (own.vocabulary, own.vocabulary_fingerprint)
-    assert (told.model, told.context, told.most, told.leads) == ("target", 512, 5, True)
+    assert (told.model, told.context, told.most, told.leads, told.device) == ("target", 512, 5, True, "cpu")
 
 
 def test_a_tokenizer_that_is_no_file_is_read_by_transformers(tested: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +118,9 @@ def test_a_token_is_not_sent_in_the_clear() -> None:
 
 def batch(thread: ProposerThread) -> Batch:
     info = load_model(SCRIPT, slots=1).info
-    known = VllmTarget("target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True)
+    known = VllmTarget(
+        "target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True, device="gpu"
+    )
     return Batch(Script.parse(SCRIPT), known, lambda *told: thread.propose(rows_of(*told)))
 
 

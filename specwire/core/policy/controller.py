@@ -357,11 +357,13 @@ class SideBySide:
 
     Args:
         forward: V(m) of the verifier.
+        waits: it can take turns with the drafter. For one that cannot, plain decoding is what side by side replaces.
     """
 
-    def __init__(self, forward: ForwardTimes) -> None:
+    def __init__(self, forward: ForwardTimes, waits: bool = True) -> None:
         self.contention = Contention(forward)
         self.active = False
+        self._waits = waits
         self._draft_us: float | None = None
         self._tries = Tries()
         self._brought_beside, self._brought_in_turns = _Brought(), _Brought()
@@ -412,7 +414,7 @@ class SideBySide:
             return None  # in a batch the drafter would draft for all, of which one session's gain says nothing
         if self._tries.left:
             return Beside(draft_us, "trying side by side")
-        turns = _turns(rates, draft_us, overhead_us, apart)
+        turns = _turns(rates if self._waits else (), draft_us, overhead_us, apart)
         slowdown, together = self.contention.slowdown, self.contention.together()
         if slowdown is not None and together is not None and not self._brought_beside.less_than(self._brought_in_turns):
             beside_us = self._draft_us or slowdown * draft_us
@@ -427,7 +429,7 @@ class SideBySide:
 
 
 def _turns(rates: Sequence[float], draft_us: float, overhead_us: float, forward: ForwardTimes) -> float:
-    """The best rate of taking turns, plain decoding included."""
+    """The best rate of taking turns, plain decoding included; without rates of that alone."""
     windows = range(len(rates) + 1)
     return max(lockstep_rate(rates, window, draft_us, forward, overhead_us) for window in windows)
 
@@ -445,7 +447,7 @@ def _beside(
 # lockstep   drafter and verifier share cores: they take turns; the drafter sends one chunk per verdict and the
 #            verifier waits for it when that pays
 # stream     they do not, or hardly disturb each other: the drafter streams small chunks, as far ahead as the round trip
-#            needs (`Streaming`, `SideBySide`)
+#            needs (`Streaming`, `SideBySide`); or they do, and the verifier waits for nobody
 # off        no gain is expected: plain decoding, with a probe now and then (`Tries`)
 
 
@@ -456,7 +458,7 @@ class Controller:
         forward: V(m) of the verifier, shared by its sessions.
         shared_host: drafter and verifier compute on one machine.
         branches: most tokens that a forward of the drafter extends where it computes elsewhere; 1 asks for chains.
-        waits: the verifier can wait for proposals. One that cannot shares no host with its drafter.
+        waits: the verifier can wait for proposals. One that cannot takes no turns with a drafter on its host.
     """
 
     def __init__(
@@ -470,7 +472,7 @@ class Controller:
         self._drafted_us = 0.0
         self._verdicts = self._ignored = 0
         self._probes = Tries()
-        self._beside = SideBySide(forward)
+        self._beside = SideBySide(forward, waits)
         self._batch: ForwardTimes | None = None
         self._waited_us = 0.0
         self._chunk = 1
@@ -548,10 +550,10 @@ class Controller:
         self._probed(verdict, forward.sessions if forward is not None else 1)
 
     def _probed(self, verdict: Verdict, sessions: int) -> None:
-        """Note a verdict for probes. One that the verifier waits for ends with its answer.
+        """Note a verdict for probes. That of a drafter on the verifier's host ends with its answer.
 
-        Its price is what the verifier may have waited: the drafter first feeds all that was decided since it last
-        heard. Nobody waits for a drafter elsewhere.
+        Its price is what the verifier may have waited, or was disturbed: the drafter first feeds all that was decided
+        since it last heard. Nobody waits for a drafter elsewhere.
         """
         if not self._shared:
             self._probes.verdict()
@@ -617,10 +619,18 @@ class Controller:
             return self._measuring()
         if not self._shared:
             return self._apart(self._known.draft_us)
-        return self._side_by_side(self._known.draft_us) or self._in_turns(self._known.draft_us)
+        beside = self._side_by_side(self._known.draft_us)
+        if beside is not None:
+            return beside
+        return self._in_turns(self._known.draft_us) if self._waits else self._probe_or_off()
+
+    @property
+    def _in_turn(self) -> bool:
+        """Whether the verifier waits where it and a drafter on its host do not work side by side."""
+        return self._shared and self._waits
 
     def _measuring(self) -> Plan:
-        if self._shared:
+        if self._in_turn:
             return in_turns(SHORT_CHAIN, "measuring", NEGLIGIBLE)
         return Plan(Discipline.STREAM, FIRST_PACE, 0, "measuring")
 
@@ -680,7 +690,7 @@ class Controller:
         most = AWAITED_VERDICTS if self._shared else TRIAL_VERDICTS
         if not self._probes.left and not self._probes.begins(self._step.at(1), most):
             return off("no gain expected")
-        return in_turns(PROBE_WINDOW, "probe") if self._shared else Plan(Discipline.STREAM, FIRST_PACE, 0, "probe")
+        return in_turns(PROBE_WINDOW, "probe") if self._in_turn else Plan(Discipline.STREAM, FIRST_PACE, 0, "probe")
 
 
 def _batch_times(forward: Forward) -> ForwardTimes | None:
