@@ -191,6 +191,7 @@ class Drafting:
         self._rows: list[Request | None] = []
         self._untold: list[tuple[Request, Verdict, Forward | None]] = []
         self._ended_us: float | None = None
+        self._offered = False
         self._dialled = Dialled(tls, token, Tokenizers(), lambda: None, {})
         self.drafters = [self._dialled.drafter(address, self._accept) for address in drafters]
         self._feed: RegistryFeed | None = None
@@ -256,18 +257,38 @@ class Drafting:
         """Whether nobody could propose anything."""
         return not self._options.ngram and not any(peer.up for peer in self.drafters)
 
+    @property
+    def nothing_offered(self) -> bool:
+        """Whether nothing is there to be proposed: vLLM need not wait for `step`. May be asked in any thread."""
+        return not (self._options.ngram or self._offered)
+
     def step(self, rows: Sequence[VllmRow]) -> list[list[int]]:
         """Take in a step of vLLM; returns, row by row, what the next one is to test. `settle` goes behind it."""
-        now_us = self._now_s() * 1e6
+        requests = self._heard(rows, self._now_s() * 1e6)
+        windows = self._windows([each for each in requests if each is not None])
+        proposed = [list(windows[each.number]) if each is not None else [] for each in requests]
+        self._ended_us = self._now_s() * 1e6
+        return proposed
+
+    def note(self, rows: Sequence[VllmRow], ended_s: float) -> None:
+        """Take in a step of vLLM that ended then, and did not wait: the next one tests nothing. Then `settle`.
+
+        ended_s: by the clock of this object.
+        """
+        self._heard(rows, ended_s * 1e6)
+        self._ended_us = ended_s * 1e6
+
+    def _heard(self, rows: Sequence[VllmRow], now_us: float) -> list[Request | None]:
+        """Take in what was decided, by then; nothing is to be tested yet. Returns each row's request."""
         took_us = None if self._ended_us is None else now_us - self._ended_us
         requests = self._identified(rows)
         alike = requests == self._rows and all(each is not None and each.row >= 0 for each in requests)
         self._decided(rows, requests, now_us, took_us if alike else None)
         self._rows = requests
-        windows = self._windows([each for each in requests if each is not None])
-        proposed = [list(windows[each.number]) if each is not None else [] for each in requests]
-        self._ended_us = self._now_s() * 1e6
-        return proposed
+        for request in requests:
+            if request is not None:
+                request.window = ()
+        return requests
 
     def settle(self) -> None:
         """Tell drafters what the step decided, and find one for who has none: vLLM does not wait for that."""
@@ -277,6 +298,7 @@ class Drafting:
                 request.drafter.observe(verdict, forward, shown=False)
             if request.drafter is not None:
                 self._advance(request, request.drafter)
+        self._offered = any(request.session.best.nodes for request in self._requests.values())
         if self._costs is not None and self.drafters:
             now_s = self._now_s()
             for each in self._rows:
@@ -362,8 +384,6 @@ class Drafting:
             self._costs = StepCosts(self._target.forward_times)
 
     def _windows(self, requests: Sequence[Request]) -> dict[int, tuple[int, ...]]:
-        for request in requests:
-            request.window = ()
         costs = self._costs
         if costs is not None and (self._options.ngram or any(each.session.best.nodes for each in requests)):
             plain_us = costs.plain(1)
@@ -427,6 +447,7 @@ class Drafting:
                 request.pace = pace
             case messages.ProposalArrived(common_pb2.Proposal() as proposal):
                 request.running.propose(convert.proposal_from_wire(proposal), self._now_s() * 1e6)
+                self._offered = True
             case Broken(error):
                 raise error
 

@@ -9,10 +9,11 @@ import logging
 import os
 import shlex
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -122,6 +123,8 @@ class ProposerThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="specwire", daemon=True)
         self._broken = False
+        self._noted: Future[None] = Future()  # of the last step that did not wait
+        self._noted.set_result(None)
         self._thread.start()
         atexit.register(self.stop)
         self._drafting = self._ask(_begun(engine, options)).result(STOP_S)
@@ -150,6 +153,12 @@ class ProposerThread:
         """As `Proposer.propose`. Never raises."""
         if self.silent:
             return [[] for _ in rows]
+        if self._noted.done() and self._drafting.nothing_offered:
+            # vLLM writes on in its rows meanwhile.
+            kept = [row._replace(ids=row.ids[: row.length].copy()) for row in rows]
+            self._noted = Future()
+            self._loop.call_soon_threadsafe(self._note, kept, time.monotonic(), self._noted)
+            return [[] for _ in rows]
         answer: Future[list[list[int]]] = Future()
         self._loop.call_soon_threadsafe(self._step, rows, answer)
         with suppress(FutureTimeout):
@@ -157,15 +166,27 @@ class ProposerThread:
         return [[] for _ in rows]
 
     def _step(self, rows: Sequence[VllmRow], answer: Future[list[list[int]]]) -> None:
-        try:
+        with self._safely():
             answer.set_result(self._drafting.step(rows))
             self._drafting.settle()
+        if not answer.done():
+            answer.set_result([[] for _ in rows])
+
+    def _note(self, rows: Sequence[VllmRow], ended_s: float, noted: Future[None]) -> None:
+        with self._safely():
+            self._drafting.note(rows, ended_s)
+            self._drafting.settle()
+        noted.set_result(None)
+
+    @contextmanager
+    def _safely(self) -> Iterator[None]:
+        """End proposing, and nothing else, where something of ours fails."""
+        try:
+            yield
         except Exception:
             logger.exception("specwire: proposing failed, and is off from now on")
             self._broken = True
             self._drafting.leave()
-            if not answer.done():
-                answer.set_result([[] for _ in rows])
 
     async def _sweep(self) -> None:
         while True:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -106,6 +108,30 @@ async def test_a_drafter_beside_vllm_stops_for_a_batch() -> None:
             await write(served, texts, length)
         assert len(one._requests) == len(PROMPTS)
         assert all(request.drafter is not None for request in one._requests.values())
+
+
+async def test_steps_that_do_not_wait_are_followed_as_well() -> None:
+    """Where nothing is there to be proposed vLLM goes on at once."""
+    waited: Counter[bool] = Counter()
+    async with drafter() as running, drafting(running.address) as one:
+
+        def propose(*told: Any) -> list[list[int]]:
+            rows, waits = rows_of(*told), not one.nothing_offered
+            waited[waits] += 1
+            proposed: list[list[int]] = [[] for _ in rows]
+            if waits:
+                proposed = one.step(rows)
+            else:
+                one.note(rows, time.monotonic())
+            one.settle()
+            return proposed
+
+        served = Batch(Script.parse(MODEL), ENGINE, propose)
+        texts = [served.add(prompt) for prompt in PROMPTS]
+        await write(served, texts, 80)
+        assert sum(text.accepted for text in texts) > 0
+        assert len(one._requests) == len(PROMPTS)
+    assert min(waited[False], waited[True]) > 1
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
