@@ -57,9 +57,12 @@ def drafter(owned: Parts, files: Path) -> ServiceProcess:
 
 @pytest.fixture(scope="module")
 def server(drafter: ServiceProcess, files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """Give vLLM with that drafter, and nothing proposed from the texts themselves."""
+    """Give vLLM with that drafter, and nothing proposed from the texts themselves.
+
+    The drafter streams whatever that brings: here it has vLLM's cores, and is off most of the time by itself.
+    """
     shown = f"--tls-client-cert {files}/own.pem --tls-client-key {files}/own.key --token-file {files}/token"
-    told = f"--drafter {drafter.address} --no-ngram --tls-ca {files}/ca.pem {shown}"
+    told = f"--drafter {drafter.address} --no-ngram --plan stream:1,8 --tls-ca {files}/ca.pem {shown}"
     with running(VllmServer(TARGET, tmp_path_factory.mktemp("vllm"), free_address(), proposer=told)) as one:
         yield one
 
