@@ -82,7 +82,7 @@ MOST_KNOWN = 64
 
 
 class Experience:
-    """For one verifier, the latest session's planner of each drafter and rule; the next session starts from it.
+    """For one verifier, the planner of each drafter and rule that began or ended last; the next session starts from it.
 
     A drafter is known by its weights and its host: one that connects again is the same. The oldest are dropped.
     """

@@ -103,6 +103,8 @@ class SessionDrafter:
         known = self._planner or verifier.experience.recall(self._record.sampling.rule, self.info)
         fresh = Controller(forward, shared, self._branches, verifier.waits)
         self._planner = known.successor(forward, shared) if known else fresh
+        # Sessions that begin while this one lasts decide with it (`InTurns`).
+        verifier.experience.keep(self._record.sampling.rule, self.info, self._planner)
         if again:
             self._planner.drafter_changed()
 

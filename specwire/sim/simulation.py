@@ -288,8 +288,10 @@ def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, sessions: int =
             begun.append(later)
 
     run.on_ended = on_ended
+    planner = policy.planner(run.forward, cells[0].shared_host, cells[0].branching)
     for number, cell in enumerate(cells[:sessions]):
-        planner = policy.planner(run.forward, cell.shared_host, cell.branching)
+        if number:
+            planner = planner.successor(run.forward, cell.shared_host)
         run.begin(cell, planner, run.drafters[number % drafters])
     run.clock.run()
     (began_us, before), (ended_us, after) = counted[0], counted[-1]

@@ -176,6 +176,60 @@ def test_a_batch_on_one_host_needs_a_gain_of_five_percent_to_take_turns() -> Non
         assert settled(subject).discipline is discipline
 
 
+def batch(drafts_us: float) -> Forward:
+    """A step of two sessions, to which a draft token for each adds so much."""
+    return Forward(2, 0.0, 10_000.0, 2, 10_000.0, drafts_us)
+
+
+def two_of_a_batch(accepted: int) -> tuple[Controller, Controller]:
+    """Sessions at once; the first has learnt of many windows of one token, the second of one that was wrong."""
+    forward = ForwardTimes(FLAT)
+    first = Controller(forward, True)
+    learn(first, draft_us=500, accepted=0, tested=1, times=1)
+    second = first.successor(forward, True)
+    learn(first, draft_us=500, accepted=accepted, tested=1)
+    return first, second
+
+
+def test_sessions_of_a_batch_decide_together() -> None:
+    """What one has seen makes all draft or none, and at once, however little the others have seen."""
+    for accepted, discipline in ((1, Discipline.LOCKSTEP), (0, Discipline.OFF)):
+        first, second = two_of_a_batch(accepted)
+        for position in range(40):
+            for each in (first, second):
+                each.observe_verdict(verdict(0, position=position), batch(7_000.0))
+        first.plan()
+        assert second.time_to_plan
+        assert settled(first).discipline is settled(second).discipline is discipline
+
+
+def test_a_batch_that_drafts_goes_on_while_it_gains() -> None:
+    """Nearly 2 tokens for 10,500 + 8,900 are a gain of 2 %, which is not enough to begin."""
+    first, second = two_of_a_batch(1)
+    disciplines = []
+    for drafts_us in (8_900.0, 8_000.0, 8_900.0, 9_800.0):
+        for each in (first, second):
+            each.observe_verdict(verdict(0), batch(drafts_us))
+        disciplines.append([settled(each).discipline for each in (first, second)])
+    off, turns = [Discipline.OFF] * 2, [Discipline.LOCKSTEP] * 2
+    assert disciplines == [off, turns, turns, off]
+
+
+def test_a_batch_is_probed_by_all_of_its_sessions_at_once() -> None:
+    """All wait for a probe, and it tells what drafting for all of them takes. Its first answer ends it for all."""
+    sessions = two_of_a_batch(0)
+    probed: list[list[int]] = [[], []]
+    for step in range(400):
+        for number, each in enumerate(sessions):
+            answered = step > 0 and step - 1 in probed[number]
+            each.observe_verdict(verdict(0, delay_us=100 if answered else 0), batch(9_000.0))
+        for number, each in enumerate(sessions):
+            if (each.time_to_plan or step in (0, *probed[number])) and each.plan().reason == "probe":
+                probed[number].append(step)
+    assert probed[0] == probed[1]
+    assert len(probed[0]) >= 3
+
+
 def test_where_others_of_a_batch_are_waited_for_drafting_costs_less() -> None:
     """2 of 5 are right: 1.4 tokens in 14,500 against 1 in 10,000, or in 14,000 where 4,000 are waited in any case."""
     for waited_us, discipline in ((0.0, Discipline.OFF), (4_000.0, Discipline.LOCKSTEP)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import NamedTuple, Protocol
 
@@ -281,13 +281,13 @@ class Streaming:
 class Tries:
     """When one way of drafting is tried, and what that costs.
 
-    verdicts: since the last try began or, before the first, in all. Each is divided by the sessions that waited with
-    it: all of a batch wait for a try, so each session tries the less often. left: of the try under way. price_us: of
-    the last one. ended: one did, with the last verdict.
+    verdicts: since the last try began or, before the first, in all. Each is divided by the sessions that share its
+    step: they try together. left: of the try under way. price_us: of the last one. ended: one did, with the last
+    verdict.
     """
 
     verdicts: float = 0.0
-    left: int = 0
+    left: float = 0.0
     price_us: float = 0.0
     ended: bool = False
 
@@ -296,20 +296,20 @@ class Tries:
         self.verdicts += 1.0 / sessions
         under_way = self.left > 0
         if under_way:
-            self.left = self.left - 1 if price_us is None else 0
+            self.left = max(0.0, self.left - 1.0 / sessions) if price_us is None else 0.0
             self.price_us = self.price_us if price_us is None else price_us
-        self.ended = under_way and self.left == 0
+        self.ended = under_way and not self.left
 
     def begins(self, verdict_us: float, most: int = TRIAL_VERDICTS) -> bool:
         """Whether a try of at most so many verdicts begins now. verdict_us: what a verdict takes without."""
         if self.verdicts < PROBE_EVERY or not affordable(self.price_us, self.verdicts * verdict_us):
             return False
-        self.verdicts, self.left = 0.0, most
+        self.verdicts, self.left = 0.0, float(most)
         return True
 
     def rest(self, price_us: float) -> None:
         """Begin to wait for the next try: the last one has cost so much."""
-        self.verdicts, self.left, self.price_us = 0.0, 0, price_us
+        self.verdicts, self.left, self.price_us = 0.0, 0.0, price_us
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -451,6 +451,39 @@ def _beside(
 # off        no gain is expected: plain decoding, with a probe now and then (`Tries`)
 
 
+@dataclass(slots=True)
+class InTurns:
+    """What the sessions of a verifier and of a drafter on its host know and decide together, where they share steps.
+
+    All of a batch wait for whoever is waited for, and the drafter drafts for all of them in one pass. A drafter that
+    pays for all may so pay for none alone: sessions that decided one by one did not begin, or stopped by the chance of
+    their own texts while the others still waited.
+
+    known: acceptance and times, of all these sessions. probes: of a drafter that is off. on: a batch drafts.
+    ignored: answers in a row that were in time and not tested, each divided by the sessions of its step. changes: how
+    often `on` changed, and a probe began or ended, so that all plan again at once. others_us: for which a verifier
+    waits for other drafters.
+    """
+
+    known: Estimates
+    probes: Tries = field(default_factory=Tries)
+    on: bool = False
+    ignored: float = 0.0
+    changes: int = 0
+    others_us: float = 0.0
+
+    def began(self, in_batch: bool) -> None:
+        """Note a further session. The probe of one that was alone ended with it."""
+        if not in_batch:
+            self.probes.left = 0.0
+
+    def decide(self, on: bool) -> None:
+        """Say whether a batch drafts from now on."""
+        if on != self.on:
+            self.on = on
+            self.changes += 1
+
+
 class Controller:
     """A `Planner` that learns: one for each drafter of a session.
 
@@ -470,12 +503,12 @@ class Controller:
         self._waits = waits
         self._known = Estimates()
         self._drafted_us = 0.0
-        self._verdicts = self._ignored = 0
-        self._probes = Tries()
+        self._verdicts = 0
+        self._turns = InTurns(Estimates())
         self._beside = SideBySide(forward, waits)
         self._batch: ForwardTimes | None = None
-        self._waited_us = 0.0
         self._chunk = 1
+        self._changes = 0
         # Whether it is off now, and verdicts for which it was, alone, since its drafter was last heard.
         self._off, self._rested = False, 0
 
@@ -487,14 +520,16 @@ class Controller:
         """
         heir = Controller(forward, shared_host, self._branches, self._waits)
         heir._known = self._known.faded()
-        heir._probes = replace(self._probes, left=0)
         heir._rested = self._rested
         if forward is self._forward:
-            heir._ignored = self._ignored
-            heir._batch, heir._waited_us = self._batch, self._waited_us
+            heir._batch = self._batch
+        heir._turns = InTurns(self._known.faded(), replace(self._turns.probes, left=0.0))
         if forward is self._forward and shared_host == self._shared:
             heir._beside = self._beside
             heir._beside.begin()
+            if shared_host:
+                heir._turns = self._turns
+                heir._turns.began(self._batch is not None)
         return heir
 
     # What happened
@@ -515,8 +550,9 @@ class Controller:
         """Note a draft time per token. It is kept apart for side by side, where a token takes longer."""
         if self._beside.active:
             self._beside.drafted(token_us)
-        else:
-            self._known.draft_us = smoothed(self._known.draft_us, token_us, self._weight)
+            return
+        for known in (self._known, self._turns.known):
+            known.draft_us = smoothed(known.draft_us, token_us, self._weight)
 
     @property
     def _weight(self) -> float:
@@ -533,21 +569,24 @@ class Controller:
         self._known.agreement.decided(verdict.position, verdict.tokens)
         if verdict.width:
             accepted = verdict.outcomes[: verdict.width].count(Outcome.ACCEPTED)
-            self._known.acceptance.observe(verdict.width, accepted)
+            for known in (self._known, self._turns.known):
+                known.acceptance.observe(verdict.width, accepted)
             self._known.calibration.settle(accepted)
-        self._answered(verdict)
+        sessions = forward.sessions if forward is not None else 1
+        self._answered(verdict, sessions)
         if verdict.delay_us:
             overhead_us = max(0.0, verdict.delay_us - self._drafted_us)
             self._observe_overhead(overhead_us)
         self._beside.verdict(len(verdict.tokens), forward)
+        heard = verdict.width > 0 or verdict.delay_us > 0
         if forward is not None:
             self._batch = _batch_times(forward)
-            waited_us = forward.waited_us if self._batch else 0.0
-            self._waited_us = smoothed(self._waited_us, waited_us, least=LEAST_TIMING_US)
-        heard = verdict.width > 0 or verdict.delay_us > 0
+            if not (heard or self._turns.on):
+                waited_us = forward.waited_us if self._batch else 0.0
+                self._turns.others_us = smoothed(self._turns.others_us, waited_us, least=LEAST_TIMING_US)
         self._rested = 0 if heard or self._batch else self._rested + self._off
         self._verdicts += 1
-        self._probed(verdict, forward.sessions if forward is not None else 1)
+        self._probed(verdict, sessions)
 
     def _probed(self, verdict: Verdict, sessions: int) -> None:
         """Note a verdict for probes. That of a drafter on the verifier's host ends with its answer.
@@ -556,17 +595,18 @@ class Controller:
         since it last heard. Nobody waits for a drafter elsewhere.
         """
         if not self._shared:
-            self._probes.verdict()
+            self._turns.probes.verdict()
         else:
             answered = verdict.width > 0 or verdict.delay_us > 0
-            self._probes.verdict(sessions, float(verdict.delay_us) if answered else None)
+            self._turns.probes.verdict(sessions, float(verdict.delay_us) if answered else None)
+            self._turns.changes += self._turns.probes.ended
 
-    def _answered(self, verdict: Verdict) -> None:
+    def _answered(self, verdict: Verdict, sessions: int) -> None:
         """Count answers that were in time and still not tested: a full verifier tests what pays, maybe nothing."""
         if verdict.width:
-            self._ignored = 0
+            self._turns.ignored = 0.0
         elif verdict.delay_us:
-            self._ignored += 1
+            self._turns.ignored += 1.0 / sessions
 
     def _observe_overhead(self, overhead_us: float) -> None:
         """Take in what an answer took besides its drafting: the rest of the delay that the verifier measured.
@@ -578,17 +618,18 @@ class Controller:
         """
         before = self._known.overhead_us
         nearer = not self._shared and before is not None and overhead_us < before / 2
-        known_us = None if nearer else before
-        self._known.overhead_us = smoothed(known_us, overhead_us, self._weight, LEAST_TIMING_US)
+        self._known.overhead_us = None if nearer else before
+        for known in (self._known, self._turns.known):
+            known.overhead_us = smoothed(known.overhead_us, overhead_us, self._weight, LEAST_TIMING_US)
 
     def drafter_changed(self) -> None:
         """See `Planner`. What answers cost on the old line, and that they were not tested, is forgotten.
 
         Otherwise a drafter that did not pay over a slow line would hardly be probed over a fast one.
         """
-        self._known.overhead_us = None
-        self._ignored = 0
-        self._probes.price_us = 0.0
+        self._known.overhead_us = self._turns.known.overhead_us = None
+        self._turns.ignored = 0.0
+        self._turns.probes.price_us = 0.0
 
     @property
     def _step(self) -> ForwardTimes:
@@ -602,16 +643,19 @@ class Controller:
         """Whether to plan now: often while each verdict teaches much, then now and then.
 
         What is off learns little from a verdict, and all sessions of a batch plan: it is planned again once in as many
-        verdicts as a try has.
+        verdicts as a try has, and at once where another session of the batch has changed what all do.
         """
+        if self._turns.probes.ended or (self._batch is not None and self._changes != self._turns.changes):
+            return True
         if self._off:
-            return self._probes.ended or self._verdicts % TRIAL_VERDICTS == 0
-        return self._verdicts <= ENOUGH or self._probes.ended or self._verdicts % PLAN_EVERY == 0
+            return self._verdicts % TRIAL_VERDICTS == 0
+        return self._verdicts <= ENOUGH or self._verdicts % PLAN_EVERY == 0
 
     def plan(self) -> Plan:
         """See `Planner`."""
         plan = self._plan()
         self._chunk, self._off = plan.pace.chunk, plan.discipline is Discipline.OFF
+        self._changes = self._turns.changes
         return plan
 
     def _plan(self) -> Plan:
@@ -662,13 +706,21 @@ class Controller:
         return Streaming(rates, *known, branches, self._waits)
 
     def _in_turns(self, draft_us: float) -> Plan:
-        rates, overhead_us = self._known.acceptance.rates(MOST_WINDOW), self._known.overhead_us or 0.0
+        """Plan by what is known of all sessions of a batch, as they do, or of this one alone."""
+        known, waited_us = self._known, 0.0
+        if self._batch:
+            known, waited_us = self._turns.known, self._turns.others_us
+        rates, draft_us = known.acceptance.rates(MOST_WINDOW), known.draft_us or draft_us
+        times = draft_us, self._step, known.overhead_us or 0.0, waited_us
         windows = range(MOST_WINDOW + 1)
-        known = draft_us, self._step, overhead_us, self._waited_us if self._batch else 0.0
-        speeds = [lockstep_rate(rates, window, *known) for window in windows]
+        speeds = [lockstep_rate(rates, window, *times) for window in windows]
         best = max(windows[1:], key=speeds.__getitem__)
         gain = speeds[best] / speeds[0]
-        if gain < (LEAST_ADVANTAGE if self._batch else LEAST_GAIN) or self._ignored >= ENOUGH:
+        begins = self._batch is not None and not self._turns.on
+        pays = gain >= (LEAST_ADVANTAGE if begins else LEAST_GAIN) and self._turns.ignored < ENOUGH
+        if self._batch:
+            self._turns.decide(pays)
+        if not pays:
             return self._probe_or_off()
         if not self._known.calibration.trusted:
             return in_turns(best, f"window {best}, gain {gain:.2f}", NEGLIGIBLE)
@@ -688,9 +740,11 @@ class Controller:
 
     def _probe_or_off(self) -> Plan:
         most = AWAITED_VERDICTS if self._shared else TRIAL_VERDICTS
-        if not self._probes.left and not self._probes.begins(self._step.at(1), most):
-            return off("no gain expected")
-        return in_turns(PROBE_WINDOW, "probe") if self._in_turn else Plan(Discipline.STREAM, FIRST_PACE, 0, "probe")
+        if not self._turns.probes.left:
+            if not self._turns.probes.begins(self._step.at(1), most):
+                return off("no gain expected")
+            self._turns.changes += 1
+        return in_turns(PROBE_WINDOW, "probe") if self._shared else Plan(Discipline.STREAM, FIRST_PACE, 0, "probe")
 
 
 def _batch_times(forward: Forward) -> ForwardTimes | None:
