@@ -206,13 +206,12 @@ def test_sessions_of_a_batch_decide_together() -> None:
 def test_a_batch_that_drafts_goes_on_while_it_gains() -> None:
     """Nearly 2 tokens for 10,500 + 8,900 are a gain of 2 %, which is not enough to begin."""
     first, second = two_of_a_batch(1)
-    disciplines = []
+    drafting = []
     for drafts_us in (8_900.0, 8_000.0, 8_900.0, 9_800.0):
         for each in (first, second):
             each.observe_verdict(verdict(0), batch(drafts_us))
-        disciplines.append([settled(each).discipline for each in (first, second)])
-    off, turns = [Discipline.OFF] * 2, [Discipline.LOCKSTEP] * 2
-    assert disciplines == [off, turns, turns, off]
+        drafting.append([each.plan().reason.startswith("window") for each in (first, second)])
+    assert drafting == [[False, False], [True, True], [True, True], [False, False]]
 
 
 def test_a_batch_is_probed_by_all_of_its_sessions_at_once() -> None:

@@ -560,7 +560,7 @@ class Controller:
 
         Who is off is heard once in 128 verdicts. With the weight of one timing among many, a drafter that was slow at
         its start stays off for as many of them as it takes to believe that it no longer is. In a batch nothing is
-        forgotten: there a probe drafts for one session, in less time than for all (sweep).
+        forgotten: there each pass tells all of its sessions the same.
         """
         return 1.0 - (1.0 - TIMING_WEIGHT) ** (1 + self._rested)
 
