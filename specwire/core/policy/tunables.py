@@ -75,8 +75,8 @@ CALM_STEPS = 3
 LEAST_GAIN = 1.01
 # A stream from hardware of its own, over plain decoding. What is expected of a stream is a little low (sweep).
 LEAST_STREAM_GAIN = 1.005
-# Side by side on one host, over taking turns, before it is taken up; then it is kept as long as it is no worse. Likewise
-# before a batch that is off takes turns: what its drafts take beside the forwards of all is not known well (sweep).
+# Side by side on one host, over taking turns, before it is taken up; then it is kept as long as it is no worse.
+# Likewise before a batch that is off takes turns: how long its drafts take is not known well (sweep).
 LEAST_ADVANTAGE = 1.05
 # A step with the verifier's own guesses, over one without: what they cost is not known to 2 %.
 LEAST_GUESS_GAIN = 1.02
