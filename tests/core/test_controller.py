@@ -415,6 +415,18 @@ def test_a_floor_is_used_only_while_the_drafters_estimates_hold() -> None:
     assert floor(expected=0.5) == floor(expected=8.0) < 0.05
 
 
+def test_no_floor_ends_the_chains_of_a_batch() -> None:
+    """All wait for the longest."""
+    subject = controller()
+    for chain in range(100):
+        observe(subject, chain, 8, 4, 8 * 500, 5_000, 4.0)
+    assert subject.plan().pace.confidence_floor > 0.05
+    subject.observe_verdict(verdict(0), batch(500.0))
+    plan = subject.plan()
+    assert plan.discipline is Discipline.LOCKSTEP
+    assert plan.pace.confidence_floor < 0.05
+
+
 def test_the_floor_lies_between_nothing_and_certainty() -> None:
     for draft_us in (10, 500, 3_000):
         subject = controller()

@@ -706,7 +706,10 @@ class Controller:
         return Streaming(rates, *known, branches, self._waits)
 
     def _in_turns(self, draft_us: float) -> Plan:
-        """Plan by what is known of all sessions of a batch, as they do, or of this one alone."""
+        """Plan by what is known of all sessions of a batch, as they do, or of this one alone.
+
+        In a batch no floor ends chains: whoever goes on is waited for by all.
+        """
         known, waited_us = self._known, 0.0
         if self._batch:
             known, waited_us = self._turns.known, self._turns.others_us
@@ -722,7 +725,7 @@ class Controller:
             self._turns.decide(pays)
         if not pays:
             return self._probe_or_off()
-        if not self._known.calibration.trusted:
+        if self._batch or not self._known.calibration.trusted:
             return in_turns(best, f"window {best}, gain {gain:.2f}", NEGLIGIBLE)
         floor = self._floor(rates, best, speeds[best], draft_us)
         return in_turns(min(MOST_WINDOW, best + EXTRA_WINDOW), f"floor {floor:.2f}, gain {gain:.2f}", floor)
