@@ -467,7 +467,7 @@ class InTurns:
 
     known: Estimates
     probes: Tries = field(default_factory=Tries)
-    on: bool = False
+    window: int = 0
     ignored: float = 0.0
     changes: int = 0
     others_us: float = 0.0
@@ -477,10 +477,10 @@ class InTurns:
         if not in_batch:
             self.probes.left = 0.0
 
-    def decide(self, on: bool) -> None:
-        """Say whether a batch drafts from now on."""
-        if on != self.on:
-            self.on = on
+    def decide(self, window: int) -> None:
+        """Have each session of a batch draft so many tokens from now on."""
+        if window != self.window:
+            self.window = window
             self.changes += 1
 
 
@@ -566,13 +566,13 @@ class Controller:
 
     def observe_verdict(self, verdict: Verdict, forward: Forward | None = None) -> None:
         """See `Planner`."""
+        sessions = forward.sessions if forward is not None else 1
         self._known.agreement.decided(verdict.position, verdict.tokens)
         if verdict.width:
             accepted = verdict.outcomes[: verdict.width].count(Outcome.ACCEPTED)
-            for known in (self._known, self._turns.known):
-                known.acceptance.observe(verdict.width, accepted)
+            self._known.acceptance.observe(verdict.width, accepted)
+            self._turns.known.acceptance.observe(verdict.width, accepted, 1.0 / sessions)
             self._known.calibration.settle(accepted)
-        sessions = forward.sessions if forward is not None else 1
         self._answered(verdict, sessions)
         if verdict.delay_us:
             overhead_us = max(0.0, verdict.delay_us - self._drafted_us)
@@ -581,7 +581,7 @@ class Controller:
         heard = verdict.width > 0 or verdict.delay_us > 0
         if forward is not None:
             self._batch = _batch_times(forward)
-            if not (heard or self._turns.on):
+            if not (heard or self._turns.window):
                 waited_us = forward.waited_us if self._batch else 0.0
                 self._turns.others_us = smoothed(self._turns.others_us, waited_us, least=LEAST_TIMING_US)
         self._rested = 0 if heard or self._batch else self._rested + self._off
@@ -719,10 +719,13 @@ class Controller:
         speeds = [lockstep_rate(rates, window, *times) for window in windows]
         best = max(windows[1:], key=speeds.__getitem__)
         gain = speeds[best] / speeds[0]
-        begins = self._batch is not None and not self._turns.on
+        now = self._turns.window if self._batch else 0
+        if now and speeds[best] < LEAST_GAIN * speeds[now]:
+            best, gain = now, speeds[now] / speeds[0]
+        begins = self._batch is not None and not now
         pays = gain >= (LEAST_ADVANTAGE if begins else LEAST_GAIN) and self._turns.ignored < ENOUGH
         if self._batch:
-            self._turns.decide(pays)
+            self._turns.decide(best if pays else 0)
         if not pays:
             return self._probe_or_off()
         if self._batch or not self._known.calibration.trusted:

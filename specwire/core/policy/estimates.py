@@ -154,21 +154,23 @@ class AcceptanceByPosition:
         self._rates: list[float] = []
         self._expected: dict[int, float] = {}
 
-    def observe(self, tested: int, accepted: int) -> None:
+    def observe(self, tested: int, accepted: int, weight: float = 1.0) -> None:
         """Note a window of `tested` draft tokens, the first `accepted` of which were accepted.
 
-        Tokens behind a refused one do not count as tested, because their context was wrong.
+        Tokens behind a refused one do not count as tested, because their context was wrong. weight: of the window,
+        where several of one step are noted.
         """
+        decay = DECAY**weight
         judged = min(tested, accepted + 1, len(self._tested))
         for index in range(judged):
-            self._tested[index] = self._tested[index] * DECAY + 1.0
-            self._accepted[index] = self._accepted[index] * DECAY + (1.0 if index < accepted else 0.0)
+            self._tested[index] = self._tested[index] * decay + weight
+            self._accepted[index] = self._accepted[index] * decay + (weight if index < accepted else 0.0)
         # Beyond the window nothing is learnt. What a few tests showed there fades, or windows would stay short.
         self._rates.clear()
         self._expected.clear()
         for index in range(tested, self._reach):
-            self._tested[index] *= DECAY
-            self._accepted[index] *= DECAY
+            self._tested[index] *= decay
+            self._accepted[index] *= decay
         self._reach = max(self._reach, judged)
 
     def faded(self, weight: float) -> AcceptanceByPosition:
