@@ -17,6 +17,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from orchestrator.peers.models import Info, Target, Tokenizers, maps_vocabulary
+from orchestrator.store import SessionRecord
 from specwire.core.law.sampling import Rule
 from specwire.core.policy.controller import Planner
 from specwire.core.policy.estimates import MOST_ROWS, ForwardTimes
@@ -82,23 +83,29 @@ MOST_KNOWN = 64
 
 
 class Experience:
-    """For one verifier, the planner of each drafter and rule that began or ended last; the next session starts from it.
+    """For one verifier, by tenant, drafter and rule, the planner of the session that began or ended last.
 
-    A drafter is known by its weights and its host: one that connects again is the same. The oldest are dropped.
+    The next session starts from it. A drafter is known by its weights and its host: one that connects again is the
+    same. Plans are told to clients, and tell how the texts were guessed: no tenant's depend on another's. The oldest
+    are dropped.
     """
 
     def __init__(self) -> None:
-        self._planners: dict[tuple[Rule, str, str], Planner] = {}
+        self._planners: dict[tuple[str, Rule, str, str], Planner] = {}
 
-    def recall(self, rule: Rule, drafter: Info) -> Planner | None:
-        return self._planners.get((rule, drafter.weights_fingerprint, drafter.host_id))
+    def recall(self, session: SessionRecord, drafter: Info) -> Planner | None:
+        return self._planners.get(_known_by(session, drafter))
 
-    def keep(self, rule: Rule, drafter: Info, planner: Planner) -> None:
-        key = (rule, drafter.weights_fingerprint, drafter.host_id)
+    def keep(self, session: SessionRecord, drafter: Info, planner: Planner) -> None:
+        key = _known_by(session, drafter)
         self._planners.pop(key, None)
         self._planners[key] = planner
         if len(self._planners) > MOST_KNOWN:
             del self._planners[next(iter(self._planners))]
+
+
+def _known_by(session: SessionRecord, drafter: Info) -> tuple[str, Rule, str, str]:
+    return session.tenant, session.sampling.rule, drafter.weights_fingerprint, drafter.host_id
 
 
 def share_host(verifier: Info, drafter: Info) -> bool:
@@ -277,6 +284,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         super().__init__(link, on_change)
         self.draining = False
         self.identity: Identity | None = None
+        self._measured: dict[int, float] = {}
         self.forward_times = ForwardTimes({1: 10_000.0})
         self.experience = Experience()
         self._accept = accept
@@ -325,7 +333,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         self.draining = False
         before, self.identity = self.identity, Identity.of(info)
         if self.identity != before:
-            self.experience = Experience()  # what was learnt belongs to another model
+            self.experience, self._measured = Experience(), {}  # what was learnt belongs to another model
         super().on_up(info)
 
     def on_down(self) -> None:
@@ -339,8 +347,9 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
 
     def _refusal(self, info: Info) -> str | None:
         measured = {time.rows: max(1.0, float(time.microseconds)) for time in info.forward_times}
-        if measured:
-            self.forward_times = ForwardTimes(measured)
+        if measured and measured != self._measured:
+            # The same times are of the process that was there before, whose sessions go on with what they learnt.
+            self._measured, self.forward_times = measured, ForwardTimes(measured)
         return self._accept(info)
 
     def _tell_lost(self, subject: VerifierSubject) -> None:

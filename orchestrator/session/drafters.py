@@ -100,11 +100,12 @@ class SessionDrafter:
         if self._fixed is not None:
             self._planner = Fixed(self._fixed)
             return
-        known = self._planner or verifier.experience.recall(self._record.sampling.rule, self.info)
+        there = verifier.experience.recall(self._record, self.info)
+        known = self._planner or there
         fresh = Controller(forward, shared, self._branches, verifier.waits)
-        self._planner = known.successor(forward, shared) if known else fresh
-        # Sessions that begin while this one lasts decide with it (`InTurns`).
-        verifier.experience.keep(self._record.sampling.rule, self.info, self._planner)
+        self._planner = known.successor(forward, shared, there) if known else fresh
+        # Sessions that come while this one lasts decide with it (`InTurns`).
+        verifier.experience.keep(self._record, self.info, self._planner)
         if again:
             self._planner.drafter_changed()
 
@@ -204,7 +205,7 @@ class SessionDrafter:
     def bequeath(self, verifier: PlannedFor) -> None:
         """Leave what was learnt with this verifier to the next session."""
         if self._planner is not None and self._learnt:
-            verifier.experience.keep(self._record.sampling.rule, self.info, self._planner)
+            verifier.experience.keep(self._record, self.info, self._planner)
 
     def _ask(self, tokens: int) -> None:
         self._quota.ask(tokens)

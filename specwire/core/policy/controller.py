@@ -142,10 +142,11 @@ def _checked(plan: Plan) -> Plan:
 class Planner(Protocol):
     """One drafter's part of one session: told what happened, it says how to draft next."""
 
-    def successor(self, forward: ForwardTimes, shared_host: bool) -> Planner:
-        """The planner of the session after this one, which starts from what was learnt.
+    def successor(self, forward: ForwardTimes, shared_host: bool, beside: Planner | None = None) -> Planner:
+        """The planner of the session after this one, or of this one at another verifier; it starts from what was learnt.
 
-        forward: V(m) of that session's verifier. shared_host: its drafter computes on the verifier's host.
+        forward: V(m) of that session's verifier. shared_host: its drafter computes on the verifier's host. beside: the
+        planner of a session there, with which it decides; None: this one's, if it was there.
         """
 
     def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
@@ -171,7 +172,7 @@ class Fixed:
 
     fixed: Plan
 
-    def successor(self, forward: ForwardTimes, shared_host: bool) -> Fixed:
+    def successor(self, forward: ForwardTimes, shared_host: bool, beside: Planner | None = None) -> Fixed:
         return self
 
     def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
@@ -457,12 +458,13 @@ class InTurns:
 
     All of a batch wait for whoever is waited for, and the drafter drafts for all of them in one pass. A drafter that
     pays for all may so pay for none alone: sessions that decided one by one did not begin, or stopped by the chance of
-    their own texts while the others still waited.
+    their own texts while the others still waited. So all draft the same window. What a step's sessions tell counts as
+    much as what one session alone tells: else the first few guesses of a crowd turned all off.
 
-    known: acceptance and times, of all these sessions. probes: of a drafter that is off. on: a batch drafts.
-    ignored: answers in a row that were in time and not tested, each divided by the sessions of its step. changes: how
-    often `on` changed, and a probe began or ended, so that all plan again at once. others_us: for which a verifier
-    waits for other drafters.
+    known: acceptance and times, of all these sessions. probes: of a drafter that is off. window: of each session of a
+    batch; 0: it is off. ignored: answers in a row that were in time and not tested. changes: how often the window
+    changed, and a probe began or ended, so that all plan again at once. others_us: for which a verifier waits for other
+    drafters. sessions: that shared the last step. ended_us, heard: when the step under way ended, and its verdicts.
     """
 
     known: Estimates
@@ -471,11 +473,20 @@ class InTurns:
     ignored: float = 0.0
     changes: int = 0
     others_us: float = 0.0
+    sessions: int = 1
+    ended_us: float | None = None
+    heard: int = 0
 
     def began(self, in_batch: bool) -> None:
         """Note a further session. The probe of one that was alone ended with it."""
         if not in_batch:
             self.probes.left = 0.0
+
+    def verdict(self, ended_us: float | None) -> None:
+        """Note a verdict of the step that ended then; None: of a step of its own."""
+        if ended_us is None or ended_us != self.ended_us:
+            self.sessions, self.heard, self.ended_us = max(1, self.heard), 0, ended_us
+        self.heard += 1
 
     def decide(self, window: int) -> None:
         """Have each session of a batch draft so many tokens from now on."""
@@ -512,7 +523,7 @@ class Controller:
         # Whether it is off now, and verdicts for which it was, alone, since its drafter was last heard.
         self._off, self._rested = False, 0
 
-    def successor(self, forward: ForwardTimes, shared_host: bool) -> Controller:
+    def successor(self, forward: ForwardTimes, shared_host: bool, beside: Planner | None = None) -> Controller:
         """The controller of the session after this one. It starts from what was learnt, not from guesses.
 
         V(m), and whether the drafter shares the verifier's host, are those of the new session. So a drafter that does
@@ -521,15 +532,16 @@ class Controller:
         heir = Controller(forward, shared_host, self._branches, self._waits)
         heir._known = self._known.faded()
         heir._rested = self._rested
-        if forward is self._forward:
-            heir._batch = self._batch
         heir._turns = InTurns(self._known.faded(), replace(self._turns.probes, left=0.0))
-        if forward is self._forward and shared_host == self._shared:
-            heir._beside = self._beside
+        there = beside if isinstance(beside, Controller) else self
+        if forward is there._forward:
+            heir._batch = there._batch
+        if forward is there._forward and shared_host == there._shared:
+            heir._beside = there._beside
             heir._beside.begin()
             if shared_host:
-                heir._turns = self._turns
-                heir._turns.began(self._batch is not None)
+                heir._turns = there._turns
+                heir._turns.began(there._batch is not None)
         return heir
 
     # What happened
@@ -551,8 +563,8 @@ class Controller:
         if self._beside.active:
             self._beside.drafted(token_us)
             return
-        for known in (self._known, self._turns.known):
-            known.draft_us = smoothed(known.draft_us, token_us, self._weight)
+        for known, weight in self._learners:
+            known.draft_us = smoothed(known.draft_us, token_us, weight)
 
     @property
     def _weight(self) -> float:
@@ -564,16 +576,22 @@ class Controller:
         """
         return 1.0 - (1.0 - TIMING_WEIGHT) ** (1 + self._rested)
 
+    @property
+    def _learners(self) -> tuple[tuple[Estimates, float], ...]:
+        """What learns from a timing, and its weight there: for a batch a pass drafts once, and each session tells it."""
+        weight = self._weight
+        return (self._known, weight), (self._turns.known, 1.0 - (1.0 - weight) ** (1.0 / self._turns.sessions))
+
     def observe_verdict(self, verdict: Verdict, forward: Forward | None = None) -> None:
         """See `Planner`."""
-        sessions = forward.sessions if forward is not None else 1
+        self._turns.verdict(forward.ended_us if forward is not None else None)
         self._known.agreement.decided(verdict.position, verdict.tokens)
         if verdict.width:
             accepted = verdict.outcomes[: verdict.width].count(Outcome.ACCEPTED)
             self._known.acceptance.observe(verdict.width, accepted)
-            self._turns.known.acceptance.observe(verdict.width, accepted, 1.0 / sessions)
+            self._turns.known.acceptance.observe(verdict.width, accepted, 1.0 / self._turns.sessions)
             self._known.calibration.settle(accepted)
-        self._answered(verdict, sessions)
+        self._answered(verdict)
         if verdict.delay_us:
             overhead_us = max(0.0, verdict.delay_us - self._drafted_us)
             self._observe_overhead(overhead_us)
@@ -586,7 +604,7 @@ class Controller:
                 self._turns.others_us = smoothed(self._turns.others_us, waited_us, least=LEAST_TIMING_US)
         self._rested = 0 if heard or self._batch else self._rested + self._off
         self._verdicts += 1
-        self._probed(verdict, sessions)
+        self._probed(verdict, forward.sessions if forward is not None else 1)
 
     def _probed(self, verdict: Verdict, sessions: int) -> None:
         """Note a verdict for probes. That of a drafter on the verifier's host ends with its answer.
@@ -601,12 +619,12 @@ class Controller:
             self._turns.probes.verdict(sessions, float(verdict.delay_us) if answered else None)
             self._turns.changes += self._turns.probes.ended
 
-    def _answered(self, verdict: Verdict, sessions: int) -> None:
+    def _answered(self, verdict: Verdict) -> None:
         """Count answers that were in time and still not tested: a full verifier tests what pays, maybe nothing."""
         if verdict.width:
             self._turns.ignored = 0.0
         elif verdict.delay_us:
-            self._turns.ignored += 1.0 / sessions
+            self._turns.ignored += 1.0 / self._turns.sessions
 
     def _observe_overhead(self, overhead_us: float) -> None:
         """Take in what an answer took besides its drafting: the rest of the delay that the verifier measured.
@@ -619,8 +637,8 @@ class Controller:
         before = self._known.overhead_us
         nearer = not self._shared and before is not None and overhead_us < before / 2
         self._known.overhead_us = None if nearer else before
-        for known in (self._known, self._turns.known):
-            known.overhead_us = smoothed(known.overhead_us, overhead_us, self._weight, LEAST_TIMING_US)
+        for known, weight in self._learners:
+            known.overhead_us = smoothed(known.overhead_us, overhead_us, weight, LEAST_TIMING_US)
 
     def drafter_changed(self) -> None:
         """See `Planner`. What answers cost on the old line, and that they were not tested, is forgotten.
@@ -712,6 +730,8 @@ class Controller:
         """
         known, waited_us = self._known, 0.0
         if self._batch:
+            if not self._verdicts:
+                return self._as_the_others()
             known, waited_us = self._turns.known, self._turns.others_us
         rates, draft_us = known.acceptance.rates(MOST_WINDOW), known.draft_us or draft_us
         times = draft_us, self._step, known.overhead_us or 0.0, waited_us
@@ -732,6 +752,12 @@ class Controller:
             return in_turns(best, f"window {best}, gain {gain:.2f}", NEGLIGIBLE)
         floor = self._floor(rates, best, speeds[best], draft_us)
         return in_turns(min(MOST_WINDOW, best + EXTRA_WINDOW), f"floor {floor:.2f}, gain {gain:.2f}", floor)
+
+    def _as_the_others(self) -> Plan:
+        """Follow what was decided where the sessions before it shared steps: it does not know yet whether it does."""
+        if self._turns.window:
+            return in_turns(self._turns.window, f"window {self._turns.window}, as others", NEGLIGIBLE)
+        return in_turns(PROBE_WINDOW, "probe") if self._turns.probes.left else off("no gain expected")
 
     def _floor(self, rates: Sequence[float], window: int, speed: float, draft_us: float) -> float:
         """Chain probability below which one more draft token costs more time than it is expected to save.
