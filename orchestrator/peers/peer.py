@@ -83,29 +83,29 @@ MOST_KNOWN = 64
 
 
 class Experience:
-    """For one verifier, by tenant, drafter and rule, the planner of the session that began or ended last.
+    """For one verifier, by tenant, the planner of each drafter and rule that began or ended last.
 
-    The next session starts from it. A drafter is known by its weights and its host: one that connects again is the
-    same. Plans are told to clients, and tell how the texts were guessed: no tenant's depend on another's. The oldest
-    are dropped.
+    The tenant's next session starts from it. Clients are told plans, which tell how the texts were guessed: no tenant's
+    depend on another's texts. A drafter is known by its weights and its host: one that connects again is the same. The
+    oldest of a tenant are dropped.
     """
 
     def __init__(self) -> None:
-        self._planners: dict[tuple[str, Rule, str, str], Planner] = {}
+        self._planners: dict[str, dict[tuple[Rule, str, str], Planner]] = {}
 
     def recall(self, session: SessionRecord, drafter: Info) -> Planner | None:
-        return self._planners.get(_known_by(session, drafter))
+        return self._planners.get(session.tenant, {}).get(_known_by(session, drafter))
 
     def keep(self, session: SessionRecord, drafter: Info, planner: Planner) -> None:
-        key = _known_by(session, drafter)
-        self._planners.pop(key, None)
-        self._planners[key] = planner
-        if len(self._planners) > MOST_KNOWN:
-            del self._planners[next(iter(self._planners))]
+        planners, key = self._planners.setdefault(session.tenant, {}), _known_by(session, drafter)
+        planners.pop(key, None)
+        planners[key] = planner
+        if len(planners) > MOST_KNOWN:
+            del planners[next(iter(planners))]
 
 
-def _known_by(session: SessionRecord, drafter: Info) -> tuple[str, Rule, str, str]:
-    return session.tenant, session.sampling.rule, drafter.weights_fingerprint, drafter.host_id
+def _known_by(session: SessionRecord, drafter: Info) -> tuple[Rule, str, str]:
+    return session.sampling.rule, drafter.weights_fingerprint, drafter.host_id
 
 
 def share_host(verifier: Info, drafter: Info) -> bool:
@@ -348,7 +348,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
     def _refusal(self, info: Info) -> str | None:
         measured = {time.rows: max(1.0, float(time.microseconds)) for time in info.forward_times}
         if measured and measured != self._measured:
-            # The same times are of the process that was there before, whose sessions go on with what they learnt.
+            # The same ones are of the process that was there before: its sessions go on with what they learnt there.
             self._measured, self.forward_times = measured, ForwardTimes(measured)
         return self._accept(info)
 

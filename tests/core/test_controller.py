@@ -176,9 +176,9 @@ def test_a_batch_on_one_host_needs_a_gain_of_five_percent_to_take_turns() -> Non
         assert settled(subject).discipline is discipline
 
 
-def batch(drafts_us: float) -> Forward:
-    """A step of two sessions, to which a draft token for each adds so much."""
-    return Forward(2, 0.0, 10_000.0, 2, 10_000.0, drafts_us)
+def batch(drafts_us: float, ended_us: float = 0.0, sessions: int = 2) -> Forward:
+    """A step of so many sessions, to which a draft token for each adds so much."""
+    return Forward(sessions, ended_us, 10_000.0, sessions, 10_000.0, drafts_us)
 
 
 def two_of_a_batch(accepted: int) -> tuple[Controller, Controller]:
@@ -212,6 +212,90 @@ def test_a_batch_that_drafts_goes_on_while_it_gains() -> None:
             each.observe_verdict(verdict(0), batch(drafts_us))
         drafting.append([each.plan().reason.startswith("window") for each in (first, second)])
     assert drafting == [[False, False], [True, True], [True, True], [False, False]]
+
+
+def test_all_of_a_batch_draft_the_same_window() -> None:
+    """Who waits for the longest may as well draft as far. Alone one drafts further than the other."""
+    forward = ForwardTimes(FLAT)
+    first = Controller(forward, True)
+    learn(first, draft_us=500, accepted=2, times=1)
+    second = first.successor(forward, True)
+    learn(first, draft_us=500, accepted=6)
+    learn(second, draft_us=500, accepted=1)
+    assert first.plan().due > second.plan().due > 0
+    for each in (first, second):
+        each.observe_verdict(verdict(0), batch(500.0))
+    assert first.plan().due == second.plan().due > 0
+    learn(second, draft_us=500, accepted=8)
+    second.observe_verdict(verdict(0), batch(500.0))
+    before, after = first.plan().due, second.plan().due
+    assert before == after == first.plan().due
+
+
+def test_a_batch_keeps_its_window_while_another_is_hardly_better() -> None:
+    """While windows change, some of the batch wait for others. What its rows cost wobbles by 20 us."""
+    subject, windows = controller(), []
+    for chain in range(200):
+        observe(subject, chain, 8, 5 * chain % 9, 8 * 500, 0)
+    for drafts_us in range(400, 1_600, 20):
+        for wobble_us in (-10, 10, -10, 10):
+            subject.observe_verdict(verdict(0), batch(drafts_us + wobble_us))
+            windows.append(subject.plan().due)
+    assert sum(before != after for before, after in pairwise(windows)) == len(set(windows)) - 1 > 0
+
+
+def test_the_first_guesses_of_a_crowd_count_as_those_of_a_session_alone() -> None:
+    """A token is worth its time if 45 % are right, and 70 % are expected. The third step without any turns all off."""
+
+    def drafting(sessions: int) -> list[bool]:
+        forward = ForwardTimes(FLAT)
+        crowd = [Controller(forward, True)]
+        while len(crowd) < sessions:
+            crowd.append(crowd[-1].successor(forward, True))
+        found = []
+        for step, tested in enumerate((0, 0, 1, 1, 1)):
+            for each in crowd:
+                each.observe_proposal(Proposal(1, step, 100 * step, 0, (0,), 7, 0.0), 500)
+                each.observe_verdict(verdict(tested, position=100 * step), batch(4_000.0, 1.0 + step, 8))
+            (drafts,) = {each.plan().reason.startswith("window") for each in crowd}
+            found.append(drafts)
+        return found
+
+    assert drafting(1) == drafting(4) == [True, True, True, True, False]
+
+
+def test_before_a_verdict_of_its_own_a_session_follows_and_decides_nothing() -> None:
+    """It inherits the step of the one before it, and nobody may share it any more."""
+    first, second = two_of_a_batch(1)
+    for each in (first, second):
+        each.observe_verdict(verdict(0), batch(8_000.0))
+    window = first.plan().due
+    assert window == second.plan().due > 0
+    learn(first, draft_us=500, accepted=0, tested=1)
+    assert not first.time_to_plan
+    heir = first.successor(first._forward, True)
+    assert heir.plan().due == window
+    assert not first.time_to_plan
+    heir.observe_verdict(verdict(0), batch(8_000.0))
+    assert not heir.plan().reason.startswith("window")
+    assert first.time_to_plan
+
+
+def test_a_session_that_moves_decides_with_those_that_are_there() -> None:
+    first, second = two_of_a_batch(1)
+    for each in (first, second):
+        each.observe_verdict(verdict(0), batch(8_000.0))
+    window = first.plan().due
+    mover = controller()
+    learn(mover, draft_us=5_000, accepted=0, tested=1)
+    assert settled(mover).discipline is mover.successor(first._forward, True).plan().discipline is Discipline.OFF
+    moved = mover.successor(first._forward, True, second)
+    assert moved.plan().due == window > 0
+    moved.observe_verdict(verdict(0), batch(8_000.0))
+    assert moved.plan().due == window
+    learn(moved, draft_us=500, accepted=0, tested=1)
+    moved.observe_verdict(verdict(0), batch(8_000.0))
+    assert [each.plan().reason.startswith("window") for each in (moved, first, second)] == [False] * 3
 
 
 def test_a_batch_is_probed_by_all_of_its_sessions_at_once() -> None:

@@ -14,20 +14,20 @@ from orchestrator.options import MOST_DRAFTERS, OrchestratorOptions
 from orchestrator.peers.peer import MOST_KNOWN, DrafterPeer, Experience, VerifierPeer, share_host
 from orchestrator.pool import chosen_drafter
 from orchestrator.session import drafters as module
-from orchestrator.session.drafters import Drafters
+from orchestrator.session.drafters import Drafters, SessionDrafter
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.store import SessionRecord
 from orchestrator.store.memory import MemoryStore
 from specwire.client import Chunk
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Rule, Sampling, with_rule
-from specwire.core.messages import FinishReason
+from specwire.core.messages import FinishReason, Outcome, Proposal, Verdict
 from specwire.core.placement import PlacementRequest
-from specwire.core.policy.controller import Controller
-from specwire.core.policy.estimates import ForwardTimes
+from specwire.core.policy.controller import Controller, Planner
+from specwire.core.policy.estimates import Forward, ForwardTimes
 from specwire.core.text import Stopping, hash_of
 from specwire.rpc.errors import code_number
-from specwire.telemetry.tally import DraftCounts, SessionStats
+from specwire.telemetry.tally import DraftCounts, DrafterCounts, SessionStats
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
@@ -256,7 +256,7 @@ async def test_what_one_session_learnt_of_a_drafter_is_where_the_next_begins() -
         played.driver.end(FinishReason.CANCELLED)
         await played.driver.view.ended(5.0)
         kept = [
-            played.verifier.experience.recall(Rule.GREEDY, peer.info or common_pb2.GetModelInfoResponse())
+            played.verifier.experience.recall(record(), peer.info or common_pb2.GetModelInfoResponse())
             for peer in played.peers
         ]
         assert [planner is not None and planner.plan().discipline.value != "off" for planner in kept] == [True, False]
@@ -304,18 +304,109 @@ def info(name: str, host: str = "", device: str = "cpu") -> common_pb2.GetModelI
     return common_pb2.GetModelInfoResponse(weights_fingerprint=name, host_id=host, device=device)
 
 
-def test_experience_is_by_drafter_and_rule_and_bounded() -> None:
+def record(tenant: str = "", temperature: float = 0.0) -> SessionRecord:
+    return SessionRecord("s", (1, 2), Sampling(temperature), Stopping(1000), tenant)
+
+
+def test_experience_is_by_tenant_drafter_and_rule_and_bounded() -> None:
     experience = Experience()
     planner = Controller(ForwardTimes({1: 1.0}), shared_host=False)
-    experience.keep(Rule.GREEDY, info("a"), planner)
-    assert experience.recall(Rule.GREEDY, info("a")) is planner
-    assert experience.recall(Rule.COUPLED, info("a")) is None
-    assert experience.recall(Rule.GREEDY, info("b")) is None
-    assert experience.recall(Rule.GREEDY, info("a", host="h")) is None
+    experience.keep(record(), info("a"), planner)
+    assert experience.recall(record(), info("a")) is planner
+    assert experience.recall(record(temperature=1.0), info("a")) is None
+    assert experience.recall(record(tenant="t"), info("a")) is None
+    assert experience.recall(record(), info("b")) is None
+    assert experience.recall(record(), info("a", host="h")) is None
     for number in range(MOST_KNOWN):
-        experience.keep(Rule.GREEDY, info(str(number)), planner)
-    assert experience.recall(Rule.GREEDY, info("a")) is None
-    assert experience.recall(Rule.GREEDY, info("0")) is planner
+        experience.keep(record(), info(str(number)), planner)
+    assert experience.recall(record(), info("a")) is None
+    assert experience.recall(record(), info("0")) is planner
+
+
+ON_HOST = info("d", host="h")
+
+
+def on_host(*forward_us: int) -> VerifierPeer:
+    """A verifier on the host of drafter d, which measured V(1), V(2) and so on."""
+    verifier = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
+    verifier.on_up(described(*forward_us))
+    return verifier
+
+
+def described(*forward_us: int) -> common_pb2.GetModelInfoResponse:
+    said = info("t", host="h")
+    for rows, microseconds in enumerate(forward_us, 1):
+        said.forward_times.add(rows=rows, microseconds=microseconds)
+    return said
+
+
+def begun(tenant: str, *verifiers: VerifierPeer) -> Planner:
+    """The planner of a session with drafter d that has come to these verifiers, one behind the other."""
+    peer = DrafterPeer(SilentLink(), lambda: None, lambda _: None)
+    peer.info = ON_HOST
+    counts = DrafterCounts(1, "d")
+    drafting = SessionDrafter(1, peer, record(tenant), "auto", counts, lambda _: None, lambda _: None, lambda *_: None)
+    for verifier in verifiers:
+        drafting.use_verifier(verifier, again=False)
+    planner = verifiers[-1].experience.recall(record(tenant), ON_HOST)
+    assert planner is not None
+    return planner
+
+
+def step_of(planner: Planner, step: int, right: bool) -> str:
+    """A draft token, and the verdict on it in a step of two sessions; the plan behind it."""
+    planner.observe_proposal(Proposal(1, step, 2 * step, 0, (3,), 7, 0.0), 500)
+    tokens, outcomes = ((3, 4), (Outcome.ACCEPTED, Outcome.BONUS)) if right else ((4,), (Outcome.RECOVERED,))
+    forward = Forward(4, 1.0 + step, 12_000.0, 2, 10_000.0, 4_000.0)
+    planner.observe_verdict(Verdict(2 * step, tokens, outcomes, 1), forward)
+    return str(planner.plan())
+
+
+def test_no_plan_of_a_tenant_depends_on_another_tenants_texts() -> None:
+    """Clients are told plans. Sessions of one tenant plan by what they have seen together."""
+
+    def plans(neighbour: str, right: bool) -> list[str]:
+        verifier = on_host(10_000, 10_500)
+        earlier = begun(neighbour, verifier)
+        for step in range(20):
+            step_of(earlier, step, right)
+        one, other = begun("one", verifier), begun(neighbour, verifier)
+        told = []
+        for step in range(20, 60):
+            step_of(other, step, right)
+            told.append(step_of(one, step, step % 2 == 0))
+        return told
+
+    assert plans("two", True) == plans("two", False)
+    assert plans("one", True) != plans("one", False)
+
+
+def test_a_session_that_moves_or_comes_back_decides_with_those_that_are_there() -> None:
+    here, there = on_host(10_000, 10_500), on_host(10_000, 10_500)
+    mover, resident = begun("", here), begun("", there)
+    for step in range(20):
+        step_of(mover, step, right=False)
+        drafted = step_of(resident, step, right=True)
+    assert drafted.startswith("lockstep: window")
+    moved = begun("", here, there)
+    assert moved.plan().due == resident.plan().due > 0
+    forward_times = there.forward_times
+    there.on_down()
+    there.on_up(described(10_000, 10_500))
+    assert there.forward_times is forward_times
+    returned = begun("", there, there)
+    assert returned.plan().due == resident.plan().due > 0
+    for step in range(20, 80):
+        step_of(returned, step, right=False)
+    assert not resident.plan().reason.startswith("window")
+
+
+def test_a_verifier_that_measured_other_times_is_another_process() -> None:
+    verifier = on_host(10_000, 10_500)
+    before = verifier.forward_times
+    verifier.on_down()
+    verifier.on_up(described(8_000, 8_500))
+    assert verifier.forward_times.points == {1: 8_000.0, 2: 8_500.0} != before.points
 
 
 def test_who_shares_a_host_is_asked_for_each_drafter() -> None:

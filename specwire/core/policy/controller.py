@@ -143,7 +143,7 @@ class Planner(Protocol):
     """One drafter's part of one session: told what happened, it says how to draft next."""
 
     def successor(self, forward: ForwardTimes, shared_host: bool, beside: Planner | None = None) -> Planner:
-        """The planner of the session after this one, or of this one at another verifier; it starts from what was learnt.
+        """The planner of the session after this one, or of this one at another verifier: it starts from what was learnt.
 
         forward: V(m) of that session's verifier. shared_host: its drafter computes on the verifier's host. beside: the
         planner of a session there, with which it decides; None: this one's, if it was there.
@@ -458,13 +458,15 @@ class InTurns:
 
     All of a batch wait for whoever is waited for, and the drafter drafts for all of them in one pass. A drafter that
     pays for all may so pay for none alone: sessions that decided one by one did not begin, or stopped by the chance of
-    their own texts while the others still waited. So all draft the same window. What a step's sessions tell counts as
-    much as what one session alone tells: else the first few guesses of a crowd turned all off.
+    their own texts while the others still waited. So all draft the same window, or none. What a step's sessions tell
+    counts together as much as what one session alone tells: else the first few guesses of a crowd turned all off.
+
+    Those of other tenants and of other orchestrators share the steps, but decide apart.
 
     known: acceptance and times, of all these sessions. probes: of a drafter that is off. window: of each session of a
     batch; 0: it is off. ignored: answers in a row that were in time and not tested. changes: how often the window
     changed, and a probe began or ended, so that all plan again at once. others_us: for which a verifier waits for other
-    drafters. sessions: that shared the last step. ended_us, heard: when the step under way ended, and its verdicts.
+    drafters. sessions: of these, in the last step. ended_us, heard: when the step under way ended, and its verdicts.
     """
 
     known: Estimates
@@ -754,7 +756,7 @@ class Controller:
         return in_turns(min(MOST_WINDOW, best + EXTRA_WINDOW), f"floor {floor:.2f}, gain {gain:.2f}", floor)
 
     def _as_the_others(self) -> Plan:
-        """Follow what was decided where the sessions before it shared steps: it does not know yet whether it does."""
+        """Follow what sessions before it decided where they shared steps: before a verdict it does not know if it does."""
         if self._turns.window:
             return in_turns(self._turns.window, f"window {self._turns.window}, as others", NEGLIGIBLE)
         return in_turns(PROBE_WINDOW, "probe") if self._turns.probes.left else off("no gain expected")

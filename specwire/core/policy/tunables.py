@@ -71,7 +71,8 @@ CALM_STEPS = 3
 # ----------------------------------------------------------------------------------------------------------------------
 # What a way of drafting must be expected to gain, as a multiple of what it is to replace.
 
-# Taking turns, over plain decoding: "off when the predicted gain is under 1 %".
+# Taking turns, over plain decoding: "off when the predicted gain is under 1 %". Another window of a batch, over its
+# present one: while sessions change theirs some wait for others.
 LEAST_GAIN = 1.01
 # A stream from hardware of its own, over plain decoding. What is expected of a stream is a little low (sweep).
 LEAST_STREAM_GAIN = 1.005
