@@ -143,7 +143,7 @@ class Planner(Protocol):
     """One drafter's part of one session: told what happened, it says how to draft next."""
 
     def successor(self, forward: ForwardTimes, shared_host: bool, beside: Planner | None = None) -> Planner:
-        """The planner of the session after this one, or of this one at another verifier: it starts from what was learnt.
+        """The planner of the next session, or of this one at another verifier: it starts from what was learnt.
 
         forward: V(m) of that session's verifier. shared_host: its drafter computes on the verifier's host. beside: the
         planner of a session there, with which it decides; None: this one's, if it was there.
@@ -580,7 +580,7 @@ class Controller:
 
     @property
     def _learners(self) -> tuple[tuple[Estimates, float], ...]:
-        """What learns from a timing, and its weight there: for a batch a pass drafts once, and each session tells it."""
+        """What learns from a timing, and its weight there: one pass drafts for all of a batch, and each tells of it."""
         weight = self._weight
         return (self._known, weight), (self._turns.known, 1.0 - (1.0 - weight) ** (1.0 / self._turns.sessions))
 
@@ -756,7 +756,7 @@ class Controller:
         return in_turns(min(MOST_WINDOW, best + EXTRA_WINDOW), f"floor {floor:.2f}, gain {gain:.2f}", floor)
 
     def _as_the_others(self) -> Plan:
-        """Follow what sessions before it decided where they shared steps: before a verdict it does not know if it does."""
+        """Follow what those that shared steps decided: before a verdict it does not know whether it shares any."""
         if self._turns.window:
             return in_turns(self._turns.window, f"window {self._turns.window}, as others", NEGLIGIBLE)
         return in_turns(PROBE_WINDOW, "probe") if self._turns.probes.left else off("no gain expected")
