@@ -541,7 +541,7 @@ class Controller:
         if forward is there._forward and shared_host == there._shared:
             heir._beside = there._beside
             heir._beside.begin()
-            if shared_host:
+            if heir._in_turn:
                 heir._turns = there._turns
                 heir._turns.began(there._batch is not None)
         return heir
@@ -778,7 +778,7 @@ class Controller:
             if not self._turns.probes.begins(self._step.at(1), most):
                 return off("no gain expected")
             self._turns.changes += 1
-        return in_turns(PROBE_WINDOW, "probe") if self._shared else Plan(Discipline.STREAM, FIRST_PACE, 0, "probe")
+        return in_turns(PROBE_WINDOW, "probe") if self._in_turn else Plan(Discipline.STREAM, FIRST_PACE, 0, "probe")
 
 
 def _batch_times(forward: Forward) -> ForwardTimes | None:
