@@ -85,9 +85,9 @@ MOST_KNOWN = 64
 class Experience:
     """For one verifier, by tenant, the planner of each drafter and rule that began or ended last.
 
-    The tenant's next session starts from it. Clients are told plans, which tell how the texts were guessed: no tenant's
-    depend on another's texts. A drafter is known by its weights and its host: one that connects again is the same. The
-    oldest of a tenant are dropped.
+    The tenant's next session starts from it. Clients are told plans, which tell how the texts were guessed: a tenant's
+    depend on no other's guesses, but on how long its steps take and wait. A drafter is known by its weights and its
+    host: one that connects again is the same. The oldest of a tenant are dropped.
     """
 
     def __init__(self) -> None:

@@ -104,8 +104,10 @@ class SessionDrafter:
         known = self._planner or there
         fresh = Controller(forward, shared, self._branches, verifier.waits)
         self._planner = known.successor(forward, shared, there) if known else fresh
-        # Sessions that come while this one lasts decide with it (`InTurns`).
-        verifier.experience.keep(self._record, self.info, self._planner)
+        # Sessions that come while this one lasts decide with it (`InTurns`). One that moved there knows less of it than
+        # who was there.
+        if there is None or known is there or not there.plans_for(forward):
+            verifier.experience.keep(self._record, self.info, self._planner)
         if again:
             self._planner.drafter_changed()
 
@@ -204,7 +206,7 @@ class SessionDrafter:
 
     def bequeath(self, verifier: PlannedFor) -> None:
         """Leave what was learnt with this verifier to the next session."""
-        if self._planner is not None and self._learnt:
+        if self._planner is not None and self._learnt and self._planner.plans_for(verifier.forward_times):
             verifier.experience.keep(self._record, self.info, self._planner)
 
     def _ask(self, tokens: int) -> None:

@@ -298,7 +298,7 @@ class Drafting:
                 request.drafter.observe(verdict, forward, shown=False)
             if request.drafter is not None:
                 self._advance(request, request.drafter)
-        self._offered = any(request.session.best.nodes for request in self._requests.values())
+        self._offered = any(each is not None and each.session.best.nodes for each in self._rows)
         if self._costs is not None and self.drafters:
             now_s = self._now_s()
             for each in self._rows:

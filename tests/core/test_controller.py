@@ -10,8 +10,9 @@ from itertools import pairwise
 import pytest
 
 from specwire.core.messages import Discipline, Outcome, Pace, Plan, Proposal, SourceKind, Verdict
-from specwire.core.policy.controller import Controller, Fixed, parse_plan
-from specwire.core.policy.estimates import Forward, ForwardTimes
+from specwire.core.policy.controller import Controller, Fixed, InTurns, Tries, parse_plan
+from specwire.core.policy.estimates import Estimates, Forward, ForwardTimes
+from specwire.core.policy.tunables import AWAITED_VERDICTS, PROBE_EVERY
 
 FLAT = {1: 10_000.0, 4: 10_500.0, 8: 11_000.0, 17: 12_000.0}
 
@@ -311,6 +312,45 @@ def test_a_batch_is_probed_by_all_of_its_sessions_at_once() -> None:
                 probed[number].append(step)
     assert probed[0] == probed[1]
     assert len(probed[0]) >= 3
+
+
+def test_a_probe_among_strangers_is_as_long_as_alone() -> None:
+    """They share its steps, and so it comes the less often, but they do not try with it."""
+    tries = Tries()
+    for _ in range(16 * PROBE_EVERY):
+        tries.verdict(16)
+    assert tries.begins(10_000.0, AWAITED_VERDICTS)
+    for _ in range(AWAITED_VERDICTS):
+        assert not tries.ended
+        tries.verdict(16, together=1)
+    assert tries.ended
+
+
+def test_waits_for_others_fade_while_one_s_own_drafter_is_waited_for() -> None:
+    """Nobody knows then whether the others are still there."""
+    turns = InTurns(Estimates())
+    for _ in range(50):
+        turns.waited(4_000.0, heard=False)
+    known_us = turns.others_us
+    assert known_us == pytest.approx(4_000.0, rel=0.01)
+    turns.decide(2)
+    for _ in range(300):
+        turns.waited(5_000.0, heard=False)
+    assert turns.others_us < 0.01 * known_us
+    turns.decide(0)
+    for _ in range(50):
+        turns.waited(4_000.0, heard=False)
+    assert turns.others_us == pytest.approx(known_us, rel=0.01)
+
+
+def test_who_moves_beside_one_that_works_side_by_side_learns_how_long_a_token_takes() -> None:
+    forward = ForwardTimes(FLAT)
+    resident, mover = Controller(forward, True), Controller(ForwardTimes(FLAT), True)
+    resident._beside.active = True
+    moved = mover.successor(forward, True, beside=resident)
+    assert moved.plan().reason == "measuring"
+    moved.observe_proposal(Proposal(1, 1, 1, 0, (3,), 7, 0.0), 500)
+    assert moved.plan().reason != "measuring"
 
 
 def test_where_others_of_a_batch_are_waited_for_drafting_costs_less() -> None:

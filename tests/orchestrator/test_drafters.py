@@ -340,15 +340,20 @@ def described(*forward_us: int) -> common_pb2.GetModelInfoResponse:
     return said
 
 
-def begun(tenant: str, *verifiers: VerifierPeer) -> Planner:
-    """The planner of a session with drafter d that has come to these verifiers, one behind the other."""
+def session_of(tenant: str, *verifiers: VerifierPeer) -> SessionDrafter:
+    """Drafter d's part of a session that has come to these verifiers, one behind the other."""
     peer = DrafterPeer(SilentLink(), lambda: None, lambda _: None)
     peer.info = ON_HOST
     counts = DrafterCounts(1, "d")
     drafting = SessionDrafter(1, peer, record(tenant), "auto", counts, lambda _: None, lambda _: None, lambda *_: None)
     for verifier in verifiers:
         drafting.use_verifier(verifier, again=False)
-    planner = verifiers[-1].experience.recall(record(tenant), ON_HOST)
+    return drafting
+
+
+def begun(tenant: str, *verifiers: VerifierPeer) -> Planner:
+    """The planner of such a session."""
+    planner = session_of(tenant, *verifiers)._planner
     assert planner is not None
     return planner
 
@@ -399,6 +404,25 @@ def test_a_session_that_moves_or_comes_back_decides_with_those_that_are_there() 
     for step in range(20, 80):
         step_of(returned, step, right=False)
     assert not resident.plan().reason.startswith("window")
+
+
+def test_who_moves_leaves_what_was_learnt_there_to_the_next() -> None:
+    here, there = on_host(10_000, 10_500), on_host(10_000, 10_500)
+    resident, moved = begun("", there), begun("", here, there)
+    assert there.experience.recall(record(), ON_HOST) is resident
+    assert here.experience.recall(record(), ON_HOST) is not moved
+
+
+def test_who_was_at_a_process_that_is_gone_leaves_nothing_to_the_next() -> None:
+    verifier = on_host(10_000, 10_500)
+    earlier = session_of("", verifier)
+    earlier._learnt = True
+    verifier.on_down()
+    verifier.on_up(described(8_000, 8_500))
+    resident = begun("", verifier)
+    assert verifier.experience.recall(record(), ON_HOST) is resident
+    earlier.bequeath(verifier)
+    assert verifier.experience.recall(record(), ON_HOST) is resident
 
 
 def test_a_verifier_that_measured_other_times_is_another_process() -> None:

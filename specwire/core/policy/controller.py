@@ -149,6 +149,9 @@ class Planner(Protocol):
         planner of a session there, with which it decides; None: this one's, if it was there.
         """
 
+    def plans_for(self, forward: ForwardTimes) -> bool:
+        """Whether it plans for the verifier that has these."""
+
     def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
         """Note a chunk that took `draft_us` to draft. arrived_us: when, on the clock of the verdicts' forwards."""
 
@@ -174,6 +177,9 @@ class Fixed:
 
     def successor(self, forward: ForwardTimes, shared_host: bool, beside: Planner | None = None) -> Fixed:
         return self
+
+    def plans_for(self, forward: ForwardTimes) -> bool:
+        return True
 
     def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
         pass
@@ -283,8 +289,8 @@ class Tries:
     """When one way of drafting is tried, and what that costs.
 
     verdicts: since the last try began or, before the first, in all. Each is divided by the sessions that share its
-    step: they try together. left: of the try under way. price_us: of the last one. ended: one did, with the last
-    verdict.
+    step, all of which a try delays. left: of the try under way, each divided by the sessions that try together.
+    price_us: of the last one. ended: one did, with the last verdict.
     """
 
     verdicts: float = 0.0
@@ -292,12 +298,15 @@ class Tries:
     price_us: float = 0.0
     ended: bool = False
 
-    def verdict(self, sessions: int = 1, price_us: float | None = None) -> None:
-        """Note a verdict. price_us: the try under way ends with it, and has cost so much; None: it goes on."""
+    def verdict(self, sessions: int = 1, price_us: float | None = None, together: int = 1) -> None:
+        """Note a verdict. price_us: the try under way ends with it, and has cost so much; None: it goes on.
+
+        sessions: of the step. together: of these, with one try.
+        """
         self.verdicts += 1.0 / sessions
         under_way = self.left > 0
         if under_way:
-            self.left = max(0.0, self.left - 1.0 / sessions) if price_us is None else 0.0
+            self.left = max(0.0, self.left - 1.0 / together) if price_us is None else 0.0
             self.price_us = self.price_us if price_us is None else price_us
         self.ended = under_way and not self.left
 
@@ -490,6 +499,17 @@ class InTurns:
             self.sessions, self.heard, self.ended_us = max(1, self.heard), 0, ended_us
         self.heard += 1
 
+    def waited(self, waited_us: float, heard: bool) -> None:
+        """Note a step's wait. heard: for an answer to this session, it may be.
+
+        While these sessions' own drafter is waited for nobody can tell what others' take: it fades, so that a batch
+        does not draft for ever for others that have gone.
+        """
+        if heard or self.window:
+            self.others_us *= DECAY ** (1.0 / self.sessions)
+            return
+        self.others_us = smoothed(self.others_us, waited_us, least=LEAST_TIMING_US)
+
     def decide(self, window: int) -> None:
         """Have each session of a batch draft so many tokens from now on."""
         if window != self.window:
@@ -546,6 +566,10 @@ class Controller:
                 heir._turns.began(there._batch is not None)
         return heir
 
+    def plans_for(self, forward: ForwardTimes) -> bool:
+        """See `Planner`."""
+        return forward is self._forward
+
     # What happened
 
     def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
@@ -561,10 +585,14 @@ class Controller:
         self._known.agreement.proposal(proposal)
 
     def _observe_draft(self, token_us: float) -> None:
-        """Note a draft time per token. It is kept apart for side by side, where a token takes longer."""
+        """Note a draft time per token. It is kept apart for side by side, where a token takes longer.
+
+        Where none is known it is taken in all the same: a session may move to where another one works side by side.
+        """
         if self._beside.active:
             self._beside.drafted(token_us)
-            return
+            if self._known.draft_us is not None:
+                return
         for known, weight in self._learners:
             known.draft_us = smoothed(known.draft_us, token_us, weight)
 
@@ -601,9 +629,8 @@ class Controller:
         heard = verdict.width > 0 or verdict.delay_us > 0
         if forward is not None:
             self._batch = _batch_times(forward)
-            if not (heard or self._turns.window):
-                waited_us = forward.waited_us if self._batch else 0.0
-                self._turns.others_us = smoothed(self._turns.others_us, waited_us, least=LEAST_TIMING_US)
+            waited_us = forward.waited_us if self._batch else 0.0
+            self._turns.waited(waited_us, heard)
         self._rested = 0 if heard or self._batch else self._rested + self._off
         self._verdicts += 1
         self._probed(verdict, forward.sessions if forward is not None else 1)
@@ -618,7 +645,8 @@ class Controller:
             self._turns.probes.verdict()
         else:
             answered = verdict.width > 0 or verdict.delay_us > 0
-            self._turns.probes.verdict(sessions, float(verdict.delay_us) if answered else None)
+            price_us = float(verdict.delay_us) if answered else None
+            self._turns.probes.verdict(sessions, price_us, self._turns.sessions)
             self._turns.changes += self._turns.probes.ended
 
     def _answered(self, verdict: Verdict) -> None:

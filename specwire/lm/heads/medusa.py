@@ -276,7 +276,7 @@ def load(folder: Path, config: Mapping[str, Any], layers: int, embed: torch.Tens
             tensor = stored.weights(name, (len(ids), *shape), (told.vocabulary, *shape))
             tensor = (tensor[ids] if len(tensor) > len(ids) else tensor)[said]
             first = state.setdefault(_first(own), tensor)
-            state[own] = first if torch.equal(first, tensor) else tensor
+            state[own] = first if first.dtype == tensor.dtype and torch.equal(first, tensor) else tensor
         else:
             state[own] = stored.weights(name, shape)
     _check_names(stored, known)
