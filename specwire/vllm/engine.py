@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specwire.core.model import ModelError
-from specwire.lm.runners.vllm import check_version, tested
+from specwire.lm.runners.vllm import check_version, device_name, tested
 from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 
 TOKENIZER = "tokenizer.json"
@@ -52,19 +52,12 @@ def describe(vllm_config: Any) -> VllmTarget:
             int(model.max_model_len),
             int(speculative.num_speculative_tokens),
             _leads(vllm_config.parallel_config),
-            _device(str(vllm_config.device_config.device_type)),
+            device_name(str(vllm_config.device_config.device_type)),
         )
     except ModelError as error:
         raise UnknownEngine(f"specwire.vllm: {error}") from error
     except (AttributeError, ImportError, ValueError) as error:
         raise UnknownEngine(f"specwire.vllm needs of vLLM what this one lacks: {error}; {tested()}") from error
-
-
-def _device(kind: str) -> str:
-    """As a drafter that computes there would name it: "cpu", "cuda:0"."""
-    import torch
-
-    return str(torch.empty(0, device=kind).device)
 
 
 def _tokenizer(model: Any) -> bytes:

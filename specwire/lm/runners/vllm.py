@@ -90,6 +90,11 @@ def tested() -> str:
     return "tested with vLLM " + ", ".join(f"{major}.{minor}" for major, minor in TESTED)
 
 
+def device_name(kind: str) -> str:
+    """A kind's device in this process, as a model of ours that computes there would name it: "cpu", "cuda:0"."""
+    return str(torch.empty(0, device=kind).device)
+
+
 def prepare(device: str, options: Mapping[str, Any]) -> None:
     """Before anything is loaded: ModelError for what cannot be, and what vLLM finds in the environment.
 
