@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +27,8 @@ from specwire.rpc.process import SIGNALS, one_line, say, visible
 # The first SIGINT or SIGTERM cancels the work, which cleans up; the second ends everything on the spot, however late.
 
 Work = Callable[[Path], Awaitable[int]]
+# How often the folder is removed at the end, and seconds between two times.
+CLEANINGS, CLEANING_S = 20, 0.05
 
 
 def run_owned(name: str, work: Work) -> int:
@@ -69,8 +72,13 @@ async def _signalled(name: str, work: Work, folder: Path) -> int:
 
 
 def _leave_nothing(folder: Path) -> None:
-    end_descendants(os.getpid())
-    shutil.rmtree(folder, ignore_errors=True)
+    """Again while the folder stays: a thread of ours may have been about to start a process, or to write there."""
+    for _ in range(CLEANINGS):
+        end_descendants(os.getpid())
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(CLEANING_S)
 
 
 INTERRUPTED = 128 + 2
