@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from deploy.commands import COMMANDS
 from deploy.settings import CommandOptions, SettingInvalid, actions_of, add_command
-from deploy.stack.processes import adopt_orphans, end_descendants
+from deploy.stack.processes import AT_END, adopt_orphans, end_descendants
 from specwire import __version__
 from specwire.rpc.process import SIGNALS, one_line, say, visible
 
@@ -73,6 +73,8 @@ async def _signalled(name: str, work: Work, folder: Path) -> int:
 
 def _leave_nothing(folder: Path) -> None:
     """Again while the folder stays: a thread of ours may have been about to start a process, or to write there."""
+    for clean in [*AT_END]:
+        clean()
     for _ in range(CLEANINGS):
         end_descendants(os.getpid())
         shutil.rmtree(folder, ignore_errors=True)

@@ -19,9 +19,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from deploy.stack.options import StackOptions, add_stack_arguments, stack_options
+from deploy.stack.processes import AT_END
 from specwire.client import SpecwireError
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import check_token_is_safe
@@ -31,6 +33,8 @@ from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
 
 ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
 PROBE_S = 2.0
+# Of a listing that is being written.
+HIDDEN = ".new"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +50,21 @@ class ListedStack:
 @contextmanager
 def listed(stack: ListedStack) -> Iterator[None]:
     """Let this user's other commands find the stack while the context lasts."""
+    file = _folder() / f"{secrets.token_hex(8)}.json"
+    unlist = partial(_unlist, file)
+    AT_END.append(unlist)
+    lock = None
     try:
-        file, lock = _list(stack)
+        lock = _list(stack, file)
     except OSError as error:
         say(f"specwire up: other commands will not find this stack by themselves: {error}")
-        yield
-        return
     try:
         yield
     finally:
-        file.unlink(missing_ok=True)
-        os.close(lock)
-        with suppress(OSError):  # another one is listed there
-            file.parent.rmdir()
+        unlist()
+        AT_END.remove(unlist)
+        if lock is not None:
+            os.close(lock)
 
 
 def listed_stacks() -> list[ListedStack]:
@@ -68,19 +74,25 @@ def listed_stacks() -> list[ListedStack]:
     return [stack for file in files if (stack := _read(file)) is not None]
 
 
-def _list(stack: ListedStack) -> tuple[Path, int]:
-    """The file, and its descriptor, which holds the lock. Raises OSError."""
-    folder = _folder()
+def _list(stack: ListedStack, file: Path) -> int:
+    """Write the file; returns its descriptor, which holds the lock. Raises OSError."""
+    folder, hidden = file.parent, file.with_suffix(HIDDEN)
     folder.mkdir(0o700, exist_ok=True)
     if not _is_private(folder):
         raise PermissionError(f"{folder} is not this user's alone")
-    file = folder / f"{secrets.token_hex(8)}.json"
-    hidden = file.with_suffix(".new")
     lock = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.write(lock, json.dumps(asdict(stack)).encode())
     hidden.rename(file)
-    return file, lock
+    return lock
+
+
+def _unlist(file: Path) -> None:
+    """Remove the file as far as it was written, and the folder if it was the last one there. Never raises."""
+    with suppress(OSError):
+        for each in (file, file.with_suffix(HIDDEN)):
+            each.unlink(missing_ok=True)
+        file.parent.rmdir()
 
 
 def _folder() -> Path:

@@ -19,6 +19,8 @@ END_LIMIT = 5.0
 REAP_LIMIT = 10.0
 KEPT_LINES = 20
 LINE_LIMIT = 1 << 20
+# What else is to be removed, however this process ends but by SIGKILL; each may be called twice and never raises.
+AT_END: list[Callable[[], None]] = []
 
 
 class Child:
