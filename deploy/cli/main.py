@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,8 +26,6 @@ from specwire.rpc.process import SIGNALS, one_line, say, visible
 # The first SIGINT or SIGTERM cancels the work, which cleans up; the second ends everything on the spot, however late.
 
 Work = Callable[[Path], Awaitable[int]]
-# How often the folder is removed at the end, and seconds between two times.
-CLEANINGS, CLEANING_S = 20, 0.05
 
 
 def run_owned(name: str, work: Work) -> int:
@@ -72,15 +69,10 @@ async def _signalled(name: str, work: Work, folder: Path) -> int:
 
 
 def _leave_nothing(folder: Path) -> None:
-    """Again while the folder stays: a thread of ours may have been about to start a process, or to write there."""
     for clean in [*AT_END]:
         clean()
-    for _ in range(CLEANINGS):
-        end_descendants(os.getpid())
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-        time.sleep(CLEANING_S)
+    end_descendants(os.getpid())
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 INTERRUPTED = 128 + 2

@@ -27,6 +27,7 @@ from deploy.cli.stack_address import (
     stack_address_of,
 )
 from deploy.stack.options import DEFAULT_LISTEN
+from deploy.stack.processes import AT_END
 from specwire.client import SpecwireError
 from specwire.core.invalid import InvalidParameter
 from tests.orchestrator.http.front import front
@@ -63,6 +64,31 @@ def test_a_running_stack_is_found_while_it_runs(runtime: Path) -> None:
         (file,) = (runtime / "specwire").iterdir()
         assert (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(file.parent.stat().st_mode)) == (0o600, 0o700)
     assert (listed_stacks(), address_of(), list(runtime.iterdir())) == ([], None, [])
+
+
+def test_a_process_that_ends_on_the_spot_is_listed_no_longer(runtime: Path) -> None:
+    """Its last signal may come at any moment, also while the listing is removed."""
+    with listed(HERE):
+        (clean,) = AT_END
+        clean()
+        assert list(runtime.iterdir()) == []
+        clean()
+    assert not AT_END
+
+
+def test_a_listing_that_is_being_written_goes_with_its_process(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[list[str]] = []
+
+    def interrupted(*_: object) -> None:
+        found.append([file.suffix for file in (runtime / "specwire").iterdir()])
+        for clean in AT_END:
+            clean()
+        found.append([file.name for file in runtime.iterdir()])
+
+    monkeypatch.setattr(os, "write", interrupted)
+    with listed(HERE):
+        pass
+    assert found == [[".new"], []]
 
 
 def test_what_is_named_goes_before_what_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
