@@ -46,7 +46,7 @@ SHAPES = (
     *((1, (window,)) for window in (1, 2, 4, 8, 16)),
     (1, (1, 5)),
     *((sessions, (1,)) for sessions in (4, 8, 16)),
-    (8, (4,)),
+    *((sessions, (window,)) for sessions, window in ((4, 2), (4, 3), (8, 4), (16, 2), (16, 3))),
 )
 SLOTS = max(sessions for sessions, _ in SHAPES)
 LONGEST = max(window for _, windows in SHAPES for window in windows)

@@ -10,8 +10,9 @@ from itertools import pairwise
 import pytest
 
 from specwire.core.messages import Discipline, Outcome, Pace, Plan, Proposal, SourceKind, Verdict
-from specwire.core.policy.controller import Controller, Fixed, InTurns, Tries, parse_plan
+from specwire.core.policy.controller import Controller, Fixed, parse_plan
 from specwire.core.policy.estimates import Estimates, Forward, ForwardTimes
+from specwire.core.policy.shared_host import InTurns, Tries
 from specwire.core.policy.tunables import AWAITED_VERDICTS, PROBE_EVERY
 
 FLAT = {1: 10_000.0, 4: 10_500.0, 8: 11_000.0, 17: 12_000.0}
