@@ -693,8 +693,8 @@ def test_where_it_does_not_pay_it_is_tried_with_all_texts_that_it_has_read_and_o
 
 
 def test_a_try_drafts_for_as_long_as_features_were_kept_for_it() -> None:
-    """A draft takes two steps, and the features before it as long as three drafts."""
-    heads, depth = ScriptedHeads(wrong), HeadDepth({1: 1000.0}, tapped_us={1: 200.0})
+    """A draft takes one step, and the features before it as long as three drafts."""
+    heads, depth = ScriptedHeads(wrong), HeadDepth({1: 500.0}, tapped_us={1: 100.0})
     rig = Rig(MODEL, ngram=False, context=4096, growth=1.0, drafting=HeadDrafting(heads, depth))
     plain_unread, drafted_at = heads.unread, list[int]()
 
@@ -705,14 +705,14 @@ def test_a_try_drafts_for_as_long_as_features_were_kept_for_it() -> None:
 
     def slow() -> None:
         drafted_at.append(len(heads.heeded))
-        rig.now += 2000.0
+        rig.now += 1000.0
 
     heads.unread, heads.slowed = unread, slow  # type: ignore[method-assign]  # of this one
     rig.open(1, PROMPT, max_tokens=3400)
     rig.run(most=4000)
     assert [later - sooner for sooner, later in pairwise(drafted_at[:3])] == [1, 1]
     assert drafted_at[3] - drafted_at[2] > 10 * LEAST_BEHIND
-    assert [later - sooner for sooner, later in pairwise(drafted_at[3:])] == [1, 1]
+    assert [later - sooner for sooner, later in pairwise(drafted_at[3:6])] == [1, 1]
 
 
 def beside_script(tokens: Callable[[list[int]], list[int]], **more: Any) -> tuple[Rig, SayingHead, TappedScript]:

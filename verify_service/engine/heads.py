@@ -9,7 +9,7 @@ from typing import Protocol
 
 from specwire.core.draft import GoOn, HeadRequest
 from specwire.core.policy.estimates import likely
-from specwire.core.policy.heads import HeadDepth
+from specwire.core.policy.heads import HeadDepth, Idle
 from specwire.core.policy.tunables import (
     EXPLORED_SHARE,
     LEAST_BEHIND,
@@ -31,10 +31,6 @@ logger = logging.getLogger(__name__)
 # Unread positions up to which a head reads a text while it drafts. More than that it reads before, for all texts
 # together. A text that was left alone for LET_BE steps has no more.
 FEW_UNREAD = 2 * LET_BE
-# Steps without a draft behind which features are no longer kept: where drafting does not pay, as soon as it was thought
-# of in vain for longer than a try waits for its features; else later, because a head that begins anew has lost the text
-# before.
-IDLE_UNPAID, IDLE_PAID = LEAST_BEHIND + LET_BE, 4 * LET_BE
 
 
 class Heads(Protocol):
@@ -127,8 +123,8 @@ class HeadDrafting:
         self._in_vain = False
         # Memory was short when it last drafted, and until when it is left alone for that.
         self._short, self._short_until_us = False, 0.0
-        # Whether features are to be kept, whether any session wants it, and steps since the head was last used.
-        self._heeding, self._tapping, self._idle = True, False, 0
+        # Whether features are to be kept, whether any session wants it, and how long they are kept while nobody drafts.
+        self._heeding, self._tapping, self._idle = True, False, Idle()
         # Sessions, of which tokens are decided next, whose features are kept.
         self._takers: list[Held] = []
         # Slots whose texts began when it was last looked whether to keep features, and whether a text has begun
@@ -141,7 +137,7 @@ class HeadDrafting:
     def renew(self) -> None:
         """The head has another version, which may work and pay although the former one did not."""
         self._heads, self._short, self._short_until_us = self._given, False, 0.0
-        self._heeding, self._in_vain, self._idle, self._let_be = True, False, 0, 0
+        self._heeding, self._in_vain, self._idle, self._let_be = True, False, Idle(), 0
         self._depth.pays = True
 
     @property
@@ -161,7 +157,7 @@ class HeadDrafting:
             with detect_out_of_memory():
                 if began_us >= self._short_until_us:
                     self._draft(self._heads, step, now_us, tell)
-            self._heed(self._heads, step)
+            self._heed(self._heads, step, began_us)
         except ShortOfMemory as short:
             self._wait(short, began_us, now_us())
         except Exception as error:
@@ -181,13 +177,15 @@ class HeadDrafting:
 
     def _draft(self, heads: Heads, step: DraftedStep, now_us: Callable[[], float], tell: Callable[[], None]) -> None:
         budget, began_us = PREFILL_ROWS, now_us()
-        self._idle += 1
+        self._idle.steps += 1
         if self._rests(step, began_us):
             self._let_be += 1
             return
         self._let_be = 0
         if not self._heeding:
-            self._heeding, self._idle = self._would_draft(heads, step, began_us), 0
+            if step.beginning or self._depth.due(began_us) or self._idle.again(began_us):
+                self._heeding = self._would_draft(heads, step, began_us)
+                self._idle.begins()
             return
         if long := self._long_prompts(heads, step, began_us):
             tell()
@@ -197,10 +195,11 @@ class HeadDrafting:
         asked = self._chosen(wanted, step, began_us) if wanted else []
         self._in_vain = len(wanted) > 0 and not asked and self._depth.pays and len(step.decoding) > 1
         if not asked:
+            self._idle.thoughts += len(wanted) > 0 and self._trying_us <= 0.0
             return
         thought_us = now_us() - thought_us
         tell()
-        tried, kept_us = not self._depth.pays, self._idle * self._depth.tapped_us(len(step.decoding))
+        tried, kept_us = not self._depth.pays, self._idle.steps * self._depth.tapped_us(len(step.decoding))
         ready = [each for each in asked if not each.behind]
         behind = _within([each for each in asked if each.behind], budget)
         if behind:
@@ -233,10 +232,11 @@ class HeadDrafting:
             return beginning <= before  # of a text that begins the head may have all
         return self._in_vain or not (self._depth.pays or self._depth.due(now_us))
 
-    def _heed(self, heads: Heads, step: DraftedStep) -> None:
+    def _heed(self, heads: Heads, step: DraftedStep, now_us: float) -> None:
         """Keep the features of those that take a head's tokens, if of any."""
-        if self._idle > (IDLE_PAID if self._depth.pays and not self._in_vain else IDLE_UNPAID):
+        if self._heeding and self._idle.over(self._depth.pays and not self._in_vain):
             self._heeding, self._trying_us = False, 0.0
+            self._idle.dropped(self._depth.tapped_us(len(step.decoding)), now_us)
         takers: dict[int, Held] = {}
         if self._heeding:
             both = {**step.decoding, **step.prompts}
@@ -260,7 +260,7 @@ class HeadDrafting:
         cost_us = self._depth.tapped_us(len(step.decoding))
         if cost_us and slot in step.decoding:
             steps = LEAST_BEHIND if heads.unread(slot) is None else 1
-            cost_us = steps * cost_us + self._depth.drafting_us(1, 1)
+            cost_us = steps * cost_us + self._depth.least_us(len(step.decoding), step.V)
         return cost_us <= max(0.0, spare_us)
 
     def charge_features(self, sessions: int) -> None:
@@ -399,7 +399,7 @@ class HeadDrafting:
 
     def _read(self, heads: Heads, behind: Sequence[_Asked], step: DraftedStep, now_us: Callable[[], float]) -> int:
         """Have the head read these texts; returns how many positions that were."""
-        self._idle = 0
+        self._idle.used(pays=False)
         began_us, rows = now_us(), sum(each.reads for each in behind)
         for each in behind:
             if each.reads < each.unread:
@@ -425,7 +425,7 @@ class HeadDrafting:
         """Draft for `asked`. thought_us: time that choosing them took; it is charged, as foreseeing noise is."""
         if not asked:
             return
-        self._idle = 0
+        self._idle.used(self._depth.pays)
         requests, foreseen_us = [each.request for each in asked], now_us()
         heads.foresee(requests)
         began_us = now_us()

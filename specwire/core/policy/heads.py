@@ -17,13 +17,19 @@ from specwire.core.policy.estimates import (
     smoothed,
 )
 from specwire.core.policy.tunables import (
+    LEAST_BEHIND,
     LEAST_GUESS_GAIN,
+    LET_BE,
     MOST_HEAD_DEPTH,
     PROBE_WINDOW,
     READ_FOR,
     RISKED_SHARE,
     STEP_WEIGHT,
 )
+
+# Steps without a draft behind which features are no longer kept: where drafting does not pay, when a try had time to
+# wait for its features; else later, because a head that begins anew has lost the text before.
+IDLE_UNPAID, IDLE_PAID = LEAST_BEHIND + LET_BE, 4 * LET_BE
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,11 @@ class HeadDepth:
         """Of a draft at the depth that was chosen last. known: of each text. For the rest see `choose`."""
         return Deepening(rates, known, decoding, V, self.further_us(len(rates)), self._rate if self.pays else 0.0)
 
+    def least_us(self, decoding: int, V: Callable[[int], float]) -> float:
+        """The least that a session is charged for one draft token and its test: alone, or together with all."""
+        alone_us = (self.drafting_us(1, 1) + V(decoding + 1) - V(decoding)) * decoding
+        return min(alone_us, self.drafting_us(decoding, 1) + V(2 * decoding) - V(decoding))
+
     def parts_us(self, drafted: Sequence[int]) -> list[float]:
         """What a draft is expected to take of each text's time, by how many tokens are drafted for it.
 
@@ -232,6 +243,52 @@ class HeadDepth:
         time_us = V(decoding + depth * sessions) + self.tapped_us(decoding) + self.drafting_us(sessions, depth)
         least_rate = LEAST_GUESS_GAIN * decoding / V(decoding)
         return tokens > least_rate * time_us
+
+
+@dataclass(slots=True)
+class Idle:
+    """How long features are kept while nothing is drafted that pays, and when they are kept again.
+
+    Where drafting was thought of in vain they are kept until it was once more, LET_BE steps later; or no longer at all
+    where that was so the last time, too. In the middle of a text the head needs some before it can draft. So there they
+    are kept again only when what they took in vain is EXPLORED_SHARE of the time since.
+
+    steps, thoughts: since the head was last used, and how often it was thought of in vain. paid: it drafted because
+    that pays, since they are kept. again_in_vain: the last time it did not. lost_us: what they took then.
+    """
+
+    steps: int = 0
+    thoughts: int = 0
+    paid: bool = False
+    again_in_vain: bool = False
+    lost_us: float = 0.0
+    dropped_us: float = -inf
+
+    def used(self, pays: bool) -> None:
+        """The head read, or drafted. pays: not for a try."""
+        self.steps = self.thoughts = 0
+        if pays:
+            self.paid, self.again_in_vain = True, False
+
+    def begins(self) -> None:
+        """Features are kept from now on."""
+        self.steps = self.thoughts = 0
+        self.paid = False
+
+    def over(self, pays: bool) -> bool:
+        """Whether they are kept no longer. pays: drafting, when it was last thought of."""
+        if pays:
+            return self.steps > IDLE_PAID
+        return self.thoughts > (0 if self.again_in_vain else 1) or self.steps > IDLE_UNPAID
+
+    def dropped(self, step_us: float, now_us: float) -> None:
+        """They are kept no longer. step_us: what they took of each step."""
+        self.lost_us, self.dropped_us = 0.0 if self.paid else self.steps * step_us, now_us
+        self.again_in_vain = not self.paid
+
+    def again(self, now_us: float) -> bool:
+        """Whether they may be kept again, in the middle of texts."""
+        return affordable(self.lost_us, now_us - self.dropped_us)
 
 
 class Deepening:
