@@ -13,7 +13,7 @@ import pytest
 from specwire.core.law.sampling import Rule, Sampling, with_rule
 from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.estimates import AcceptanceByPosition
-from specwire.core.policy.heads import HeadAcceptance, HeadDepth, LearntHead
+from specwire.core.policy.heads import FeatureRetention, HeadAcceptance, HeadDepth, LearntHead
 from specwire.core.policy.tunables import EXPLORED_SHARE, MOST_HEAD_DEPTH
 from specwire.core.policy.windows import StepCandidate, divided
 from specwire.core.text import Ending
@@ -416,3 +416,39 @@ def test_one_hiccup_is_not_charged_and_a_second_one_is() -> None:
     assert head.likely_us(1, 2, 250.0) == 250.0
     assert head.likely_us(1, 2, 50_000.0) == pytest.approx(260.0)
     assert head.likely_us(1, 2, 10.0) == pytest.approx(200.0 / 1.3), "a step that was lucky counts likewise"
+
+
+def test_features_that_nobody_drafts_by_are_dropped_at_the_second_thought_and_the_next_time_at_the_first() -> None:
+    kept = FeatureRetention(thoughts=1)
+    assert not kept.over(pays=False)
+    kept.thoughts = 2
+    assert kept.over(pays=False)
+    kept.dropped(4, 0.0, due=False)
+    kept.begins()
+    assert not kept.over(pays=False)
+    kept.thoughts = 1
+    assert kept.over(pays=False)
+    kept.drafted(pays=True)
+    kept.thoughts = 1
+    assert not kept.over(pays=False), "a draft paid in between"
+
+
+def test_what_was_kept_in_vain_is_a_small_share_of_the_time_until_it_is_kept_again() -> None:
+    kept = FeatureRetention(spent_us=100.0)
+    kept.dropped(4, 1_000.0, due=False)
+    assert not kept.again(4, 1_000.0 + 100.0 / EXPLORED_SHARE - 1)
+    assert kept.again(4, 1_000.0 + 100.0 / EXPLORED_SHARE)
+    assert not kept.again(3, 1_001.0)
+    assert kept.again(2, 1_001.0), "half of the batch by which it was weighed has gone"
+    kept.begins()
+    kept.drafted(pays=True)
+    kept.spent_us = 100.0
+    kept.dropped(4, 50_000.0, due=True)
+    assert kept.again(4, 50_001.0), "not in vain: a draft had paid"
+
+
+def test_the_least_charge_of_a_draft_is_that_of_all_together_or_of_one_alone() -> None:
+    depth = HeadDepth({1: 100.0, 4: 250.0})
+    assert depth.least_us(1, lambda rows: 1_000.0 + 100.0 * rows) == 100.0 + 100.0
+    assert depth.least_us(4, lambda rows: 1_000.0 + 100.0 * rows) == 250.0 + 4 * 100.0
+    assert HeadDepth({1: 100.0, 4: 900.0}).least_us(4, lambda rows: 1_000.0 + 100.0 * rows) == 4 * (100.0 + 100.0)

@@ -62,11 +62,11 @@ def test_it_looks_seldom_where_no_guess_pays(sessions: int, plans: int, monkeypa
     monkeypatch.setattr(NgramSource, "look", look)
     rig = Rig(LOOPING, context=1024, growth=5.0)
     for handle in range(1, sessions + 1):
-        rig.open(handle, PROMPTS[handle], max_tokens=400)
+        rig.open(handle, PROMPTS[handle], max_tokens=900)
     rig.run()
     decided = sum(map(len, rig.tokens.values()))
-    assert decided == 400 * sessions
-    assert decided / plans <= looked < 1.2 * decided / plans + 5
+    assert decided == 900 * sessions
+    assert decided / plans <= looked < 1.2 * decided / plans
 
 
 @pytest.mark.parametrize("why", ["by the request", "by the verifier"])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from specwire.core.draft import GoOn, HeadRequest
 from specwire.core.policy.estimates import likely
-from specwire.core.policy.heads import HeadDepth, Idle
+from specwire.core.policy.heads import FeatureRetention, HeadDepth
 from specwire.core.policy.tunables import (
     EXPLORED_SHARE,
     LEAST_BEHIND,
@@ -110,8 +111,8 @@ class HeadDrafting:
     Ledgers are kept by the batch's plain step, which they are charged against, and not by that of a session alone, but
     for what a text borrows of tokens to come.
 
-    Keeping features makes a step longer. So it is done for sessions that take a head's tokens and can bear that, and
-    only while the head drafts for any. When it is to draft again it begins behind what was not kept.
+    Keeping features makes a step longer. So it is done for sessions that take a head's tokens and can bear that and a
+    draft, and only while the head drafts for any. When it is to draft again it begins behind what was not kept.
     """
 
     def __init__(self, heads: Heads, depth: HeadDepth) -> None:
@@ -124,7 +125,7 @@ class HeadDrafting:
         # Memory was short when it last drafted, and until when it is left alone for that.
         self._short, self._short_until_us = False, 0.0
         # Whether features are to be kept, whether any session wants it, and how long they are kept while nobody drafts.
-        self._heeding, self._tapping, self._idle = True, False, Idle()
+        self._heeding, self._tapping, self._kept = True, False, FeatureRetention()
         # Sessions, of which tokens are decided next, whose features are kept.
         self._takers: list[Held] = []
         # Slots whose texts began when it was last looked whether to keep features, and whether a text has begun
@@ -137,7 +138,8 @@ class HeadDrafting:
     def renew(self) -> None:
         """The head has another version, which may work and pay although the former one did not."""
         self._heads, self._short, self._short_until_us = self._given, False, 0.0
-        self._heeding, self._in_vain, self._idle, self._let_be = True, False, Idle(), 0
+        self._heeding, self._in_vain, self._kept, self._let_be = True, False, FeatureRetention(), 0
+        self._trying_us = 0.0
         self._depth.pays = True
 
     @property
@@ -177,15 +179,15 @@ class HeadDrafting:
 
     def _draft(self, heads: Heads, step: DraftedStep, now_us: Callable[[], float], tell: Callable[[], None]) -> None:
         budget, began_us = PREFILL_ROWS, now_us()
-        self._idle.steps += 1
+        self._kept.steps += 1
         if self._rests(step, began_us):
             self._let_be += 1
             return
         self._let_be = 0
         if not self._heeding:
-            if step.beginning or self._depth.due(began_us) or self._idle.again(began_us):
-                self._heeding = self._would_draft(heads, step, began_us)
-                self._idle.begins()
+            if self._may_keep(step, began_us) and self._would_draft(heads, step, began_us):
+                self._heeding = True
+                self._kept.begins()
             return
         if long := self._long_prompts(heads, step, began_us):
             tell()
@@ -195,11 +197,11 @@ class HeadDrafting:
         asked = self._chosen(wanted, step, began_us) if wanted else []
         self._in_vain = len(wanted) > 0 and not asked and self._depth.pays and len(step.decoding) > 1
         if not asked:
-            self._idle.thoughts += len(wanted) > 0 and self._trying_us <= 0.0
+            self._kept.thoughts += len(wanted) > 0 and self._trying_us <= 0.0 and not self._gathering(heads, step)
             return
         thought_us = now_us() - thought_us
         tell()
-        tried, kept_us = not self._depth.pays, self._idle.steps * self._depth.tapped_us(len(step.decoding))
+        tried, kept_us = not self._depth.pays, self._kept.spent_us
         ready = [each for each in asked if not each.behind]
         behind = _within([each for each in asked if each.behind], budget)
         if behind:
@@ -209,6 +211,15 @@ class HeadDrafting:
             self._tried(now_us() - began_us, kept_us)
         else:
             self._trying_us = 0.0
+
+    def _may_keep(self, step: DraftedStep, now_us: float) -> bool:
+        """Whether features may be kept again: of texts that begin, for a try, or when their time is bearable."""
+        tried = not self._depth.pays and not self._kept.untried and self._depth.due(now_us)
+        return len(step.beginning) > 0 or tried or self._kept.again(len(step.decoding), now_us)
+
+    def _gathering(self, heads: Heads, step: DraftedStep) -> bool:
+        """Whether of some text still too little is kept to draft behind it."""
+        return any(step.decoding.get(held.slot) is held and heads.unread(held.slot) is None for held in self._takers)
 
     def _tried(self, took_us: float, kept_us: float) -> None:
         """Drafting took so long, and keeping features before. That was for this try alone, which goes on as long."""
@@ -234,23 +245,27 @@ class HeadDrafting:
 
     def _heed(self, heads: Heads, step: DraftedStep, now_us: float) -> None:
         """Keep the features of those that take a head's tokens, if of any."""
-        if self._heeding and self._idle.over(self._depth.pays and not self._in_vain):
+        if self._heeding and self._kept.over(self._depth.pays and not self._in_vain):
             self._heeding, self._trying_us = False, 0.0
-            self._idle.dropped(self._depth.tapped_us(len(step.decoding)), now_us)
+            self._kept.dropped(len(step.decoding), now_us, self._depth.due(now_us))
         takers: dict[int, Held] = {}
         if self._heeding:
-            both = {**step.decoding, **step.prompts}
-            takers = {slot: held for slot, held in both.items() if self._bears_features(heads, slot, held, step)}
+            takers = {**step.decoding, **step.prompts}
+            for _ in range(2):  # the fewer they are, the more each is charged
+                share = len(step.decoding) / max(1, len(takers.keys() & step.decoding.keys()))
+                bears = partial(self._bears_features, heads, step=step, share=share)
+                takers = {slot: held for slot, held in takers.items() if bears(slot, held)}
         self._tapping = len(takers) > 0
         heads.heed(takers)
         self._takers = [held for slot, held in takers.items() if slot in step.decoding]
 
-    def _bears_features(self, heads: Heads, slot: int, held: Held, step: DraftedStep) -> bool:
+    def _bears_features(self, heads: Heads, slot: int, held: Held, step: DraftedStep, share: float) -> bool:
         """Whether features of a session are kept: a head may draft for it, and it can bear what they take.
 
         That is a step's; of a text that the head must begin in the middle, those of all steps until it may draft. And
         it must bear a draft: one that could not paid for features until its end, and came to bear none. What tries take
-        is limited otherwise, but one in debt could take part in none.
+        is limited otherwise, but one in debt could take part in none. share: its part of what features take, times the
+        sessions that wait for that.
         """
         if not _takes(held.session):
             return False
@@ -260,11 +275,12 @@ class HeadDrafting:
         cost_us = self._depth.tapped_us(len(step.decoding))
         if cost_us and slot in step.decoding:
             steps = LEAST_BEHIND if heads.unread(slot) is None else 1
-            cost_us = steps * cost_us + self._depth.least_us(len(step.decoding), step.V)
+            cost_us = steps * cost_us * share + self._depth.least_us(len(step.decoding), step.V)
         return cost_us <= max(0.0, spare_us)
 
     def charge_features(self, sessions: int) -> None:
         """Charge those whose features the last step kept, for so many sessions' time; tries are limited otherwise."""
+        self._kept.spent_us += self.tapped_us(sessions)
         if not self._depth.pays:
             return
         for held in self._takers:
@@ -399,7 +415,7 @@ class HeadDrafting:
 
     def _read(self, heads: Heads, behind: Sequence[_Asked], step: DraftedStep, now_us: Callable[[], float]) -> int:
         """Have the head read these texts; returns how many positions that were."""
-        self._idle.used(pays=False)
+        self._kept.read()
         began_us, rows = now_us(), sum(each.reads for each in behind)
         for each in behind:
             if each.reads < each.unread:
@@ -425,7 +441,7 @@ class HeadDrafting:
         """Draft for `asked`. thought_us: time that choosing them took; it is charged, as foreseeing noise is."""
         if not asked:
             return
-        self._idle.used(self._depth.pays)
+        self._kept.drafted(self._depth.pays)
         requests, foreseen_us = [each.request for each in asked], now_us()
         heads.foresee(requests)
         began_us = now_us()

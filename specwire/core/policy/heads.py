@@ -27,8 +27,8 @@ from specwire.core.policy.tunables import (
     STEP_WEIGHT,
 )
 
-# Steps without a draft behind which features are no longer kept: where drafting does not pay, when a try had time to
-# wait for its features; else later, because a head that begins anew has lost the text before.
+# Steps without a draft behind which features are no longer kept, at the latest: where drafting does not pay, when a try
+# had time to wait for its features; else later, because a head that begins anew has lost the text before.
 IDLE_UNPAID, IDLE_PAID = LEAST_BEHIND + LET_BE, 4 * LET_BE
 
 
@@ -158,9 +158,9 @@ class HeadDepth:
         return Deepening(rates, known, decoding, V, self.further_us(len(rates)), self._rate if self.pays else 0.0)
 
     def least_us(self, decoding: int, V: Callable[[int], float]) -> float:
-        """The least that a session is charged for one draft token and its test: alone, or together with all."""
+        """About the least that a session is charged for one draft token and its test: alone, or together with all."""
         alone_us = (self.drafting_us(1, 1) + V(decoding + 1) - V(decoding)) * decoding
-        return min(alone_us, self.drafting_us(decoding, 1) + V(2 * decoding) - V(decoding))
+        return max(0.0, min(alone_us, self.drafting_us(decoding, 1) + V(2 * decoding) - V(decoding)))
 
     def parts_us(self, drafted: Sequence[int]) -> list[float]:
         """What a draft is expected to take of each text's time, by how many tokens are drafted for it.
@@ -246,49 +246,60 @@ class HeadDepth:
 
 
 @dataclass(slots=True)
-class Idle:
+class FeatureRetention:
     """How long features are kept while nothing is drafted that pays, and when they are kept again.
 
-    Where drafting was thought of in vain they are kept until it was once more, LET_BE steps later; or no longer at all
-    where that was so the last time, too. In the middle of a text the head needs some before it can draft. So there they
-    are kept again only when what they took in vain is EXPLORED_SHARE of the time since.
+    Where drafting was thought of in vain they are kept until it is thought of again; or no longer at all where they
+    were kept in vain the last time, too. In the middle of a text the head needs some before it can draft. So there they
+    are kept again only when what they took in vain is at most EXPLORED_SHARE of the time since, or when half of the
+    batch has gone, by which all was weighed.
 
-    steps, thoughts: since the head was last used, and how often it was thought of in vain. paid: it drafted because
-    that pays, since they are kept. again_in_vain: the last time it did not. lost_us: what they took then.
+    steps, thoughts: since the head was last used, and how often it was thought of in vain. spent_us: what features took
+    of these steps. paid: it drafted because that pays, since they are kept. in_vain: the last time it did not. untried:
+    nor could any text bear the try that was due then. lost_us, dropped_us, sessions: what they took in vain, until
+    when, and how large the batch was then.
     """
 
     steps: int = 0
     thoughts: int = 0
+    spent_us: float = 0.0
     paid: bool = False
-    again_in_vain: bool = False
+    in_vain: bool = False
+    untried: bool = False
     lost_us: float = 0.0
     dropped_us: float = -inf
+    sessions: int = 0
 
-    def used(self, pays: bool) -> None:
-        """The head read, or drafted. pays: not for a try."""
+    def read(self) -> None:
+        """The head read texts, and may draft behind them."""
         self.steps = self.thoughts = 0
+
+    def drafted(self, pays: bool) -> None:
+        """The head drafted. pays: not for a try."""
+        self.read()
+        self.spent_us, self.untried = 0.0, False
         if pays:
-            self.paid, self.again_in_vain = True, False
+            self.paid, self.in_vain = True, False
 
     def begins(self) -> None:
         """Features are kept from now on."""
-        self.steps = self.thoughts = 0
-        self.paid = False
+        self.read()
+        self.spent_us, self.paid = 0.0, False
 
     def over(self, pays: bool) -> bool:
         """Whether they are kept no longer. pays: drafting, when it was last thought of."""
         if pays:
             return self.steps > IDLE_PAID
-        return self.thoughts > (0 if self.again_in_vain else 1) or self.steps > IDLE_UNPAID
+        return self.thoughts > (0 if self.in_vain else 1) or self.steps > IDLE_UNPAID
 
-    def dropped(self, step_us: float, now_us: float) -> None:
-        """They are kept no longer. step_us: what they took of each step."""
-        self.lost_us, self.dropped_us = 0.0 if self.paid else self.steps * step_us, now_us
-        self.again_in_vain = not self.paid
+    def dropped(self, sessions: int, now_us: float, due: bool) -> None:
+        """They are kept no longer, in a batch of so many sessions. due: a try was."""
+        self.lost_us, self.dropped_us = 0.0 if self.paid else self.spent_us, now_us
+        self.sessions, self.in_vain, self.untried = sessions, not self.paid, due
 
-    def again(self, now_us: float) -> bool:
+    def again(self, sessions: int, now_us: float) -> bool:
         """Whether they may be kept again, in the middle of texts."""
-        return affordable(self.lost_us, now_us - self.dropped_us)
+        return 2 * sessions <= self.sessions or affordable(self.lost_us, now_us - self.dropped_us)
 
 
 class Deepening:
