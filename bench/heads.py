@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import demo_pair
-from bench.batch.figures import BatchSample
+from bench.batch.figures import BatchSample, full_ratio
 from bench.batch.measure import client_of, runtime_of
 from bench.batch.rows import BatchRow, OurRow, Together
 from bench.batch.sessions import Asked
@@ -330,6 +330,7 @@ class Line:
     """One row at one level. The intervals are over turns, each of which is a group of prompts.
 
     Attributes:
+        to_off, full_to_off: until a group's last text has ended; and while all of them decode, None if they never do.
         of_all: times off for all tokens together.
         accepted_at: of the draft tokens that were tested at each position of a window.
         sources: draft tokens tested and accepted, by who proposed them.
@@ -344,6 +345,7 @@ class Line:
     runtime: str
     tokens_per_second: Estimate
     to_off: Estimate
+    full_to_off: Estimate | None
     of_all: float
     tokens_per_forward: float
     accepted_at: tuple[float, ...]
@@ -440,6 +442,7 @@ def _line(samples: Sequence[BatchSample], level: int, key: str, runtimes: Mappin
         runtime=runtimes.get(row, ""),
         tokens_per_second=tokens_per_second(wholes, key),
         to_off=speed_ratio(wholes, key, reference),
+        full_to_off=full_ratio(pair, key, reference),
         of_all=_seconds(wholes, reference) / _seconds(wholes, key),
         tokens_per_forward=tokens_per_forward(wholes, key),
         accepted_at=accepted_at(stats),
@@ -524,7 +527,7 @@ def text_bars(texts: Mapping[int, Sequence[Judged]]) -> Iterator[Bar]:
 
 def report(found: HeadsResults) -> str:
     head = (
-        *("at once, temperature", "row", "tokens/s", f"x {OFF}", "of all tokens", "tokens/forward"),
+        *("at once, temperature", "row", "tokens/s", f"x {OFF}", "while all decode", "of all tokens", "tokens/forward"),
         *("accepted by position", "accepted of tested", "head's share", f"texts unlike {OFF}"),
     )
     body = [
@@ -533,6 +536,7 @@ def report(found: HeadsResults) -> str:
             line.label,
             f"{line.tokens_per_second.value:.0f}",
             f"{line.to_off.value:.2f} [{line.to_off.low:.2f}, {line.to_off.high:.2f}]",
+            "-" if line.full_to_off is None else f"{line.full_to_off.value:.2f}",
             f"{line.of_all:.2f}",
             f"{line.tokens_per_forward:.2f}",
             " ".join(f"{share:.2f}" for share in line.accepted_at) or "-",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -86,8 +86,7 @@ def lines(samples: Sequence[BatchSample]) -> list[BatchLine]:
 def _of_level(samples: Sequence[BatchSample]) -> Iterator[BatchLine]:
     wholes = [sample.whole for sample in samples]
     sessions = [session for sample in samples for session in sample.sessions]
-    full = {row: _full_speeds(samples, row) for row in dict.fromkeys(sample.row for sample in samples)}
-    for row in full:
+    for row in dict.fromkeys(sample.row for sample in samples):
         own = [sample for sample in samples if sample.row == row]
         gaps = [gap for sample in own for run in sample.together.runs for gap in pauses_ms(run)]
         yield BatchLine(
@@ -95,13 +94,20 @@ def _of_level(samples: Sequence[BatchSample]) -> Iterator[BatchLine]:
             row=row,
             tokens_per_second=tokens_per_second(wholes, row),
             to_off=speed_ratio(wholes, row, SAMPLES.get(row, OFF)),
-            full_to_off=_ratio(full[row], full.get(SAMPLES.get(row, OFF), {})),
+            full_to_off=full_ratio(samples, row, SAMPLES.get(row, OFF)),
             pause_p50_ms=percentile(gaps, 50) if gaps else 0.0,
             pause_p95_ms=percentile(gaps, 95) if gaps else 0.0,
             first_token_ms=first_token_ms(sessions, row),
             tokens_per_forward=tokens_per_forward(wholes, row),
             outside=_outside(own) if row in OURS else None,
         )
+
+
+def full_ratio(samples: Sequence[BatchSample], row: str, other: str) -> Estimate | None:
+    """Tokens/s of a row over another's, while all sessions decode; None if they never did."""
+    speeds, others = _full_speeds(samples, row), _full_speeds(samples, other)
+    ratios = [speeds[repeat] / others[repeat] for repeat in speeds if others.get(repeat)]
+    return estimate(ratios) if ratios else None
 
 
 def _full_speeds(samples: Sequence[BatchSample], row: str) -> dict[int, float]:
@@ -119,11 +125,6 @@ def _full_speeds(samples: Sequence[BatchSample], row: str) -> dict[int, float]:
             tokens[sample.repeat] += sum(each.tokens for each in arrivals if began_ns < each.received_ns <= ended_ns)
             spent_ns[sample.repeat] += ended_ns - began_ns
     return {repeat: tokens[repeat] / spent_ns[repeat] * 1e9 for repeat in spent_ns}
-
-
-def _ratio(speeds: Mapping[int, float], others: Mapping[int, float]) -> Estimate | None:
-    ratios = [speeds[repeat] / others[repeat] for repeat in speeds if others.get(repeat)]
-    return estimate(ratios) if ratios else None
 
 
 def pauses_ms(run: Run) -> list[float]:

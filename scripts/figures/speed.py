@@ -63,14 +63,16 @@ def batch_table(results: dict[str, Any]) -> str:
 
 def heads_table(results: dict[str, Any]) -> str:
     """Render `make bench-heads`: rows by sessions and temperature, bars."""
-    rows = [["at once", "temperature", "row", "tokens/s", "x off", "tokens per forward", "accepted by position"]]
-    rows[0] += ["accepted of tested", "the head's share of the step"]
+    rows = [["at once", "temperature", "row", "tokens/s", "x off", "x off while all decode"]]
+    rows[0] += ["tokens per forward", "accepted by position", "accepted of tested", "the head's share of the step"]
     for row in results["rows"]:
         accepted = " ".join(f"{share:.2f}" for share in row["accepted_at"])
         of_tested = ", ".join(f"{name} {hits}/{tests}" for name, (tests, hits) in row["sources"].items())
         share = "" if row["head_share"] is None else f"{row['head_share']:.0%}"
         place = [str(row["level"]), f"{row['temperature']:g}", row["label"]]
         speed = [f"{row['tokens_per_second']['value']:.0f}", interval(row["to_off"])]
+        full = row.get("full_to_off")  # older records have none
+        speed.append("" if full is None else interval(full))
         rows.append([*place, *speed, f"{row['tokens_per_forward']:.2f}", accepted, of_tested, share])
     machine, arguments = results["machine"], results["arguments"]
     how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, interleaved; {arguments['dtype']}"

@@ -77,6 +77,19 @@ def test_figures_of_a_row() -> None:
     assert found[1, 0.0, OFF].accepted_at == ()
 
 
+def arriving(every_ms: int, tokens: int) -> tuple[Arrival, ...]:
+    return tuple(Arrival(1, at * every_ms * 10**6) for at in range(1, tokens + 1))
+
+
+def test_what_counts_apart_is_the_time_while_all_decode() -> None:
+    """With a head the tokens of one of two texts come twice as fast, and it ends first."""
+    plain, fast = (replace(timed_run(0.08, []), forwards=4, arrivals=arriving(*each)) for each in ((20, 4), (10, 6)))
+    rows = {OFF: (plain, plain), EAGLE3: (plain, fast)}
+    found = lines_of([BatchSample(2, 0, 0, row, Together(0.08, runs)) for row, runs in rows.items()], {})
+    ratios = {line.row: line.full_to_off.value for line in found if line.full_to_off is not None}
+    assert ratios == pytest.approx({OFF: 1.0, EAGLE3: (6 / 0.04) / (6 / 0.06)})
+
+
 def test_a_peer_is_held_against_greedy_texts() -> None:
     peer = [
         BatchSample(1, turn, turn, TRANSFORMERS, Together(0.24, (timed_run(0.24, [step(1, 1)]),))) for turn in (0, 1)
@@ -163,7 +176,7 @@ def test_the_table_and_the_file_say_all(tmp_path: Path) -> None:
     assert written["mismatches"][0]["mismatch"]["row"] == EAGLE3
     assert len(written["raw"]) == len(SAMPLES)
     shown = heads_table(written)
-    assert "| 16 | 0.8 | EAGLE-3 head | 2000 | 1.50 (1.50 to 1.50) | 2.00 | 0.50 0.50 |" in shown
+    assert "| 16 | 0.8 | EAGLE-3 head | 2000 | 1.50 (1.50 to 1.50) | 1.00 (1.00 to 1.00) | 2.00 | 0.50 0.50 |" in shown
     assert "a note" in shown
 
 
