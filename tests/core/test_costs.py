@@ -292,6 +292,28 @@ def test_what_any_window_costs_is_learnt_where_rows_were_measured_to_cost_nothin
         assert step_us(4 + window) - step_us(4) == pytest.approx(1000.0 + 40.0 * window, rel=0.25)
 
 
+def test_a_plain_step_that_is_longer_behind_windows_is_their_cost_and_no_plain_step_s() -> None:
+    """As measured: the step behind one with windows finds other shapes, and chooses among their rows before it."""
+    kept, quiet = batch_costs(), batch_costs()
+    plain_us, windows_us = kept.plain(4), kept.of(4)(16) - kept.plain(4)
+    for _ in range(300):
+        for learned, behind_us in ((kept, 0.2 * plain_us), (quiet, 0.0)):
+            learned.observe(4, 16, plain_us + windows_us, 0.0, drafting=False, waited=False)
+            learned.observe(4, 4, plain_us + behind_us, 0.0, drafting=False, waited=False)
+            learned.observe(4, 4, plain_us, 0.0, drafting=False, waited=False)
+    assert kept.plain(4) == pytest.approx(plain_us, rel=0.01)
+    assert quiet.of(4)(16) - quiet.plain(4) == pytest.approx(windows_us, rel=0.02)
+    assert kept.of(4)(16) - kept.plain(4) == pytest.approx(windows_us + 0.2 * plain_us, rel=0.1)
+
+
+def test_windows_in_every_step_leave_nothing_behind_but_to_each_other() -> None:
+    learned = batch_costs()
+    plain_us, windows_us = learned.plain(4), learned.of(4)(16) - learned.plain(4)
+    for _ in range(300):
+        learned.observe(4, 16, plain_us + windows_us, 0.0, drafting=False, waited=False)
+    assert learned.of(4)(16) - learned.plain(4) == pytest.approx(windows_us, rel=0.02)
+
+
 def test_windows_that_were_dear_for_a_while_are_not_thought_so_for_ever() -> None:
     """They are not run while they are thought too dear, so nothing but time can bring them back."""
     learned = batch_costs()

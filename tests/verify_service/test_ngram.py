@@ -48,7 +48,7 @@ def test_a_loop_is_decided_many_tokens_at_a_time() -> None:
     assert accepted(rig, 1, SourceKind.DRAFTER) == 0
 
 
-@pytest.mark.parametrize(("sessions", "plans"), [(1, 21), (3, 7)])
+@pytest.mark.parametrize(("sessions", "plans"), [(1, 41), (3, 12)])
 def test_it_looks_seldom_where_no_guess_pays(sessions: int, plans: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each further row costs as much as five steps: hardly a window is worth it. Steps take 1 and 11 ms."""
     looked = 0
@@ -66,7 +66,7 @@ def test_it_looks_seldom_where_no_guess_pays(sessions: int, plans: int, monkeypa
     rig.run()
     decided = sum(map(len, rig.tokens.values()))
     assert decided == 900 * sessions
-    assert decided / plans <= looked < 1.2 * decided / plans
+    assert decided / plans <= looked < decided / plans + 10 * sessions, "a text's first looks come sooner"
 
 
 @pytest.mark.parametrize("why", ["by the request", "by the verifier"])

@@ -462,7 +462,7 @@ class Lookout:
         if not (share.decides and looked):
             return
         if share.window and share.kind in (SourceKind.NGRAM, SourceKind.PREDICTION):
-            self._in_vain, self._rest, self._repeating = 0, 0, REPEATING
+            self._in_vain, self._rest, self._repeating = self._in_vain // 2, 0, REPEATING
             self._learnt.in_vain = max(0, self._learnt.in_vain - 1)
             return
         self._rest = min(longest, (1 << self._in_vain) // 2)

@@ -476,7 +476,7 @@ class SharedIndex:
 
     def grew(self) -> None:
         """Take in what was decided, once the text before it is."""
-        if self._text is not None and len(self._tokens) - self.done <= READ_AT_ONCE:
+        if self._text is not None and self._least <= len(self._tokens) - self.done <= READ_AT_ONCE:
             self.read()
 
     def ended(self) -> None:

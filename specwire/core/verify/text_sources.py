@@ -224,6 +224,8 @@ class NgramSource:
         self._guessed_at = -1
         self._followed: Guess | None = None
         self._alike = self._followed_alike = 0
+        # Tokens of the followed guess that the text has confirmed.
+        self._right = 0
 
     def look(self) -> Guess | None:
         """What may follow the text as it is now; `guess` until the next look."""
@@ -231,7 +233,7 @@ class NgramSource:
             self.index.read()
             self.guess, self._guessed_at = self._new_guess(), len(self._tokens)
             if self._followed is None:
-                self._followed, self._followed_alike = self.guess, self._alike
+                self._followed, self._followed_alike, self._right = self.guess, self._alike, 0
         return self.guess
 
     def _new_guess(self) -> Guess | None:
@@ -253,11 +255,11 @@ class NgramSource:
         guess = self._followed
         if guess is None:
             return
-        decided, right = _held_against(guess, self._tokens)
-        if right < decided or decided == len(guess.tokens):
-            self.acceptance[self._followed_alike].observe(decided, right)
+        decided, self._right = _held_against(guess, self._tokens, self._right)
+        if self._right < decided or decided == len(guess.tokens):
+            self.acceptance[self._followed_alike].observe(decided, self._right)
             if self._learnt is not None:
-                self._learnt[self._followed_alike].observe(decided, right)
+                self._learnt[self._followed_alike].observe(decided, self._right)
             self._followed = None
 
     def truncate(self, length: int) -> None:
@@ -391,13 +393,16 @@ class TextSource:
         self.guess = None
 
 
-def _held_against(guess: Guess, tokens: Sequence[int]) -> tuple[int, int]:
-    """How many of a guess's tokens the text has reached, and how many of those were right before the first error."""
-    decided = tokens[guess.position : guess.position + len(guess.tokens)]
-    right = 0
-    while right < len(decided) and decided[right] == guess.tokens[right]:
+def _held_against(guess: Guess, tokens: Sequence[int], right: int = 0) -> tuple[int, int]:
+    """How many of a guess's tokens the text has reached, and how many of those were right before the first error.
+
+    right: so many are known to be.
+    """
+    start = guess.position
+    decided = min(len(tokens) - start, len(guess.tokens))
+    while right < decided and tokens[start + right] == guess.tokens[right]:
         right += 1
-    return len(decided), right
+    return decided, right
 
 
 def promise(guess: Guess | None, most: int | None = None) -> float:
