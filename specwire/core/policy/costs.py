@@ -95,6 +95,16 @@ class WindowCosts:
         self._product += rows * beyond_us
         self._fit()
 
+    def lengthen(self, rows: int, behind_us: float) -> None:
+        """Count to the windows of `rows` that were noted last what the plain step behind them took beyond its like.
+
+        It finds other shapes and colder caches, and chooses among more rows before it: on two cores a fifth of a plain
+        step of 8 sessions, nearly as much as the windows themselves.
+        """
+        self._beyond_us += behind_us
+        self._product += rows * behind_us
+        self._fit()
+
     def fade(self) -> None:
         """Note a step without windows."""
         if self._weight:
@@ -115,23 +125,6 @@ class WindowCosts:
         self._row_us = (weight * self._product - self._rows * self._beyond_us) / determinant
 
 
-class WindowedStep(NamedTuple):
-    """A step whose windows of so many `rows` took `seen_us` beyond its plain step. See WindowCosts.observe."""
-
-    costs: WindowCosts
-    rows: int
-    seen_us: float
-    expected_us: float
-
-    def note(self, behind_us: float) -> None:
-        """behind_us: how much longer than such steps the next one took, if that was a plain one.
-
-        It finds other shapes and colder caches, and chooses among more rows before it: on two cores a fifth of a plain
-        step of 8 sessions, nearly as much as the windows themselves.
-        """
-        self.costs.observe(self.rows, self.seen_us + behind_us, self.expected_us)
-
-
 class StepCosts:
     """What steps cost, learned from steps. The ledger charges against `plain`.
 
@@ -150,10 +143,10 @@ class StepCosts:
         # By the size of the batch up to a power of two.
         self._window_costs: defaultdict[int, WindowCosts] = defaultdict(WindowCosts)
         self._calm = CALM_STEPS
-        # Whether the last step had a window: the one behind it is slower, for what that left behind. Of a batch it is
-        # noted once that one is over.
+        # Whether the last step had a window: the one behind it is slower, for what that left behind. Of a batch's also
+        # how many rows of windows, and where they were noted.
         self._windowed = False
-        self._latest: WindowedStep | None = None
+        self._latest: tuple[WindowCosts, int] | None = None
         self._hiccups = Hiccups()
         # What windows add, by (sessions, rows), and steps of a session alone, by rows; forgotten when they are refined.
         self._windows_us: dict[tuple[int, int], float] = {}
@@ -264,12 +257,14 @@ class StepCosts:
         if rows > sessions:
             expected_us = self._windows(sessions, rows)
             likely_us = likely(step_us, plain_us + costs.at(rows - sessions, expected_us))
-            self._latest = WindowedStep(costs, rows - sessions, likely_us - plain_us, expected_us)
+            costs.observe(rows - sessions, likely_us - plain_us, expected_us)
+            self._latest = costs, rows - sessions
         else:
             likely_us = likely(step_us, plain_us)
+            if before is not None and calm:
+                windows, of_rows = before
+                windows.lengthen(of_rows, likely_us - plain_us)
             costs.fade()
-        if before is not None:
-            before.note(likely_us - plain_us if rows == sessions else 0.0)
         # A step with windows that is shorter than the known plain step shows that plain steps have become shorter.
         if likely_us < plain_us or (calm and rows == sessions and not self._windowed):
             self._plain[sessions] = plain_us + STEP_WEIGHT * (likely_us - plain_us)
