@@ -371,6 +371,7 @@ class Drafting:
             return None, None
         costs = self._costs
         if took_us > PAUSE * costs.plain(sessions):
+            costs.interrupted()
             return None, None
         plain_us = costs.observe(sessions, sessions + windows, took_us, 0.0, drafting=False, waited=False)
         return plain_us, Forward(sessions + windows, now_us, took_us, sessions, *costs.told(sessions))

@@ -292,26 +292,44 @@ def test_what_any_window_costs_is_learnt_where_rows_were_measured_to_cost_nothin
         assert step_us(4 + window) - step_us(4) == pytest.approx(1000.0 + 40.0 * window, rel=0.25)
 
 
-def test_a_plain_step_that_is_longer_behind_windows_is_their_cost_and_no_plain_step_s() -> None:
-    """As measured: the step behind one with windows finds other shapes, and chooses among their rows before it."""
-    kept, quiet = batch_costs(), batch_costs()
-    plain_us, windows_us = kept.plain(4), kept.of(4)(16) - kept.plain(4)
-    for _ in range(300):
-        for learned, behind_us in ((kept, 0.2 * plain_us), (quiet, 0.0)):
-            learned.observe(4, 16, plain_us + windows_us, 0.0, drafting=False, waited=False)
-            learned.observe(4, 4, plain_us + behind_us, 0.0, drafting=False, waited=False)
-            learned.observe(4, 4, plain_us, 0.0, drafting=False, waited=False)
-    assert kept.plain(4) == pytest.approx(plain_us, rel=0.01)
-    assert quiet.of(4)(16) - quiet.plain(4) == pytest.approx(windows_us, rel=0.02)
-    assert kept.of(4)(16) - kept.plain(4) == pytest.approx(windows_us + 0.2 * plain_us, rel=0.1)
-
-
-def test_windows_in_every_step_leave_nothing_behind_but_to_each_other() -> None:
+@pytest.mark.parametrize(
+    ("between", "theirs"),
+    [("nothing", True), ("a drafter", False), ("a step alone", False), ("a prompt", False), ("fewer sessions", False)],
+)
+def test_what_windows_leave_behind_is_theirs_if_nothing_else_came_between(between: str, theirs: bool) -> None:
+    """As measured: the plain step behind finds other shapes, and chooses among their rows before it."""
     learned = batch_costs()
     plain_us, windows_us = learned.plain(4), learned.of(4)(16) - learned.plain(4)
+    behind_us = 0.2 * plain_us
     for _ in range(300):
         learned.observe(4, 16, plain_us + windows_us, 0.0, drafting=False, waited=False)
-    assert learned.of(4)(16) - learned.plain(4) == pytest.approx(windows_us, rel=0.02)
+        match between:
+            case "a step alone":
+                learned.observe(1, 1, 1000.0, 0.0, drafting=False, waited=False)
+            case "a prompt":
+                learned.interrupted()
+            case "fewer sessions":
+                learned.observe(3, 3, learned.plain(3) + behind_us, 0.0, drafting=False, waited=False)
+        if between in ("nothing", "a drafter"):
+            learned.observe(4, 4, plain_us + behind_us, 0.0, drafting=between == "a drafter", waited=False)
+        for _ in range(3):
+            learned.observe(4, 4, plain_us, 0.0, drafting=False, waited=False)
+    added_us = learned.of(4)(16) - learned.plain(4)
+    assert learned.plain(4) == pytest.approx(plain_us, rel=0.01)
+    assert added_us == pytest.approx(windows_us + (behind_us if theirs else 0.0), rel=0.1)
+    assert learned.of(4, behind=False)(16) - learned.plain(4) == pytest.approx(windows_us, rel=0.02)
+
+
+def test_a_batch_whose_plain_steps_have_become_longer_learns_so_with_windows_in_every_second_one() -> None:
+    """Windows look dear, behind them too: fewer are run, and plain steps show what they take."""
+    learned = batch_costs()
+    plain_us, windows_us = learned.plain(4), learned.of(4)(16) - learned.plain(4)
+    now_us = 1.1 * plain_us
+    for step in range(600):
+        wide = step % 2 == 0 and learned.of(4)(16) - learned.plain(4) < 1.2 * windows_us
+        learned.observe(4, 16 if wide else 4, now_us + (windows_us if wide else 0.0), 0.0, drafting=False, waited=False)
+    assert 1.05 * plain_us < learned.plain(4) < 1.01 * now_us
+    assert learned.of(4)(16) - learned.plain(4) < 1.3 * windows_us
 
 
 def test_windows_that_were_dear_for_a_while_are_not_thought_so_for_ever() -> None:

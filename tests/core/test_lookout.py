@@ -70,7 +70,10 @@ def test_a_text_that_goes_on_as_the_last_guess_said_is_looked_through_at_once() 
     assert looked(lookout, 4, right_since=4) == [True, False, False, False], "it repeats, and does not pay"
     assert looked(lookout, 3, right_since=8) == [True, False, False]
     lookout.planned(GUESSED, True, LONGEST)
-    assert lookout.looks()
+    looked(lookout, 20)
+    while not lookout.rests:
+        looked(lookout, 1)
+    assert looked(lookout, 1, right_since=4) == [True], "it may have begun to repeat anew"
 
 
 def test_a_prompt_s_chunks_are_not_in_vain() -> None:

@@ -530,6 +530,7 @@ class Engine:
     def _learn(self, parts: Sequence[Part], timings: StepTimings, forward_us: float) -> float | None:
         """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""
         if any(part.share.fresh > 1 or not part.share.decides for part in parts):
+            self.costs.interrupted()
             return None
         drafting = any(_may_be_drafted(part) for part in parts)
         waited, rows = timings.waited_us > 0, timings.rows

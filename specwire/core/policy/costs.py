@@ -73,12 +73,20 @@ class WindowCosts:
     rows: least squares with decay, held to zero as if that had been seen PRIOR_WINDOWS times. Measurements fade with
     every step. Else windows that were once too expensive would never run again, and nothing would show that they have
     become cheaper.
+
+    `behind_us`: what a step with windows adds to the one behind it, on average, where that is a plain one and no
+    drafter is at work. It finds other shapes and colder caches, and chooses among more rows before it: on two cores a
+    fifth of a plain step of 8 sessions, nearly as much as the windows themselves.
     """
 
     def __init__(self) -> None:
         # Sums over what was seen, of weights, rows, rows squared, microseconds, and rows times microseconds.
-        self._weight = self._rows = self._squares = self._beyond_us = self._product = 0.0
+        self._weight = self._rows = self._squares = self._beyond_us = self._product = self._behind_us = 0.0
         self._any_us = self._row_us = 0.0
+
+    @property
+    def behind_us(self) -> float:
+        return max(0.0, self._behind_us / (self._weight + PRIOR_WINDOWS))
 
     def at(self, rows: int, expected_us: float) -> float:
         """What windows of so many `rows` add where V says `expected_us`; at least LEAST_WINDOW_SHARE of that."""
@@ -95,15 +103,9 @@ class WindowCosts:
         self._product += rows * beyond_us
         self._fit()
 
-    def lengthen(self, rows: int, behind_us: float) -> None:
-        """Count to the windows of `rows` that were noted last what the plain step behind them took beyond its like.
-
-        It finds other shapes and colder caches, and chooses among more rows before it: on two cores a fifth of a plain
-        step of 8 sessions, nearly as much as the windows themselves.
-        """
-        self._beyond_us += behind_us
-        self._product += rows * behind_us
-        self._fit()
+    def left_behind(self, behind_us: float) -> None:
+        """Note how much longer than its like the plain step behind the last windows took."""
+        self._behind_us += behind_us
 
     def fade(self) -> None:
         """Note a step without windows."""
@@ -116,6 +118,7 @@ class WindowCosts:
         self._rows *= kept
         self._squares *= kept
         self._beyond_us *= kept
+        self._behind_us *= kept
         self._product *= kept
 
     def _fit(self) -> None:
@@ -143,24 +146,30 @@ class StepCosts:
         # By the size of the batch up to a power of two.
         self._window_costs: defaultdict[int, WindowCosts] = defaultdict(WindowCosts)
         self._calm = CALM_STEPS
-        # Whether the last step had a window: the one behind it is slower, for what that left behind. Of a batch's also
-        # how many rows of windows, and where they were noted.
+        # Whether the last step had a window: the one behind it is slower, for what that left behind. Of how many
+        # sessions it was, if nothing else came between.
         self._windowed = False
-        self._latest: tuple[WindowCosts, int] | None = None
+        self._windowed_sessions = 0
         self._hiccups = Hiccups()
         # What windows add, by (sessions, rows), and steps of a session alone, by rows; forgotten when they are refined.
         self._windows_us: dict[tuple[int, int], float] = {}
         self._alone_us: dict[int, float] = {}
 
-    def of(self, sessions: int) -> Callable[[int], float]:
-        """A function from a step's rows, over all `sessions`, to its time: forward and software. For one plan."""
+    def of(self, sessions: int, behind: bool = True) -> Callable[[int], float]:
+        """A function from a step's rows, over all `sessions`, to its time: forward and software. For one plan.
+
+        behind: with what windows add to the step behind it, which is lost with them, but charged to no ledger.
+        """
         if sessions < 2:
             return self._of_one
         plain_us = self.plain(sessions)
         costs = self._costs_of_windows(sessions)
+        behind_us = costs.behind_us if behind else 0.0
 
         def step_us(rows: int) -> float:
-            return plain_us + (costs.at(rows - sessions, self._windows(sessions, rows)) if rows > sessions else 0.0)
+            if rows <= sessions:
+                return plain_us
+            return plain_us + costs.at(rows - sessions, self._windows(sessions, rows)) + behind_us
 
         return cache(step_us)
 
@@ -232,6 +241,7 @@ class StepCosts:
         A window is taken to last at least about as long as its forward. If plain steps met a busy machine and windows
         did not, the difference would be negative, and V with it.
         """
+        self.interrupted()
         if rows > 1:
             window_us = forward_us + around_us - self._around[1]
             self.forward.observe(rows, max(window_us, forward_us / STEP_OUTLIER))
@@ -242,6 +252,11 @@ class StepCosts:
     def idled(self) -> None:
         """Nothing was computed for COLD_AFTER_US."""
         self._hiccups.idled()
+        self.interrupted()
+
+    def interrupted(self) -> None:
+        """A step that is not observed, or a pause: what the next one finds, no windows left behind."""
+        self._windowed_sessions = 0
 
     def hiccup_us(self, sessions: int, rows: int, step_us: float) -> float:
         """How much longer a step took than such steps take, as far as that is the machine's doing; negative: shorter.
@@ -249,21 +264,22 @@ class StepCosts:
         A plain step might have met the same. Charged for, it would leave a session in debt by no fault of its drafts,
         and plain steps hardly repay that (LOG).
         """
-        return step_us - self._hiccups.without(step_us, self.of(sessions)(rows)) if rows > sessions else 0.0
+        return (
+            step_us - self._hiccups.without(step_us, self.of(sessions, behind=False)(rows)) if rows > sessions else 0.0
+        )
 
     def _observe_batch(self, sessions: int, rows: int, step_us: float, calm: bool) -> None:
         plain_us, costs = self.plain(sessions), self._costs_of_windows(sessions)
-        before, self._latest = self._latest, None
+        behind, self._windowed_sessions = self._windowed_sessions == sessions, 0
         if rows > sessions:
             expected_us = self._windows(sessions, rows)
             likely_us = likely(step_us, plain_us + costs.at(rows - sessions, expected_us))
             costs.observe(rows - sessions, likely_us - plain_us, expected_us)
-            self._latest = costs, rows - sessions
+            self._windowed_sessions = sessions
         else:
             likely_us = likely(step_us, plain_us)
-            if before is not None and calm:
-                windows, of_rows = before
-                windows.lengthen(of_rows, likely_us - plain_us)
+            if behind and calm:
+                costs.left_behind(likely_us - plain_us)
             costs.fade()
         # A step with windows that is shorter than the known plain step shows that plain steps have become shorter.
         if likely_us < plain_us or (calm and rows == sessions and not self._windowed):
