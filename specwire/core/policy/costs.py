@@ -264,9 +264,9 @@ class StepCosts:
         A plain step might have met the same. Charged for, it would leave a session in debt by no fault of its drafts,
         and plain steps hardly repay that (LOG).
         """
-        return (
-            step_us - self._hiccups.without(step_us, self.of(sessions, behind=False)(rows)) if rows > sessions else 0.0
-        )
+        if rows <= sessions:
+            return 0.0
+        return step_us - self._hiccups.without(step_us, self.of(sessions, behind=False)(rows))
 
     def _observe_batch(self, sessions: int, rows: int, step_us: float, calm: bool) -> None:
         plain_us, costs = self.plain(sessions), self._costs_of_windows(sessions)
