@@ -8,8 +8,16 @@ import pytest
 
 from specwire.core.messages import Discipline, Outcome, Plan, Proposal, Verdict
 from specwire.core.policy.controller import Controller
-from specwire.core.policy.estimates import Contention, Forward, ForwardTimes
-from specwire.core.policy.tunables import ENOUGH, EXPLORED_SHARE, PROBE_EVERY, TRIAL_VERDICTS
+from specwire.core.policy.estimates import Contention, Estimates, Forward, ForwardTimes
+from specwire.core.policy.shared_host import Draft, LastDraft
+from specwire.core.policy.tunables import (
+    AWAITED_VERDICTS,
+    ENOUGH,
+    EXPLORED_SHARE,
+    PROBE_EVERY,
+    PROBE_WINDOW,
+    TRIAL_VERDICTS,
+)
 
 QUIET = {1: 10_000.0, 4: 10_000.0, 16: 10_000.0}
 # Verdicts, many times those between two tries.
@@ -91,6 +99,50 @@ def test_wide_forwards_and_such_without_time_are_not_looked_at() -> None:
     assert not watched.contention._pending
 
 
+# Which drafts the verifier was idle for
+
+
+@pytest.mark.parametrize(
+    ("began_us", "ended_us", "apart"),
+    [
+        (10_000.0, 14_000.0, True),
+        (9_700.0, 13_700.0, True),  # messages are not equally fast
+        (6_000.0, 14_000.0, False),  # it began in the middle of the forward before
+        (12_000.0, 20_000.0, False),  # the verifier did not wait for its end
+        (2_000.0, 30_000.0, False),
+    ],
+)
+def test_a_draft_counts_as_apart_if_hardly_any_of_it_was_beside_a_forward(
+    began_us: float, ended_us: float, apart: bool
+) -> None:
+    last = LastDraft()
+    assert last.verdict(Forward(1, 10_000.0, 10_000.0)) is None
+    last.drafted(Draft(ended_us, ended_us - began_us, 500.0))
+    assert last.verdict(Forward(3, 25_000.0, 11_000.0)) == (500.0, apart)
+    assert last.verdict(Forward(1, 35_000.0, 10_000.0)) is None, "it is told once"
+
+
+def test_where_times_are_not_told_a_draft_counts_as_apart_and_a_session_s_first_does_not() -> None:
+    last = LastDraft()
+    last.drafted(Draft(5_000.0, 1_000.0, 500.0))
+    assert last.verdict(None) == (500.0, True)
+    last.drafted(Draft(8_000.0, 1_000.0, 500.0))
+    assert last.verdict(Forward(1, 20_000.0, 10_000.0)) == (500.0, False)
+
+
+def test_beside_forwards_a_draft_takes_longer_but_not_any_time() -> None:
+    known = Estimates()
+    known.drafted(3_000.0, 0.2, apart=False)
+    known.drafted(4_000.0, 0.2, apart=False)
+    assert known.draft_us == pytest.approx(3_200.0)
+    known.drafted(1_000.0, 0.2)
+    assert known.draft_us == 1_000.0, "the first draft apart replaces what was measured beside forwards"
+    for beside_us, draft_us in ((2_900.0, 1_000.0), (30_000.0, 10_000.0), (6_000.0, 6_000.0)):
+        known.drafted(beside_us, 0.2, apart=False)
+        assert known.draft_us == draft_us
+    assert known.faded().drafted_apart
+
+
 # What the controller makes of it
 
 
@@ -151,6 +203,62 @@ class Host:
         self.length += len(decided)
 
 
+def answered(
+    subject: Controller, began_us: float, draft_us: float, tested: int = 2, waited: bool = True, base: int = 100
+) -> None:
+    """A draft, and the verdict of a forward of 10 ms that began when it arrived, or 1 ms after the draft began."""
+    arrived_us = began_us + draft_us
+    guess = (2,) * PROBE_WINDOW
+    subject.observe_proposal(Proposal(1, 1, base, 0, guess, 7), round(draft_us), arrived_us)
+    ended_us = 10_000.0 + (arrived_us if waited else began_us + 1_000.0)
+    outcomes = (*[Outcome.ACCEPTED] * tested, Outcome.BONUS)
+    verdict = Verdict(base, (2,) * (tested + 1), outcomes, tested, delay_us=round(draft_us))
+    subject.observe_verdict(verdict, Forward(tested + 1, ended_us, 10_000.0))
+
+
+def test_it_measures_until_a_draft_was_apart_from_forwards() -> None:
+    """A first chunk that took 20 ms beside a forward says little of a drafter that takes 1 ms by itself."""
+    subject = Controller(ForwardTimes(QUIET), shared_host=True)
+    subject.observe_verdict(Verdict(1, (2,), (Outcome.BONUS,), 0), Forward(1, 10_000.0, 10_000.0))
+    answered(subject, 5_000.0, 20_000.0)
+    plan = subject.plan()
+    assert (plan.discipline, plan.due, plan.reason) == (Discipline.LOCKSTEP, PROBE_WINDOW, "measuring")
+    answered(subject, 35_000.0, 2_000.0)
+    assert subject._known.draft_us == 1_000.0
+    assert subject._known.overhead_us == 0.0
+    assert subject.plan().reason.startswith("window")
+
+
+def test_it_does_not_measure_for_ever() -> None:
+    """A drafter that is never done before the verifier has gone on is too slow."""
+    subject = Controller(ForwardTimes(QUIET), shared_host=True)
+    began_us = 0.0
+    for number in range(AWAITED_VERDICTS):
+        assert subject.plan().reason == "measuring", number
+        answered(subject, began_us, 60_000.0, tested=0, waited=False)
+        began_us += 11_000.0
+    assert subject.plan().discipline is Discipline.OFF
+
+
+def test_a_probe_does_not_end_with_an_answer_that_was_drafted_beside_a_forward() -> None:
+    subject = Controller(ForwardTimes(QUIET), shared_host=True)
+    now_us = 10_000.0
+    for _ in range(20):
+        answered(subject, now_us, 40_000.0, tested=0)
+        now_us += 50_000.0
+    while (plan := subject.plan()).reason != "probe":
+        assert plan.discipline is Discipline.OFF
+        now_us += 10_000.0
+        subject.observe_verdict(Verdict(1, (2,), (Outcome.BONUS,), 0), Forward(1, now_us, 10_000.0))
+    answered(subject, now_us - 5_000.0, 20_000.0)
+    assert subject.plan().reason == "probe"
+    answered(subject, now_us + 25_000.0, 2_000.0)
+    plan = subject.plan()
+    assert plan.discipline is not Discipline.OFF
+    assert plan.reason != "probe"
+    assert subject._turns.probes.price_us == 22_000.0
+
+
 def disciplines(plans: list[Plan]) -> set[Discipline]:
     return {plan.discipline for plan in plans}
 
@@ -192,6 +300,13 @@ def test_where_they_do_they_take_turns_and_try_again_now_and_then(slowdown: floa
     tried = [plan for plan in later if plan.discipline is Discipline.STREAM]
     assert {plan.reason for plan in tried} == {"trying side by side"}
     assert 0 < len(tried) <= 0.02 * len(later)
+
+
+def test_a_try_ends_as_soon_as_it_is_known_what_both_take_from_each_other() -> None:
+    host = Host(4.0)
+    host.verdicts(PROBE_EVERY + 2 * TRIAL_VERDICTS)
+    tried = [plan for plan in host.plans if plan.discipline is Discipline.STREAM]
+    assert ENOUGH <= len(tried) < TRIAL_VERDICTS
 
 
 def test_what_side_by_side_really_brings_goes_before_what_is_expected_of_it() -> None:

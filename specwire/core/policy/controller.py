@@ -27,7 +27,7 @@ from specwire.core.policy.estimates import (
     stream_rate,
     waiting_rate,
 )
-from specwire.core.policy.shared_host import InTurns, SideBySide
+from specwire.core.policy.shared_host import Draft, InTurns, LastDraft, SideBySide, Tries
 from specwire.core.policy.tunables import (
     AWAITED_VERDICTS,
     CHUNK_SHARE,
@@ -306,8 +306,9 @@ class Controller:
         self._waits = waits
         self._known = Estimates()
         self._drafted_us = 0.0
+        self._last_draft = LastDraft()
         self._verdicts = 0
-        self._turns = InTurns(Estimates())
+        self._turns = InTurns(Estimates(), Tries(left=AWAITED_VERDICTS if self._in_turn else 0))
         self._beside = SideBySide(forward, waits)
         self._batch: ForwardTimes | None = None
         self._chunk = 1
@@ -333,7 +334,8 @@ class Controller:
             heir._beside.begin()
             if heir._in_turn:
                 heir._turns = there._turns
-                heir._turns.began(there._batch is not None)
+                if there._batch is None:
+                    heir._turns.ignored = 0.0  # its verifier keeps a ledger of its own for it
         return heir
 
     def plans_for(self, forward: ForwardTimes) -> bool:
@@ -347,24 +349,31 @@ class Controller:
         if proposal.tokens:
             # The tokens of a tree's piece were drafted side by side, in one forward unless its chunk asked for more.
             levels = min(self._chunk, len(proposal.tokens)) if proposal.parents else len(proposal.tokens)
-            self._observe_draft(max(1, draft_us) / levels)
+            self._observe_draft(max(1, draft_us) / levels, draft_us, arrived_us)
         if arrived_us is not None:
             self._beside.contention.drafted(arrived_us, draft_us)
         self._drafted_us = float(draft_us)
         self._known.calibration.announce(proposal.expected)
         self._known.agreement.proposal(proposal)
 
-    def _observe_draft(self, token_us: float) -> None:
+    def _observe_draft(self, token_us: float, took_us: float, arrived_us: float | None) -> None:
         """Note a draft time per token. It is kept apart for side by side, where a token takes longer.
 
         Where none is known it is taken in all the same: a session may move to where another one works side by side.
         """
         if self._beside.active:
             self._beside.drafted(token_us)
-            if self._known.draft_us is not None:
-                return
+            if self._known.draft_us is None:
+                self._learn_draft(token_us, apart=False)
+        elif self._in_turn and arrived_us is not None:
+            self._last_draft.drafted(Draft(arrived_us, took_us, token_us))
+        else:
+            self._learn_draft(token_us, apart=True)
+
+    def _learn_draft(self, token_us: float, apart: bool) -> None:
+        """apart: the verifier was idle meanwhile, or has hardware of its own."""
         for known, weight in self._learners:
-            known.draft_us = smoothed(known.draft_us, token_us, weight)
+            known.drafted(token_us, weight, apart)
 
     @property
     def _weight(self) -> float:
@@ -384,7 +393,11 @@ class Controller:
 
     def observe_verdict(self, verdict: Verdict, forward: Forward | None = None) -> None:
         """See `Planner`."""
-        self._turns.verdict(forward.ended_us if forward is not None else None)
+        self._turns.verdict(forward)
+        drafted = self._last_draft.verdict(forward)
+        if drafted is not None:
+            self._learn_draft(*drafted)
+        apart = drafted is None or drafted.apart
         self._known.agreement.decided(verdict.position, verdict.tokens)
         if verdict.width:
             accepted = verdict.outcomes[: verdict.width].count(Outcome.ACCEPTED)
@@ -392,7 +405,7 @@ class Controller:
             self._turns.known.acceptance.observe(verdict.width, accepted, 1.0 / self._turns.sessions)
             self._known.calibration.settle(accepted)
         self._answered(verdict)
-        if verdict.delay_us:
+        if verdict.delay_us and (apart or self._known.overhead_us is None):
             overhead_us = max(0.0, verdict.delay_us - self._drafted_us)
             self._observe_overhead(overhead_us)
         self._beside.verdict(len(verdict.tokens), forward)
@@ -403,10 +416,10 @@ class Controller:
             self._turns.waited(waited_us, heard)
         self._rested = 0 if heard or self._batch else self._rested + self._off
         self._verdicts += 1
-        self._probed(verdict, forward.sessions if forward is not None else 1)
+        self._probed(verdict, forward.sessions if forward is not None else 1, apart)
 
-    def _probed(self, verdict: Verdict, sessions: int) -> None:
-        """Note a verdict for probes. That of a drafter on the verifier's host ends with its answer.
+    def _probed(self, verdict: Verdict, sessions: int, apart: bool) -> None:
+        """Note a verdict for probes. That of a drafter on the verifier's host ends with an answer drafted apart.
 
         Its price is what the verifier may have waited, or was disturbed: the drafter first feeds all that was decided
         since it last heard. Nobody waits for a drafter elsewhere.
@@ -415,8 +428,8 @@ class Controller:
             self._turns.probes.verdict()
         else:
             answered = verdict.width > 0 or verdict.delay_us > 0
-            price_us = float(verdict.delay_us) if answered else None
-            self._turns.probes.verdict(sessions, price_us, self._turns.sessions)
+            ends = answered and apart and self._turns.known.drafted_apart
+            self._turns.probes.verdict(sessions, float(verdict.delay_us), ends, self._turns.sessions)
             self._turns.changes += self._turns.probes.ended
 
     def _answered(self, verdict: Verdict) -> None:
@@ -477,23 +490,33 @@ class Controller:
         return plan
 
     def _plan(self) -> Plan:
-        if self._known.draft_us is None:
+        draft_us = self._known.draft_us
+        if draft_us is None or self._only_beside_forwards:
             return self._measuring()
         if not self._shared:
-            return self._apart(self._known.draft_us)
-        beside = self._side_by_side(self._known.draft_us)
+            return self._apart(draft_us)
+        beside = self._side_by_side(draft_us)
         if beside is not None:
             return beside
-        return self._in_turns(self._known.draft_us) if self._waits else self._probe_or_off()
+        return self._in_turns(draft_us) if self._waits else self._probe_or_off()
 
     @property
     def _in_turn(self) -> bool:
         """Whether the verifier waits where it and a drafter on its host do not work side by side."""
         return self._shared and self._waits
 
+    @property
+    def _only_beside_forwards(self) -> bool:
+        """Whether who takes turns knows a draft only by what it took beside a forward, as a session's first one does.
+
+        The first try is to show one apart.
+        """
+        taking_turns = self._in_turn and not self._beside.active
+        return taking_turns and not self._turns.known.drafted_apart and self._turns.probes.left > 0
+
     def _measuring(self) -> Plan:
         if self._in_turn:
-            return in_turns(SHORT_CHAIN, "measuring", NEGLIGIBLE)
+            return in_turns(PROBE_WINDOW, "measuring", NEGLIGIBLE)
         return Plan(Discipline.STREAM, FIRST_PACE, 0, "measuring")
 
     def _apart(self, draft_us: float) -> Plan:

@@ -586,8 +586,9 @@ class Estimates:
     """What an orchestrator knows of a drafter and its verifier. Times are microseconds; None: nothing was seen yet.
 
     acceptance: of windows that were tested. agreement: of all that was drafted. draft_us: a token's drafting while the
-    verifier is idle. overhead_us: from a verdict to the proposal that answers it, drafting apart. How both slow each
-    other down on one host is not among them (`Contention`): it does not hold for another verifier.
+    verifier is idle; until it was seen so (drafted_apart), what it took beside a forward. overhead_us: from a verdict
+    to the proposal that answers it, drafting apart. How both slow each other down on one host is not among them
+    (`Contention`): it does not hold for another verifier.
     """
 
     acceptance: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
@@ -595,6 +596,19 @@ class Estimates:
     calibration: Calibration = field(default_factory=Calibration)
     draft_us: float | None = None
     overhead_us: float | None = None
+    drafted_apart: bool = False
+
+    def drafted(self, token_us: float, weight: float, apart: bool = True) -> None:
+        """Note how long a token took to draft. apart: while the verifier was idle.
+
+        Where both computed it took up to OUTLIER times as long as apart, and no less.
+        """
+        if self.draft_us is None or apart > self.drafted_apart:
+            self.draft_us, self.drafted_apart = token_us, apart
+        elif apart == self.drafted_apart:
+            self.draft_us = smoothed(self.draft_us, token_us, weight)
+        else:
+            self.draft_us = min(max(self.draft_us, token_us / OUTLIER), token_us)
 
     def faded(self) -> Estimates:
         """A copy for the next session, whose text is another: what it shows overrules what this one has shown soon."""
@@ -604,6 +618,7 @@ class Estimates:
             replace(self.calibration, announced=0.0),
             self.draft_us,
             self.overhead_us,
+            self.drafted_apart,
         )
 
 

@@ -17,6 +17,7 @@ from specwire.core.policy.estimates import (
     stream_rate,
 )
 from specwire.core.policy.tunables import (
+    APART_SHARE,
     DECAY,
     LEAST_ADVANTAGE,
     LEAST_TIMING_US,
@@ -34,36 +35,91 @@ class Tries:
 
     verdicts: since the last try began or, before the first, in all. Each is divided by the sessions that share its
     step, all of which a try delays. left: of the try under way, each divided by the sessions that try together.
-    price_us: of the last one. ended: one did, with the last verdict.
+    price_us: of the last one. spent_us: on the one under way. first: it is the first, which measures; a drafter may be
+    slow at its start, so that tells no price. ended: one did, with the last verdict.
     """
 
     verdicts: float = 0.0
     left: float = 0.0
     price_us: float = 0.0
+    spent_us: float = 0.0
+    first: bool = True
     ended: bool = False
 
-    def verdict(self, sessions: int = 1, price_us: float | None = None, together: int = 1) -> None:
-        """Note a verdict. price_us: the try under way ends with it, and has cost so much; None: it goes on.
+    def verdict(self, sessions: int = 1, cost_us: float = 0.0, ends: bool = False, together: int = 1) -> None:
+        """Note a verdict. cost_us: by which the try under way delayed its step. ends: it ends with this verdict.
 
         sessions: of the step. together: of these, with one try.
         """
         self.verdicts += 1.0 / sessions
         under_way = self.left > 0
         if under_way:
-            self.left = max(0.0, self.left - 1.0 / together) if price_us is None else 0.0
-            self.price_us = self.price_us if price_us is None else price_us
+            self.left = 0.0 if ends else max(0.0, self.left - 1.0 / together)
+            self.spent_us += cost_us if ends else cost_us / together
         self.ended = under_way and not self.left
+        if self.ended and self.spent_us and not self.first:
+            self.price_us = self.spent_us
 
     def begins(self, verdict_us: float, most: int = TRIAL_VERDICTS) -> bool:
         """Whether a try of at most so many verdicts begins now. verdict_us: what a verdict takes without."""
         if self.verdicts < PROBE_EVERY or not affordable(self.price_us, self.verdicts * verdict_us):
             return False
-        self.verdicts, self.left = 0.0, float(most)
+        self.verdicts, self.left, self.spent_us, self.first = 0.0, float(most), 0.0, False
         return True
 
     def rest(self, price_us: float) -> None:
         """Begin to wait for the next try: the last one has cost so much."""
         self.verdicts, self.left, self.price_us = 0.0, 0.0, price_us
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a draft takes that the verifier waits for. Pure; microseconds.
+
+
+class Draft(NamedTuple):
+    """A chunk that took `took_us` to draft, and `token_us` a token. ended_us: when it arrived."""
+
+    ended_us: float
+    took_us: float
+    token_us: float
+
+
+class DraftTime(NamedTuple):
+    """What a token took to draft. apart: while the verifier was idle."""
+
+    token_us: float
+    apart: bool
+
+
+class LastDraft:
+    """Tells, with the next verdict, whether the verifier was idle while the last chunk was drafted.
+
+    The first chunk of a session or of a probe begins in the middle of a forward, and takes as much longer as the two
+    slow each other down. By that time alone a drafter looked too slow to be waited for, and stayed off.
+    """
+
+    def __init__(self) -> None:
+        self._draft: Draft | None = None
+        self._ended_us: float | None = None
+
+    def drafted(self, draft: Draft) -> None:
+        """Note a chunk."""
+        self._draft = draft
+
+    def verdict(self, forward: Forward | None) -> DraftTime | None:
+        """Of the last chunk since the verdict before this one; None: there was none.
+
+        forward: None where it is not known: then it counts as apart. Before a session's second verdict it does not.
+        """
+        draft, before_us = self._draft, self._ended_us
+        self._draft, self._ended_us = None, forward.ended_us if forward is not None else None
+        if draft is None:
+            return None
+        if forward is None or before_us is None:
+            return DraftTime(draft.token_us, forward is None)
+        began_us = draft.ended_us - draft.took_us
+        overlap_us = max(0.0, before_us - began_us) + max(0.0, draft.ended_us - forward.began_us)
+        return DraftTime(draft.token_us, overlap_us <= APART_SHARE * draft.took_us)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -166,10 +222,10 @@ class SideBySide:
             return None  # the times of forwards are not told, or too few yet
         if not self._alone:
             return None  # in a batch the drafter would draft for all, of which one session's gain says nothing
-        if self._tries.left:
+        slowdown, together = self.contention.slowdown, self.contention.together()
+        if self._tries.left and slowdown is None:
             return Beside(draft_us, "trying side by side")
         turns = _turns(rates if self._waits else (), draft_us, overhead_us, apart)
-        slowdown, together = self.contention.slowdown, self.contention.together()
         if slowdown is not None and together is not None and not self._brought_beside.less_than(self._brought_in_turns):
             beside_us = self._draft_us or slowdown * draft_us
             speed = _beside(rates, agreement, beside_us, overhead_us, together)
@@ -226,15 +282,12 @@ class InTurns:
     ended_us: float | None = None
     heard: int = 0
 
-    def began(self, in_batch: bool) -> None:
-        """Note a further session. The probe of one that was alone ended with it."""
-        if not in_batch:
-            self.probes.left = 0.0
-
-    def verdict(self, ended_us: float | None) -> None:
-        """Note a verdict of the step that ended then; None: of a step of its own."""
+    def verdict(self, forward: Forward | None) -> None:
+        """Note a verdict of that step; None: of a step of its own."""
+        ended_us = forward.ended_us if forward is not None else None
         if ended_us is None or ended_us != self.ended_us:
-            self.sessions, self.heard, self.ended_us = max(1, self.heard), 0, ended_us
+            before = self.heard or (forward.sessions if forward is not None else 1)
+            self.sessions, self.heard, self.ended_us = before, 0, ended_us
         self.heard += 1
 
     def waited(self, waited_us: float, heard: bool) -> None:

@@ -26,7 +26,8 @@ TIMING_WEIGHT = 0.2
 # because the ledger charges by it.
 STEP_WEIGHT = 0.05
 # Schedulers have hiccups, so a new timing counts for at most OUTLIER times what is known. More is known of a batch's
-# steps: they count for at most STEP_OUTLIER times, and at least 1 / STEP_OUTLIER times, what is expected.
+# steps: they count for at most STEP_OUTLIER times, and at least 1 / STEP_OUTLIER times, what is expected. Beside a
+# forward a draft takes at most OUTLIER times as long as apart.
 OUTLIER = 3.0
 STEP_OUTLIER = 1.3
 # Microseconds without a forward behind which a machine's first steps are slow, and how many slow ones are then no sign
@@ -62,7 +63,8 @@ CALIBRATED = (0.7, 1.4)
 LEAST_WINDOW_SHARE = 0.5
 # V(m, rows) of a batch's windows counts for so many windows of so many rows that took what it says.
 PRIOR_WINDOWS, PRIOR_WINDOW_ROWS = 3.0, 8
-# Shares of a forward during which the drafter computed: from the first on together, up to the second apart.
+# Shares of a forward during which the drafter computed, from the first on together, up to the second apart; likewise of
+# a draft during which the verifier computed.
 TOGETHER_SHARE, APART_SHARE = 0.5, 0.1
 # Steps in a row without a drafter at work after which plain ones show what they cost: one that was asked to stop ends
 # its pass first, and one of a new session reads the prompt.
@@ -98,7 +100,8 @@ TRIAL_VERDICTS = 16
 # Likewise of a probe that the verifier waits for, unless its answer ends it: one that comes later is too late, and the
 # drafter that computes it is in the way meanwhile.
 AWAITED_VERDICTS = 4
-# Window of a probe that the verifier waits for, and depth of a head's.
+# Window of a probe that the verifier waits for, and until a token's drafting was measured; depth of a head's. With four
+# tokens at first the ledgers had little left (sweep).
 PROBE_WINDOW = 2
 # Tokens that a head drafts for a session's next step, at most: its later ones are hardly ever decided.
 MOST_HEAD_DEPTH = 8
@@ -144,8 +147,8 @@ MEANT_OVER = 256
 # ----------------------------------------------------------------------------------------------------------------------
 # How a drafter is asked to draft.
 
-# Tokens of a chain that is worth drafting whatever is known: the window in turns until a token's drafting was measured,
-# the least run-ahead, and so the most of a chunk that nobody waits for: a token counts only once its chunk is whole.
+# Tokens of a chain that is worth drafting whatever is known: the least run-ahead, and so the most of a chunk that
+# nobody waits for: a token counts only once its chunk is whole.
 SHORT_CHAIN = 4
 # Pace of a stream until a token's drafting was measured, in a probe, and where a reader wants to see what is drafted.
 FIRST_PACE = Pace(1, 32)
