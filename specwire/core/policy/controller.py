@@ -325,7 +325,8 @@ class Controller:
         heir = Controller(forward, shared_host, self._branches, self._waits)
         heir._known = self._known.faded()
         heir._rested = self._rested
-        heir._turns = InTurns(self._known.faded(), replace(self._turns.probes, left=0.0))
+        left = 0.0 if self._known.drafted_apart else heir._turns.probes.left
+        heir._turns = InTurns(self._known.faded(), replace(self._turns.probes, left=left, first=left > 0.0))
         there = beside if isinstance(beside, Controller) else self
         if forward is there._forward:
             heir._batch = there._batch
@@ -394,10 +395,10 @@ class Controller:
     def observe_verdict(self, verdict: Verdict, forward: Forward | None = None) -> None:
         """See `Planner`."""
         self._turns.verdict(forward)
-        drafted = self._last_draft.verdict(forward)
-        if drafted is not None:
-            self._learn_draft(*drafted)
-        apart = drafted is None or drafted.apart
+        token_us = self._last_draft.verdict(forward)
+        apart = self._last_draft.apart
+        if token_us is not None:
+            self._learn_draft(token_us, apart)
         self._known.agreement.decided(verdict.position, verdict.tokens)
         if verdict.width:
             accepted = verdict.outcomes[: verdict.width].count(Outcome.ACCEPTED)
@@ -405,7 +406,7 @@ class Controller:
             self._turns.known.acceptance.observe(verdict.width, accepted, 1.0 / self._turns.sessions)
             self._known.calibration.settle(accepted)
         self._answered(verdict)
-        if verdict.delay_us and (apart or self._known.overhead_us is None):
+        if verdict.delay_us and apart:
             overhead_us = max(0.0, verdict.delay_us - self._drafted_us)
             self._observe_overhead(overhead_us)
         self._beside.verdict(len(verdict.tokens), forward)
@@ -414,7 +415,7 @@ class Controller:
             self._batch = _batch_times(forward)
             waited_us = forward.waited_us if self._batch else 0.0
             self._turns.waited(waited_us, heard)
-        self._rested = 0 if heard or self._batch else self._rested + self._off
+        self._rested = 0 if (heard and apart) or self._batch else self._rested + self._off
         self._verdicts += 1
         self._probed(verdict, forward.sessions if forward is not None else 1, apart)
 
@@ -422,11 +423,11 @@ class Controller:
         """Note a verdict for probes. That of a drafter on the verifier's host ends with an answer drafted apart.
 
         Its price is what the verifier may have waited, or was disturbed: the drafter first feeds all that was decided
-        since it last heard. Nobody waits for a drafter elsewhere.
+        since it last heard, at first the prompt, which does not count. Nobody waits for a drafter elsewhere.
         """
         if not self._shared:
             self._turns.probes.verdict()
-        else:
+        elif not self._in_turn or self._turns.known.draft_us is not None:
             answered = verdict.width > 0 or verdict.delay_us > 0
             ends = answered and apart and self._turns.known.drafted_apart
             self._turns.probes.verdict(sessions, float(verdict.delay_us), ends, self._turns.sessions)
@@ -490,7 +491,7 @@ class Controller:
         return plan
 
     def _plan(self) -> Plan:
-        draft_us = self._known.draft_us
+        draft_us = self._timed(self._known).draft_us
         if draft_us is None or self._only_beside_forwards:
             return self._measuring()
         if not self._shared:
@@ -505,14 +506,16 @@ class Controller:
         """Whether the verifier waits where it and a drafter on its host do not work side by side."""
         return self._shared and self._waits
 
+    def _timed(self, known: Estimates) -> Estimates:
+        """What tells how long drafts and answers take: that, unless only another one has seen a draft apart."""
+        others = [each for each in (self._turns.known, self._known) if each.drafted_apart] if self._in_turn else []
+        return known if known.drafted_apart or not others else others[0]
+
     @property
     def _only_beside_forwards(self) -> bool:
-        """Whether who takes turns knows a draft only by what it took beside a forward, as a session's first one does.
-
-        The first try is to show one apart.
-        """
+        """Whether no draft was seen yet but beside a forward, as a session's first one is, and the first try lasts."""
         taking_turns = self._in_turn and not self._beside.active
-        return taking_turns and not self._turns.known.drafted_apart and self._turns.probes.left > 0
+        return taking_turns and not self._timed(self._known).drafted_apart and self._turns.probes.left > 0
 
     def _measuring(self) -> Plan:
         if self._in_turn:
@@ -534,7 +537,8 @@ class Controller:
 
     def _side_by_side(self, draft_us: float) -> Plan | None:
         rates = self._known.acceptance.rates(MOST_WINDOW)
-        beside = self._beside.choose(rates, self._known.agreement.rate, draft_us, self._known.overhead_us or 0.0)
+        overhead_us = self._timed(self._known).overhead_us or 0.0
+        beside = self._beside.choose(rates, self._known.agreement.rate, draft_us, overhead_us)
         if beside is None:
             return None
         pace = Pace(1, self._streaming(rates, beside.draft_us).run_ahead())
@@ -556,8 +560,9 @@ class Controller:
             if not self._verdicts:
                 return self._as_the_others()
             known, waited_us = self._turns.known, self._turns.others_us
-        rates, draft_us = known.acceptance.rates(MOST_WINDOW), known.draft_us or draft_us
-        times = draft_us, self._step, known.overhead_us or 0.0, waited_us
+        rates, timed = known.acceptance.rates(MOST_WINDOW), self._timed(known)
+        draft_us = timed.draft_us or draft_us
+        times = draft_us, self._step, timed.overhead_us or 0.0, waited_us
         windows = range(MOST_WINDOW + 1)
         speeds = [lockstep_rate(rates, window, *times) for window in windows]
         best = max(windows[1:], key=speeds.__getitem__)

@@ -49,7 +49,8 @@ class Tries:
     def verdict(self, sessions: int = 1, cost_us: float = 0.0, ends: bool = False, together: int = 1) -> None:
         """Note a verdict. cost_us: by which the try under way delayed its step. ends: it ends with this verdict.
 
-        sessions: of the step. together: of these, with one try.
+        sessions: of the step. together: of these, with one try. What delayed a step before the last one of a try is
+        told by each of them.
         """
         self.verdicts += 1.0 / sessions
         under_way = self.left > 0
@@ -84,21 +85,17 @@ class Draft(NamedTuple):
     token_us: float
 
 
-class DraftTime(NamedTuple):
-    """What a token took to draft. apart: while the verifier was idle."""
-
-    token_us: float
-    apart: bool
-
-
 class LastDraft:
     """Tells, with the next verdict, whether the verifier was idle while the last chunk was drafted.
 
     The first chunk of a session or of a probe begins in the middle of a forward, and takes as much longer as the two
     slow each other down. By that time alone a drafter looked too slow to be waited for, and stayed off.
+
+    apart: whether it was for the last chunk that a verdict has followed.
     """
 
     def __init__(self) -> None:
+        self.apart = True
         self._draft: Draft | None = None
         self._ended_us: float | None = None
 
@@ -106,20 +103,21 @@ class LastDraft:
         """Note a chunk."""
         self._draft = draft
 
-    def verdict(self, forward: Forward | None) -> DraftTime | None:
-        """Of the last chunk since the verdict before this one; None: there was none.
+    def verdict(self, forward: Forward | None) -> float | None:
+        """What a token took of the last chunk, if one came since the verdict before this one.
 
-        forward: None where it is not known: then it counts as apart. Before a session's second verdict it does not.
+        Without the forward's times a chunk counts as apart. One before a session's second verdict does not.
         """
         draft, before_us = self._draft, self._ended_us
         self._draft, self._ended_us = None, forward.ended_us if forward is not None else None
         if draft is None:
             return None
-        if forward is None or before_us is None:
-            return DraftTime(draft.token_us, forward is None)
-        began_us = draft.ended_us - draft.took_us
-        overlap_us = max(0.0, before_us - began_us) + max(0.0, draft.ended_us - forward.began_us)
-        return DraftTime(draft.token_us, overlap_us <= APART_SHARE * draft.took_us)
+        self.apart = forward is None
+        if forward is not None and before_us is not None:
+            began_us = draft.ended_us - draft.took_us
+            overlap_us = max(0.0, before_us - began_us) + max(0.0, draft.ended_us - forward.began_us)
+            self.apart = overlap_us <= APART_SHARE * draft.took_us
+        return draft.token_us
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -283,11 +281,11 @@ class InTurns:
     heard: int = 0
 
     def verdict(self, forward: Forward | None) -> None:
-        """Note a verdict of that step; None: of a step of its own."""
+        """Note a verdict of that step; None: of a step of its own. All of a first step count as these sessions."""
         ended_us = forward.ended_us if forward is not None else None
         if ended_us is None or ended_us != self.ended_us:
-            before = self.heard or (forward.sessions if forward is not None else 1)
-            self.sessions, self.heard, self.ended_us = before, 0, ended_us
+            first = forward.sessions if forward is not None else 1
+            self.sessions, self.heard, self.ended_us = self.heard or first, 0, ended_us
         self.heard += 1
 
     def waited(self, waited_us: float, heard: bool) -> None:

@@ -27,7 +27,7 @@ TIMING_WEIGHT = 0.2
 STEP_WEIGHT = 0.05
 # Schedulers have hiccups, so a new timing counts for at most OUTLIER times what is known. More is known of a batch's
 # steps: they count for at most STEP_OUTLIER times, and at least 1 / STEP_OUTLIER times, what is expected. Beside a
-# forward a draft takes at most OUTLIER times as long as apart.
+# forward a draft is taken to need at most OUTLIER times as long as apart.
 OUTLIER = 3.0
 STEP_OUTLIER = 1.3
 # Microseconds without a forward behind which a machine's first steps are slow, and how many slow ones are then no sign
@@ -94,11 +94,11 @@ EXPLORED_SHARE = 0.005
 # Verdicts between two probes of a drafter, and between two trials side by side, at least: what the first one costs is
 # not known.
 PROBE_EVERY = 128
-# Verdicts of a try: where nobody waits, one comparison would teach nothing. A probe that the verifier waits for ends
-# with its answer. So many steps without waiting tell how soon an answer comes beside which the drafter computed.
+# Verdicts of a try: where nobody waits, one comparison would teach nothing. So many steps without waiting tell how soon
+# an answer comes beside which the drafter computed.
 TRIAL_VERDICTS = 16
-# Likewise of a probe that the verifier waits for, unless its answer ends it: one that comes later is too late, and the
-# drafter that computes it is in the way meanwhile.
+# Likewise of a probe that the verifier waits for, unless an answer ends it for which the verifier was idle: one that
+# comes later is too late, and the drafter that computes it is in the way meanwhile.
 AWAITED_VERDICTS = 4
 # Window of a probe that the verifier waits for, and until a token's drafting was measured; depth of a head's. With four
 # tokens at first the ledgers had little left (sweep).
