@@ -320,17 +320,17 @@ def test_a_session_whose_first_draft_was_slow_beside_a_forward_goes_by_what_othe
     subject = Turns().plain().beside(20_000.0).apart(2_000.0).subject
     heir = Turns(subject.successor(subject._forward, shared_host=True))
     heir.subject._known = Estimates()  # as that of one who began before the other had measured anything
+    assert heir.reason.startswith("window")
     assert heir.plain().beside(20_000.0).reason.startswith("window")
 
 
 def test_a_crowd_measures_together_and_no_newcomer_s_slow_chunk_stops_it() -> None:
     """All share one try, of four steps, not of four verdicts. A pass that reads a prompt is one slow draft of many."""
-    first = Turns(sessions=4)
-    crowd = [first, *(Turns(first.subject.successor(first.subject._forward, True), 4) for _ in range(3))]
-    for each in crowd:
-        each.plain()
-    for each in crowd:
-        each.beside(20_000.0)
+    first = Turns(sessions=8)
+    crowd = [first, *(Turns(first.subject.successor(first.subject._forward, True), 8) for _ in range(7))]
+    for _ in range(2):
+        for each in crowd:
+            each.beside(20_000.0)
     assert {each.reason for each in crowd} == {"measuring"}
     for each in crowd:
         each.apart(2_000.0)
@@ -339,6 +339,15 @@ def test_a_crowd_measures_together_and_no_newcomer_s_slow_chunk_stops_it() -> No
     for each in crowd:
         each.beside(80_000.0)
     assert all(each.reason.startswith("window") for each in crowd)
+
+
+def test_that_answers_were_not_tested_says_nothing_of_the_next_session_s() -> None:
+    """Its verifier had no ledger left for that session; the next one has its own."""
+    turns = Turns().plain().apart(2_000.0).apart(2_000.0)
+    for _ in range(ENOUGH):
+        turns.apart(2_000.0, tested=0)
+    assert turns.subject.plan().discipline is Discipline.OFF
+    assert turns.subject.successor(turns.subject._forward, True).plan().discipline is Discipline.LOCKSTEP
 
 
 def disciplines(plans: list[Plan]) -> set[Discipline]:

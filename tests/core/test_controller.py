@@ -301,7 +301,7 @@ def test_a_session_that_moves_decides_with_those_that_are_there() -> None:
 
 
 def test_a_batch_is_probed_by_all_of_its_sessions_at_once() -> None:
-    """All wait for a probe, and it tells what drafting for all of them takes. Its first answer drafted apart ends it for all."""
+    """All wait for a probe, and it tells what drafting for all takes. An answer drafted apart ends it for all."""
     sessions = two_of_a_batch(0)
     probed: list[list[int]] = [[], []]
     for step in range(400):
