@@ -115,7 +115,8 @@ def test_a_draft_counts_as_apart_if_hardly_any_of_it_was_beside_a_forward(
     began_us: float, ended_us: float, apart: bool
 ) -> None:
     last = LastDraft()
-    assert last.verdict(Forward(1, 10_000.0, 10_000.0)) is None
+    last.drafted(Draft(2_000.0, 1_000.0, 500.0))
+    assert last.verdict(Forward(1, 10_000.0, 10_000.0)) == 500.0
     last.drafted(Draft(ended_us, ended_us - began_us, 500.0))
     assert (last.verdict(Forward(3, 25_000.0, 11_000.0)), last.apart) == (500.0, apart)
     # It is told once; a later verdict may still be an answer to it.
@@ -124,10 +125,13 @@ def test_a_draft_counts_as_apart_if_hardly_any_of_it_was_beside_a_forward(
 
 def test_where_times_are_not_told_a_draft_counts_as_apart_and_a_session_s_first_does_not() -> None:
     last = LastDraft()
-    last.drafted(Draft(5_000.0, 1_000.0, 500.0))
+    last.verdict(Forward(1, 10_000.0, 10_000.0))
+    last.drafted(Draft(14_000.0, 4_000.0, 500.0))
+    assert (last.verdict(Forward(1, 24_000.0, 10_000.0)), last.apart) == (500.0, False)
+    last.drafted(Draft(28_000.0, 4_000.0, 500.0))
     assert (last.verdict(None), last.apart) == (500.0, True)
-    last.drafted(Draft(8_000.0, 1_000.0, 500.0))
-    assert (last.verdict(Forward(1, 20_000.0, 10_000.0)), last.apart) == (500.0, False)
+    last.drafted(Draft(None, 4_000.0, None))
+    assert (last.verdict(Forward(1, 48_000.0, 10_000.0)), last.apart) == (None, True)
 
 
 def test_beside_forwards_a_draft_takes_longer_but_not_any_time() -> None:
@@ -137,8 +141,8 @@ def test_beside_forwards_a_draft_takes_longer_but_not_any_time() -> None:
     assert known.draft_us == pytest.approx(3_200.0)
     known.drafted(1_000.0, 0.2)
     assert known.draft_us == 1_000.0, "the first draft apart replaces what was measured beside forwards"
-    # One hiccup moves it little, a drafter that has become slow moves it again and again.
-    for beside_us, draft_us in ((2_900.0, 1_000.0), (6_000.0, 1_200.0), (6_000.0, 1_360.0), (800.0, 800.0)):
+    # One hiccup moves it little, a drafter that has become slow or fast moves it again and again.
+    for beside_us, draft_us in ((2_900.0, 1_000.0), (6_000.0, 1_200.0), (6_000.0, 1_360.0), (860.0, 1_260.0)):
         known.drafted(beside_us, 0.2, apart=False)
         assert known.draft_us == pytest.approx(draft_us)
     assert known.faded().drafted_apart
@@ -310,10 +314,35 @@ def test_an_answer_without_a_new_chunk_is_as_apart_as_the_last_chunk_was() -> No
     assert turns.subject._known.overhead_us is None
 
 
-def test_who_moves_before_its_drafter_was_measured_apart_measures_there() -> None:
-    moved = Turns(Turns().plain().beside(20_000.0).subject.successor(ForwardTimes(QUIET), shared_host=True))
-    assert moved.reason == "measuring"
-    assert moved.plain().beside(20_000.0).apart(2_000.0).reason.startswith("window")
+@pytest.mark.parametrize("prompt", [1, 30])
+@pytest.mark.parametrize("moves", [True, False])
+def test_who_comes_before_the_drafter_was_measured_apart_measures_it(moves: bool, prompt: int) -> None:
+    """A session behind another one that ended, or that moved to another verifier, has the whole first try."""
+    before = Turns().plain().beside(20_000.0).subject
+    heir = Turns(before.successor(ForwardTimes(QUIET) if moves else before._forward, shared_host=True))
+    assert heir.reason == "measuring"
+    assert heir.plain(prompt).beside(20_000.0).reason == "measuring"
+    assert heir.apart(2_000.0).reason.startswith("window")
+
+
+def test_a_probe_ends_with_a_session_that_was_alone() -> None:
+    """The next one's drafter reads a prompt first, for which nobody is to wait."""
+    turns = Turns().plain().apart(40_000.0, tested=0).apart(40_000.0, tested=0)
+    while turns.reason != "probe":
+        turns.plain()
+    turns.plain()
+    assert turns.reason == "probe"
+    assert turns.subject.successor(turns.subject._forward, True).plan().discipline is Discipline.OFF
+
+
+def test_where_nothing_apart_could_be_measured_the_next_session_does_not_begin_anew_in_its_midst() -> None:
+    """One that has heard nothing of its own drafts by what others have seen."""
+    before = Turns().late(60_000.0).late(60_000.0)
+    assert before.subject.plan().discipline is Discipline.OFF
+    heir = before.subject.successor(before.subject._forward, True)
+    heir._known = Estimates()
+    heir._turns.probes.left = 0.0
+    assert heir.plan().discipline is Discipline.OFF
 
 
 def test_a_session_whose_first_draft_was_slow_beside_a_forward_goes_by_what_others_have_seen_apart() -> None:

@@ -308,12 +308,12 @@ class Controller:
         self._drafted_us = 0.0
         self._last_draft = LastDraft()
         self._verdicts = 0
-        self._turns = InTurns(Estimates(), Tries(left=AWAITED_VERDICTS if self._in_turn else 0))
+        self._turns = InTurns(Estimates(), Tries(left=AWAITED_VERDICTS, first=True) if self._in_turn else Tries())
         self._beside = SideBySide(forward, waits)
         self._batch: ForwardTimes | None = None
         self._chunk = 1
         self._changes = 0
-        # Whether it is off now, and verdicts for which it was, alone, since its drafter was last heard.
+        # Whether it is off now, and verdicts for which it was, alone, since it last had an answer drafted apart.
         self._off, self._rested = False, 0
 
     def successor(self, forward: ForwardTimes, shared_host: bool, beside: Planner | None = None) -> Controller:
@@ -325,8 +325,10 @@ class Controller:
         heir = Controller(forward, shared_host, self._branches, self._waits)
         heir._known = self._known.faded()
         heir._rested = self._rested
-        left = 0.0 if self._known.drafted_apart else heir._turns.probes.left
-        heir._turns = InTurns(self._known.faded(), replace(self._turns.probes, left=left, first=left > 0.0))
+        if self._known.drafted_apart or not heir._in_turn:
+            heir._turns = InTurns(self._known.faded(), replace(self._turns.probes, left=0.0))
+        else:
+            heir._turns.known = self._known.faded()
         there = beside if isinstance(beside, Controller) else self
         if forward is there._forward:
             heir._batch = there._batch
@@ -336,7 +338,7 @@ class Controller:
             if heir._in_turn:
                 heir._turns = there._turns
                 if there._batch is None:
-                    heir._turns.ignored = 0.0  # its verifier keeps a ledger of its own for it
+                    heir._turns.begin()
         return heir
 
     def plans_for(self, forward: ForwardTimes) -> bool:
@@ -362,13 +364,14 @@ class Controller:
 
         Where none is known it is taken in all the same: a session may move to where another one works side by side.
         """
+        later = self._in_turn and arrived_us is not None and not self._beside.active
+        if self._in_turn:
+            self._last_draft.drafted(Draft(arrived_us, took_us, token_us if later else None))
         if self._beside.active:
             self._beside.drafted(token_us)
             if self._known.draft_us is None:
                 self._learn_draft(token_us, apart=False)
-        elif self._in_turn and arrived_us is not None:
-            self._last_draft.drafted(Draft(arrived_us, took_us, token_us))
-        else:
+        elif not later:
             self._learn_draft(token_us, apart=True)
 
     def _learn_draft(self, token_us: float, apart: bool) -> None:
@@ -423,11 +426,12 @@ class Controller:
         """Note a verdict for probes. That of a drafter on the verifier's host ends with an answer drafted apart.
 
         Its price is what the verifier may have waited, or was disturbed: the drafter first feeds all that was decided
-        since it last heard, at first the prompt, which does not count. Nobody waits for a drafter elsewhere.
+        since it last heard. The first try has none, and a session takes part in it from its first chunk on: before that
+        its drafter reads the prompt. Nobody waits for a drafter elsewhere.
         """
         if not self._shared:
             self._turns.probes.verdict()
-        elif not self._in_turn or self._turns.known.draft_us is not None:
+        elif self._last_draft.chunks or not self._turns.probes.first:
             answered = verdict.width > 0 or verdict.delay_us > 0
             ends = answered and apart and self._turns.known.drafted_apart
             self._turns.probes.verdict(sessions, float(verdict.delay_us), ends, self._turns.sessions)
@@ -507,9 +511,10 @@ class Controller:
         return self._shared and self._waits
 
     def _timed(self, known: Estimates) -> Estimates:
-        """What tells how long drafts and answers take: that, unless only another one has seen a draft apart."""
-        others = [each for each in (self._turns.known, self._known) if each.drafted_apart] if self._in_turn else []
-        return known if known.drafted_apart or not others else others[0]
+        """What tells how long drafts and answers take: that, unless only others have seen a draft, or one apart."""
+        all_known = (known, self._turns.known, self._known) if self._in_turn else (known,)
+        apart = [each for each in all_known if each.drafted_apart]
+        return (apart or [each for each in all_known if each.draft_us is not None] or [known])[0]
 
     @property
     def _only_beside_forwards(self) -> bool:

@@ -601,18 +601,16 @@ class Estimates:
     def drafted(self, token_us: float, weight: float, apart: bool = True) -> None:
         """Note how long a token took to draft. apart: while the verifier was idle.
 
-        The first one apart replaces what was measured beside forwards. There a token is assumed to take one to OUTLIER
-        times as long as apart, which later ones are held to.
+        The first one apart replaces what was measured beside forwards. From then on one beside a forward says only that
+        a token takes at most so long, and at least a part of it: the two are assumed to slow each other down by at most
+        OUTLIER.
         """
-        known_us = self.draft_us
-        if known_us is None or (apart and not self.drafted_apart):
+        if self.draft_us is None or (apart and not self.drafted_apart):
             self.draft_us, self.drafted_apart = token_us, apart
-        elif apart == self.drafted_apart:
-            self.draft_us = smoothed(known_us, token_us, weight)
-        elif token_us < known_us:
-            self.draft_us = token_us
-        elif token_us > OUTLIER * known_us:
-            self.draft_us = smoothed(known_us, token_us / OUTLIER, weight)
+            return
+        if self.drafted_apart and not apart:
+            token_us = min(max(self.draft_us, token_us / OUTLIER), token_us)
+        self.draft_us = smoothed(self.draft_us, token_us, weight)
 
     def faded(self) -> Estimates:
         """A copy for the next session, whose text is another: what it shows overrules what this one has shown soon."""

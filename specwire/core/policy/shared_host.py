@@ -18,6 +18,7 @@ from specwire.core.policy.estimates import (
 )
 from specwire.core.policy.tunables import (
     APART_SHARE,
+    AWAITED_VERDICTS,
     DECAY,
     LEAST_ADVANTAGE,
     LEAST_TIMING_US,
@@ -35,22 +36,22 @@ class Tries:
 
     verdicts: since the last try began or, before the first, in all. Each is divided by the sessions that share its
     step, all of which a try delays. left: of the try under way, each divided by the sessions that try together.
-    price_us: of the last one. spent_us: on the one under way. first: it is the first, which measures; a drafter may be
-    slow at its start, so that tells no price. ended: one did, with the last verdict.
+    price_us: of the last one. spent_us: on the one under way. first: the one under way is a drafter's first, which
+    measures it. It has no price: a drafter may be slow at its start. ended: one did, with the last verdict.
     """
 
     verdicts: float = 0.0
     left: float = 0.0
     price_us: float = 0.0
     spent_us: float = 0.0
-    first: bool = True
+    first: bool = False
     ended: bool = False
 
     def verdict(self, sessions: int = 1, cost_us: float = 0.0, ends: bool = False, together: int = 1) -> None:
         """Note a verdict. cost_us: by which the try under way delayed its step. ends: it ends with this verdict.
 
-        sessions: of the step. together: of these, with one try. What delayed a step before the last one of a try is
-        told by each of them.
+        sessions: of the step. together: of these, with one try. Each of them tells what a step was delayed by, so each
+        counts for its part; in the try's last step only the one that ends it is counted.
         """
         self.verdicts += 1.0 / sessions
         under_way = self.left > 0
@@ -78,11 +79,13 @@ class Tries:
 
 
 class Draft(NamedTuple):
-    """A chunk that took `took_us` to draft, and `token_us` a token. ended_us: when it arrived."""
+    """A chunk that took `took_us` to draft. ended_us: when it arrived; None: not told. token_us: what one token took;
+    None: that is not to be learnt from this chunk.
+    """
 
-    ended_us: float
+    ended_us: float | None
     took_us: float
-    token_us: float
+    token_us: float | None
 
 
 class LastDraft:
@@ -91,29 +94,35 @@ class LastDraft:
     The first chunk of a session or of a probe begins in the middle of a forward, and takes as much longer as the two
     slow each other down. By that time alone a drafter looked too slow to be waited for, and stayed off.
 
-    apart: whether it was for the last chunk that a verdict has followed.
+    apart: whether the verifier was idle for the last chunk that a verdict has followed. chunks: that have come.
     """
 
     def __init__(self) -> None:
         self.apart = True
+        self.chunks = 0
         self._draft: Draft | None = None
         self._ended_us: float | None = None
 
     def drafted(self, draft: Draft) -> None:
         """Note a chunk."""
         self._draft = draft
+        self.chunks += 1
 
     def verdict(self, forward: Forward | None) -> float | None:
-        """What a token took of the last chunk, if one came since the verdict before this one.
+        """What a token took of the last chunk, if one came since the verdict before this one and tells that.
 
-        Without the forward's times a chunk counts as apart. One before a session's second verdict does not.
+        A chunk whose times are not told counts as apart. A session's first one does not: its drafter has read the
+        prompt for it.
         """
         draft, before_us = self._draft, self._ended_us
         self._draft, self._ended_us = None, forward.ended_us if forward is not None else None
         if draft is None:
             return None
-        self.apart = forward is None
-        if forward is not None and before_us is not None:
+        if forward is None or draft.ended_us is None:
+            self.apart = True
+        elif self.chunks == 1 or before_us is None:
+            self.apart = False
+        else:
             began_us = draft.ended_us - draft.took_us
             overlap_us = max(0.0, before_us - began_us) + max(0.0, draft.ended_us - forward.began_us)
             self.apart = overlap_us <= APART_SHARE * draft.took_us
@@ -280,8 +289,20 @@ class InTurns:
     ended_us: float | None = None
     heard: int = 0
 
+    def begin(self) -> None:
+        """Begin a session that is alone. Its verifier keeps a new ledger for it, and its drafter reads a prompt first.
+
+        So a probe ends, but a first try that has not seen a draft apart yet begins anew.
+        """
+        self.ignored = 0.0
+        anew = self.probes.first and not self.known.drafted_apart
+        self.probes.left = float(AWAITED_VERDICTS) if anew else 0.0
+
     def verdict(self, forward: Forward | None) -> None:
-        """Note a verdict of that step; None: of a step of its own. All of a first step count as these sessions."""
+        """Note a verdict. forward: of its step; None: the step is not known, and counts as one of its own.
+
+        Of the first step all sessions are taken for these.
+        """
         ended_us = forward.ended_us if forward is not None else None
         if ended_us is None or ended_us != self.ended_us:
             first = forward.sessions if forward is not None else 1
