@@ -18,9 +18,10 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from bench.harness import RESULTS, machine
@@ -161,6 +162,18 @@ def sweep(cell: WanCell | Crowd, traces: int, tokens: int) -> Swept:
     return Swept(cell.name, best.policy.name, best.tokens_per_second, experienced(sessions))
 
 
+def against(wanted: tuple[WanCell | Crowd, str], traces: int, tokens: int) -> Swept:
+    """Simulate one setting of a cell, and the default."""
+    cell, setting = wanted
+    policy = sim.fixed(setting)
+    if isinstance(cell, Crowd):
+        return Swept(cell.name, setting, speed(cell, policy), speed(cell))
+    sessions = sessions_of(cell, traces, tokens)
+    results = [sim.simulate(one, policy) for one in sessions]
+    best = sum(one.tokens for one in results) / sum(one.elapsed_us for one in results) * 1e6
+    return Swept(cell.name, setting, best, experienced(sessions))
+
+
 def sessions_of(cell: WanCell, traces: int, tokens: int) -> list[sim.Cell]:
     """A session a trace, those whose acceptance is nearest to the cell's first: the least is turned in them."""
     turned = nearest(GREEDY, cell.acceptance)[:traces]
@@ -177,13 +190,27 @@ def experienced(sessions: Sequence[sim.Cell]) -> float:
     return sum(one.tokens for one in results) / sum(one.elapsed_us for one in results) * 1e6
 
 
-def sweep_all(cells: Sequence[WanCell | Crowd], traces: int, tokens: int) -> list[Swept]:
+def sweep_all(cells: Sequence[WanCell | Crowd], traces: int, tokens: int, best: Mapping[str, str]) -> list[Swept]:
+    """best: setting by cell, where it is known from an earlier run; the others are then left out."""
     found = []
-    for swept in spread(partial(sweep, traces=traces, tokens=tokens), cells, "cells"):
+    known = [(cell, best[cell.name]) for cell in cells if cell.name in best]
+    others = [cell for cell in cells if cell.name not in best]
+    for swept in chain(
+        spread(partial(against, traces=traces, tokens=tokens), known, "cells"),
+        spread(partial(sweep, traces=traces, tokens=tokens), others, "cells"),
+    ):
         found.append(swept)
         if len(found) % SAY_EVERY == 0:
             say(f"bench: {len(found)} of {len(cells)} cells")
     return found
+
+
+def earlier(path: Path) -> dict[str, str]:
+    """The best fixed setting of each cell of an earlier run. ValueError says what is wrong with `path`."""
+    try:
+        return {str(cell["name"]): str(cell["setting"]) for cell in json.loads(path.read_text())["cells"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not a record of this measurement: {error!r}") from error
 
 
 def bar(found: Sequence[Swept]) -> Bar:
@@ -211,6 +238,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     line.add_argument("--rtts", nargs="+", type=float, metavar="MS", help="of the grid, cells of these round trips")
     line.add_argument("--sessions", nargs="+", type=int, metavar="N", help="of the crowds, those of so many sessions")
     line.add_argument("--traces", type=int, default=TRACES, metavar="N", help=f"sessions a setting (default: {TRACES})")
+    line.add_argument(
+        "--best-from", type=Path, metavar="FILE", help="simulate the best settings of an earlier run only"
+    )
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
     args = line.parse_args(argv)
     cells: list[WanCell | Crowd] = []
@@ -221,8 +251,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not cells or not 1 <= args.traces <= len(recorded()):
         say(f"bench: error: there are no such cells, or not 1 to {len(recorded())} traces")
         return 2
+    try:
+        best = {} if args.best_from is None else earlier(args.best_from)
+    except ValueError as error:
+        say(f"bench: error: --best-from: {error}")
+        return 2
     began = time.monotonic()
-    found = sweep_all(cells, args.traces, TOKENS)
+    found = sweep_all(cells, args.traces, TOKENS, best)
     args.out.write_text(
         json.dumps(
             {
@@ -231,6 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "cells": [{**asdict(one), "share": one.share} for one in found],
                 "traces": args.traces,
                 "tokens": TOKENS,
+                "best_from_earlier": sum(cell.name in best for cell in cells),
                 "seconds": round(time.monotonic() - began),
                 "machine": machine.describe(),
                 "commit": machine.commit(),

@@ -335,8 +335,7 @@ def test_a_probe_ends_with_a_session_that_was_alone() -> None:
     assert turns.subject.successor(turns.subject._forward, True).plan().discipline is Discipline.OFF
 
 
-def test_where_nothing_apart_could_be_measured_the_next_session_does_not_begin_anew_in_its_midst() -> None:
-    """One that has heard nothing of its own drafts by what others have seen."""
+def test_who_has_heard_nothing_of_its_own_goes_by_what_others_have() -> None:
     before = Turns().late(60_000.0).late(60_000.0)
     assert before.subject.plan().discipline is Discipline.OFF
     heir = before.subject.successor(before.subject._forward, True)

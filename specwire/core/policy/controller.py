@@ -325,10 +325,9 @@ class Controller:
         heir = Controller(forward, shared_host, self._branches, self._waits)
         heir._known = self._known.faded()
         heir._rested = self._rested
-        if self._known.drafted_apart or not heir._in_turn:
-            heir._turns = InTurns(self._known.faded(), replace(self._turns.probes, left=0.0))
-        else:
-            heir._turns.known = self._known.faded()
+        measures = heir._in_turn and not self._known.drafted_apart
+        probes = heir._turns.probes if measures else replace(self._turns.probes, left=0.0)
+        heir._turns = InTurns(self._known.faded(), probes)
         there = beside if isinstance(beside, Controller) else self
         if forward is there._forward:
             heir._batch = there._batch
