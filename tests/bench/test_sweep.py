@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from bench.sweep import NEEDED, SESSIONS, Crowd, Swept, bar, crowds, experienced, main, report, sessions_of, sweep
+from bench.sweep import (
+    NEEDED,
+    SESSIONS,
+    Crowd,
+    Swept,
+    against,
+    bar,
+    crowds,
+    earlier,
+    experienced,
+    main,
+    report,
+    sessions_of,
+    sweep,
+)
 from bench.wan.cells import WanCell
 from specwire import sim
 
@@ -45,6 +61,25 @@ def test_the_command_refuses_what_is_not_there(capsys: pytest.CaptureFixture[str
     assert main(["--rtts", "7", "--out", str(tmp_path / "sweep.json")]) == 2
     assert "no such cells" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_setting_of_an_earlier_run_is_as_fast_as_it_was_there(tmp_path: Path) -> None:
+    crowd = Crowd(3.0, 0.6, 0.02, contention=1.3, sessions=2)
+    for cell in (NEAR_AND_FAR[0], crowd):
+        swept = sweep(cell, 1, 32)
+        path = tmp_path / f"{cell.name}.json"
+        path.write_text(json.dumps({"cells": [asdict(swept)]}))
+        assert earlier(path) == {cell.name: swept.setting}
+        assert against((cell, swept.setting), 1, 32) == swept
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"cells": [{"name": "a"}]}'])
+def test_the_command_refuses_what_is_no_record(text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "before.json"
+    path.write_text(text)
+    assert main(["--best-from", str(path), "--out", str(tmp_path / "sweep.json")]) == 2
+    assert f"--best-from: {path}: not a record" in capsys.readouterr().err
+    assert not (tmp_path / "sweep.json").exists()
 
 
 def test_crowds_are_of_every_size_on_shared_hosts_and_with_guesses_from_the_text() -> None:
