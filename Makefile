@@ -354,7 +354,7 @@ bench-client: $(STAMP) ## measure what a client takes by itself: megabytes, seco
 bench-capacity: $(STAMP) ## how many sessions a verifier holds, by where their drafters are (half an hour)
 	$(BIN)/python -m bench.capacity
 
-bench-sweep: $(STAMP) ## hold the controller against the best fixed setting of each of 348 cells, in virtual time (a quarter of an hour)
+bench-sweep: $(STAMP) ## hold the controller against the best fixed setting of each of 348 cells, in virtual time (half an hour)
 	$(BIN)/python -m bench.sweep
 
 bench-failover: $(STAMP) ## measure how soon faults are noticed and how long text pauses, in every cell of the failover matrix (a quarter of an hour)

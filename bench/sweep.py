@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from bench.harness import RESULTS, machine
@@ -153,25 +152,22 @@ class Swept:
         return self.default / self.best
 
 
-def sweep(cell: WanCell | Crowd, traces: int, tokens: int) -> Swept:
-    """Simulate every setting of a cell, and the default. traces, tokens: of a cell of the grid."""
+def sweep(cell: WanCell | Crowd, traces: int, tokens: int, best: Mapping[str, str] | None = None) -> Swept:
+    """Simulate every setting of a cell, and the default. traces, tokens: of a cell of the grid.
+
+    best: setting by cell, where it is known from an earlier run; the others are then left out.
+    """
+    setting = best.get(cell.name) if best else None
     if isinstance(cell, Crowd):
-        return Swept(cell.name, *best_fixed(cell), speed(cell))
+        found = best_fixed(cell) if setting is None else (setting, speed(cell, sim.fixed(setting)))
+        return Swept(cell.name, *found, speed(cell))
     sessions = sessions_of(cell, traces, tokens)
-    best = sim.optimum_over(sessions, branching=True)
-    return Swept(cell.name, best.policy.name, best.tokens_per_second, experienced(sessions))
-
-
-def against(wanted: tuple[WanCell | Crowd, str], traces: int, tokens: int) -> Swept:
-    """Simulate one setting of a cell, and the default."""
-    cell, setting = wanted
+    if setting is None:
+        optimum = sim.optimum_over(sessions, branching=True)
+        return Swept(cell.name, optimum.policy.name, optimum.tokens_per_second, experienced(sessions))
     policy = sim.fixed(setting)
-    if isinstance(cell, Crowd):
-        return Swept(cell.name, setting, speed(cell, policy), speed(cell))
-    sessions = sessions_of(cell, traces, tokens)
-    results = [sim.simulate(one, policy) for one in sessions]
-    best = sum(one.tokens for one in results) / sum(one.elapsed_us for one in results) * 1e6
-    return Swept(cell.name, setting, best, experienced(sessions))
+    again = over_all([sim.simulate(one, policy) for one in sessions])
+    return Swept(cell.name, setting, again, experienced(sessions))
 
 
 def sessions_of(cell: WanCell, traces: int, tokens: int) -> list[sim.Cell]:
@@ -187,18 +183,18 @@ def experienced(sessions: Sequence[sim.Cell]) -> float:
     for cell in sessions:
         results.append(sim.simulate(cell, planner=planner.successor(cell.cost.measured(), cell.shared_host)))
         planner = results[-1].planner
+    return over_all(results)
+
+
+def over_all(results: Sequence[sim.Result]) -> float:
+    """Tokens per second of sessions that follow each other."""
     return sum(one.tokens for one in results) / sum(one.elapsed_us for one in results) * 1e6
 
 
 def sweep_all(cells: Sequence[WanCell | Crowd], traces: int, tokens: int, best: Mapping[str, str]) -> list[Swept]:
-    """best: setting by cell, where it is known from an earlier run; the others are then left out."""
+    """best: see `sweep`."""
     found = []
-    known = [(cell, best[cell.name]) for cell in cells if cell.name in best]
-    others = [cell for cell in cells if cell.name not in best]
-    for swept in chain(
-        spread(partial(against, traces=traces, tokens=tokens), known, "cells"),
-        spread(partial(sweep, traces=traces, tokens=tokens), others, "cells"),
-    ):
+    for swept in spread(partial(sweep, traces=traces, tokens=tokens, best=best), cells, "cells"):
         found.append(swept)
         if len(found) % SAY_EVERY == 0:
             say(f"bench: {len(found)} of {len(cells)} cells")

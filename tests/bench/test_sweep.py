@@ -13,7 +13,6 @@ from bench.sweep import (
     SESSIONS,
     Crowd,
     Swept,
-    against,
     bar,
     crowds,
     earlier,
@@ -70,7 +69,8 @@ def test_a_setting_of_an_earlier_run_is_as_fast_as_it_was_there(tmp_path: Path) 
         path = tmp_path / f"{cell.name}.json"
         path.write_text(json.dumps({"cells": [asdict(swept)]}))
         assert earlier(path) == {cell.name: swept.setting}
-        assert against((cell, swept.setting), 1, 32) == swept
+        assert sweep(cell, 1, 32, {cell.name: "off"}).setting == "off"
+        assert sweep(cell, 1, 32, earlier(path)) == swept
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"cells": [{"name": "a"}]}'])

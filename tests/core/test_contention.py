@@ -9,7 +9,7 @@ import pytest
 from specwire.core.messages import Discipline, Outcome, Plan, Proposal, Verdict
 from specwire.core.policy.controller import Controller
 from specwire.core.policy.estimates import Contention, Estimates, Forward, ForwardTimes
-from specwire.core.policy.shared_host import Draft, LastDraft
+from specwire.core.policy.shared_host import LastDraft, TimedChunk
 from specwire.core.policy.tunables import (
     ENOUGH,
     EXPLORED_SHARE,
@@ -115,9 +115,9 @@ def test_a_draft_counts_as_apart_if_hardly_any_of_it_was_beside_a_forward(
     began_us: float, ended_us: float, apart: bool
 ) -> None:
     last = LastDraft()
-    last.drafted(Draft(2_000.0, 1_000.0, 500.0))
+    last.drafted(TimedChunk(2_000.0, 1_000.0, 500.0))
     assert last.verdict(Forward(1, 10_000.0, 10_000.0)) == 500.0
-    last.drafted(Draft(ended_us, ended_us - began_us, 500.0))
+    last.drafted(TimedChunk(ended_us, ended_us - began_us, 500.0))
     assert (last.verdict(Forward(3, 25_000.0, 11_000.0)), last.apart) == (500.0, apart)
     # It is told once; a later verdict may still be an answer to it.
     assert (last.verdict(Forward(1, 35_000.0, 10_000.0)), last.apart) == (None, apart)
@@ -126,11 +126,11 @@ def test_a_draft_counts_as_apart_if_hardly_any_of_it_was_beside_a_forward(
 def test_where_times_are_not_told_a_draft_counts_as_apart_and_a_session_s_first_does_not() -> None:
     last = LastDraft()
     last.verdict(Forward(1, 10_000.0, 10_000.0))
-    last.drafted(Draft(14_000.0, 4_000.0, 500.0))
+    last.drafted(TimedChunk(14_000.0, 4_000.0, 500.0))
     assert (last.verdict(Forward(1, 24_000.0, 10_000.0)), last.apart) == (500.0, False)
-    last.drafted(Draft(28_000.0, 4_000.0, 500.0))
+    last.drafted(TimedChunk(28_000.0, 4_000.0, 500.0))
     assert (last.verdict(None), last.apart) == (500.0, True)
-    last.drafted(Draft(None, 4_000.0, None))
+    last.drafted(TimedChunk(None, 4_000.0, None))
     assert (last.verdict(Forward(1, 48_000.0, 10_000.0)), last.apart) == (None, True)
 
 
@@ -139,7 +139,7 @@ def test_beside_forwards_a_draft_takes_longer_but_not_any_time() -> None:
     known.drafted(3_000.0, 0.2, apart=False)
     known.drafted(4_000.0, 0.2, apart=False)
     assert known.draft_us == pytest.approx(3_200.0)
-    known.drafted(1_000.0, 0.2)
+    known.drafted(1_000.0, 0.2, apart=True)
     assert known.draft_us == 1_000.0, "the first draft apart replaces what was measured beside forwards"
     # One hiccup moves it little, a drafter that has become slow or fast moves it again and again.
     for beside_us, draft_us in ((2_900.0, 1_000.0), (6_000.0, 1_200.0), (6_000.0, 1_360.0), (860.0, 1_260.0)):

@@ -27,7 +27,7 @@ from specwire.core.policy.estimates import (
     stream_rate,
     waiting_rate,
 )
-from specwire.core.policy.shared_host import Draft, InTurns, LastDraft, SideBySide, Tries
+from specwire.core.policy.shared_host import InTurns, LastDraft, SideBySide, TimedChunk, Tries
 from specwire.core.policy.tunables import (
     AWAITED_VERDICTS,
     CHUNK_SHARE,
@@ -365,7 +365,7 @@ class Controller:
         """
         later = self._in_turn and arrived_us is not None and not self._beside.active
         if self._in_turn:
-            self._last_draft.drafted(Draft(arrived_us, took_us, token_us if later else None))
+            self._last_draft.drafted(TimedChunk(arrived_us, took_us, token_us if later else None))
         if self._beside.active:
             self._beside.drafted(token_us)
             if self._known.draft_us is None:

@@ -598,7 +598,7 @@ class Estimates:
     overhead_us: float | None = None
     drafted_apart: bool = False
 
-    def drafted(self, token_us: float, weight: float, apart: bool = True) -> None:
+    def drafted(self, token_us: float, weight: float, apart: bool) -> None:
         """Note how long a token took to draft. apart: while the verifier was idle.
 
         The first one apart replaces what was measured beside forwards. From then on one beside a forward says only that

@@ -78,9 +78,10 @@ class Tries:
 # What a draft takes that the verifier waits for. Pure; microseconds.
 
 
-class Draft(NamedTuple):
-    """A chunk that took `took_us` to draft. ended_us: when it arrived; None: not told. token_us: what one token took;
-    None: that is not to be learnt from this chunk.
+class TimedChunk(NamedTuple):
+    """A chunk that took `took_us` to draft.
+
+    ended_us: when it arrived; None: not told. token_us: what one token took; None: not to be learnt from this chunk.
     """
 
     ended_us: float | None
@@ -100,12 +101,12 @@ class LastDraft:
     def __init__(self) -> None:
         self.apart = True
         self.chunks = 0
-        self._draft: Draft | None = None
+        self._chunk: TimedChunk | None = None
         self._ended_us: float | None = None
 
-    def drafted(self, draft: Draft) -> None:
+    def drafted(self, chunk: TimedChunk) -> None:
         """Note a chunk."""
-        self._draft = draft
+        self._chunk = chunk
         self.chunks += 1
 
     def verdict(self, forward: Forward | None) -> float | None:
@@ -114,19 +115,19 @@ class LastDraft:
         A chunk whose times are not told counts as apart. A session's first one does not: its drafter has read the
         prompt for it.
         """
-        draft, before_us = self._draft, self._ended_us
-        self._draft, self._ended_us = None, forward.ended_us if forward is not None else None
-        if draft is None:
+        chunk, before_us = self._chunk, self._ended_us
+        self._chunk, self._ended_us = None, forward.ended_us if forward is not None else None
+        if chunk is None:
             return None
-        if forward is None or draft.ended_us is None:
+        if forward is None or chunk.ended_us is None:
             self.apart = True
         elif self.chunks == 1 or before_us is None:
             self.apart = False
         else:
-            began_us = draft.ended_us - draft.took_us
-            overlap_us = max(0.0, before_us - began_us) + max(0.0, draft.ended_us - forward.began_us)
-            self.apart = overlap_us <= APART_SHARE * draft.took_us
-        return draft.token_us
+            began_us = chunk.ended_us - chunk.took_us
+            overlap_us = max(0.0, before_us - began_us) + max(0.0, chunk.ended_us - forward.began_us)
+            self.apart = overlap_us <= APART_SHARE * chunk.took_us
+        return chunk.token_us
 
 
 # ----------------------------------------------------------------------------------------------------------------------
