@@ -24,7 +24,9 @@ from pathlib import Path
 
 from bench.batch.sessions import Asked, forget, generate
 from bench.harness import RESULTS
+from bench.harness.interleave import tracked
 from bench.harness.interval import Estimate, percentile
+from bench.harness.processes import in_processes
 from bench.harness.record import write
 from bench.harness.report import Bar, at_least, table
 from bench.harness.runs import BenchError, Run
@@ -32,7 +34,7 @@ from bench.wan.cells import WanCell
 from bench.wan.emulated import SEED
 from bench.wan.places import places
 from bench.wan.rig import Orchestration, WanPair, rig
-from bench.wan.virtual import Software, as_simulated, spread
+from bench.wan.virtual import Software, as_simulated
 from specwire import sim
 from specwire.client import AsyncClient
 from specwire.core.messages import MOST_WINDOW
@@ -399,7 +401,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     places_of = list(product(TARGETS, PLACEMENTS))
-    virtual = list(spread(simulated, places_of, "placements in virtual time"))
+    virtual = list(tracked(in_processes(simulated, places_of), len(places_of), "placements in virtual time"))
     found: list[Capacity] = []
     try:
         for one in virtual if not args.virtual else ():

@@ -24,11 +24,13 @@ from functools import partial
 from pathlib import Path
 
 from bench.harness import RESULTS, machine
+from bench.harness.interleave import tracked
 from bench.harness.interval import Estimate
+from bench.harness.processes import in_processes
 from bench.harness.report import Bar, at_least, bar_lines, table
 from bench.wan.cells import TOKENS, V_MS, WanCell, grid
 from bench.wan.traces import GREEDY, acceptance, nearest, recorded, with_acceptance
-from bench.wan.virtual import Software, as_simulated, spread
+from bench.wan.virtual import Software, as_simulated
 from specwire import sim
 from specwire.rpc.process import say
 
@@ -194,7 +196,8 @@ def over_all(results: Sequence[sim.Result]) -> float:
 def sweep_all(cells: Sequence[WanCell | Crowd], traces: int, tokens: int, best: Mapping[str, str]) -> list[Swept]:
     """best: see `sweep`."""
     found = []
-    for swept in spread(partial(sweep, traces=traces, tokens=tokens, best=best), cells, "cells"):
+    work = partial(sweep, traces=traces, tokens=tokens, best=best)
+    for swept in tracked(in_processes(work, cells), len(cells), "cells"):
         found.append(swept)
         if len(found) % SAY_EVERY == 0:
             say(f"bench: {len(found)} of {len(cells)} cells")

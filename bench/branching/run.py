@@ -21,11 +21,13 @@ from itertools import pairwise, product
 from pathlib import Path
 
 from bench.harness import RESULTS, machine
+from bench.harness.interleave import tracked
+from bench.harness.processes import in_processes
 from bench.harness.report import table
 from bench.wan.cells import ACCEPTANCES, DRAFTS_MS, LIGHT, NAMED, RTTS_MS, TOKENS, WanCell, chosen
 from bench.wan.disciplines import DEFAULT, TEXTBOOK
 from bench.wan.traces import COUPLED, GREEDY, nearest
-from bench.wan.virtual import ExpectedCell, Software, as_simulated, spread
+from bench.wan.virtual import ExpectedCell, Software, as_simulated
 from specwire import sim
 from specwire.core.policy.controller import Controller
 from specwire.core.policy.tunables import MOST_BRANCHES
@@ -200,8 +202,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"bench: error: {error}")
         return 2
     drafters = [] if args.cells else list(product(DRAFTS_MS, ACCEPTANCES))
-    gains = list(spread(partial(gain, traces=args.traces), cells, "cells"))
-    placements = list(spread(placement, drafters, "drafters"))
+    gains = list(tracked(in_processes(partial(gain, traces=args.traces), cells), len(cells), "cells"))
+    placements = list(tracked(in_processes(placement, drafters), len(drafters), "drafters"))
     if cells == NAMED:
         write(gains, placements, args.traces, args.out)
     print(report(gains, placements))

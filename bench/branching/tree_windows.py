@@ -15,10 +15,12 @@ from functools import partial
 from heapq import heappop, heappush
 from math import ceil
 
+from bench.harness.interleave import tracked
+from bench.harness.processes import in_processes
 from bench.harness.report import table
 from bench.wan.cells import LIGHT_CELLS, TOKENS, WanCell
 from bench.wan.traces import GREEDY, nearest
-from bench.wan.virtual import Software, as_simulated, spread
+from bench.wan.virtual import Software, as_simulated
 from draft_service.commands import AdvanceSession, DraftedProposal, OpenSession, Reply
 from specwire import sim
 from specwire.core.law.sampling import Sampling
@@ -128,7 +130,8 @@ def speeds(cell: WanCell) -> list[float]:
 def main() -> int:
     head = ("cell", "best path, tokens/s", *(f"tree of {width}" for width in WIDTHS[1:]))
     rows = []
-    for cell, (path, *trees) in zip(LIGHT_CELLS, spread(speeds, LIGHT_CELLS, "cells"), strict=True):
+    found = tracked(in_processes(speeds, LIGHT_CELLS), len(LIGHT_CELLS), "cells")
+    for cell, (path, *trees) in zip(LIGHT_CELLS, found, strict=True):
         rows.append((cell.name, f"{path:.1f}", *(f"{tree / path:.3f}" for tree in trees)))
     print("\n".join([*table(head, rows), "tree of N: a window of the N likeliest nodes, over the best path"]))
     return 0

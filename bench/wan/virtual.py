@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
-from typing import TypeVar
 
 from bench.harness.interleave import tracked
+from bench.harness.processes import in_processes
 from bench.wan.cells import TOKENS, WanCell
 from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, STREAM_WAIT, TEXTBOOK, measured_in
 from bench.wan.traces import Ranked
 from specwire import sim
 
 WAITING_CHUNKS, WAITING_RUN_AHEADS = (1, 2, 4), (8, 16, 32)
-WORKERS = 2
-# So many take less time than starting a process.
-FEW = 2
-
-Asked = TypeVar("Asked")
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +64,8 @@ def expect(cell: WanCell, software: Software | None = None, tokens: int = TOKENS
 
 def expect_all(cells: Sequence[WanCell], software: Software | None = None, tokens: int = TOKENS) -> list[ExpectedCell]:
     """The same of many."""
-    return list(spread(partial(expect, software=software, tokens=tokens), cells, "cells in virtual time"))
-
-
-def spread(simulate: Callable[[Asked], Found], asked: Sequence[Asked], what: str) -> Iterator[Found]:
-    """What `simulate` finds of each in turn, on as many cores as a small machine has where they are more than a few."""
-    if len(asked) <= FEW:
-        yield from map(simulate, asked)
-        return
-    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
-        yield from tracked(pool.map(simulate, asked), len(asked), what)
+    found = in_processes(partial(expect, software=software, tokens=tokens), cells)
+    return list(tracked(found, len(cells), "cells in virtual time"))
 
 
 def as_simulated(cell: WanCell, software: Software, tokens: int, trace: Ranked | None = None) -> sim.Cell:

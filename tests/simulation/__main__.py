@@ -6,12 +6,13 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
+from bench.harness.processes import in_processes
 from bench.soak import record
 from specwire.rpc.process import say
 from tests.simulation.record import OUT, WHOLE, Totals
-from tests.simulation.run import run
-from tests.simulation.scenario import random_scenario
+from tests.simulation.run import run_seed
 from tests.simulation.shrink import report, shrunk
 
 SHOWN_EVERY_S = 10.0
@@ -23,22 +24,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=WHOLE, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one (default: %(default)s)")
+    parser.add_argument("--processes", type=int, metavar="N", help="that run them (default: as many as cores)")
     record.add_argument(parser, OUT)
     args = parser.parse_args(arguments)
+    if args.processes is not None and args.processes < 1:
+        parser.error(f"argument --processes: must be 1 or more, not {args.processes}")
     record.check(args.out)
     totals = Totals(range(args.first, args.first + args.seeds))
-    interrupted = soak(totals)
+    interrupted = soak(totals, args.processes)
     if not interrupted:
         record.keep(totals, args.out, OUT, say)
     print(totals.shown(), flush=True)
     return 0 if totals.clean else 1
 
 
-def soak(totals: Totals) -> bool:
-    """Run what is asked for; whether Ctrl-C ended it before."""
+def soak(totals: Totals, processes: int | None) -> bool:
+    """Run what is asked for; whether Ctrl-C ended it before. processes: see `in_processes`."""
     began = time.perf_counter()
     try:
-        _soak(totals)
+        _soak(totals, processes)
     except KeyboardInterrupt:
         return True
     finally:
@@ -46,19 +50,20 @@ def soak(totals: Totals) -> bool:
     return False
 
 
-def _soak(totals: Totals) -> None:
+def _soak(totals: Totals, processes: int | None) -> None:
     shown = time.perf_counter()
-    for seed in totals.asked:
-        outcome = run(random_scenario(seed))
-        totals.add(outcome)
-        if outcome.found:
-            print(f"\nseed {seed}:\n{report(outcome, shrunk(outcome.scenario))}\n", flush=True)
-            if len(totals.failed) >= MOST_FAILURES:
-                return
-        if time.perf_counter() - shown > SHOWN_EVERY_S:
-            shown = time.perf_counter()
-            done = f"{totals.runs} of {len(totals.asked)} seeds, {len(totals.failed)} failed"
-            print(f"simulation: {done}", flush=True)
+    with closing(in_processes(run_seed, totals.asked, processes)) as outcomes:
+        for outcome in outcomes:
+            totals.add(outcome)
+            if outcome.found:
+                seed = outcome.scenario.seed
+                print(f"\nseed {seed}:\n{report(outcome, shrunk(outcome.scenario))}\n", flush=True)
+                if len(totals.failed) >= MOST_FAILURES:
+                    return
+            if time.perf_counter() - shown > SHOWN_EVERY_S:
+                shown = time.perf_counter()
+                done = f"{totals.runs} of {len(totals.asked)} seeds, {len(totals.failed)} failed"
+                print(f"simulation: {done}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.loop import AllOf, SimLoop, Stuck, in_strand
 from tests.simulation.network import Network
 from tests.simulation.parties import EXIT, DrafterParty, Hardware, OrchestratorParty, Party, VerifierParty, World
-from tests.simulation.scenario import Scenario
+from tests.simulation.scenario import Scenario, random_scenario
 from tests.simulation.services import Play
 from tests.simulation.store import SimStore
 from verify_service.engine.messages import QueuePatience
@@ -111,6 +111,11 @@ def run(scenario: Scenario) -> Outcome:
     for each in answers:
         outcome.ends["left" if each.left else end_of(each)] += 1
     return outcome
+
+
+def run_seed(seed: int) -> Outcome:
+    """Run what the seed makes up: of many, in processes of their own, too."""
+    return run(random_scenario(seed))
 
 
 def end_of(answer: SimAnswer) -> str:

@@ -13,17 +13,17 @@ from tests.simulation import __main__ as command
 from tests.simulation import record
 from tests.simulation.record import WHOLE, Totals
 from tests.simulation.run import Outcome, run
-from tests.simulation.scenario import Scenario, random_scenario
+from tests.simulation.scenario import random_scenario
 
 
 def test_a_few_seeds_are_shown_and_kept_where_that_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "OUT", tmp_path / "simulation.json")
-    assert command.main(["--seeds", "2", "--first", "3", "--out", str(tmp_path / "few.json")]) == 0
-    assert capsys.readouterr().out.startswith("simulation: 2 seeds in ")
+    assert command.main(["--seeds", "3", "--first", "3", "--processes", "2", "--out", str(tmp_path / "few.json")]) == 0
+    assert capsys.readouterr().out.startswith("simulation: 3 seeds in ")
     told = json.loads((tmp_path / "few.json").read_text())
-    assert (told["seeds"], told["failed"], [bar["holds"] for bar in told["bars"]]) == (2, [], [False, True])
+    assert (told["seeds"], told["failed"], [bar["holds"] for bar in told["bars"]]) == (3, [], [False, True])
     assert command.main(["--seeds", "1"]) == 0
     assert not (tmp_path / "simulation.json").exists()
     assert "not a whole run: simulation.json is left as it is" in capsys.readouterr().err
@@ -34,12 +34,12 @@ def test_what_fails_is_told_by_its_seed(
 ) -> None:
     outcome = run(random_scenario(0))
 
-    def fails(scenario: Scenario) -> Outcome:
-        return replace(outcome, scenario=scenario, found=["something did not hold"])
+    def fails(seed: int) -> Outcome:
+        return replace(outcome, scenario=random_scenario(seed), found=["something did not hold"])
 
-    monkeypatch.setattr(command, "run", fails)
+    monkeypatch.setattr(command, "run_seed", fails)
     monkeypatch.setattr(command, "shrunk", lambda scenario: scenario)
-    assert command.main(["--seeds", "9", "--out", str(tmp_path / "few.json")]) == 1
+    assert command.main(["--seeds", "9", "--processes", "1", "--out", str(tmp_path / "few.json")]) == 1
     told = json.loads((tmp_path / "few.json").read_text())
     assert (told["seeds"], told["failed"]) == (command.MOST_FAILURES, [0, 1, 2, 3, 4])
     said = capsys.readouterr().out

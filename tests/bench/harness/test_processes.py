@@ -1,0 +1,56 @@
+"""Work in several processes: in the order that was asked for, and no more of it than is wanted."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bench.harness.processes import FEW, in_processes
+
+
+def double(value: int) -> int:
+    time.sleep(0.02 * (value % 3))
+    return 2 * value
+
+
+def where(value: int) -> int:
+    return os.getpid()
+
+
+def noted(value: int, folder: Path) -> int:
+    (folder / str(value)).touch()
+    return value
+
+
+def refused(value: int) -> int:
+    raise ValueError(f"not {value}")
+
+
+def test_what_is_found_comes_in_the_order_that_was_asked_for() -> None:
+    assert list(in_processes(double, range(12), 2)) == [2 * value for value in range(12)]
+
+
+def test_others_do_it_unless_it_is_little_or_for_one() -> None:
+    assert os.getpid() not in set(in_processes(where, range(FEW + 1), 2))
+    assert set(in_processes(where, range(FEW), 2)) == {os.getpid()}
+    assert set(in_processes(where, range(12), 1)) == {os.getpid()}
+
+
+def test_what_was_not_begun_is_left_where_no_more_is_wanted(tmp_path: Path) -> None:
+    asked = range(2000)
+    with closing(in_processes(partial(noted, folder=tmp_path), asked, 2)) as found:
+        assert next(found) == 0
+    done = len(list(tmp_path.iterdir()))
+    assert 1 <= done < len(asked)
+    time.sleep(0.2)
+    assert len(list(tmp_path.iterdir())) == done
+
+
+def test_what_fails_there_is_told_here() -> None:
+    with pytest.raises(ValueError, match="not 0"):
+        list(in_processes(refused, range(3), 2))
