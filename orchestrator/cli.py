@@ -9,6 +9,7 @@ import json
 from orchestrator import server
 from orchestrator.options import (
     NO_HTTP,
+    VERIFIER_WAIT_S,
     OrchestratorOptions,
     add_drafters_per_session,
     add_http_arguments,
@@ -66,6 +67,13 @@ def add_serving_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
     )
     parser.add_argument("--drafter-keys", metavar="FILE", help="drafters that dial in must show a token of this file")
     add_drafters_per_session(parser)
+    parser.add_argument(
+        "--verifier-wait",
+        type=float,
+        default=VERIFIER_WAIT_S,
+        metavar="S",
+        help="a text that has no verifier waits for one; one that is restarted loads its model (default: %(default)g)",
+    )
     add_log_arguments(parser)
     add_listening_arguments(parser, "clients")
     add_tenant_arguments(parser)
@@ -100,6 +108,7 @@ def serving_options(
         drafter_names=tuple(args.drafter_name),
         drafters_per_session=args.drafters_per_session,
         start_timeout=args.start_timeout,
+        verifier_wait=args.verifier_wait,
         plan=plan,
         http=http_of(args),
         chat_template=chat_template_of(args),

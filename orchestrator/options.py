@@ -57,6 +57,7 @@ NO_HTTP = "none"
 ANY = "*"
 LEAST_BODY_BYTES, MOST_BODY_BYTES = 1024, 1 << 30
 # A year: no log is kept for ever.
+VERIFIER_WAIT_S = 30.0
 LONGEST_S = 365 * 86_400.0
 # Drafters of one session: each costs computing time and messages, and helps only where the others are wrong or late.
 MOST_DRAFTERS = 8
@@ -213,7 +214,7 @@ class OrchestratorOptions:
     drafters_per_session: how many drafters propose for one session at a time, if so many are there.
     buffer: tokens that a verifier may decide beyond what is durable and taken by the client; more where it is far.
     start_timeout: wait at start for a verifier to answer; for drafters that are named only a moment longer.
-    peer_timeout: how long a session waits for a verifier before it fails with UNAVAILABLE.
+    verifier_wait: how long a session waits for a verifier before it fails with UNAVAILABLE.
     detach_grace: how long a session with a request id goes on without a reader; without one it is cancelled at once.
     redis_url: of the session log; see `specwire.redis.urls`.
     durability: what the log must survive, by name (`orchestrator.store.base`); "" takes what redis_url gives.
@@ -247,7 +248,7 @@ class OrchestratorOptions:
     drafters_per_session: int = 1
     buffer: int = 64
     start_timeout: float = 120.0
-    peer_timeout: float = 30.0
+    verifier_wait: float = VERIFIER_WAIT_S
     store_timeout: float = 30.0
     detach_grace: float = 30.0
     session_ttl: float = 3600.0
@@ -279,10 +280,10 @@ class OrchestratorOptions:
         if self.registration.url and self.cloud.address:
             raise InvalidParameter("cloud", "and --registry: verifiers are looked for in one of them")
         self.registration.check_listen(self.listen)
-        for name in ("start_timeout", "peer_timeout", "store_timeout", "session_ttl", "retention"):
+        for name in ("start_timeout", "verifier_wait", "store_timeout", "session_ttl", "retention"):
             if not getattr(self, name) > 0:  # nor NaN
                 raise ValueError(f"{name}: must be positive, not {getattr(self, name)}")
-        for name in ("session_ttl", "retention"):
+        for name in ("verifier_wait", "session_ttl", "retention"):
             if getattr(self, name) > LONGEST_S:
                 raise ValueError(f"{name}: must be at most {LONGEST_S:g}, not {getattr(self, name)}")
         durability_of(self.durability, self.redis_url)

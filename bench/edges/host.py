@@ -119,7 +119,7 @@ async def started(told: dict[str, Any], watch: Watch) -> list[Edge]:
             plan="off",
             peer_token=token,
             peer_tls=tls,
-            peer_timeout=PEER_TIMEOUT_S,
+            verifier_wait=PEER_TIMEOUT_S,
             start_timeout=START_TIMEOUT_S,
             retention=1.0,
         )

@@ -136,7 +136,7 @@ class Stack:
             insecure=self.options.insecure,
             tls=self.options.tls,
             access=self.options.access,
-            peer_timeout=RELOAD_LIMIT,
+            verifier_wait=RELOAD_LIMIT,
             http=self.options.http,
             chat_template=self.options.chat_template,
             tool_format=self.options.tool_format,

@@ -129,7 +129,7 @@ class PromptScorer:
         longest = max(len(asked.tokens), *(asked.from_position + len(other.tokens) for other in asked.others), 0)
         count = len(asked.tokens) - asked.from_position + sum(len(other.tokens) for other in asked.others)
         clock, pauses = asyncio.get_running_loop().time, Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
-        until = clock() + self._orchestrator.options.peer_timeout
+        until = clock() + self._orchestrator.options.verifier_wait
         while True:
             try:
                 scored = await self._orchestrator.pool.scoring_peer(target.identity, longest).score(asked)

@@ -107,7 +107,7 @@ class SessionVerifier:
         self._superseded = 0
         # How often each had no slot for it, since it was last open.
         self.refusals: Counter[VerifierPeer] = Counter()
-        self._patience = options.peer_timeout
+        self._patience = options.verifier_wait
 
     def note_elsewhere(self) -> None:
         """Another orchestrator drives the session: what a verifier has cached of it may be from there."""
@@ -121,7 +121,7 @@ class SessionVerifier:
     def forgive(self) -> None:
         """Forget earlier losses: they say nothing about the next verifier."""
         self._losses = 0
-        self._patience = self._options.peer_timeout
+        self._patience = self._options.verifier_wait
 
     @property
     def round_trip_us(self) -> float:
@@ -150,11 +150,11 @@ class SessionVerifier:
         self._lose()
 
     def wait(self) -> None:
-        """Give the session up if no verifier takes it within the rest of the peer timeout."""
+        """Give the session up if no verifier takes it within the rest of `verifier_wait`."""
         self._timers.set("verifier", self._patience, self._give_up)
 
     def _give_up(self) -> None:
-        self._tell(Unserved(self._options.peer_timeout))
+        self._tell(Unserved(self._options.verifier_wait))
 
     def leave(self) -> None:
         if self.peer is not None:

@@ -15,7 +15,11 @@ from bench.harness import ROOT
 from bench.harness.services import START_LIMIT_S, ServiceProcess
 from tests.ports import free_address
 
-__all__ = ["ROOT", "Parts", "ServiceProcess", "parts"]
+__all__ = ["LOADED_AGAIN", "ROOT", "Parts", "ServiceProcess", "parts"]
+
+# Of an orchestrator whose only verifier is started again with a real model: on a busy machine it has loaded that within
+# a minute or so.
+LOADED_AGAIN = ("--verifier-wait", "110")
 
 
 class Parts:

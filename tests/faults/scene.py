@@ -135,7 +135,7 @@ class Scene:
         return [text[:end] for text, end in zip(texts, ends, strict=True)]
 
     def _begin(self, stack: ExitStack) -> None:
-        """Until every text streams; if a verifier shall be hurt, one of them from that one."""
+        """Until all texts stream at once; if a verifier shall be hurt, one of them from that one."""
         until = time.monotonic() + LIMIT_S
         while True:
             with ExitStack() as trial:
@@ -144,10 +144,11 @@ class Scene:
                     stream.until(self._manner.begun)
                     if self._drafted:
                         stream.until_accepted()
-                if self._cell.where != "verifier" or self._serves(self._place.verifiers[0]):
+                meant = self._cell.where != "verifier" or self._serves(self._place.verifiers[0])
+                if meant and all(stream.under_way for stream in self.streams):
                     stack.enter_context(trial.pop_all())
                     return
-            assert time.monotonic() < until, "the verifier never served"
+            assert time.monotonic() < until, "the verifier never served, or a text ended before the others streamed"
 
     @property
     def _drafted(self) -> bool:

@@ -18,7 +18,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome
 from specwire.lm import Feed, load_model
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 PROMPT = (5, 6, 7)
 # Where the client library says that a stream broke.
 RESUMING = logging.getLogger("specwire.client.stream")
@@ -88,6 +88,11 @@ class Stream:
                 self._events.put((time.monotonic(), event))
         except SpecwireError as error:
             self._events.put((time.monotonic(), error))
+
+    @property
+    def under_way(self) -> bool:
+        """More may come than has come, whether that was read or not."""
+        return self._thread.is_alive()
 
     @property
     def over(self) -> bool:

@@ -26,7 +26,7 @@ from specwire.lm.training import distillation
 from specwire.rpc.process import say
 from tests.deploy.test_train_heads import WORDS as WORDS_OF_TARGET
 from tests.deploy.test_train_heads import command
-from tests.faults.parts import ServiceProcess, parts
+from tests.faults.parts import LOADED_AGAIN, ServiceProcess, parts
 from tests.faults.streams import Stream
 from tests.faults.test_demo_pair import WORDS, asked, check_choices
 from tests.integration.stack_process import ROOT, START_LIMIT
@@ -68,7 +68,8 @@ def test_a_text_goes_on_though_only_one_verifier_has_a_head(first: bool, target:
             return verifier
 
         verifier = verify(first)
-        orchestrator = processes.start("orchestrate", "--verifier", verifier.address, "--redis-url", redis.url)
+        peers = ("--verifier", verifier.address)
+        orchestrator = processes.start("orchestrate", *peers, "--redis-url", redis.url, *LOADED_AGAIN)
         orchestrator.ready()
         client = owned.enter_context(Client(orchestrator.address))
         if first:

@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen3_5TextConfig
 
 from specwire.core.messages import FinishReason
-from tests.faults.parts import parts
+from tests.faults.parts import LOADED_AGAIN, parts
 from tests.faults.streams import PROMPT, Stream, plain
 from tests.lm.families import DELTA, PADDED, Family
 from tests.lm.generated import without_end
@@ -37,7 +37,7 @@ def test_a_text_goes_on_at_another_verifier_and_another_is_given_up(tmp_path: Pa
         verifier = processes.start("verify", target, *LOADING)
         drafter = processes.start("draft", draft, *LOADING)
         peers = ("--verifier", verifier.address, "--drafter", drafter.address)
-        orchestrator = processes.start("orchestrate", *peers, "--redis-url", redis.url)
+        orchestrator = processes.start("orchestrate", *peers, "--redis-url", redis.url, *LOADED_AGAIN)
         expected = plain(target, LENGTH)
         for service in (verifier, drafter, orchestrator):
             service.ready()

@@ -9,7 +9,7 @@ import pytest
 
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
-from tests.faults.stack import PLAIN, Stack
+from tests.faults.stack import PLAIN, TARGET, Stack
 from tests.faults.streams import Stream, plain
 
 LONG = 4000
@@ -59,6 +59,21 @@ def test_a_verifier_is_replaced_mid_sentence(healthy: Stack, number: signal.Sign
         healthy.verifier.ready()
         stream.until_accepted()  # the drafter serves the new verifier too
         assert_plain(stream, 500)
+
+
+def test_a_text_waits_for_a_verifier_as_long_as_was_said(healthy: Stack) -> None:
+    verifier = healthy.parts.start("verify", TARGET)
+    verifier.ready()
+    impatient = healthy.parts.start("orchestrate", "--verifier", verifier.address, "--verifier-wait", "0.5")
+    impatient.ready()
+    with Stream(impatient.address, max_tokens=LONG) as stream:
+        stream.until(20)
+        verifier.kill()
+        stream.rest()
+    assert stream.error is not None
+    assert str(stream.error).startswith("UNAVAILABLE: no verifier took the session within 0.5 s")
+    assert_plain_so_far(stream)
+    impatient.kill()
 
 
 def test_a_replaced_verifier_goes_on_with_the_same_noise(healthy: Stack) -> None:

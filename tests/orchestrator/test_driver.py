@@ -50,11 +50,11 @@ class SilentLink(Link):  # type: ignore[type-arg]  # a link of any kind
 class Scene:
     """One session with a verifier and a drafter that a test plays."""
 
-    def __init__(self, store: MemoryStore, fence: int, record: SessionRecord, peer_timeout: float) -> None:
+    def __init__(self, store: MemoryStore, fence: int, record: SessionRecord, verifier_wait: float) -> None:
         self.store = store
         self.verifier = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
         self.drafter = DrafterPeer(SilentLink(), lambda: None, lambda _: None)
-        options = OrchestratorOptions(("nowhere:1",), peer_timeout=peer_timeout)
+        options = OrchestratorOptions(("nowhere:1",), verifier_wait=verifier_wait)
         self.placed = 0
         self.notices: list[SessionNotice] = []
         self.driver = SessionDriver(record, fence, LetterScanner(()), SessionHost(store, options, self.hear))
@@ -88,10 +88,10 @@ class Scene:
         await until(lambda: len(self.driver.view.output.tokens) >= expected or self.driver.view.output.end is not None)
 
 
-async def scene(peer_timeout: float = 30.0) -> Scene:
+async def scene(verifier_wait: float = 30.0) -> Scene:
     record = SessionRecord("s", PROMPT, Sampling(), Stopping(100))
     store = MemoryStore()
-    return Scene(store, await store.create(record, 60.0), record, peer_timeout)
+    return Scene(store, await store.create(record, 60.0), record, verifier_wait)
 
 
 async def test_only_what_others_had_fed_counts_as_cached() -> None:
@@ -214,7 +214,7 @@ async def test_a_verifier_that_names_ever_newer_fences_is_given_up(above: int, b
 
 async def test_a_session_with_output_waits_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifying, "RETRY_VERIFIER", 0.01)
-    played = await scene(peer_timeout=0.2)
+    played = await scene(verifier_wait=0.2)
     await played.decide(1, 2)
     played.driver.verifying.on_verifier_lost()
     played.place(played.driver)

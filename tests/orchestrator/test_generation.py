@@ -323,7 +323,7 @@ async def test_a_lost_drafter_changes_nothing() -> None:
 
 
 async def test_without_a_verifier_a_session_fails_in_time() -> None:
-    async with stack(SLOW_TARGET, peer_timeout=0.5) as running:
+    async with stack(SLOW_TARGET, verifier_wait=0.5) as running:
         await running.verifier.stop(0.0)
         with pytest.raises(SpecwireError) as lost:
             await running.client.complete(PROMPT, max_tokens=10)

@@ -115,7 +115,7 @@ async def test_other_eos_ids_end_no_session_that_was_begun_without_them(
     parts: Parts, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, other = await parts.verifier(), await parts.verifier(OTHER_END)
-    running = await parts.orchestrator(first, other, peer_timeout=1.0)
+    running = await parts.orchestrator(first, other, verifier_wait=1.0)
     assert f"serves EOS ids [{WORD}], but sessions here are pinned to [0]" in caplog.text
     shown, reading = await interrupted(await parts.client(running), first, max_tokens=LENGTH)
     await reading
@@ -141,7 +141,7 @@ async def test_a_text_that_a_smaller_context_cannot_hold_is_not_taken_there(
 ) -> None:
     """Neither does it end early, nor is it refused half-way."""
     large, small = await parts.verifier(context=LARGE), await parts.verifier(context=SMALL)
-    running = await parts.orchestrator(large, small, peer_timeout=1.0)
+    running = await parts.orchestrator(large, small, verifier_wait=1.0)
     shown, reading = await interrupted(await parts.client(running), large, **asked)
     await reading
     assert shown.tokens == plain(TARGET, PROMPT, len(shown.tokens))
@@ -168,7 +168,7 @@ async def test_a_text_that_fits_goes_on_at_a_smaller_context(parts: Parts) -> No
 async def test_what_is_begun_later_has_the_room_that_there_is(parts: Parts) -> None:
     """A context that is gone is not promised; one that may come back is waited for by whoever asks for so much."""
     large, small = await parts.verifier(TARGET, LARGE), await parts.verifier(TARGET, SMALL)
-    running = await parts.orchestrator(large, small, peer_timeout=1.0)
+    running = await parts.orchestrator(large, small, verifier_wait=1.0)
     client = await parts.client(running)
     assert (await client.server_info()).target.context == LARGE
     whole = await Shown().read(client, PROMPT)

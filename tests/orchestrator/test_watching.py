@@ -490,7 +490,7 @@ async def test_without_a_verifier_a_session_is_left_to_others(redis: RedisServer
 
 async def test_it_goes_on_where_there_is_a_verifier(redis: RedisServer) -> None:
     async with (
-        stack(SLOW_TARGET, redis_url=redis.url, peer_timeout=0.5) as one,
+        stack(SLOW_TARGET, redis_url=redis.url, verifier_wait=0.5) as one,
         stack(SLOW_TARGET, redis_url=redis.url) as other,
         AsyncClient([one.orchestrator.address, other.orchestrator.address]) as client,
     ):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from bench.harness.processes import FEW
 from bench.wan.cells import CORNERS, SHOWN, WanCell
 from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK, measured_in, orchestration
 from bench.wan.emulated import software_of
-from bench.wan.virtual import FEW, Software, as_simulated, expect, expect_all
+from bench.wan.virtual import Software, as_simulated, expect, expect_all
 from specwire import sim
 
 TOKENS = 64
