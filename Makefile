@@ -37,7 +37,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-heads bench-heads-ordinary bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
 .SILENT:
 
 help: ## show this list
@@ -127,10 +127,10 @@ test: $(STAMP) ## all tests: unit, real processes, a short fault run; every stag
 	cat build/test/summary; test ! -e build/test/failed
 
 # Instruction sets of an ordinary machine, as far as OpenVINO, oneDNN, PyTorch and MKL let themselves be held to them.
-test-ordinary bench-box-ordinary bench-heads-ordinary: export OV_CPU_MAX_ISA := AVX2
-test-ordinary bench-box-ordinary bench-heads-ordinary: export ONEDNN_MAX_CPU_ISA := AVX2
-test-ordinary bench-box-ordinary bench-heads-ordinary: export ATEN_CPU_CAPABILITY := avx2
-test-ordinary bench-box-ordinary bench-heads-ordinary: export MKL_ENABLE_INSTRUCTIONS := AVX2
+test-ordinary bench-box-ordinary bench-batch-ordinary bench-heads-ordinary: export OV_CPU_MAX_ISA := AVX2
+test-ordinary bench-box-ordinary bench-batch-ordinary bench-heads-ordinary: export ONEDNN_MAX_CPU_ISA := AVX2
+test-ordinary bench-box-ordinary bench-batch-ordinary bench-heads-ordinary: export ATEN_CPU_CAPABILITY := avx2
+test-ordinary bench-box-ordinary bench-batch-ordinary bench-heads-ordinary: export MKL_ENABLE_INSTRUCTIONS := AVX2
 test-ordinary: $(STAMP) ## all tests as an ordinary, busy machine runs them: without AVX-512, beside two busy loops
 	trap 'kill $$loops 2>/dev/null' EXIT; trap 'exit 130' INT TERM; loops=; \
 	for each in 1 2; do timeout 14400 sh -c 'while :; do :; done' & loops="$$loops $$!"; done; \
@@ -318,6 +318,9 @@ bench-deterministic: $(STAMP) ## measure what --deterministic keeps equal, and w
 bench-batch: $(STAMP) ## measure 1 to 32 sessions at once, greedy and at temperature 0.8, beside transformers' static and continuous batching (half an hour)
 	$(BIN)/python -m bench.batch.run
 
+bench-batch-ordinary: $(STAMP) ## the same without AVX-512, up to 16 sessions (an hour on a slow machine)
+	$(BIN)/python -m bench.batch.run --levels 1,4,8,16 --repeats 7 --out bench/results/batch_ordinary.json
+
 bench-heads: $(STAMP) ## measure heads beside the demo target with 1 to 32 sessions, greedy and at temperature 0.8 (twenty minutes)
 	$(BIN)/python -m bench.heads
 
@@ -369,7 +372,10 @@ bench-ingress: $(STAMP) ## measure what Ray Serve before an orchestrator costs (
 train-demo-head: $(STAMP) ## train the demo target's head again, into build/heads/eagle3 (half an hour on two idle cores)
 	$(BIN)/python -m demo_pair.train.head --work build/heads
 
-train-bench-heads: $(STAMP) ## train the other heads that bench-heads measures, likewise, into build/heads (some half hour each)
+train-bench-batch-ordinary: $(STAMP) ## the same without AVX-512, up to 16 sessions (an hour on a slow machine)
+	$(BIN)/python -m bench.batch.run --levels 1,4,8,16 --repeats 7 --out bench/results/batch_ordinary.json
+
+bench-heads: $(STAMP) ## train the other heads that bench-heads measures, likewise, into build/heads (some half hour each)
 	$(BIN)/python -m demo_pair.train.head --work build/heads --kind medusa hydra mtp
 
 train-demo-pair: $(STAMP) ## train the demo pair again, into build/pair (hours)

@@ -126,6 +126,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "demo": ("demo.json", "make bench-demo", demo_table),
     "step": ("step.json", "make bench-step", step_table),
     "batch": ("batch.json", "make bench-batch", batch_table),
+    "batch-ordinary": ("batch_ordinary.json", "make bench-batch-ordinary", batch_table),
     "heads": ("heads.json", "make bench-heads", heads_table),
     "heads-ordinary": ("heads_ordinary.json", "make bench-heads-ordinary", heads_table),
     "copy": ("copy.json", "make bench-copy", copy_table),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from specwire.sim.simulation import Cell, Policy, Result, fixed, simulate, stream_wait, textbook
+from specwire.sim.simulation import Cell, Policy, Result, fixed, simulate, textbook
 
 WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 CHUNKS = (1, 2, 4, 8)
@@ -95,11 +95,6 @@ def _streamed(cell: Cell) -> list[BestOfAll]:
 def best_textbook(cell: Cell) -> Best:
     """The best k of drafting k tokens, sending them and waiting."""
     return _alone(cell, (textbook(k) for k in WINDOWS))
-
-
-def best_stream_wait(cell: Cell) -> Best:
-    """The best streaming with a verifier that never runs without a live draft token."""
-    return _alone(cell, (stream_wait(chunk, ahead) for chunk in CHUNKS[:3] for ahead in RUN_AHEADS))
 
 
 def _streams() -> Iterator[Policy]:

@@ -29,7 +29,6 @@ from specwire.sim import (
 )
 from specwire.sim.clock import Clock, Host
 from specwire.sim.guesses import WRONG
-from specwire.sim.optimum import best_stream_wait
 from specwire.telemetry.tally import DraftCounts
 
 # V, d, a, R (ms); tokens/s: plain, textbook at its best k, streaming with a waiting verifier, streaming.
@@ -162,7 +161,6 @@ def test_the_optimum_is_not_beaten_by_what_it_sweeps() -> None:
     others = ("off", "lockstep:4", "stream:1,16", "stream:4,32")
     assert best.result.elapsed_us <= min(simulate(cell, fixed(spec)).elapsed_us for spec in others)
     assert best_textbook(cell).result.elapsed_us <= simulate(cell, textbook(4)).elapsed_us
-    assert best_stream_wait(cell).result.elapsed_us <= simulate(cell, stream_wait(1, 8)).elapsed_us
 
 
 @pytest.mark.parametrize(
