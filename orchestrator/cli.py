@@ -72,7 +72,7 @@ def add_serving_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
         type=float,
         default=VERIFIER_WAIT_S,
         metavar="S",
-        help="a text that has no verifier waits for one; one that is restarted loads its model (default: %(default)g)",
+        help="how long a text waits for a verifier, which may have to load its model again (default: %(default)g s)",
     )
     add_log_arguments(parser)
     add_listening_arguments(parser, "clients")

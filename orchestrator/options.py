@@ -56,8 +56,8 @@ NO_HTTP = "none"
 # Any host, any origin.
 ANY = "*"
 LEAST_BODY_BYTES, MOST_BODY_BYTES = 1024, 1 << 30
-# A year: no log is kept for ever.
 VERIFIER_WAIT_S = 30.0
+# A year: no log is kept, and no text waits, for ever.
 LONGEST_S = 365 * 86_400.0
 # Drafters of one session: each costs computing time and messages, and helps only where the others are wrong or late.
 MOST_DRAFTERS = 8

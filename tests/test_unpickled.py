@@ -23,9 +23,9 @@ PACKAGES = (
 FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 PICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "shelve"}
 # These pickle what passes between processes that one program started: nothing that comes from outside. Only where a
-# bench computes over several cores; `deploy/` has Ray, which does it too (docs/SECURITY.md).
+# simulation runs on several cores; `deploy/` has Ray, which does it too (docs/SECURITY.md).
 POOLS = {"multiprocessing", "ProcessPoolExecutor"}
-POOLED = {"bench/wan/virtual.py"}
+POOLED = {"bench/harness/processes.py"}
 # YAML is read by the loaders that make plain values only.
 YAML_LOADERS = ("yaml.load", "yaml.load_all", "yaml.compose", "yaml.parse")
 YAML_RUNNERS = ("yaml.unsafe_load", "yaml.unsafe_load_all", "yaml.full_load", "yaml.full_load_all")

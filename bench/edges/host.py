@@ -21,7 +21,7 @@ from specwire.core.messages import FinishReason
 from specwire.rpc.tls import ClientTls
 
 # Seconds: a session waits so long for a verifier that is being started anew.
-PEER_TIMEOUT_S, START_TIMEOUT_S, LIMIT_S = 120.0, 300.0, 3600.0
+VERIFIER_WAIT_S, START_TIMEOUT_S, LIMIT_S = 120.0, 300.0, 3600.0
 PROMPTS = tuple(tuple(5 + (7 * index + at) % 50 for at in range(8)) for index in range(4))
 # Of one that floods: its texts are left behind so many tokens.
 LEFT_BEHIND = 8
@@ -119,7 +119,7 @@ async def started(told: dict[str, Any], watch: Watch) -> list[Edge]:
             plan="off",
             peer_token=token,
             peer_tls=tls,
-            verifier_wait=PEER_TIMEOUT_S,
+            verifier_wait=VERIFIER_WAIT_S,
             start_timeout=START_TIMEOUT_S,
             retention=1.0,
         )

@@ -30,7 +30,9 @@ def simulation_table(results: dict[str, Any]) -> str:
     """Render what was run, where, and what it came to."""
     machine, commit = results["machine"], results["commit"] or "no commit"
     changed = " and changes" if commit.endswith("+") else ""
-    where = f"`make soak-sim` of commit {commit[:7]}{changed}, on one core of {machine['cpu']}:"
+    processes = results.get("processes", 1)
+    cores = "one core" if processes == 1 else f"{processes} cores"
+    where = f"`make soak-sim` of commit {commit[:7]}{changed}, on {cores} of {machine['cpu']}:"
     return f"{where}\n\n```text\n{simulation_summary(results)}\n```"
 
 

@@ -18,7 +18,7 @@ from tests.ports import free_address
 __all__ = ["LOADED_AGAIN", "ROOT", "Parts", "ServiceProcess", "parts"]
 
 # Of an orchestrator whose only verifier is started again with a real model: on a busy machine it has loaded that within
-# a minute or so.
+# a minute or so. Scenes of the matrix have clients that ask again instead.
 LOADED_AGAIN = ("--verifier-wait", "110")
 
 

@@ -145,9 +145,13 @@ class Scene:
                     if self._drafted:
                         stream.until_accepted()
                 meant = self._cell.where != "verifier" or self._serves(self._place.verifiers[0])
-                if meant and all(stream.under_way for stream in self.streams):
+                ended = [stream for stream in self.streams if not stream.under_way]
+                if meant and not ended:
                     stack.enter_context(trial.pop_all())
                     return
+                for stream in ended:
+                    stream.rest()
+                    assert stream.error is None, stream.error
             assert time.monotonic() < until, "the verifier never served, or a text ended before the others streamed"
 
     @property

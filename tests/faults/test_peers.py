@@ -69,7 +69,9 @@ def test_a_text_waits_for_a_verifier_as_long_as_was_said(healthy: Stack) -> None
     with Stream(impatient.address, max_tokens=LONG) as stream:
         stream.until(20)
         verifier.kill()
+        began = time.monotonic()
         stream.rest()
+    assert 0.4 < time.monotonic() - began < 25.0  # and not the 30 s that it waits unless told
     assert stream.error is not None
     assert str(stream.error).startswith("UNAVAILABLE: no verifier took the session within 0.5 s")
     assert_plain_so_far(stream)

@@ -56,7 +56,7 @@ FEW_OF_EACH, SLOTS, SEVERAL = 16, 8, 3
 LIES = ("garbage", "right_once", "repeated", "wild_trees", "flood")
 # Log-probabilities of two engines in float32.
 CLOSE = 1e-3
-# vLLM takes longer to start than a restarted verifier is waited for.
+# vLLM takes longer to start than a restarted verifier is waited for unless told.
 PLAYED = {
     ("drafter", "SIGKILL"),
     ("verifier", "SIGKILL"),

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from orchestrator.cli import add_arguments, options_of
-from orchestrator.options import LONGEST_S, OrchestratorOptions
+from orchestrator.options import LONGEST_S, VERIFIER_WAIT_S, OrchestratorOptions
 from orchestrator.session import appender as leases
 from orchestrator.store import DeletedSession
 from orchestrator.store.memory import MemoryStore
@@ -40,6 +40,16 @@ def test_what_cannot_be_kept_is_refused() -> None:
         parsed("--retention", str(2 * LONGEST_S))
     with pytest.raises(ValueError, match="retention: must be at most"):
         parsed("--retention", "inf")
+
+
+def test_the_command_line_says_how_long_a_text_waits_for_a_verifier() -> None:
+    assert parsed().verifier_wait == VERIFIER_WAIT_S
+    assert parsed("--verifier-wait", "600").verifier_wait == 600.0
+    for wrong in ("0", "-1", "nan"):
+        with pytest.raises(ValueError, match="verifier_wait: must be positive"):
+            parsed("--verifier-wait", wrong)
+    with pytest.raises(ValueError, match="verifier_wait: must be at most"):
+        parsed("--verifier-wait", "inf")
 
 
 async def test_a_session_says_when_and_where_it_is() -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
-from bench.harness.processes import in_processes
+from bench.harness.processes import in_processes, usual_processes
 from bench.soak import record
 from specwire.rpc.process import say
 from tests.simulation.record import OUT, WHOLE, Totals
@@ -24,25 +24,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=WHOLE, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one (default: %(default)s)")
-    parser.add_argument("--processes", type=int, metavar="N", help="that run them (default: as many as cores)")
+    many = usual_processes()
+    parser.add_argument("--processes", type=int, default=many, metavar="N", help="that run them (default: %(default)s)")
     record.add_argument(parser, OUT)
     args = parser.parse_args(arguments)
-    if args.processes is not None and args.processes < 1:
+    if args.processes < 1:
         parser.error(f"argument --processes: must be 1 or more, not {args.processes}")
     record.check(args.out)
-    totals = Totals(range(args.first, args.first + args.seeds))
-    interrupted = soak(totals, args.processes)
+    totals = Totals(range(args.first, args.first + args.seeds), args.processes)
+    interrupted = soak(totals)
     if not interrupted:
         record.keep(totals, args.out, OUT, say)
     print(totals.shown(), flush=True)
     return 0 if totals.clean else 1
 
 
-def soak(totals: Totals, processes: int | None) -> bool:
-    """Run what is asked for; whether Ctrl-C ended it before. processes: see `in_processes`."""
+def soak(totals: Totals) -> bool:
+    """Run what is asked for; whether Ctrl-C ended it before."""
     began = time.perf_counter()
     try:
-        _soak(totals, processes)
+        _soak(totals)
     except KeyboardInterrupt:
         return True
     finally:
@@ -50,9 +51,9 @@ def soak(totals: Totals, processes: int | None) -> bool:
     return False
 
 
-def _soak(totals: Totals, processes: int | None) -> None:
+def _soak(totals: Totals) -> None:
     shown = time.perf_counter()
-    with closing(in_processes(run_seed, totals.asked, processes)) as outcomes:
+    with closing(in_processes(run_seed, totals.asked, totals.processes)) as outcomes:
         for outcome in outcomes:
             totals.add(outcome)
             if outcome.found:

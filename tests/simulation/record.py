@@ -20,10 +20,14 @@ WHOLE = 10_000
 
 
 class Totals:
-    """Of the seeds so far. `asked`: those that are to run; `took`: seconds until now, set by who looks at a clock."""
+    """Of the seeds so far.
 
-    def __init__(self, asked: range) -> None:
+    asked: those that are to run, in so many `processes`. took: seconds until now, set by who looks at a clock.
+    """
+
+    def __init__(self, asked: range, processes: int = 1) -> None:
         self.asked = asked
+        self.processes = processes
         self.failed: list[int] = []
         self.runs = self.callbacks = self.checks = self.tokens = self.reconnections = 0
         self.seconds = self.took = 0.0
@@ -70,6 +74,7 @@ class Totals:
             "seeds": self.runs,
             "failed": self.failed,
             "took_s": round(self.took, 1),
+            "processes": self.processes,
             "simulated_hours": round(self.seconds / 3600, 1),
             "callbacks": self.callbacks,
             "states": self.checks,

@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
+from bench.harness import ROOT
 from bench.harness.processes import FEW, in_processes
+from tests.wait import eventually
+
+LIMIT_S = 60.0
+# Each of two processes notes its number, and is then busy for a moment, again and again.
+ASKS = """
+import os, pathlib, sys, time
+sys.path.insert(0, {root!r})
+from bench.harness.processes import in_processes
+
+def busy(number):
+    (pathlib.Path(sys.argv[1]) / str(os.getpid())).touch()
+    time.sleep(0.1)
+
+if __name__ == "__main__":
+    for each in in_processes(busy, range(100_000), 2):
+        pass
+"""
 
 
 def double(value: int) -> int:
@@ -54,3 +76,20 @@ def test_what_was_not_begun_is_left_where_no_more_is_wanted(tmp_path: Path) -> N
 def test_what_fails_there_is_told_here() -> None:
     with pytest.raises(ValueError, match="not 0"):
         list(in_processes(refused, range(3), 2))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_whoever_asked(number: signal.Signals, tmp_path: Path) -> None:
+    program = tmp_path / "asks.py"
+    program.write_text(ASKS.format(root=str(ROOT)))
+    began = tmp_path / "began"
+    began.mkdir()
+    with subprocess.Popen([sys.executable, str(program), str(began)], stderr=subprocess.DEVNULL) as asking:
+        try:
+            assert eventually(lambda: len(list(began.iterdir())) == 2)
+            workers = [int(each.name) for each in began.iterdir()]
+            asking.send_signal(number)
+            assert asking.wait(LIMIT_S) != 0
+        finally:
+            asking.kill()
+    assert eventually(lambda: not any(map(psutil.pid_exists, workers)))
