@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from bench.batch.rows import OFF, OURS, SAMPLES, Together
 from bench.harness.interval import Estimate, estimate, percentile
@@ -125,6 +126,25 @@ def _full_speeds(samples: Sequence[BatchSample], row: str) -> dict[int, float]:
             tokens[sample.repeat] += sum(each.tokens for each in arrivals if began_ns < each.received_ns <= ended_ns)
             spent_ns[sample.repeat] += ended_ns - began_ns
     return {repeat: tokens[repeat] / spent_ns[repeat] * 1e9 for repeat in spent_ns}
+
+
+def text_ratio(raw: Sequence[Mapping[str, Any]], level: int, row: str) -> Estimate:
+    """How soon a text is there on average, as a multiple of off. raw: a record's runs (`bench.batch.report.write`).
+
+    `to_off` goes by the last text of each group alone.
+    """
+    seconds, of_off = (_text_seconds(raw, level, each) for each in (row, SAMPLES.get(row, OFF)))
+    return estimate([of_off[repeat] / seconds[repeat] for repeat in seconds])
+
+
+def _text_seconds(raw: Sequence[Mapping[str, Any]], level: int, row: str) -> dict[int, float]:
+    """All texts' seconds together, by repeat."""
+    spent: dict[int, float] = {}
+    for run in raw:
+        if (run["level"], run["row"]) == (level, row):
+            own = sum(session["seconds"] for session in run["sessions"])
+            spent[run["repeat"]] = spent.get(run["repeat"], 0.0) + own
+    return spent
 
 
 def pauses_ms(run: Run) -> list[float]:

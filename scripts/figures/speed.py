@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
+from bench.batch.figures import text_ratio
 from bench.main.report import core_ms
 from scripts.figures.markdown import bars_table, grid, interval
 
@@ -37,14 +39,19 @@ def speed_table(results: dict[str, Any]) -> str:
 
 
 def batch_table(results: dict[str, Any]) -> str:
-    """Render `make bench-batch`: rows, the verifier's work beside its forwards, requests that arrive, bars."""
-    rows = [["at once", "row", "tokens/s", "x off", "while full", "ms between tokens, p50", "p95", "first token, ms"]]
+    """Render `make bench-batch`: rows, the verifier's work beside its forwards, requests that arrive, bars.
+
+    Multiples of off: until the last text has ended, while all decode, and of how soon a text is there on average.
+    """
+    rows = [["at once", "row", "tokens/s", "x off", "while full", "a text's mean", "ms between tokens, p50", "p95"]]
+    rows[0].append("first token, ms")
     outside = [["at once", "row", "us between forwards, p50", "of each session", "forward, us", "share of the forward"]]
     for row in results["rows"]:
         speed = f"{row['tokens_per_second']['value']:.0f}"
         pauses = [f"{row['pause_p50_ms']:.1f}", f"{row['pause_p95_ms']:.1f}", f"{row['first_token_ms']:.0f}"]
         full = interval(row["full_to_off"]) if row.get("full_to_off") else ""
-        rows.append([str(row["level"]), row["label"], speed, interval(row["to_off"]), full, *pauses])
+        text = interval(asdict(text_ratio(results["raw"], row["level"], row["row"])))
+        rows.append([str(row["level"]), row["label"], speed, interval(row["to_off"]), full, text, *pauses])
         found = row["outside"]
         if found is not None:
             times = [f"{found['step_us']['value']:.0f}", f"{found['session_us']:.1f}", f"{found['forward_us']:.0f}"]

@@ -14,7 +14,7 @@ import pytest
 
 from bench.batch import settings
 from bench.batch.arrivals import ArrivalLoad, LatencyTarget, LoadSample, ServedArrival, due_times, load_lines, serve
-from bench.batch.figures import BatchSample, full_steps, lines, pauses_ms, unknown
+from bench.batch.figures import BatchSample, full_steps, lines, pauses_ms, text_ratio, unknown
 from bench.batch.judged import JudgedText, bars
 from bench.batch.measure import BatchResults
 from bench.batch.plot import draw
@@ -168,6 +168,20 @@ def test_the_table_the_file_and_the_picture_say_all(tmp_path: Path) -> None:
     assert "specwire, drafting automatic" in batch_table(written)
     draw(found.lines, tmp_path / "batch.png")
     assert (tmp_path / "batch.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_text_on_average_is_not_the_last_one() -> None:
+    """Off has both after 4 s; automatic one after 1 and one after 5, in the second repeat 2 and 6."""
+    seconds = {(OFF, 0): (4.0, 4.0), (OFF, 1): (4.0, 4.0), (AUTOMATIC, 0): (1.0, 5.0), (AUTOMATIC, 1): (2.0, 6.0)}
+    raw = [
+        {"level": 2, "repeat": repeat, "row": row, "sessions": [{"seconds": each} for each in texts]}
+        for (row, repeat), texts in seconds.items()
+    ]
+    others = [{**run, "level": 4, "sessions": [{"seconds": 99.0}]} for run in raw]
+    found = text_ratio([*raw, *others], 2, AUTOMATIC)
+    assert found.low == 1.0
+    assert found.high == pytest.approx(8 / 6)
+    assert text_ratio([*raw, *others], 2, OFF).value == 1.0
 
 
 class MadeClient:
