@@ -60,6 +60,7 @@ class KnownSessions:
         self.sessions: dict[str, SessionDriver] = {}
         self._patience = patience
         self._opening: dict[str, asyncio.Task[SessionDriver]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def find(self, session_id: str) -> SessionDriver | None:
         """The session's driver, also where another call is just opening it. Raises as `open`."""
@@ -120,15 +121,21 @@ class KnownSessions:
         return [driver for driver, ended in instants if ended is not None and now - ended > kept]
 
     def forget(self, driver: SessionDriver) -> None:
-        """Unless the session has another driver by now."""
+        """Unless the session has another driver by now. What it still waits for, such as the log, is given up."""
         if self.sessions.get(driver.view.record.session_id) is driver:
             del self.sessions[driver.view.record.session_id]
+            self._close(driver)
+
+    def _close(self, driver: SessionDriver) -> None:
+        task = asyncio.create_task(driver.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def forget_oldest(self) -> None:
         """Forget the sessions that ended first, beyond FINISHED_KEPT."""
         ended = [session_id for session_id, driver in self.sessions.items() if driver.view.output.end is not None]
         for session_id in ended[: max(0, len(ended) - FINISHED_KEPT)]:
-            del self.sessions[session_id]
+            self.forget(self.sessions[session_id])
 
     # Leaving them
 
@@ -155,6 +162,12 @@ class KnownSessions:
         await asyncio.gather(*opening, return_exceptions=True)
         await self._leave()
         return list(self.sessions.values())
+
+    async def close(self, drivers: Iterable[SessionDriver]) -> None:
+        """Returns when no task of theirs, or of those that were forgotten, is left."""
+        for driver in drivers:
+            self._close(driver)
+        await asyncio.gather(*self._closing)
 
     async def _leave(self) -> None:
         drivers = list(self.sessions.values())
@@ -321,7 +334,7 @@ class Orchestrator:
         await asyncio.gather(*self._keeping, return_exceptions=True)
         await self._warming.stop()
         await self.pool.stop()
-        await asyncio.gather(*(driver.close() for driver in drivers))
+        await self.roster.close(drivers)
         await self.store.close()
 
     async def open(self, record: SessionRecord, deadline: float | None, span: Span = NO_SPAN) -> SessionDriver:

@@ -179,6 +179,28 @@ def test_what_nobody_will_wake_is_found_stuck() -> None:
     assert waiting.cancelled()
 
 
+def test_a_session_that_is_forgotten_leaves_no_append_behind() -> None:
+    """Seed 7014: another orchestrator took it over while the log did not answer, which forgot it before that ended."""
+    request = SimRequest(start=0.87, at=0, prompt=(1, 6, 11, 5, 10, 4), max_tokens=21, library=True)
+    faults = (
+        Fault(start=1.295, kind="log_cut", target="orchestrator-0", seconds=33.605),
+        Fault(start=1.345, kind="cut", target="orchestrator-0-client", seconds=0.025),
+        Fault(start=1.453, kind="stop", target="verifier-0", seconds=15.947),
+    )
+    check(
+        Scenario(
+            7014,
+            orchestrators=2,
+            forward=0.05,
+            draft=0.002,
+            agree=0.0,
+            retention=5.0,
+            requests=(request,),
+            faults=faults,
+        )
+    )
+
+
 def test_a_session_whose_last_token_is_in_its_slot_already_goes_on() -> None:
     """Seed 1300: a session that was taken over had nothing left to feed, and was given no row for ever."""
     check(
