@@ -21,7 +21,7 @@ def test_a_few_seeds_are_shown_and_kept_where_that_is_asked(
 ) -> None:
     monkeypatch.setattr(command, "OUT", tmp_path / "simulation.json")
     assert command.main(["--seeds", "3", "--first", "3", "--processes", "2", "--out", str(tmp_path / "few.json")]) == 0
-    assert capsys.readouterr().out.startswith("simulation: 3 seeds in ")
+    assert "simulation: 3 seeds in " in capsys.readouterr().out  # behind how far it is, where that takes long
     told = json.loads((tmp_path / "few.json").read_text())
     assert (told["seeds"], told["failed"], [bar["holds"] for bar in told["bars"]]) == (3, [], [False, True])
     assert command.main(["--seeds", "1"]) == 0
