@@ -372,10 +372,7 @@ bench-ingress: $(STAMP) ## measure what Ray Serve before an orchestrator costs (
 train-demo-head: $(STAMP) ## train the demo target's head again, into build/heads/eagle3 (half an hour on two idle cores)
 	$(BIN)/python -m demo_pair.train.head --work build/heads
 
-train-bench-batch-ordinary: $(STAMP) ## the same without AVX-512, up to 16 sessions (an hour on a slow machine)
-	$(BIN)/python -m bench.batch.run --levels 1,4,8,16 --repeats 7 --out bench/results/batch_ordinary.json
-
-bench-heads: $(STAMP) ## train the other heads that bench-heads measures, likewise, into build/heads (some half hour each)
+train-bench-heads: $(STAMP) ## train the other heads that bench-heads measures, likewise, into build/heads (some half hour each)
 	$(BIN)/python -m demo_pair.train.head --work build/heads --kind medusa hydra mtp
 
 train-demo-pair: $(STAMP) ## train the demo pair again, into build/pair (hours)

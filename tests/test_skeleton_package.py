@@ -183,6 +183,14 @@ def checkout(folder: Path, python: str) -> None:
         file.chmod(0o755)
 
 
+def test_make_has_each_target_once_and_each_is_phony() -> None:
+    """A second recipe replaces the first, with a warning that nobody reads."""
+    text = (ROOT / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", text, re.MULTILINE)
+    targets = re.findall(r"^([a-z][a-z-]*):(?! export)(?! [A-Z]+ [:?]?=)", text, re.MULTILINE)
+    assert sorted(targets) == sorted(phony.split())
+
+
 def test_every_stage_is_run_whatever_became_of_those_before_it(tmp_path: Path) -> None:
     checkout(tmp_path, FAKE_PYTHON)
     done = make("test", cwd=tmp_path)
