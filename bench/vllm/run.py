@@ -120,9 +120,9 @@ def groups_of(only: Sequence[str]) -> Iterator[VllmGroup]:
 
 
 def servers(
-    folder: Path, group: VllmGroup, drafter: str, links: Mapping[int, RelayLink]
+    present: ExitStack, folder: Path, group: VllmGroup, drafter: str, links: Mapping[int, RelayLink]
 ) -> dict[str, VllmServer | VllmLibrary]:
-    """Start what a group has of vLLM's. drafter: its address, for the row that has n-grams as well."""
+    """Start what a group has of vLLM's; `present` ends it. drafter: for the row that has n-grams as well."""
     proposers = {
         IDLE: "--no-ngram",
         **{DISTANCES[rtt]: f"--drafter {link.address} --no-ngram" for rtt, link in links.items()},
@@ -134,15 +134,11 @@ def servers(
         own.mkdir(parents=True)
         if row == LIBRARY:
             started[row] = VllmLibrary(TARGET, own, max(LEVELS))
-            continue
-        started[row] = VllmServer(
-            TARGET,
-            own,
-            f"127.0.0.1:{free_port()}",
-            OWN.get(row, PROPOSER),
-            proposers.get(row, ""),
-            sessions=max(LEVELS),
-        )
+        else:
+            address = f"127.0.0.1:{free_port()}"
+            speculation, proposer = OWN.get(row, PROPOSER), proposers.get(row, "")
+            started[row] = VllmServer(TARGET, own, address, speculation, proposer, sessions=max(LEVELS))
+        present.callback(started[row].end)
     return started
 
 
@@ -170,9 +166,7 @@ def beside(
 ) -> dict[str, Writer]:
     """All rows of a group, ready."""
     folder.mkdir()
-    theirs = servers(folder, group, drafter, links)
-    for server in theirs.values():
-        present.callback(server.end)
+    theirs = servers(present, folder, group, drafter, links)
     for row, server in theirs.items():
         server.ready()
         server.stop()
