@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -160,3 +160,31 @@ def test_a_server_that_dials_a_drafter_runs_on_until_it_spins_no_more(
         assert not waited
     assert waited == [server.SETTLE_S, server.SPINS_S]
     assert two.states() == ["S", "S"]
+
+
+class EndedServer:
+    """Stands for a VllmServer; notes that it was ended."""
+
+    def __init__(self, ended: list[str]) -> None:
+        self._ended = ended
+
+    def end(self) -> None:
+        self._ended.append("the first")
+
+
+def test_a_server_that_has_started_is_ended_though_the_next_one_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended: list[str] = []
+    started: list[EndedServer] = []
+
+    def start(*_: object, **__: object) -> EndedServer:
+        if started:
+            raise OSError("no more processes")
+        started.append(EndedServer(ended))
+        return started[0]
+
+    monkeypatch.setattr(run, "VllmServer", start)
+    with pytest.raises(OSError, match="no more processes"), ExitStack() as present:
+        run.servers(present, tmp_path, run.VllmGroup((OFF, NGRAM)), "127.0.0.1:1", {})
+    assert ended == ["the first"]
