@@ -37,11 +37,11 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
 .SILENT:
 
 help: ## show this list
-	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) $(CLIENTS) ## create .venv with everything that running and developing needs
 
@@ -127,10 +127,10 @@ test: $(STAMP) ## all tests: unit, real processes, a short fault run; every stag
 	cat build/test/summary; test ! -e build/test/failed
 
 # Instruction sets of an ordinary machine, as far as OpenVINO, oneDNN, PyTorch and MKL let themselves be held to them.
-test-ordinary bench-box-ordinary bench-batch-ordinary bench-heads-ordinary: export OV_CPU_MAX_ISA := AVX2
-test-ordinary bench-box-ordinary bench-batch-ordinary bench-heads-ordinary: export ONEDNN_MAX_CPU_ISA := AVX2
-test-ordinary bench-box-ordinary bench-batch-ordinary bench-heads-ordinary: export ATEN_CPU_CAPABILITY := avx2
-test-ordinary bench-box-ordinary bench-batch-ordinary bench-heads-ordinary: export MKL_ENABLE_INSTRUCTIONS := AVX2
+test-ordinary bench-ordinary bench-box-ordinary bench-batch-ordinary bench-heads-ordinary: export OV_CPU_MAX_ISA := AVX2
+test-ordinary bench-ordinary bench-box-ordinary bench-batch-ordinary bench-heads-ordinary: export ONEDNN_MAX_CPU_ISA := AVX2
+test-ordinary bench-ordinary bench-box-ordinary bench-batch-ordinary bench-heads-ordinary: export ATEN_CPU_CAPABILITY := avx2
+test-ordinary bench-ordinary bench-box-ordinary bench-batch-ordinary bench-heads-ordinary: export MKL_ENABLE_INSTRUCTIONS := AVX2
 test-ordinary: $(STAMP) ## all tests as an ordinary, busy machine runs them: without AVX-512, beside two busy loops
 	trap 'kill $$loops 2>/dev/null' EXIT; trap 'exit 130' INT TERM; loops=; \
 	for each in 1 2; do timeout 14400 sh -c 'while :; do :; done' & loops="$$loops $$!"; done; \
@@ -276,6 +276,9 @@ proto-baseline: $(STAMP) ## take proto/ as it is for what was released: what mak
 
 bench: $(STAMP) ## measure speed against the plain target and its peers
 	$(BIN)/python -m bench.main.run
+
+bench-ordinary: $(STAMP) ## the same without AVX-512
+	$(BIN)/python -m bench.main.run --out bench/results/main_ordinary.json
 
 bench-box: $(STAMP) ## measure specwire in one process and in several beside OpenVINO GenAI and the forward alone (ten minutes)
 	$(BIN)/python -m bench.main.run --box

@@ -1,7 +1,7 @@
 """All measurements. `make bench-NAME` runs the file or the room of that name, a room by its module `run`;
 bench-ROOM-MODULE runs another module of a room. With -ordinary it is the same without AVX-512.
 
-main          make bench, bench-box, bench-box-ordinary: one session beside transformers and OpenVINO GenAI
+main          make bench, bench-box, both with -ordinary: one session beside transformers and OpenVINO GenAI
 batch         many sessions at once; bench-batch-ordinary, too
 heads         heads beside the target; bench-heads-ordinary, too
 copy, suffix  proposals from the text itself, and from other texts

@@ -120,6 +120,8 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "headline": ("main.json", "make bench", headline_table),
     "speed": ("main.json", "make bench", speed_table),
     "bars": ("main.json", "make bench", bars_table),
+    "speed-ordinary": ("main_ordinary.json", "make bench-ordinary", speed_table),
+    "bars-ordinary": ("main_ordinary.json", "make bench-ordinary", bars_table),
     "box": ("box.json", "make bench-box", speed_table),
     "box-bars": ("box.json", "make bench-box", bars_table),
     "box-ordinary": ("box_ordinary.json", "make bench-box-ordinary", speed_table),
