@@ -179,7 +179,7 @@ test-faults: $(STAMP)
 	echo "test: faults (a short run)"
 	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --no-loadscope-reorder --timeout=600 --session-timeout=3600 -m "not whole_matrix" tests/faults $(AGAIN)
 
-test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults (a quarter of an hour)
+test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults (half an hour)
 	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --no-loadscope-reorder --timeout=600 --session-timeout=5400 --played=bench/results/faults.json tests/faults
 
 SEEDS ?= 10000
@@ -277,7 +277,7 @@ proto-baseline: $(STAMP) ## take proto/ as it is for what was released: what mak
 bench: $(STAMP) ## measure speed against the plain target and its peers
 	$(BIN)/python -m bench.main.run
 
-bench-ordinary: $(STAMP) ## the same without AVX-512
+bench-ordinary: $(STAMP) ## the same without AVX-512 (half an hour)
 	$(BIN)/python -m bench.main.run --out bench/results/main_ordinary.json
 
 bench-box: $(STAMP) ## measure specwire in one process and in several beside OpenVINO GenAI and the forward alone (ten minutes)
@@ -318,7 +318,7 @@ bench-dtypes: $(STAMP) ## measure bfloat16 and 8-bit weights beside float32: spe
 bench-deterministic: $(STAMP) ## measure what --deterministic keeps equal, and what it costs (64 sessions, alone and mixed)
 	$(BIN)/python -m bench.deterministic
 
-bench-batch: $(STAMP) ## measure 1 to 32 sessions at once, greedy and at temperature 0.8, beside transformers' static and continuous batching (half an hour)
+bench-batch: $(STAMP) ## measure 1 to 32 sessions at once, greedy and at temperature 0.8, beside transformers' static and continuous batching (half an hour, on a slow machine two hours)
 	$(BIN)/python -m bench.batch.run
 
 bench-batch-ordinary: $(STAMP) ## the same without AVX-512, up to 16 sessions (an hour on a slow machine)
