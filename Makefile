@@ -37,7 +37,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-models node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
 .SILENT:
 
 help: ## show this list
@@ -100,6 +100,9 @@ $(ARCTIC): constraints.txt $(STAMP)
 	PATH="$$PWD/$(VENV)/arctic/bin:$$PATH" PYTHONPATH="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 	    $(VENV)/arctic/bin/python -m pip install -q --no-compile --no-deps --no-build-isolation --target $(VENV)/arctic/package arctic-inference==0.1.1
 	touch $@
+
+setup-models: $(STAMP) ## real models for build/models, 1.2 GB (make setup-models MODELS=smollm2-135m for one of 98 MB)
+	$(BIN)/python -m scripts.setup_models $(MODELS)
 
 demo: $(STAMP) ## real completions through the whole stack, drafting off and on
 	$(BIN)/specwire demo

@@ -21,8 +21,9 @@ from orchestrator.options import (
 )
 from orchestrator.tenants import Access
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import AUTO
+from specwire.core.model import AUTO, ModelError
 from specwire.core.policy.controller import InvalidPlan, parse_plan
+from specwire.named_models import located
 from specwire.redis.urls import MEMORY
 from specwire.rpc.channel import exposure
 from specwire.rpc.server_options import (
@@ -371,7 +372,9 @@ def kind_of(role: str) -> str:
 def add_stack_arguments(parser: argparse.ArgumentParser, references: bool = True) -> None:
     """Add what stack_options reads, --listen apart. references: False leaves --reference to the caller."""
     group = parser.add_argument_group("stack")
-    group.add_argument("--target", metavar="MODEL", help="path or hub id (default: the demo pair's target)")
+    group.add_argument(
+        "--target", metavar="MODEL", help="path, hub id or named model (default: the demo pair's target)"
+    )
     draft = group.add_mutually_exclusive_group()
     draft.add_argument(
         "--draft",
@@ -436,6 +439,8 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
     default_draft = str(demo_pair.DRAFT) if args.target is None else None
     speculative = _speculative(args)
     draft, *more = args.draft or [speculative.draft or default_draft]
+    for option, model in (("target", args.target), *(("draft", each) for each in (draft, *more))):
+        _check_named(option, model)
     return StackOptions(
         target=args.target or str(demo_pair.TARGET),
         draft=draft if speculative.drafter else None,
@@ -488,6 +493,14 @@ def _speculative(args: argparse.Namespace) -> Speculative:
             SPECULATIVE, "model is missing: a target that is named needs a draft model that is named"
         )
     return wanted
+
+
+def _check_named(option: str, model: str | None) -> None:
+    """InvalidParameter for a named model that is not on this machine."""
+    try:
+        located(model or "")
+    except ModelError as error:
+        raise InvalidParameter(option, str(error)) from None
 
 
 def target_threads() -> int:

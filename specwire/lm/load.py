@@ -36,20 +36,21 @@ from specwire.lm.kv_cache import LanguageModel
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.lm.table_model import PREFIX as TABLE_PREFIX
 from specwire.lm.table_model import load_table_model
+from specwire.named_models import located
 
 
 def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
     """Load a causal language model.
 
     Args:
-        spec: local directory, hub id, GGUF file, a scripted model (`specwire.lm.scripted.USAGE`), or a table of
-            n-grams (`table:FILE`).
+        spec: local directory, hub id, GGUF file, a named model (`specwire.named_models`), a scripted model
+            (`specwire.lm.scripted.USAGE`), or a table of n-grams (`table:FILE`).
         options: see `specwire.core.model.Loading`.
 
     Raises:
         ModelError: with one sentence that names what is wrong.
     """
-    asked = Loading(**options)
+    spec, asked = located(spec), Loading(**options)
     _check(asked)
     _set_threads(asked)
     if spec.startswith(PREFIX):

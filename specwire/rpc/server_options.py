@@ -297,7 +297,7 @@ def add_model_arguments(
         "model",
         metavar="MODEL",
         nargs="?" if optional else None,
-        help="path, hub id, GGUF file, or scripted:SEED for known logits",
+        help="path, hub id, GGUF file, a name of `make setup-models`, or scripted:SEED for known logits",
     )
     parser.add_argument("--listen", default=ANY_PORT, metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
     add_dtype_argument(parser, "of weights and arithmetic")

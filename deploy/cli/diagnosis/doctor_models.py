@@ -24,6 +24,7 @@ from specwire.lm.runners.hybrid import slot_state_bytes
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.lm.table_model import PREFIX as TABLE_PREFIX
 from specwire.lm.table_model import load_table_model
+from specwire.named_models import located
 from specwire.text.tokenizer import TokenizerError, vocabulary_fingerprint
 from specwire.text.vocabulary_map import TokenTable, VocabularyMap
 
@@ -92,7 +93,7 @@ def check_models(
         except Exception as error:  # any error that the library raises for a broken directory or an unreachable hub
             reason = str(error).strip().partition("\n")[0]
             yield bad("model", f"{model} cannot be read: {reason}", "give a directory, a hub id or a GGUF file")
-    if any(map(is_gguf, known)):
+    if any(is_gguf(located(model)) for model in known):
         yield _check_llamacpp()
     if target in known:
         for draft in (each for each in drafts if each in known):
@@ -112,8 +113,8 @@ def facts_of(model: str, dtype: str) -> Facts:
         size = Path(model.removeprefix(TABLE_PREFIX)).stat().st_size
         ids, context = table.vocabulary, table.context
         return Facts(model, table.vocabulary_fingerprint, ids, context, 0, size, table.tokenizer_json)
-    if is_gguf(model):
-        file = read_gguf(model)
+    if is_gguf(located(model)):
+        file = read_gguf(located(model))
         tokens, context = file.text().tokens, file.context(None)
         kept = int(context * file.position_bytes(file.kv_type(AUTO_KV)))
         told = file.text().tokenizer_json or file.tokenizer()

