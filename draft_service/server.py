@@ -16,7 +16,7 @@ from draft_service.generation import GenerationServicer
 from draft_service.service import DraftHandler, DraftServicer
 from draft_service.versions import DrafterFigures, LoadedDrafter, ServedDrafter, first_model, followed
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import AUTO, ModelError
+from specwire.core.model import ModelError
 from specwire.registry.entry import Role
 from specwire.registry.options import (
     NO_CLOUD,
@@ -332,7 +332,7 @@ def _loader(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser, runtime=AUTO, optional=True)
+    add_model_arguments(parser, optional=True)
     parser.add_argument(
         "--follow",
         metavar="DIR",

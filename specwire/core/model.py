@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, Required, TypedDict
 
-# What may compute forwards; LLAMACPP: those of a GGUF file, which nothing else reads, whatever is asked for.
+# What may compute forwards; LLAMACPP: those of a GGUF file.
 # AUTO: of other models OPENVINO where it is installed and agrees with the model, else TORCH.
 TORCH, OPENVINO, LLAMACPP, AUTO = RUNTIMES = ("torch", "openvino", "llamacpp", "auto")
 # What a verifier's forwards are computed with: our own runtimes, or vLLM's worker.

@@ -32,6 +32,8 @@ MOST, MOST_DIMENSIONS, MOST_DEPTH = 1 << 20, 8, 4
 # Formats of numbers by type; a string and an array are types of their own.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+# Bytes that tensors begin at a multiple of, unless the file says another number.
+ALIGNMENT = 32
 # Names of tensors' types.
 TENSOR_TYPES = {
     0: "f32",
@@ -72,8 +74,27 @@ PATTERNS = {
     "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+",
 }
+# Ids that end a text: those of these entries, and those of tokens that llama.cpp takes for ends whatever a file says
+# (`llama_vocab::impl::load`).
+ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+# fmt: off
+END_TOKENS = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<｜end▁of▁sentence｜>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>",
+    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+}
+# fmt: on
 # What chat templates may name, by the entry that has its id.
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding", "sep_token": "sep"}
+
+
+class StoredTensor(NamedTuple):
+    """shape: fastest dimension first. kind: the number of its type. start: where its data begins in the file."""
+
+    shape: tuple[int, ...]
+    kind: int
+    start: int
 
 
 class Attention(NamedTuple):
@@ -88,15 +109,24 @@ class Attention(NamedTuple):
 class GgufFile:
     """What a file's head says.
 
-    elements: of all tensors, by their type's name. ids: rows of the embedding. turns_longer: positions are turned by
-    other factors in a cache longer than the model's original context (longrope).
+    elements: of all tensors, by their type's name.
     """
 
     path: Path
     metadata: Mapping[str, Any]
     elements: Counter[str]
-    ids: int
-    turns_longer: bool = False
+    tensors: Mapping[str, StoredTensor]
+
+    @property
+    def ids(self) -> int:
+        """Rows of the embedding."""
+        embedding = self.tensors.get("token_embd.weight")
+        return embedding.shape[-1] if embedding is not None and embedding.shape else 0
+
+    @property
+    def turns_longer(self) -> bool:
+        """Whether positions are turned by other factors in a cache longer than the model's original context."""
+        return "rope_factors_long.weight" in self.tensors
 
     @property
     def architecture(self) -> str:
@@ -121,6 +151,20 @@ class GgufFile:
         if wanted > limit:
             raise ModelError(f"context: the model was made for {limit} positions, not {wanted}")
         return wanted
+
+    def needed(self, key: str) -> Any:
+        """A number of the model's; ModelError if the file lacks it, or has another for each layer."""
+        value = self.of_model(key)
+        if not isinstance(value, int | float):
+            raise ModelError(f"model {str(self.path)!r}: {self.architecture}.{key} is missing, or no number")
+        return value
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every id at which llama.cpp itself would end a text."""
+        ends = {self.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ENDS}
+        tokens = self.tokens
+        return tuple(id_ for id_ in sorted(tokens) if id_ in ends or tokens[id_] in END_TOKENS)
 
     def check_rotation(self, slots: int, context: int) -> None:
         """ModelError if llama.cpp would turn short texts as long ones, because the cache of all slots is long."""
@@ -265,13 +309,11 @@ def read_gguf(spec: str) -> GgufFile:
     except (OSError, ValueError, struct.error) as error:
         raise ModelError(f"model {spec!r} cannot be read as a GGUF file: {error}") from error
     elements: Counter[str] = Counter()
-    for shape, kind in tensors.values():
+    for shape, kind, _ in tensors.values():
         elements[TENSOR_TYPES.get(kind, f"type {kind}")] += math.prod(shape)
     if not elements:
         raise ModelError(f"model {spec!r} has no tensors")
-    embedding = tensors.get("token_embd.weight", ((), 0))[0]
-    ids = embedding[-1] if embedding else 0
-    return GgufFile(path, metadata, elements, ids, "rope_factors_long.weight" in tensors)
+    return GgufFile(path, metadata, elements, tensors)
 
 
 class Reader:
@@ -280,8 +322,8 @@ class Reader:
     def __init__(self, content: mmap) -> None:
         self._content, self._at = content, 0
 
-    def head(self) -> tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], int]]]:
-        """Entries by name, and of each tensor its shape, fastest dimension first, and type."""
+    def head(self) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+        """Entries and tensors by name."""
         if self._bytes(4) != MAGIC:
             raise ValueError("it does not begin with GGUF")
         version = self._number("I")
@@ -289,16 +331,19 @@ class Reader:
             raise ValueError(f"version {version} is not known, only {' and '.join(map(str, VERSIONS))}")
         tensors, entries = self._count("Q"), self._count("Q")
         metadata = {self._string(): self._value(self._number("I")) for _ in range(entries)}
-        return metadata, dict(self._tensor() for _ in range(tensors))
+        told = dict(self._tensor() for _ in range(tensors))
+        aligned = metadata.get("general.alignment", ALIGNMENT)
+        if not isinstance(aligned, int) or aligned < 1:
+            raise ValueError(f"general.alignment is {aligned!r:.80}")
+        first = -(-self._at // aligned) * aligned
+        return metadata, {name: tensor._replace(start=first + tensor.start) for name, tensor in told.items()}
 
-    def _tensor(self) -> tuple[str, tuple[tuple[int, ...], int]]:
+    def _tensor(self) -> tuple[str, StoredTensor]:
         name, dimensions = self._string(), self._number("I")
         if dimensions > MOST_DIMENSIONS:
             raise ValueError(f"tensor {name!r:.80} has {dimensions} dimensions")
         shape = tuple(self._number("Q") for _ in range(dimensions))
-        kind = self._number("I")
-        self._number("Q")  # where its data lies
-        return name, (shape, kind)
+        return name, StoredTensor(shape, self._number("I"), self._number("Q"))
 
     def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == STRING:

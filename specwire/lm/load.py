@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
@@ -57,23 +58,27 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
         return _scripted(spec, asked)
     if spec.startswith(TABLE_PREFIX):
         return _table(spec, asked)
-    if is_gguf(spec):
-        _check_for_gguf(asked)
+    by_llamacpp = is_gguf(spec) and computes_gguf(asked) == LLAMACPP
+    if by_llamacpp:
+        _check_for_llamacpp(asked)
     else:
-        _check_for_gguf_only(spec, asked)
+        _check_for_llamacpp_only(spec, asked)
+    if not is_gguf(spec):
         check_directory(spec)
+    elif asked.engine == VLLM:
+        raise ModelError(f"engine: {VLLM} is not served with a {GGUF} file here")
     # Imported here because transformers takes seconds to import: neither a scripted model, nor a table, nor whoever is
     # told of a mistake needs to wait for it.
     from specwire.lm import pretrained
     from specwire.lm.kv_memory import KvMemory
 
     size = asked.slots if asked.kv_memory is None else KvMemory(asked.kv_memory)
-    if is_gguf(spec):
+    if by_llamacpp:
         return pretrained.load_gguf(spec, size, asked)
     dtype = _computed_in(asked)
     with _told_by(asked.ranks):
         if asked.engine == VLLM:
-            _refuse({"runtime": asked.runtime != TORCH, **_of_our_runtimes(asked)}, f"--engine {VLLM}")
+            _refuse({"runtime": asked.runtime not in (TORCH, AUTO), **_of_our_runtimes(asked)}, f"--engine {VLLM}")
             return pretrained.load_in_vllm(spec, size, dtype, asked)
         return pretrained.load_pretrained(spec, size, dtype, asked)
 
@@ -150,20 +155,34 @@ def _refuse(asked: Mapping[str, object], by: str) -> None:
             raise ModelError(f"{name}: is not served with {by}")
 
 
-def _check_for_gguf(asked: Loading) -> None:
+def computes_gguf(asked: Loading) -> str:
+    """Which runtime computes a GGUF file, or auto for the quicker one of those that are not llama.cpp.
+
+    llama.cpp alone has keys and values in few bits, and layers on a GPU; the others alone have what `_of_our_runtimes`
+    names. Else auto is OpenVINO where it is installed and the processor computes bfloat16: rows are then free, while
+    llama.cpp's products of few bits cost more with each (docs/MODELS.md).
+    """
+    if asked.runtime != AUTO:
+        return asked.runtime
+    if asked.kv_type != AUTO_KV or asked.gpu_layers:
+        return LLAMACPP
+    ours = any(_of_our_runtimes(asked).values()) or asked.ranks is not None or asked.device != "cpu"
+    quick = find_spec("openvino") is not None and native_dtype(asked.device) != "float32"
+    return AUTO if ours or quick or find_spec("llama_cpp") is None else LLAMACPP
+
+
+def _check_for_llamacpp(asked: Loading) -> None:
     if asked.device != "cpu":
-        raise ModelError(f"device: is not served with a {GGUF} file; its layers go to a GPU by --gpu-layers")
-    _refuse({**_of_our_runtimes(asked), RANKS: asked.ranks, "engine": asked.engine != SPECWIRE}, f"a {GGUF} file")
+        raise ModelError(f"device: is not served with {LLAMACPP}; a file's layers go to a GPU by --gpu-layers")
+    _refuse({**_of_our_runtimes(asked), RANKS: asked.ranks, "engine": asked.engine != SPECWIRE}, LLAMACPP)
 
 
-def _check_for_gguf_only(spec: str, asked: Loading) -> None:
-    for name, value in (
-        ("runtime", asked.runtime == LLAMACPP),
-        ("kv-type", asked.kv_type != AUTO_KV),
-        ("gpu-layers", asked.gpu_layers),
-    ):
+def _check_for_llamacpp_only(spec: str, asked: Loading) -> None:
+    for name, value in (("kv-type", asked.kv_type != AUTO_KV), ("gpu-layers", asked.gpu_layers)):
         if value:
-            raise ModelError(f"{name}: {LLAMACPP if name == 'runtime' else value} is for {GGUF} files, not for {spec}")
+            raise ModelError(f"{name}: is for {GGUF} files that {LLAMACPP} computes, not for {spec} on {asked.runtime}")
+    if asked.runtime == LLAMACPP:
+        raise ModelError(f"runtime: {LLAMACPP} is for {GGUF} files, not for {spec}")
 
 
 def check_directory(spec: str) -> None:

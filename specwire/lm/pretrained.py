@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,9 +29,11 @@ from specwire.core.model import (
     ModelInfo,
     ModelLost,
     RankGroup,
+    is_gguf,
     out_of_memory,
 )
-from specwire.lm.gguf_file import read_gguf
+from specwire.lm.gguf_file import GgufFile, read_gguf
+from specwire.lm.gguf_weights import config_of, model_of_file
 from specwire.lm.heads.head import Head
 from specwire.lm.heads.select import HeadFactory, LoadedHead, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
@@ -98,13 +101,15 @@ class Outline:
 
 
 def outline(spec: str, context: int | None = None) -> Outline:
-    """Outline of a directory or hub id. Raises ModelError for models that can be refused without weights."""
+    """Outline of a directory, a hub id or a GGUF file. ModelError for models that can be refused without weights."""
     config, location = _config(spec), _location(spec)
     check_kind(config)
     check_class(config)
     positions = context_of(config, context)
     check_window(config, positions)
     check_rotation(config, positions)
+    if is_gguf(spec):
+        return Outline(location, config, positions, _text_of(read_gguf(spec)))
     text = read_text(location)
     check_files(location)
     return Outline(location, config, positions, text)
@@ -116,7 +121,7 @@ def load_pretrained(
     dtype: str,
     asked: Loading,
 ) -> LanguageModel:
-    """The part of `load_model` for directories and hub ids."""
+    """The part of `load_model` for directories, hub ids, and GGUF files that llama.cpp does not compute."""
     device, heads, ranks, how = asked.device, asked.heads, asked.ranks, How.of(asked)
     target = usable_device(device if ranks is None else rank_device(device, ranks))
     if how.deterministic and target.type != "cpu":
@@ -305,7 +310,7 @@ def load_gguf(
     slots: int | KvMemory,
     asked: Loading,
 ) -> LanguageModel:
-    """The part of `load_model` for GGUF files. They say in which numbers llama.cpp computes them: there is no dtype.
+    """The part of `load_model` for llama.cpp, which computes GGUF files in their own numbers: there is no dtype.
 
     Of `asked`, kv_type: of keys and values, one of KV_TYPES; gpu_layers: how many of the layers lie on a GPU.
     """
@@ -401,6 +406,8 @@ def usable_device(name: str) -> torch.device:
 
 def _config(spec: str) -> PreTrainedConfig:
     """Code in the model's folder is not run; without a word from us the library would ask at a terminal."""
+    if is_gguf(spec):
+        return config_of(read_gguf(spec))
     location = _location(spec)
     try:
         said: dict[str, Any] = PreTrainedConfig.get_config_dict(location)[0]
@@ -418,7 +425,12 @@ def _config(spec: str) -> PreTrainedConfig:
 
 
 def pretrained(spec: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The model of a local directory or hub id, by its own modules. Raises ModelError."""
+    """The model of a local directory, hub id or GGUF file, by its own modules. Raises ModelError."""
+    if is_gguf(spec):
+        file = read_gguf(spec)
+        read = model_of_file(file, config_of(file), dtype)
+        nn.Module.to(read, device)
+        return read
     _show_progress(LAST_LINE.is_terminal)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -450,14 +462,24 @@ def _show_progress(wanted: bool) -> None:
 
 def _location(spec: str) -> str:
     path = Path(spec).expanduser()
-    return str(path) if path.is_dir() else spec
+    return str(path) if path.is_dir() or is_gguf(spec) else spec
+
+
+def _text_of(file: GgufFile) -> ModelText:
+    """As a file's own, its tokenizer made of its table where none stands beside it."""
+    text = file.text()
+    return text if text.tokenizer_json else text._replace(tokenizer_json=file.tokenizer())
 
 
 def _describe(spec: str, model: PreTrainedModel, known: Outline, dtype: str, how: How) -> tuple[ModelInfo, list[int]]:
     """The model's description, and the ids of its vocabulary without a token."""
     width = model.get_output_embeddings().weight.shape[0]
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    fingerprint = weights_fingerprint(model, known.config, _precision(dtype, how.quantization))
+    precision = _precision(dtype, how.quantization)
+    if is_gguf(spec):
+        fingerprint = hashlib.sha256(f"{precision} {read_gguf(spec).fingerprint()}".encode()).hexdigest()
+    else:
+        fingerprint = weights_fingerprint(model, known.config, precision)
     info, unassigned = _described(spec, known, dtype, width, eos, fingerprint)
     info = replace(
         info,
@@ -485,8 +507,9 @@ def _described(
     text = known.text
     tokens = text.vocabulary(width)
     vocabulary = min(max(tokens) + 1, width)
+    path = Path(known.location)
     info = ModelInfo(
-        name=Path(known.location).name if Path(known.location).is_dir() else spec,
+        name=path.stem if is_gguf(spec) else path.name if path.is_dir() else spec,
         architecture="",
         vocabulary=vocabulary,
         context=known.context,

@@ -21,7 +21,6 @@ from specwire.core.model import (
     RUNTIMES,
     SPECWIRE,
     STAGES,
-    TORCH,
     LoadOptions,
 )
 from specwire.progress import LAST_LINE
@@ -290,7 +289,7 @@ def check_ranks(size: int, stages: int = 1, engine: str = SPECWIRE) -> None:
 
 
 def add_model_arguments(
-    parser: argparse.ArgumentParser, threads: int = 1, runtime: str = TORCH, optional: bool = False
+    parser: argparse.ArgumentParser, threads: int = 1, runtime: str = AUTO, optional: bool = False
 ) -> None:
     """The options of ModelServiceOptions, and --json. runtime: the default. optional: MODEL may be left out."""
     parser.add_argument(
@@ -350,8 +349,8 @@ def add_runtime_argument(parser: argparse._ActionsContainer, default: str) -> No
         "--runtime",
         default=default,
         choices=RUNTIMES,
-        help="of forwards; openvino: on CPUs, with that extra installed; auto: where it can; llamacpp: of GGUF files, "
-        "which have it anyway (default: %(default)s)",
+        help="of forwards; openvino: on CPUs, with that extra installed; llamacpp: of GGUF files, with that extra; "
+        "auto: the quickest here that can (default: %(default)s)",
     )
     parser.add_argument(
         "--quantization",

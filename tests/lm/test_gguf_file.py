@@ -15,7 +15,7 @@ from demo_pair import DRAFT, TARGET
 from deploy.cli.diagnosis.doctor import Grade
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.lm import ModelError
-from specwire.lm.gguf_file import NORMAL, read_gguf
+from specwire.lm.gguf_file import NORMAL, StoredTensor, read_gguf
 from specwire.text import load_tokenizer
 from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import ids_of, write, written
@@ -114,7 +114,7 @@ def test_a_cache_beyond_the_original_context_of_longrope_is_refused(tmp_path: Pa
     changed = {"rope.scaling.original_context_length": 32}
     file = read_gguf(write(build(config("llama")), tmp_path / "a.gguf", changed=changed))
     file.check_rotation(8, 32)
-    file = replace(file, turns_longer=True)
+    file = replace(file, tensors={**file.tensors, "rope_factors_long.weight": StoredTensor((4,), 0, 0)})
     file.check_rotation(1, 32)
     file.check_rotation(8, 33)
     with pytest.raises(ModelError, match="slots: llama.cpp turns .* beyond 32 positions .* 2 slots of 32 are more"):

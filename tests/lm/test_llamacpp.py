@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from bench import vocabularies
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from specwire.core.model import TreeFeed
+from specwire.core.model import LLAMACPP, TreeFeed
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_cache import CachedLM
@@ -39,7 +39,7 @@ QUANTISED_TOLERANCE = 0.25
 
 
 def load(model: PreTrainedModel, folder: Path, kind: Type = Type.F32, slots: int = SLOTS, **options: Any) -> CachedLM:
-    lm = load_model(write(model, folder / "model.gguf", kind), slots=slots, **options)
+    lm = load_model(write(model, folder / "model.gguf", kind), slots=slots, runtime=LLAMACPP, **options)
     assert isinstance(lm, CachedLM)
     assert isinstance(lm.runner, LlamaCppRunner)
     return lm
@@ -198,7 +198,10 @@ def test_a_text_whose_logits_are_not_finite_harms_no_other(tmp_path: Path) -> No
 
 def test_what_the_demo_pair_is_told_by_its_file(tmp_path: Path) -> None:
     path = written(DRAFT, tmp_path / "demo.gguf")
-    info, own = load_model(path, slots=1, context=64).info, load_model(str(DRAFT), slots=1, context=64).info
+    info, own = (
+        load_model(path, slots=1, context=64, runtime=LLAMACPP).info,
+        load_model(str(DRAFT), slots=1, context=64).info,
+    )
     assert info.vocabulary_fingerprint == own.vocabulary_fingerprint
     assert (info.vocabulary, info.eos_ids, info.context) == (own.vocabulary, own.eos_ids, 64)
     assert (info.name, info.runtime, info.architecture, info.dtype) == ("demo", "llamacpp", "llama", "f32")
@@ -209,7 +212,7 @@ def test_what_the_demo_pair_is_told_by_its_file(tmp_path: Path) -> None:
 def test_a_tokenizer_is_made_of_the_files_table(cut: str, tmp_path: Path) -> None:
     """It makes llama.cpp's own tokens, gives the text back, and has the model's vocabulary."""
     path = written(DRAFT, tmp_path / "demo.gguf", cut=cut)
-    info = load_model(path, slots=1, context=64).info
+    info = load_model(path, slots=1, context=64, runtime=LLAMACPP).info
     tokenizer = load_tokenizer(info.tokenizer_json)
     weights = GgufWeights(read_gguf(path))
     for text in ("x = 1234567\n\n  y", *llamacpp.TRIAL_TEXTS):
@@ -222,7 +225,7 @@ def test_a_tokenizer_is_made_of_the_files_table(cut: str, tmp_path: Path) -> Non
 def test_a_tokenizer_is_made_of_the_pieces_of_a_files_table(tmp_path: Path) -> None:
     folder = vocabularies.save(tmp_path / "pieces", vocabularies.sentencepiece)
     path = written(Path(folder), tmp_path / "pieces.gguf")
-    tokenizer = load_tokenizer(load_model(path, slots=1, context=64).info.tokenizer_json)
+    tokenizer = load_tokenizer(load_model(path, slots=1, context=64, runtime=LLAMACPP).info.tokenizer_json)
     weights = GgufWeights(read_gguf(path))
     for text in llamacpp.TRIAL_TEXTS:
         ids = encode(tokenizer, text)
@@ -235,7 +238,7 @@ def test_a_tokenizer_that_makes_other_tokens_than_llama_cpp_is_not_served(
 ) -> None:
     path, right = written(DRAFT, tmp_path / "demo.gguf"), GgufWeights.tokens
     monkeypatch.setattr(GgufWeights, "tokens", lambda weights, text: [*right(weights, text), 0])
-    assert load_model(path, slots=1, context=64).info.tokenizer_json == b""
+    assert load_model(path, slots=1, context=64, runtime=LLAMACPP).info.tokenizer_json == b""
 
 
 def test_a_table_that_is_cut_in_an_unknown_way_gives_no_tokenizer(tmp_path: Path) -> None:
@@ -248,7 +251,7 @@ def test_ids_without_a_token_are_masked(tmp_path: Path) -> None:
     made = config("llama")
     made.vocab_size = 4096 + 64
     path = write(build(made), tmp_path / "a.gguf", tokenizer=DRAFT / "tokenizer.json", padding=64)
-    lm = load_model(path, slots=1)
+    lm = load_model(path, slots=1, runtime=LLAMACPP)
     assert lm.info.vocabulary == 4096
     assert lm.forward([Feed(0, 0, [5], 1)]).shape == (1, 4096)
     with pytest.raises(ValueError, match="tokens: id 4100 is outside"):
@@ -266,7 +269,7 @@ def test_slots_are_as_many_as_fit_into_the_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cuda:0"}, r"device: is not served with a \.gguf file; its layers go to a GPU by --gpu-layers"),
+        ({"device": "cuda:0"}, "device: is not served with llamacpp; a file's layers go to a GPU by --gpu-layers"),
         ({"quantization": "int8"}, "quantization: is not served"),
         ({"deterministic": True}, "deterministic: is not served"),
         ({"compiled": True}, "compile: is not served"),
@@ -280,12 +283,12 @@ def test_slots_are_as_many_as_fit_into_the_memory(tmp_path: Path) -> None:
 )
 def test_what_it_is_not_served_with_is_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=message):
-        load_model(write(build(config("llama")), tmp_path / "a.gguf"), **{"slots": 1, **options})
+        load_model(write(build(config("llama")), tmp_path / "a.gguf"), **{"slots": 1, "runtime": LLAMACPP, **options})
 
 
 @pytest.mark.parametrize("options", [{"runtime": "llamacpp"}, {"kv_type": "f16"}, {"gpu_layers": 1}])
 def test_its_options_are_for_its_files(options: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"is for \.gguf files, not for"):
+    with pytest.raises(ModelError, match=r"is for \.gguf files"):
         load_model(save(build(config("llama")), tmp_path), slots=1, **options)
 
 
@@ -293,7 +296,7 @@ def test_a_file_that_llama_cpp_cannot_load_is_refused_with_its_reason(tmp_path: 
     path = Path(write(build(config("llama")), tmp_path / "a.gguf"))
     path.write_bytes(path.read_bytes()[:-5000])
     with pytest.raises(ModelError, match=r"a\.gguf' cannot be loaded by llama\.cpp: .*tensor"):
-        load_model(str(path), slots=1)
+        load_model(str(path), slots=1, runtime=LLAMACPP)
 
 
 def test_a_runner_that_disagrees_with_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +367,7 @@ def hits(lm: LanguageModel, texts: Sequence[list[int]]) -> int:
 @pytest.mark.parametrize("kind", LEAST_ACCEPTANCE)
 def test_the_demo_drafter_is_accepted_in_fewer_bits_too(kind: Type, texts: list[list[int]], tmp_path: Path) -> None:
     own = hits(load_model(str(DRAFT), slots=1, context=512), texts)
-    lm = load_model(written(DRAFT, tmp_path / "draft.gguf", kind), slots=1, context=512)
+    lm = load_model(written(DRAFT, tmp_path / "draft.gguf", kind), slots=1, context=512, runtime=LLAMACPP)
     found = hits(lm, texts)
     sys.stdout.write(f"\nof {40 * len(texts)} greedy tokens {kind.name} guesses {found}, safetensors {own}\n")
     assert own > 40

@@ -282,7 +282,7 @@ def test_weights_that_lack_a_tensor_are_refused(tmp_path: Path) -> None:
     ("how", "message"),
     [
         ({"engine": "own"}, "engine: must be one of specwire, vllm, not 'own'"),
-        ({"runtime": "auto"}, "runtime: is not served with --engine vllm"),
+        ({"runtime": "openvino"}, "runtime: is not served with --engine vllm"),
         ({"deterministic": True}, "deterministic: is not served"),
         ({"quantization": "int8"}, "quantization: is not served"),
         ({"compiled": True}, "compile: is not served"),

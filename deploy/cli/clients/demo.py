@@ -31,7 +31,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.core.messages import FinishReason
-from specwire.core.model import OPENVINO, TORCH
+from specwire.core.model import LLAMACPP, OPENVINO, TORCH
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
 
@@ -282,7 +282,7 @@ def examine(
     # torch comes with it; needed only when texts differ
     from specwire.lm import Feed, load_model
 
-    target = load_model(model, slots=1, dtype=dtype, runtime=runtime if runtime == OPENVINO else TORCH)
+    target = load_model(model, slots=1, dtype=dtype, runtime=runtime if runtime in (OPENVINO, LLAMACPP) else TORCH)
     scores = target.forward([Feed(0, 0, list(text), 1)])[0].numpy()
     allowed = tolerance(target.info.dtype, float(scores.max()))
     if sampling.temperature > 0.0:

@@ -1,0 +1,225 @@
+"""A GGUF file as a Hugging Face model: its configuration, and its weights, dequantised piece by piece.
+
+The format keeps a model's shape as entries `ARCHITECTURE.KEY`, and weights under names of its own; files of the
+`llama` architecture have rows of queries and keys in the order of pairs
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from specwire.core.model import LLAMACPP, ModelError
+from specwire.lm.gguf_file import GgufFile
+from specwire.lm.model_config import FULL_ATTENTION, SLIDING_ATTENTION, first_line
+
+# Elements that are dequantised at once: more take as much memory several times over, and leave the caches.
+PIECE = 1 << 20
+# Names of a file's tensors, by the module of transformers that has them.
+NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+GEMMA_LAYER_NAMES = LAYER_NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+LAYERS = "model.layers."
+
+
+class Architecture(NamedTuple):
+    """model_type: transformers'. paired: queries' and keys' rows are in the order of pairs. added: to norms' scales."""
+
+    model_type: str
+    layer_names: dict[str, str] = LAYER_NAMES
+    paired: bool = False
+    added: float = 0.0
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", paired=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "gemma3": Architecture("gemma3_text", GEMMA_LAYER_NAMES, added=1.0),
+}
+
+
+def check_architecture(file: GgufFile) -> None:
+    """ModelError for a file that llama.cpp alone computes."""
+    if file.architecture not in ARCHITECTURES:
+        raise _by_llamacpp(f"of the architecture {file.architecture}")
+    if "blk.0.ffn_gate_inp.weight" in file.tensors:
+        raise _by_llamacpp("with experts")
+
+
+def _by_llamacpp(which: str) -> ModelError:
+    return ModelError(
+        f"runtime: a GGUF file {which} is computed by {LLAMACPP} alone; others read {', '.join(ARCHITECTURES)}"
+    )
+
+
+def config_of(file: GgufFile) -> PreTrainedConfig:
+    """The configuration that transformers would have of the model. ModelError for what is missing, or is not known."""
+    check_architecture(file)
+    heads, attention = int(file.needed("attention.head_count")), file.attention
+    said: dict[str, Any] = {
+        "vocab_size": file.ids,
+        "hidden_size": int(file.needed("embedding_length")),
+        "intermediate_size": int(file.needed("feed_forward_length")),
+        "num_hidden_layers": int(file.needed("block_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(file.of_model("attention.head_count_kv", heads)),
+        "head_dim": attention.least_head,
+        "rms_norm_eps": float(file.needed("attention.layer_norm_rms_epsilon")),
+        "max_position_embeddings": file.context(None),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "eos_token_id": list(file.eos_ids) or None,
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "pad_token_id": None,
+        "rope_parameters": _rotation(file, attention.least_head),
+    }
+    if file.architecture == "llama":
+        said |= {"attention_bias": "blk.0.attn_q.bias" in file.tensors, "mlp_bias": "blk.0.ffn_up.bias" in file.tensors}
+    if file.architecture == "gemma3":
+        said |= _of_gemma(file, said)
+    try:
+        config: PreTrainedConfig = AutoConfig.for_model(ARCHITECTURES[file.architecture].model_type, **said)
+    except Exception as error:  # any error of the library for values that do not fit each other
+        reason = first_line(error)
+        raise ModelError(f"model {str(file.path)!r} has no configuration that can be read: {reason}") from error
+    return config
+
+
+def _rotation(file: GgufFile, head: int) -> dict[str, Any]:
+    turned = int(file.of_model("rope.dimension_count", head))
+    if turned != head:
+        raise _by_llamacpp(f"that turns {turned} of {head} dimensions")
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": float(file.of_model("rope.freq_base", 10_000.0))}
+    kind = file.of_model("rope.scaling.type", "none")
+    if kind not in ("none", "linear", "yarn") or file.turns_longer:
+        raise _by_llamacpp(f"with the rotation {kind}")
+    if kind != "none":
+        found |= {"rope_type": kind, "factor": float(file.of_model("rope.scaling.factor", 1.0))}
+    if kind == "yarn":
+        found["original_max_position_embeddings"] = int(file.needed("rope.scaling.original_context_length"))
+    return found
+
+
+def _of_gemma(file: GgufFile, said: dict[str, Any]) -> dict[str, Any]:
+    """What llama.cpp's own source says of the family: every sixth layer sees all, and the others turn by 10,000."""
+    largest = said["num_hidden_layers"] == 62  # of 27 billion weights, the only one with another scale
+    scalar = said["hidden_size"] // said["num_attention_heads"] if largest else said["head_dim"]
+    near = {"rope_type": "default", "rope_theta": 10_000.0}
+    return {
+        "sliding_window": int(file.needed("attention.sliding_window")),
+        "query_pre_attn_scalar": scalar,
+        "rope_parameters": {FULL_ATTENTION: said["rope_parameters"], SLIDING_ATTENTION: near},
+    }
+
+
+def model_of_file(file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model in `dtype`, filled tensor by tensor. ModelError, which names it, for one that is missing or broken."""
+    try:
+        with no_init_weights():
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except Exception as error:  # any error of the library for values that do not fit each other
+        raise ModelError(f"model {str(file.path)!r} cannot be loaded as a causal model: {first_line(error)}") from error
+    model.tie_weights()
+    tensors = GgufTensors(file)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            tensors.read_into(name, parameter)
+    _turn_by_factors(model, tensors)
+    model.eval()
+    return model
+
+
+def _turn_by_factors(model: PreTrainedModel, tensors: GgufTensors) -> None:
+    """Llama 3's rotations: the file has the factors by which frequencies are divided."""
+    if "rope_freqs.weight" not in tensors.file.tensors:
+        return
+    rotary: Any = model.get_submodule("model.rotary_emb")
+    factors = torch.from_numpy(next(tensors.rows("rope_freqs.weight"))).flatten()
+    rotary.inv_freq = rotary.inv_freq / factors
+
+
+class GgufTensors:
+    """Reads a file's tensors under transformers' names."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self._kind = ARCHITECTURES[file.architecture]
+        self._heads = int(file.needed("attention.head_count"))
+        self._kv_heads = int(file.of_model("attention.head_count_kv", self._heads))
+        self._content = np.memmap(file.path, np.uint8, "r")
+
+    def read_into(self, name: str, target: torch.Tensor) -> None:
+        """Fill `target`, of the shape that transformers gives this parameter. ModelError if the file's is another."""
+        stored, shape = self._stored_name(name), tuple(target.shape)
+        tensor = self.file.tensors.get(stored)
+        if tensor is None:
+            raise self._broken(stored, "is missing")
+        if tensor.shape[::-1] != shape:
+            raise self._broken(stored, f"has the shape {[*tensor.shape[::-1]]}, not {[*shape]}")
+        rows, at = target.view(-1, shape[-1]), 0
+        for piece in self.rows(stored):
+            rows[at : at + len(piece)] = torch.from_numpy(piece.copy() if not piece.flags.writeable else piece)
+            at += len(piece)
+        if self._kind.added and "norm" in stored:
+            target -= self._kind.added
+        if self._kind.paired and (".attn_q." in stored or ".attn_k." in stored):
+            heads = self._heads if ".attn_q." in stored else self._kv_heads
+            target.copy_(target.view(heads, -1, 2, *shape[1:]).transpose(1, 2).reshape(shape).clone())
+
+    def rows(self, stored: str) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]:
+        """A tensor's rows, in float32 and in order, some at a time. ModelError if it is broken."""
+        shape, number, start = self.file.tensors[stored]
+        try:
+            kind = GGMLQuantizationType(number)
+            block, size = GGML_QUANT_SIZES[kind]
+        except (ValueError, KeyError) as error:
+            raise self._broken(stored, f"is of the unknown type {number}") from error
+        width, count = shape[0], math.prod(shape[1:])
+        stride = width // block * size
+        if width % block or start + count * stride > len(self._content):
+            raise self._broken(stored, "ends too early" if width % block == 0 else f"has rows of {width} elements")
+        each = max(1, PIECE // width)
+        for first in range(0, count, each):
+            many = min(each, count - first)
+            begin = start + first * stride
+            data = self._content[begin : begin + many * stride].reshape(many, stride)
+            try:
+                values = dequantize(data, kind)
+            except NotImplementedError as error:
+                raise self._broken(stored, f"is of a type that cannot be dequantised: {kind.name}") from error
+            yield np.asarray(values, np.float32).reshape(many, width)
+
+    def _stored_name(self, name: str) -> str:
+        module, _, last = name.rpartition(".")
+        if module in NAMES:
+            return f"{NAMES[module]}.{last}"
+        layer, _, inner = module.removeprefix(LAYERS).partition(".")
+        return f"blk.{layer}.{self._kind.layer_names.get(inner, inner)}.{last}"
+
+    def _broken(self, stored: str, how: str) -> ModelError:
+        return ModelError(f"model {str(self.file.path)!r}: its tensor {stored} {how}")

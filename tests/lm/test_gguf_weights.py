@@ -1,0 +1,152 @@
+"""GGUF files on torch and OpenVINO: the logits of the model that they were written of, the real ones transformers'."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from specwire.core.model import Loading
+from specwire.lm import Feed, LanguageModel, ModelError, load_model
+from specwire.lm.gguf_file import read_gguf
+from specwire.lm.gguf_weights import config_of
+from specwire.lm.load import computes_gguf
+from tests.lm.gguf_files import rounded, write
+from tests.lm.models import TOLERANCE, build, config, plain
+from tests.lm.walk import Texts
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = ["llama", "llama-biased-tied", "mistral", "qwen2", "qwen3"]
+RUNTIMES = ["torch", *(["openvino"] if importlib.util.find_spec("openvino") else [])]
+REAL = ROOT / "build" / "models" / "smollm2-135m.gguf"
+GEMMA = REAL.with_name("gemma-3-270m.gguf")
+# Ids of questions behind the model's template: "What is the capital of France?" and others.
+PROMPTS = [
+    [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198],
+    [1, 4093, 198, 19161, 253, 1971, 563, 260, 12512, 30, 2, 198, 1, 520, 9531, 198],
+    [2427, 5345, 24, 94, 1203, 198, 216, 444],
+    [504, 2404, 8227, 282, 260, 905, 314],
+]
+NEW = 64
+# Top two scores that two orders of adding may swap, in units of the top score.
+NEAR_TIE = 1e-4
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_gives_the_logits_of_the_model_that_it_was_written_of(kind: str, runtime: str, tmp_path: Path) -> None:
+    model = build(config(kind))
+    lm = load_model(write(model, tmp_path / "a.gguf"), slots=3, runtime=runtime)
+    assert lm.info.runtime == runtime
+    texts = Texts(model, lm, seed=len(kind))
+    for _ in range(20):
+        texts.step()
+
+
+@pytest.mark.parametrize("kind", [Type.F16, Type.Q8_0, Type.Q4_1, Type.Q5_0])
+def test_quantised_weights_are_those_that_the_file_says(kind: Type, tmp_path: Path) -> None:
+    model = build(config("llama"))
+    path = write(model, tmp_path / "a.gguf", kind)
+    rounded(model, kind)
+    text = [3, 17, 44, 8, 29]
+    got = load_model(path, slots=1).forward([Feed(0, 0, text, len(text))])
+    assert float((got - plain(model, text)).abs().max()) < TOLERANCE * float(got.abs().max())
+
+
+def test_what_a_file_says_of_the_model_is_its_configuration(tmp_path: Path) -> None:
+    for kind in KINDS:
+        made = config(kind)
+        told = config_of(read_gguf(write(build(made), tmp_path / f"{kind}.gguf")))
+        for name in ("hidden_size", "num_key_value_heads", "max_position_embeddings", "tie_word_embeddings"):
+            assert getattr(told, name) == getattr(made, name)
+        assert told.rope_parameters["rope_theta"] == made.rope_parameters["rope_theta"]
+        assert told.rms_norm_eps == pytest.approx(made.rms_norm_eps)
+
+
+def test_the_same_file_has_another_fingerprint_in_another_precision(tmp_path: Path) -> None:
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    first, again = (load_model(path, slots=1).info for _ in range(2))
+    half = load_model(path, slots=1, dtype="bfloat16").info
+    assert first.weights_fingerprint == again.weights_fingerprint != half.weights_fingerprint
+    assert first.vocabulary_fingerprint == half.vocabulary_fingerprint
+
+
+@pytest.mark.parametrize(
+    ("options", "computed"),
+    [
+        ({"runtime": "torch"}, "torch"),
+        ({"runtime": "llamacpp", "kv_type": "f16"}, "llamacpp"),
+        ({"runtime": "auto", "kv_type": "f16"}, "llamacpp"),
+        ({"runtime": "auto", "deterministic": True}, "auto"),
+        ({"runtime": "auto", "heads": "folder"}, "auto"),
+        ({"runtime": "auto", "quantization": "int8"}, "auto"),
+    ],
+)
+def test_the_runtime_is_one_that_serves_what_was_asked_for(options: dict[str, Any], computed: str) -> None:
+    assert computes_gguf(Loading(slots=1, **options)) == computed
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"rope.dimension_count": 4},
+            "runtime: a GGUF file that turns 4 of 8 dimensions is computed by llamacpp alone",
+        ),
+        ({"feed_forward_length": 40}, r"its tensor blk\.0\.ffn_gate\.weight has the shape \[48, 32\], not \[40, 32\]"),
+        ({"block_count": 3}, r"its tensor blk\.2\.attn_q\.weight is missing"),
+    ],
+)
+def test_what_does_not_fit_is_named(changed: dict[str, int], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_model(write(build(config("llama")), tmp_path / "a.gguf", changed=changed), slots=1)
+
+
+def test_a_cut_file_is_refused_with_the_tensor_that_is_cut(tmp_path: Path) -> None:
+    path = Path(write(build(config("llama")), tmp_path / "a.gguf"))
+    path.write_bytes(path.read_bytes()[:-500])
+    with pytest.raises(ModelError, match=r"its tensor .* ends too early"):
+        load_model(str(path), slots=1)
+
+
+def test_options_of_llama_cpp_are_not_for_other_runtimes(tmp_path: Path) -> None:
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    with pytest.raises(ModelError, match=r"kv-type: is for \.gguf files that llamacpp computes, not for .* on torch"):
+        load_model(path, slots=1, runtime="torch", kv_type="f16")
+
+
+def held_against_transformers(path: Path, lm: LanguageModel, prompts: Sequence[Sequence[int]]) -> None:
+    """Greedy texts are transformers' own, but where its own top two scores are nearly one."""
+    theirs: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        str(path.parent), gguf_file=path.name, dtype=torch.float32
+    )
+    for prompt in prompts:
+        text, row = [*prompt], lm.forward([Feed(0, 0, prompt, 1)])[-1]
+        for _ in range(NEW):
+            text.append(int(row.argmax()))
+            row = lm.forward([Feed(0, len(text) - 1, text[-1:], 1)])[-1]
+        lm.rollback(0, 0)
+        rows = plain(theirs, text)[len(prompt) - 1 : -1]
+        for token, scores in zip(text[len(prompt) :], rows, strict=True):
+            assert float(scores.max() - scores[token]) <= NEAR_TIE * float(scores.abs().max())
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="smollm2-135m is not there: make setup-models MODELS=smollm2-135m")
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_texts_of_smollm2_are_those_of_transformers(runtime: str) -> None:
+    lm = load_model(str(REAL), slots=1, context=512, dtype="float32", runtime=runtime)
+    assert lm.info.eos_ids == (0, 2, 4)  # as llama.cpp has them
+    held_against_transformers(REAL, lm, PROMPTS)
+
+
+@pytest.mark.skipif(not GEMMA.exists(), reason="gemma-3-270m is not there: make setup-models MODELS=gemma-3-270m")
+def test_texts_of_gemma_are_those_of_transformers() -> None:
+    lm = load_model(str(GEMMA), slots=1, context=1024, dtype="float32")
+    assert lm.info.eos_ids == (1, 106, 212)
+    held_against_transformers(GEMMA, lm, [[2, 818, 5279, 529, 7001, 563]])
