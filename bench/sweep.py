@@ -58,14 +58,14 @@ DRAFT_SLOPE = 0.05
 class Crowd:
     """Sessions at once in one place: V(n, m) = V_ms (1 + slope (draft tokens) + slope_between (further sessions)).
 
-    contention: drafter and verifier share a host, and while both compute each takes so many times as long; None: apart.
+    shared: drafter and verifier share cores.
     repeats: of the text, which the verifier then guesses from; 0: it does not.
     """
 
     draft_ms: float
     acceptance: float
     slope: float
-    contention: float | None = None
+    shared: bool = False
     rtt_ms: float = 0.0
     repeats: float = 0.0
     sessions: int = 1
@@ -74,13 +74,13 @@ class Crowd:
 
     @property
     def name(self) -> str:
-        where = f"R{self.rtt_ms:g}" if self.contention is None else f"c{self.contention:g}"
+        where = "shared" if self.shared else f"R{self.rtt_ms:g}"
         text = f"-g{self.repeats:g}" if self.repeats else ""
         return f"n{self.sessions}-{where}-d{self.draft_ms:g}-a{self.acceptance:g}-s{self.slope:g}{text}"
 
     def of(self, sessions: int) -> Crowd:
         """The same place with so many sessions."""
-        kept = (self.draft_ms, self.acceptance, self.slope, self.contention, self.rtt_ms, self.repeats)
+        kept = (self.draft_ms, self.acceptance, self.slope, self.shared, self.rtt_ms, self.repeats)
         return Crowd(*kept, sessions, self.slope_between, self.V_ms)
 
     def cells(self) -> list[sim.Cell]:
@@ -99,8 +99,7 @@ class Crowd:
             trace=[bit == "1" for bit in trace],
             seed=number,
             tokens=CROWD_TOKENS,
-            shared_host=self.contention is not None,
-            contention=self.contention,
+            shared_host=self.shared,
             session_slope=self.slope_between,
             draft_slope=DRAFT_SLOPE,
             repeats=self.repeats,
@@ -110,14 +109,17 @@ class Crowd:
 def places() -> list[Crowd]:
     """Each for all SESSIONS. A GPU's rows cost next to nothing (0.02), a CPU's a good part of a forward (0.15)."""
     return [
-        *(Crowd(1.0, 0.9, 0.02, 1.3), Crowd(3.0, 0.6, 0.15, 1.3, slope_between=0.2), Crowd(8.0, 0.8, 0.02, 1.3)),
-        *(Crowd(3.0, 0.4, 0.15, 1.3, slope_between=0.2), Crowd(3.0, 0.8, 0.15, 1.3, slope_between=0.2)),
-        *(Crowd(1.0, 0.9, 0.15, 2.0, slope_between=0.2), Crowd(3.0, 0.6, 0.15, 2.0, slope_between=0.2)),
-        *(Crowd(3.0, 0.6, 0.02, 2.0, slope_between=0.02), Crowd(8.0, 0.6, 0.15, 2.0, slope_between=0.2)),
+        *(Crowd(1.0, 0.9, 0.02, shared=True), Crowd(3.0, 0.6, 0.15, shared=True, slope_between=0.2)),
+        *(Crowd(8.0, 0.8, 0.02, shared=True), Crowd(3.0, 0.4, 0.15, shared=True, slope_between=0.2)),
+        *(Crowd(3.0, 0.8, 0.15, shared=True, slope_between=0.2), Crowd(1.0, 0.9, 0.15, shared=True, slope_between=0.2)),
+        *(
+            Crowd(3.0, 0.6, 0.02, shared=True, slope_between=0.02),
+            Crowd(8.0, 0.6, 0.15, shared=True, slope_between=0.2),
+        ),
         *(Crowd(3.0, 0.6, 0.15, slope_between=0.2), Crowd(8.0, 0.8, 0.02, rtt_ms=20.0, slope_between=0.02)),
         *(Crowd(3.0, 0.4, 0.15, rtt_ms=50.0, slope_between=0.2), Crowd(1.0, 0.8, 0.05, slope_between=0.05)),
-        *(Crowd(3.0, 0.6, 0.02, 1.3, repeats=0.5, slope_between=0.02),),
-        *(Crowd(3.0, 0.4, 0.15, 2.0, repeats=0.5, slope_between=0.2),),
+        *(Crowd(3.0, 0.6, 0.02, shared=True, repeats=0.5, slope_between=0.02),),
+        *(Crowd(3.0, 0.4, 0.15, shared=True, repeats=0.5, slope_between=0.2),),
         *(Crowd(3.0, 0.6, 0.02, rtt_ms=20.0, repeats=0.5, slope_between=0.02),),
     ]
 

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import draft_service.server
 import verify_service.server
-from deploy.stack.options import VERIFIER, StackError, core_numbers, kind_of
+from deploy.stack.options import VERIFIER, StackError, kind_of
 from draft_service.service import DraftServicer
 from specwire.core.model import ModelError
 from specwire.core.policy.tunables import GATHER_US
 from specwire.rpc.link import LocalPeer
 from specwire.rpc.local import LocalServer
+from specwire.rpc.model_info import core_numbers
 from specwire.rpc.process import keep_loaded
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.telemetry.metrics import Registry

@@ -26,6 +26,7 @@ from specwire.core.policy.controller import InvalidPlan, parse_plan
 from specwire.named_models import located
 from specwire.redis.urls import MEMORY
 from specwire.rpc.channel import exposure
+from specwire.rpc.model_info import core_numbers
 from specwire.rpc.server_options import (
     MOST_THREADS,
     TEXT_MEMORY,
@@ -511,8 +512,3 @@ def target_threads() -> int:
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(core_numbers()) or os.cpu_count() or 1
-
-
-def core_numbers() -> list[int]:
-    """Which cores this thread may use; none where the system does not place threads."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

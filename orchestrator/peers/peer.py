@@ -20,7 +20,7 @@ from orchestrator.peers.models import Info, Target, Tokenizers, maps_vocabulary
 from orchestrator.store import SessionRecord
 from specwire.core.law.sampling import Rule
 from specwire.core.policy.controller import Planner
-from specwire.core.policy.estimates import MOST_ROWS, ForwardTimes
+from specwire.core.policy.estimates import ForwardTimes
 from specwire.registry.entry import ServiceEntry, ServiceState
 from specwire.registry.registrar import HEARTBEAT_S
 from specwire.rpc.errors import RETRY_AFTER, StatusError, retry_after
@@ -110,7 +110,9 @@ def _known_by(session: SessionRecord, drafter: Info) -> tuple[Rule, str, str]:
 
 def share_host(verifier: Info, drafter: Info) -> bool:
     """Whether the drafter competes with the verifier for cores; a drafter that dialled in is taken not to."""
-    return bool(drafter.host_id) and (drafter.host_id, drafter.device) == (verifier.host_id, verifier.device)
+    together = bool(drafter.host_id) and (drafter.host_id, drafter.device) == (verifier.host_id, verifier.device)
+    apart = drafter.cores and verifier.cores and set(drafter.cores).isdisjoint(verifier.cores)
+    return together and not apart
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -363,7 +365,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         if message.HasField("learnt") and self.info is not None:
             self.info.learnt.CopyFrom(message.learnt)
         timings = message.timings
-        if timings.sessions == 1 and timings.rows <= MOST_ROWS:
+        if timings.sessions == 1:
             self.forward_times.told(timings.rows, timings.forward_us + timings.gap_us, timings.plain_us)
         for opened in message.opened:
             self._hear_opened(opened, received_ns)

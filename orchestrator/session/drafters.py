@@ -318,7 +318,7 @@ class Drafters:
         if step.sessions and took_us:
             ended_us = timings.verdict_received_ns / 1000
             known = step.sessions, step.plain_us, step.drafts_us, step.waited_us
-            forward = Forward(step.rows, ended_us, took_us, *known)
+            forward = Forward(ended_us, took_us, *known)
         for drafting in list(self._by_source.values()):
             drafting.observe(verdict, forward, self.shown)
 

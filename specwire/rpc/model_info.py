@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -135,6 +136,7 @@ def model_info_to_wire(
         chat_template=info.chat_template,
         special_tokens=info.special_tokens,
         host_id=host_id(),
+        cores=core_numbers(),
         slots=slots,
         kv_bytes=kv_bytes,
         token_text=cast("common_pb2.TokenText", token_text),
@@ -162,6 +164,7 @@ def described(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoR
     copy.CopyFrom(info)
     copy.ClearField("tokenizer_json")
     copy.ClearField("host_id")
+    copy.ClearField("cores")
     if copy.HasField("learnt"):
         copy.learnt.ClearField("tenants")
     return copy
@@ -174,7 +177,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def host_id() -> str:
-    """Equal for two processes exactly if they run on one machine, since one boot: they share cores and clock.
+    """Equal for two processes exactly if they run on one machine, since one boot: they share its clock.
 
     A hash, so that it tells a remote peer nothing. Containers of one machine count as different hosts by their names.
     """
@@ -183,3 +186,8 @@ def host_id() -> str:
     except OSError:  # not Linux: the name alone has to do
         boot = ""
     return hashlib.sha256(f"{boot}\0{socket.gethostname()}".encode()).hexdigest()[:32]
+
+
+def core_numbers() -> list[int]:
+    """Which cores this thread may use; none where the system does not place threads."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

@@ -163,7 +163,7 @@ class SimOrchestrator:
         if self.drafter is None:
             return
         known = step.sessions, step.plain_us, step.drafts_us, step.waited_us
-        forward = Forward(step.rows, self._clock.now_us, step.forward_us, *known)
+        forward = Forward(self._clock.now_us, step.forward_us, *known)
         self.planner.observe_verdict(verdict.seen_by(SOURCE), forward)
         if self.planner.time_to_plan:
             self._plan()

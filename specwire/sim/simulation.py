@@ -18,7 +18,7 @@ from specwire.core.policy.controller import (
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.tunables import MOST_BRANCHES
 from specwire.core.session import buffer_for
-from specwire.sim.clock import Clock, Host, Machine
+from specwire.sim.clock import Clock, Machine
 from specwire.sim.drafter import SimDrafter
 from specwire.sim.guesses import RANKS, Guesses, drawn_trace, repeating_text
 from specwire.sim.orchestrator import Delays, Planned, SimOrchestrator, SimStats
@@ -128,8 +128,7 @@ class Cell:
         trace: instead: trace[i] says whether output token i is guessed right; begins again at its end.
         confidence: the drafter's own probabilities by output token, told where asked for; None: its acceptance.
         tokens: of the output.
-        shared_host: drafter and verifier compute on one machine, never at the same time. contention: they may, and then
-            each takes so many times as long.
+        shared_host: drafter and verifier compute on the same cores, never at the same time.
         session_slope: share of V_us that each further session of a batch adds; None: as a draft token. draft_slope:
             share of draft_us that each further session of a pass adds. row_slope: each further token that it extends.
         repeats: this share of the text is copied from before it, and the verifier guesses from the text.
@@ -155,7 +154,6 @@ class Cell:
     confidence: Sequence[float] | None = None
     tokens: int = 256
     shared_host: bool = False
-    contention: float | None = None
     session_slope: float | None = None
     draft_slope: float = 0.0
     row_slope: float = 0.0
@@ -179,8 +177,6 @@ class Cell:
         for name in ("acceptance", "repeats"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InvalidCell(f"{name}: must be from 0 to 1, not {getattr(self, name)}")
-        if self.contention is not None and not 1 <= self.contention < float("inf"):
-            raise InvalidCell(f"contention: must be at least 1, not {self.contention}")
         for name in ("tokens", "buffer"):
             if getattr(self, name) < 1:
                 raise InvalidCell(f"{name}: must be at least 1, not {getattr(self, name)}")
@@ -333,7 +329,7 @@ class _Run:
         self.clock = Clock()
         self.forward = cell.cost.measured()
         self.ended: list[SimOrchestrator] = []
-        target = Machine(self.clock) if cell.contention is None else Host(self.clock, cell.contention)
+        target = Machine(self.clock)
         slots, head = sessions, (cell.head_us, len(cell.head), cell.tapped_us)
         self.verifier = SimVerifier(self.clock, target, cell.cost, cell.step_us, policy.patient, slots, *head)
         machines = [target if cell.shared_host else Machine(self.clock) for _ in range(drafters)]

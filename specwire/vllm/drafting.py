@@ -35,7 +35,7 @@ from specwire.registry.entry import Role
 from specwire.rpc import convert
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token
-from specwire.rpc.model_info import host_id
+from specwire.rpc.model_info import core_numbers, host_id
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.tls import ClientTls
 from specwire.rpc.versions import agreed
@@ -181,6 +181,7 @@ class Drafting:
             vocabulary_fingerprint=engine.vocabulary_fingerprint,
             device=engine.device,
             host_id=host_id(),
+            cores=core_numbers(),
         )
         self._target = _Target(self._info)
         self._costs: StepCosts | None = None
@@ -374,7 +375,7 @@ class Drafting:
             costs.interrupted()
             return None, None
         plain_us = costs.observe(sessions, sessions + windows, took_us, 0.0, drafting=False, waited=False)
-        return plain_us, Forward(sessions + windows, now_us, took_us, sessions, *costs.told(sessions))
+        return plain_us, Forward(now_us, took_us, sessions, *costs.told(sessions))
 
     def _learn_first(self, took_us: float) -> None:
         self._first_us.append(took_us)

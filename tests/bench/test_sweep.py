@@ -63,7 +63,7 @@ def test_the_command_refuses_what_is_not_there(capsys: pytest.CaptureFixture[str
 
 
 def test_a_setting_of_an_earlier_run_is_as_fast_as_it_was_there(tmp_path: Path) -> None:
-    crowd = Crowd(3.0, 0.6, 0.02, contention=1.3, sessions=2)
+    crowd = Crowd(3.0, 0.6, 0.02, shared=True, sessions=2)
     for cell in (NEAR_AND_FAR[0], crowd):
         swept = sweep(cell, 1, 32)
         path = tmp_path / f"{cell.name}.json"
@@ -85,13 +85,13 @@ def test_the_command_refuses_what_is_no_record(text: str, capsys: pytest.Capture
 def test_crowds_are_of_every_size_on_shared_hosts_and_with_guesses_from_the_text() -> None:
     found = list(crowds())
     assert len({crowd.name for crowd in found}) == len(found)
-    assert {crowd.sessions for crowd in found if crowd.contention is not None} == set(SESSIONS)
-    assert {crowd.sessions for crowd in found if crowd.repeats and crowd.contention is None} == set(SESSIONS)
+    assert {crowd.sessions for crowd in found if crowd.shared} == set(SESSIONS)
+    assert {crowd.sessions for crowd in found if crowd.repeats and not crowd.shared} == set(SESSIONS)
     assert {crowd.sessions for crowd in found if crowd.rtt_ms} == set(SESSIONS)
 
 
 def test_a_crowd_is_swept_like_a_cell() -> None:
-    swept = sweep(Crowd(3.0, 0.6, 0.02, contention=1.3, sessions=2, slope_between=0.2, repeats=0.5), 1, 1)
+    swept = sweep(Crowd(3.0, 0.6, 0.02, shared=True, sessions=2, slope_between=0.2, repeats=0.5), 1, 1)
     assert swept.setting != "off"
     assert swept.share >= NEEDED
 

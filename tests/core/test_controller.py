@@ -10,9 +10,8 @@ from itertools import pairwise
 import pytest
 
 from specwire.core.messages import Discipline, Outcome, Pace, Plan, Proposal, SourceKind, Verdict
-from specwire.core.policy.controller import Controller, Fixed, parse_plan
+from specwire.core.policy.controller import Controller, Fixed, InTurns, Tries, parse_plan
 from specwire.core.policy.estimates import Estimates, Forward, ForwardTimes
-from specwire.core.policy.shared_host import InTurns, Tries
 from specwire.core.policy.tunables import AWAITED_VERDICTS, PROBE_EVERY
 
 FLAT = {1: 10_000.0, 4: 10_500.0, 8: 11_000.0, 17: 12_000.0}
@@ -156,7 +155,7 @@ def test_in_a_batch_it_takes_turns_by_what_draft_tokens_add_to_the_step_of_all()
 
     A stream from hardware of its own costs the others only the rows that the verifier itself gives it, and goes on.
     """
-    cheap, dear = Forward(8, 0.0, 20_000.0, 8, 20_000.0, 200.0), Forward(8, 0.0, 20_000.0, 8, 20_000.0, 24_000.0)
+    cheap, dear = Forward(0.0, 20_000.0, 8, 20_000.0, 200.0), Forward(0.0, 20_000.0, 8, 20_000.0, 24_000.0)
     for shared in (True, False):
         subject = controller(shared)
         learn(subject, draft_us=500, accepted=3)
@@ -174,13 +173,13 @@ def test_a_batch_on_one_host_needs_a_gain_of_five_percent_to_take_turns() -> Non
         subject = controller()
         learn(subject, draft_us=500, accepted=1, tested=1)
         learn(subject, draft_us=500, accepted=1)
-        subject.observe_verdict(verdict(0), Forward(8, 0.0, 10_000.0, 8, 10_000.0, drafts_us))
+        subject.observe_verdict(verdict(0), Forward(0.0, 10_000.0, 8, 10_000.0, drafts_us))
         assert settled(subject).discipline is discipline
 
 
 def batch(drafts_us: float, ended_us: float = 0.0, sessions: int = 2) -> Forward:
     """A step of so many sessions, to which a draft token for each adds so much."""
-    return Forward(sessions, ended_us, 10_000.0, sessions, 10_000.0, drafts_us)
+    return Forward(ended_us, 10_000.0, sessions, 10_000.0, drafts_us)
 
 
 def two_of_a_batch(accepted: int) -> tuple[Controller, Controller]:
@@ -344,16 +343,6 @@ def test_waits_for_others_fade_while_one_s_own_drafter_is_waited_for() -> None:
     assert turns.others_us == pytest.approx(known_us, rel=0.01)
 
 
-def test_who_moves_beside_one_that_works_side_by_side_learns_how_long_a_token_takes() -> None:
-    forward = ForwardTimes(FLAT)
-    resident, mover = Controller(forward, True), Controller(ForwardTimes(FLAT), True)
-    resident._beside.active = True
-    moved = mover.successor(forward, True, beside=resident)
-    assert moved.plan().reason == "measuring"
-    moved.observe_proposal(Proposal(1, 1, 1, 0, (3,), 7, 0.0), 500)
-    assert moved.plan().reason != "measuring"
-
-
 def test_where_others_of_a_batch_are_waited_for_drafting_costs_less() -> None:
     """2 of 5 are right: 1.4 tokens in 14,500 against 1 in 10,000, or in 14,000 where 4,000 are waited in any case."""
     for waited_us, discipline in ((0.0, Discipline.OFF), (4_000.0, Discipline.LOCKSTEP)):
@@ -361,7 +350,7 @@ def test_where_others_of_a_batch_are_waited_for_drafting_costs_less() -> None:
         for chain in range(200):
             observe(subject, chain, tested=1, accepted=int(chain % 5 < 2), drafting_us=4_000, delay_us=0)
         for _ in range(40):
-            subject.observe_verdict(verdict(0), Forward(8, 0.0, 10_000.0, 8, 10_000.0, 500.0, waited_us))
+            subject.observe_verdict(verdict(0), Forward(0.0, 10_000.0, 8, 10_000.0, 500.0, waited_us))
         assert settled(subject).discipline is discipline
 
 
@@ -372,7 +361,7 @@ def test_a_batch_waits_for_as_many_tokens_of_a_drafter_elsewhere_as_its_rows_are
         subject = controller(shared=False)
         for chain in range(200):
             observe(subject, chain, 8, 5 * chain % 9, 8 * 200, 1_700)
-        subject.observe_verdict(verdict(0), Forward(8, 0.0, 20_000.0, 8, 20_000.0, drafts_us))
+        subject.observe_verdict(verdict(0), Forward(0.0, 20_000.0, 8, 20_000.0, drafts_us))
         plan = subject.plan()
         assert plan.discipline is not Discipline.OFF
         assert plan.pace.run_ahead > plan.due
@@ -398,7 +387,7 @@ def test_a_batch_is_probed_as_often_as_a_session_alone() -> None:
     learn(subject, 20_000, 0)
     reasons = []
     for _ in range(3 * 8 * 128):
-        subject.observe_verdict(verdict(0), Forward(8, 0.0, 1e6, 8, 1e6, 500.0))
+        subject.observe_verdict(verdict(0), Forward(0.0, 1e6, 8, 1e6, 500.0))
         reasons.append(subject.plan().reason)
     begun = [index for index, pair in enumerate(pairwise(reasons)) if pair == ("no gain expected", "probe")]
     assert begun[-1] - begun[-2] == 8 * 128

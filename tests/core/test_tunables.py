@@ -28,7 +28,7 @@ KEPT = {
 SLOTS = {"TEXT", "END", "EMPTY_SLOT", "TAGS", "LINKS", "WORD_MASK", "TAG_BITS"}
 TABLES = {"LEAST_ORDER", "MOST_ORDER", "SHARE_UNITS", "LEVEL_KINDS"}
 HASHING = {"HASH_BASE", "HASH_SPREAD", "HASH_SHIFT", "POWERS", "TAG_SHIFT", "TAG_MASK"}
-OTHERS = {"MOST_AWAITED", "MOST_ROWS", "PATIENCE_US", "MOST_NODES", "MOST_STALE", "MOST_WEIGHT"}
+OTHERS = {"MOST_AWAITED", "PATIENCE_US", "MOST_NODES", "MOST_STALE", "MOST_WEIGHT"}
 # What is drafted is the same whatever these are: a logarithm's least argument, and loops or vectors.
 ARITHMETIC = {"LEAST_PROBABILITY", "VECTOR_TOKENS"}
 # Multiples of what the table has.

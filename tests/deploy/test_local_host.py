@@ -16,11 +16,12 @@ import pytest
 
 from deploy.stack import stack
 from deploy.stack.local_host import CorePlan, threads_told
-from deploy.stack.options import StackError, StackOptions, core_numbers
+from deploy.stack.options import StackError, StackOptions
 from specwire.client import AsyncClient, Chunk, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
+from specwire.rpc.model_info import core_numbers
 from tests.orchestrator.stack import PROMPT, TURNS, drafted, plain
 from tests.ports import free_address
 from tests.wait import LIMIT_S, until

@@ -323,6 +323,15 @@ def test_experience_is_by_tenant_drafter_and_rule_and_bounded() -> None:
     assert experience.recall(record(), info("0")) is planner
 
 
+def test_who_has_no_core_in_common_with_the_verifier_does_not_share_its_host() -> None:
+    verifier, drafter = info("v", host="h"), info("d", host="h")
+    assert share_host(verifier, drafter), "an older service does not tell its cores"
+    verifier.cores[:], drafter.cores[:] = [0, 1], [1, 2]
+    assert share_host(verifier, drafter)
+    drafter.cores[:] = [2]
+    assert not share_host(verifier, drafter)
+
+
 ON_HOST = info("d", host="h")
 
 
@@ -362,7 +371,7 @@ def step_of(planner: Planner, step: int, right: bool) -> str:
     """A draft token, and the verdict on it in a step of two sessions; the plan behind it."""
     planner.observe_proposal(Proposal(1, step, 2 * step, 0, (3,), 7, 0.0), 500)
     tokens, outcomes = ((3, 4), (Outcome.ACCEPTED, Outcome.BONUS)) if right else ((4,), (Outcome.RECOVERED,))
-    forward = Forward(4, 1.0 + step, 12_000.0, 2, 10_000.0, 4_000.0)
+    forward = Forward(1.0 + step, 12_000.0, 2, 10_000.0, 4_000.0)
     planner.observe_verdict(Verdict(2 * step, tokens, outcomes, 1), forward)
     return str(planner.plan())
 

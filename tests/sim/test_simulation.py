@@ -27,7 +27,6 @@ from specwire.sim import (
     stream_wait,
     textbook,
 )
-from specwire.sim.clock import Clock, Host
 from specwire.sim.guesses import WRONG
 from specwire.telemetry.tally import DraftCounts
 
@@ -98,18 +97,6 @@ def test_a_trace_says_which_guesses_are_right() -> None:
     result = simulate(cell, fixed("stream:1,8"))
     assert result.tokens == 30
     assert 0 < result.drafts.accepted <= 20
-
-
-def test_on_a_contended_host_both_compute_and_take_longer() -> None:
-    """Two computations at once: the second half of the longer one runs alone."""
-    clock = Clock()
-    ended: list[tuple[str, float]] = []
-    host = Host(clock, 1.5)
-    host.use(100.0, lambda: ended.append(("short", clock.now_us)))
-    host.use(300.0, lambda: ended.append(("long", clock.now_us)))
-    clock.run()
-    assert ended == [("short", 150.0), ("long", 350.0)]
-    assert host.busy_us == 400.0
 
 
 def test_sessions_at_once_share_their_steps_and_the_batch_stays_full() -> None:

@@ -27,7 +27,6 @@ from deploy.stack.options import (
     DEFAULT_LISTEN,
     StackError,
     StackOptions,
-    core_numbers,
     cores,
     target_threads,
 )
@@ -39,6 +38,7 @@ from specwire.client import AsyncClient, SpecwireError
 from specwire.core.invalid import InvalidParameter
 from specwire.redis.urls import MEMORY, InvalidUrl, connection_of, path_of, place_of, without_password
 from specwire.rpc.keys import read_token
+from specwire.rpc.model_info import core_numbers
 from specwire.rpc.process import say, visible
 from specwire.rpc.server_options import add_dtype_argument, check_listen
 from specwire.rpc.tls import add_client_arguments, client_tls

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import NamedTuple, Protocol
 
@@ -21,16 +21,19 @@ from specwire.core.policy.estimates import (
     Estimates,
     Forward,
     ForwardTimes,
+    LastDraft,
+    TimedChunk,
+    affordable,
     expected_tokens,
     lockstep_rate,
     smoothed,
     stream_rate,
     waiting_rate,
 )
-from specwire.core.policy.shared_host import InTurns, LastDraft, SideBySide, TimedChunk, Tries
 from specwire.core.policy.tunables import (
     AWAITED_VERDICTS,
     CHUNK_SHARE,
+    DECAY,
     ENOUGH,
     ENOUGH_COMPARED,
     EXTRA_WINDOW,
@@ -45,6 +48,7 @@ from specwire.core.policy.tunables import (
     MOST_FIRST_CHUNK,
     NEGLIGIBLE,
     PLAN_EVERY,
+    PROBE_EVERY,
     PROBE_WINDOW,
     SHORT_CHAIN,
     TIMING_WEIGHT,
@@ -278,13 +282,127 @@ class Streaming:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# When a drafter that is off is tried again. Pure.
+
+
+@dataclass(slots=True)
+class Tries:
+    """When a drafter that does not pay is tried, and what that costs.
+
+    verdicts: since the last try began or, before the first, in all. Each is divided by the sessions that share its
+    step, all of which a try delays. left: of the try under way, each divided by the sessions that try together.
+    price_us: of the last one. spent_us: on the one under way. first: the one under way is a drafter's first, which
+    measures it. It has no price: a drafter may be slow at its start. ended: one did, with the last verdict.
+    """
+
+    verdicts: float = 0.0
+    left: float = 0.0
+    price_us: float = 0.0
+    spent_us: float = 0.0
+    first: bool = False
+    ended: bool = False
+
+    def verdict(self, sessions: int = 1, cost_us: float = 0.0, ends: bool = False, together: int = 1) -> None:
+        """Note a verdict. cost_us: by which the try under way delayed its step. ends: it ends with this verdict.
+
+        sessions: of the step. together: of these, with one try. Each of them tells what a step was delayed by, so each
+        counts for its part; in the try's last step only the one that ends it is counted.
+        """
+        self.verdicts += 1.0 / sessions
+        under_way = self.left > 0
+        if under_way:
+            self.left = 0.0 if ends else max(0.0, self.left - 1.0 / together)
+            self.spent_us += cost_us if ends else cost_us / together
+        self.ended = under_way and not self.left
+        if self.ended and self.spent_us and not self.first:
+            self.price_us = self.spent_us
+
+    def begins(self, verdict_us: float, most: int = TRIAL_VERDICTS) -> bool:
+        """Whether a try of at most so many verdicts begins now. verdict_us: what a verdict takes without."""
+        if self.verdicts < PROBE_EVERY or not affordable(self.price_us, self.verdicts * verdict_us):
+            return False
+        self.verdicts, self.left, self.spent_us, self.first = 0.0, float(most), 0.0, False
+        return True
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the sessions of a batch decide together. Pure; microseconds.
+
+
+@dataclass(slots=True)
+class InTurns:
+    """What the sessions of a verifier and of a drafter on its host know and decide together, where they share steps.
+
+    All of a batch wait for whoever is waited for, and the drafter drafts for all of them in one pass. A drafter that
+    pays for all may so pay for none alone: sessions that decided one by one did not begin, or stopped by the chance of
+    their own texts while the others still waited. So all draft the same window, or none. What a step's sessions tell
+    counts together as much as what one session alone tells: else the first few guesses of a crowd turned all off.
+
+    Those of other tenants and of other orchestrators share the steps, but decide apart.
+
+    known: acceptance and times, of all these sessions. probes: of a drafter that is off. window: of each session of a
+    batch; 0: it is off. ignored: answers in a row that were in time and not tested. changes: how often the window
+    changed, and a probe began or ended, so that all plan again at once. others_us: for which a verifier waits for other
+    drafters. sessions: of these, in the last step. ended_us, heard: when the step under way ended, and its verdicts.
+    """
+
+    known: Estimates
+    probes: Tries = field(default_factory=Tries)
+    window: int = 0
+    ignored: float = 0.0
+    changes: int = 0
+    others_us: float = 0.0
+    sessions: int = 1
+    ended_us: float | None = None
+    heard: int = 0
+
+    def begin(self) -> None:
+        """Begin a session that is alone. Its verifier keeps a new ledger for it, and its drafter reads a prompt first.
+
+        So a probe ends, but a first try that has not seen a draft apart yet begins anew.
+        """
+        self.ignored = 0.0
+        anew = self.probes.first and not self.known.drafted_apart
+        self.probes.left = float(AWAITED_VERDICTS) if anew else 0.0
+
+    def verdict(self, forward: Forward | None) -> None:
+        """Note a verdict. forward: of its step; None: the step is not known, and counts as one of its own.
+
+        Of the first step all sessions are taken for these.
+        """
+        ended_us = forward.ended_us if forward is not None else None
+        if ended_us is None or ended_us != self.ended_us:
+            first = forward.sessions if forward is not None else 1
+            self.sessions, self.heard, self.ended_us = self.heard or first, 0, ended_us
+        self.heard += 1
+
+    def waited(self, waited_us: float, heard: bool) -> None:
+        """Note a step's wait. heard: for an answer to this session, it may be.
+
+        While these sessions' own drafter is waited for nobody can tell what others' take: it fades, so that a batch
+        does not draft for ever for others that have gone.
+        """
+        if heard or self.window:
+            self.others_us *= DECAY ** (1.0 / self.sessions)
+            return
+        self.others_us = smoothed(self.others_us, waited_us, least=LEAST_TIMING_US)
+
+    def decide(self, window: int) -> None:
+        """Have each session of a batch draft so many tokens from now on."""
+        if window != self.window:
+            self.window = window
+            self.changes += 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Chooses each session's discipline, chunk and run-ahead from measured speeds; pure: told what happened, it answers.
 #
 # lockstep   drafter and verifier share cores: they take turns; the drafter sends one chunk per verdict and the
 #            verifier waits for it when that pays
-# stream     they do not, or hardly disturb each other: the drafter streams small chunks, as far ahead as the round trip
-#            needs (`Streaming`, `SideBySide`); or they do, and the verifier waits for nobody
-# off        no gain is expected: plain decoding, with a probe now and then (`Tries`)
+# stream     each has cores of its own: the drafter streams small chunks, as far ahead as the round trip needs
+#            (`Streaming`)
+# off        no gain is expected: plain decoding, with a probe now and then (`Tries`); or they share cores, and the
+#            verifier waits for nobody
 
 
 class Controller:
@@ -292,9 +410,9 @@ class Controller:
 
     Args:
         forward: V(m) of the verifier, shared by its sessions.
-        shared_host: drafter and verifier compute on one machine.
+        shared_host: drafter and verifier compute on the same cores.
         branches: most tokens that a forward of the drafter extends where it computes elsewhere; 1 asks for chains.
-        waits: the verifier can wait for proposals. One that cannot takes no turns with a drafter on its host.
+        waits: the verifier can wait for proposals. A drafter on the cores of one that cannot is off.
     """
 
     def __init__(
@@ -309,7 +427,6 @@ class Controller:
         self._last_draft = LastDraft()
         self._verdicts = 0
         self._turns = InTurns(Estimates(), Tries(left=AWAITED_VERDICTS, first=True) if self._in_turn else Tries())
-        self._beside = SideBySide(forward, waits)
         self._batch: ForwardTimes | None = None
         self._chunk = 1
         self._changes = 0
@@ -331,13 +448,10 @@ class Controller:
         there = beside if isinstance(beside, Controller) else self
         if forward is there._forward:
             heir._batch = there._batch
-        if forward is there._forward and shared_host == there._shared:
-            heir._beside = there._beside
-            heir._beside.begin()
-            if heir._in_turn:
-                heir._turns = there._turns
-                if there._batch is None:
-                    heir._turns.begin()
+        if forward is there._forward and heir._in_turn and there._in_turn:
+            heir._turns = there._turns
+            if there._batch is None:
+                heir._turns.begin()
         return heir
 
     def plans_for(self, forward: ForwardTimes) -> bool:
@@ -349,28 +463,19 @@ class Controller:
     def observe_proposal(self, proposal: ProposedChunk, draft_us: int, arrived_us: float | None = None) -> None:
         """See `Planner`."""
         if proposal.tokens:
-            # The tokens of a tree's piece were drafted side by side, in one forward unless its chunk asked for more.
+            # The tokens of a tree's piece were drafted in one forward unless its chunk asked for more.
             levels = min(self._chunk, len(proposal.tokens)) if proposal.parents else len(proposal.tokens)
             self._observe_draft(max(1, draft_us) / levels, draft_us, arrived_us)
-        if arrived_us is not None:
-            self._beside.contention.drafted(arrived_us, draft_us)
         self._drafted_us = float(draft_us)
         self._known.calibration.announce(proposal.expected)
         self._known.agreement.proposal(proposal)
 
     def _observe_draft(self, token_us: float, took_us: float, arrived_us: float | None) -> None:
-        """Note a draft time per token. It is kept apart for side by side, where a token takes longer.
-
-        Where none is known it is taken in all the same: a session may move to where another one works side by side.
-        """
-        later = self._in_turn and arrived_us is not None and not self._beside.active
+        """Note a draft time per token. In turns it is learnt with the next verdict, which tells what was beside it."""
+        later = self._in_turn and arrived_us is not None
         if self._in_turn:
             self._last_draft.drafted(TimedChunk(arrived_us, took_us, token_us if later else None))
-        if self._beside.active:
-            self._beside.drafted(token_us)
-            if self._known.draft_us is None:
-                self._learn_draft(token_us, apart=False)
-        elif not later:
+        if not later:
             self._learn_draft(token_us, apart=True)
 
     def _learn_draft(self, token_us: float, apart: bool) -> None:
@@ -411,7 +516,6 @@ class Controller:
         if verdict.delay_us and apart:
             overhead_us = max(0.0, verdict.delay_us - self._drafted_us)
             self._observe_overhead(overhead_us)
-        self._beside.verdict(len(verdict.tokens), forward)
         heard = verdict.width > 0 or verdict.delay_us > 0
         if forward is not None:
             self._batch = _batch_times(forward)
@@ -494,19 +598,18 @@ class Controller:
         return plan
 
     def _plan(self) -> Plan:
+        if self._shared and not self._waits:
+            return off("shares cores with a verifier that waits for nobody")
         draft_us = self._timed(self._known).draft_us
         if draft_us is None or self._only_beside_forwards:
             return self._measuring()
         if not self._shared:
             return self._apart(draft_us)
-        beside = self._side_by_side(draft_us)
-        if beside is not None:
-            return beside
-        return self._in_turns(draft_us) if self._waits else self._probe_or_off()
+        return self._in_turns(draft_us)
 
     @property
     def _in_turn(self) -> bool:
-        """Whether the verifier waits where it and a drafter on its host do not work side by side."""
+        """Whether drafter and verifier take turns."""
         return self._shared and self._waits
 
     def _timed(self, known: Estimates) -> Estimates:
@@ -518,8 +621,7 @@ class Controller:
     @property
     def _only_beside_forwards(self) -> bool:
         """Whether no draft was seen yet but beside a forward, as a session's first one is, and the first try lasts."""
-        taking_turns = self._in_turn and not self._beside.active
-        return taking_turns and not self._timed(self._known).drafted_apart and self._turns.probes.left > 0
+        return self._in_turn and not self._timed(self._known).drafted_apart and self._turns.probes.left > 0
 
     def _measuring(self) -> Plan:
         if self._in_turn:
@@ -539,20 +641,10 @@ class Controller:
             way = way._replace(discipline=best.discipline, due=best.due)
         return known.plan(way)
 
-    def _side_by_side(self, draft_us: float) -> Plan | None:
-        rates = self._known.acceptance.rates(MOST_WINDOW)
-        overhead_us = self._timed(self._known).overhead_us or 0.0
-        beside = self._beside.choose(rates, self._known.agreement.rate, draft_us, overhead_us)
-        if beside is None:
-            return None
-        pace = Pace(1, self._streaming(rates, beside.draft_us).run_ahead())
-        return Plan(Discipline.STREAM, pace, 0, beside.reason)
-
     def _streaming(self, rates: Sequence[float], draft_us: float) -> Streaming:
         """Plan by V of the session alone: the verifier divides a batch's rows, and drafting elsewhere costs nobody."""
-        branches = 1 if self._shared else self._branches
         known = self._known.agreement.rate, draft_us, self._known.overhead_us or 0.0, self._forward
-        return Streaming(rates, *known, branches, self._waits)
+        return Streaming(rates, *known, self._branches, self._waits)
 
     def _in_turns(self, draft_us: float) -> Plan:
         """Plan by what is known of all sessions of a batch, as they do, or of this one alone.

@@ -1,9 +1,9 @@
-"""Expected speeds, and what they are computed from: forward times, acceptance, agreement, contention."""
+"""Expected speeds, and what they are computed from: forward times, acceptance, agreement, draft times."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, exp, inf, log, prod
@@ -29,8 +29,6 @@ from specwire.core.policy.tunables import (
     STEP_WEIGHT,
     SURE_CLASSES,
     TIMING_WEIGHT,
-    TOGETHER_SHARE,
-    TRIAL_VERDICTS,
     WARMING_STEPS,
 )
 from specwire.core.text import Tree
@@ -587,8 +585,7 @@ class Estimates:
 
     acceptance: of windows that were tested. agreement: of all that was drafted. draft_us: a token's drafting while the
     verifier is idle; until it was seen so (drafted_apart), what it took beside a forward. overhead_us: from a verdict
-    to the proposal that answers it, drafting apart. How both slow each other down on one host is not among them
-    (`Contention`): it does not hold for another verifier.
+    to the proposal that answers it, drafting apart.
     """
 
     acceptance: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
@@ -625,26 +622,17 @@ class Estimates:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How much longer a verifier's forwards take while a drafter on its host computes. Pure; it is told times in us.
-#
-# Two processes on two cores get in each other's way; on sixty they may not. V(m) of a quiet machine is measured at
-# start, but how the two get along shows only when both run: forwards during which the drafter was at work are compared
-# with those during which it was not. Times are instants on one clock, of when messages arrived: both take about as
-# long to come.
-
-# Wider forwards hold more than one session's window.
-MOST_ROWS = 32
-REMEMBERED_FORWARDS = 64
+# What a draft takes that the verifier waits for. Pure; microseconds. Times are instants on one clock, of when messages
+# arrived: both take about as long to come.
 
 
 class Forward(NamedTuple):
-    """A forward of `rows` positions.
+    """A forward.
 
     sessions: that took part. plain_us, drafts_us: what a step of so many is expected to take without draft tokens, and
     what one for each would add, as the verifier knows them; 0: it did not say. waited_us: for proposals, before it.
     """
 
-    rows: int
     ended_us: float
     took_us: float
     sessions: int = 1
@@ -657,82 +645,53 @@ class Forward(NamedTuple):
         return self.ended_us - self.took_us
 
 
-@dataclass(slots=True)
-class _Stretch:
-    """Forwards of one kind: their time as a multiple of V(m) on a quiet machine.
+class TimedChunk(NamedTuple):
+    """A chunk that took `took_us` to draft.
 
-    age: forwards of any kind that were settled since the last one of this kind.
+    ended_us: when it arrived; None: not told. token_us: what one token took; None: not to be learnt from this chunk.
     """
 
-    mean: float | None = None
-    seen: int = 0
-    age: int = 0
-
-    def add(self, ratio: float) -> None:
-        self.mean = smoothed(self.mean, ratio, STEP_WEIGHT)
-        self.seen += 1
-        self.age = 0
-
-    @property
-    def known(self) -> float | None:
-        """It is of another time once forwards of the other kind have lasted so long that a try would cost little."""
-        return self.mean if self.seen >= ENOUGH and not affordable(TRIAL_VERDICTS, self.age) else None
+    ended_us: float | None
+    took_us: float
+    token_us: float | None
 
 
-class Contention:
-    """Contention of one verifier and one drafter on its host.
+class LastDraft:
+    """Tells, with the next verdict, whether the verifier was idle while the last chunk was drafted.
 
-    A forward is settled once it is known what the drafter did meanwhile: when something comes that it drafted later.
+    The first chunk of a session or of a probe begins in the middle of a forward, and takes as much longer as the two
+    slow each other down. By that time alone a drafter looked too slow to be waited for, and stayed off.
 
-    Args:
-        quiet: V(m) with nothing else running; copied.
+    apart: whether the verifier was idle for the last chunk that a verdict has followed. chunks: that have come.
     """
 
-    def __init__(self, quiet: ForwardTimes) -> None:
-        self._quiet = ForwardTimes(quiet.points)
-        self._together, self._apart = _Stretch(), _Stretch()
-        self._drafts: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_FORWARDS)
-        self._pending: deque[Forward] = deque(maxlen=REMEMBERED_FORWARDS)
+    def __init__(self) -> None:
+        self.apart = True
+        self.chunks = 0
+        self._chunk: TimedChunk | None = None
+        self._ended_us: float | None = None
 
-    def drafted(self, arrived_us: float, draft_us: float) -> None:
-        """Note a chunk that took `draft_us` to draft."""
-        began_us = arrived_us - draft_us
-        self._drafts.append((began_us, arrived_us))
-        while self._pending and self._pending[0].ended_us <= began_us:
-            self._settle(self._pending.popleft())
+    def drafted(self, chunk: TimedChunk) -> None:
+        """Note a chunk."""
+        self._chunk = chunk
+        self.chunks += 1
 
-    def forward(self, forward: Forward) -> None:
-        """Note a forward that has ended."""
-        if forward.took_us > 0 and forward.rows <= MOST_ROWS:
-            self._pending.append(forward)
+    def verdict(self, forward: Forward | None) -> float | None:
+        """What a token took of the last chunk, if one came since the verdict before this one and tells that.
 
-    def _settle(self, forward: Forward) -> None:
-        began_us, ended_us = forward.began_us, forward.ended_us
-        while self._drafts and self._drafts[0][1] <= began_us:
-            self._drafts.popleft()  # forwards follow each other, so no later one meets it
-        overlaps_us = [min(end, ended_us) - max(start, began_us) for start, end in self._drafts]
-        share = sum([max(0.0, overlap_us) for overlap_us in overlaps_us]) / forward.took_us
-        self._together.age += 1
-        self._apart.age += 1
-        ratio = forward.took_us / self._quiet.at(forward.rows)
-        if share >= TOGETHER_SHARE:
-            self._together.add(ratio)
-        elif share <= APART_SHARE:
-            self._apart.add(ratio)
-
-    @property
-    def slowdown(self) -> float | None:
-        """V(m) while the drafter is at work / V(m) while it is not, at least 1; None until both were seen lately."""
-        together, apart = self._together.known, self._apart.known
-        return None if together is None or apart is None else max(1.0, together / apart)
-
-    def apart(self) -> ForwardTimes | None:
-        """Recent V(m), while the drafter does nothing."""
-        return self._stretched(self._apart.known)
-
-    def together(self) -> ForwardTimes | None:
-        """Recent V(m), while the drafter is at work."""
-        return self._stretched(self._together.known)
-
-    def _stretched(self, by: float | None) -> ForwardTimes | None:
-        return None if by is None else ForwardTimes({rows: by * us for rows, us in self._quiet.points.items()})
+        A chunk whose times are not told counts as apart. A session's first one does not: its drafter has read the
+        prompt for it.
+        """
+        chunk, before_us = self._chunk, self._ended_us
+        self._chunk, self._ended_us = None, forward.ended_us if forward is not None else None
+        if chunk is None:
+            return None
+        if forward is None or chunk.ended_us is None:
+            self.apart = True
+        elif self.chunks == 1 or before_us is None:
+            self.apart = False
+        else:
+            began_us = chunk.ended_us - chunk.took_us
+            overlap_us = max(0.0, before_us - began_us) + max(0.0, chunk.ended_us - forward.began_us)
+            self.apart = overlap_us <= APART_SHARE * chunk.took_us
+        return chunk.token_us

@@ -22,8 +22,7 @@ DECAY = 0.98
 AGREEMENT_DECAY = 0.99
 # Weight of a new timing (a delay, a token's drafting, an overhead) in what is known of it.
 TIMING_WEIGHT = 0.2
-# Weight of one step in what is known of steps like it, or of forwards beside a drafter and away from it; smaller,
-# because the ledger charges by it.
+# Weight of one step in what is known of steps like it; smaller, because the ledger charges by it.
 STEP_WEIGHT = 0.05
 # Schedulers have hiccups, so a new timing counts for at most OUTLIER times what is known. More is known of a batch's
 # steps: they count for at most STEP_OUTLIER times, and at least 1 / STEP_OUTLIER times, what is expected. Beside a
@@ -63,9 +62,8 @@ CALIBRATED = (0.7, 1.4)
 LEAST_WINDOW_SHARE = 0.5
 # V(m, rows) of a batch's windows counts for so many windows of so many rows that took what it says.
 PRIOR_WINDOWS, PRIOR_WINDOW_ROWS = 3.0, 8
-# Shares of a forward during which the drafter computed, from the first on together, up to the second apart; likewise of
-# a draft during which the verifier computed.
-TOGETHER_SHARE, APART_SHARE = 0.5, 0.1
+# Share of a draft during which the verifier computed, up to which it counts as drafted apart.
+APART_SHARE = 0.1
 # Steps in a row without a drafter at work after which plain ones show what they cost: one that was asked to stop ends
 # its pass first, and one of a new session reads the prompt.
 CALM_STEPS = 3
@@ -78,8 +76,8 @@ CALM_STEPS = 3
 LEAST_GAIN = 1.01
 # A stream from hardware of its own, over plain decoding. What is expected of a stream is a little low (sweep).
 LEAST_STREAM_GAIN = 1.005
-# Side by side on one host, over taking turns, before it is taken up; then it is kept as long as it is no worse.
-# Likewise before a batch that is off takes turns: how long its drafts take is not known well (sweep).
+# Taking turns, over plain decoding, before a batch that is off begins: how long its drafts take is not known well
+# (sweep).
 LEAST_ADVANTAGE = 1.05
 # A step with the verifier's own guesses, over one without: what they cost is not known to 2 %.
 LEAST_GUESS_GAIN = 1.02
@@ -87,12 +85,10 @@ LEAST_GUESS_GAIN = 1.02
 # ----------------------------------------------------------------------------------------------------------------------
 # What is spent on finding out whether what does not pay would pay by now.
 
-# Share of the time that tries of what does not pay may cost: probes of a drafter that is off, side by side, tests of a
-# window, drafts of a head. What was measured of a way that is not used is forgotten at the pace at which it could be
-# tried: how long forwards take in it, and what a row costs that a drafter does not add.
+# Share of the time that tries of what does not pay may cost: probes of a drafter that is off, tests of a window,
+# drafts of a head. At that pace is forgotten, too, what a row costs that a drafter does not add.
 EXPLORED_SHARE = 0.005
-# Verdicts between two probes of a drafter, and between two trials side by side, at least: what the first one costs is
-# not known.
+# Verdicts between two probes of a drafter, at least: what the first one costs is not known.
 PROBE_EVERY = 128
 # Verdicts of a try: where nobody waits, one comparison would teach nothing. So many steps without waiting tell how soon
 # an answer comes beside which the drafter computed.
