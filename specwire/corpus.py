@@ -8,6 +8,7 @@ from pathlib import Path
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError
+from specwire.files import leads_out
 
 # What is read of a folder: texts, and what people write in a repository.
 TEXTS = (".txt", ".md", ".rst", ".html", ".css", ".json", ".jsonl", ".toml", ".yaml", ".yml")
@@ -44,10 +45,11 @@ def named_texts(paths: Iterable[Path], field: str) -> Iterator[tuple[str, str]]:
 def files_of(folder: Path) -> list[Path]:
     """The texts and source files in a folder, in order of their names.
 
-    Lock files, minified code and packages (node_modules) are left out, and hidden files and folders.
+    Lock files, minified code and packages (node_modules) are left out, and hidden files and folders. So is what
+    symbolic links have lie elsewhere: whoever may write into the folder need not be whoever may read that.
     """
     found = (each for each in folder.rglob("*") if _is_written(each.relative_to(folder)))
-    return sorted(each for each in found if each.is_file())
+    return sorted(each for each in found if each.is_file() and not leads_out(each, folder))
 
 
 def _is_written(path: Path) -> bool:

@@ -21,11 +21,11 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from specwire.files import UNFINISHED, replaced, to_disk
+
 LEARNER, VERSIONS, CURRENT, HISTORY = "learner", "versions", "current", "history.jsonl"
 # Versions whose weights stay, beside the first one, the one in use and the one before it.
 KEPT = 4
-# Of a version that is being written.
-UNFINISHED = ".unfinished"
 # What a folder has versions of.
 Kind = Literal["draft", "head"]
 DRAFT: Kind = "draft"
@@ -166,13 +166,13 @@ class VersionFolder:
         unfinished.mkdir(mode=0o700)
         write(unfinished)
         for file in unfinished.iterdir():
-            _to_disk(file)
+            to_disk(file)
         unfinished.rename(whole)
-        _to_disk(whole.parent)
+        to_disk(whole.parent)
         self._trim_history()
         with (self.path / HISTORY).open("ab") as lines:
             lines.write(msgspec.json.encode(entry) + b"\n")
-        _to_disk(self.path / HISTORY)
+        to_disk(self.path / HISTORY)
 
     def use(self, current: Current) -> None:
         """From now on services take this version."""
@@ -228,22 +228,10 @@ class VersionFolder:
             raise VersionError(f"{self.path / name}: cannot be read: {error}") from error
 
     def _write(self, name: str, value: Struct) -> None:
-        new = self.path / f"{name}{UNFINISHED}"
-        new.write_bytes(msgspec.json.encode(value) + b"\n")
-        _to_disk(new)
-        new.rename(self.path / name)
-        _to_disk(self.path)
+        with replaced(self.path / name) as beside:
+            beside.write_bytes(msgspec.json.encode(value) + b"\n")
 
 
 def shown(value: str | Sequence[str]) -> str:
     """Tenants, or a fingerprint, for people."""
     return value[:12] if isinstance(value, str) else ", ".join(value)
-
-
-def _to_disk(path: Path) -> None:
-    """Have the disk take a file, or what a folder names."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

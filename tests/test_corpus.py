@@ -51,3 +51,18 @@ def test_a_folder_may_be_named_like_a_file_or_lie_in_a_hidden_one(tmp_path: Path
     inside.mkdir(parents=True)
     (inside / "scene.js").write_text("text")
     assert files_of(tmp_path / ".work") == [inside / "scene.js"]
+
+
+def test_what_links_have_lie_outside_of_a_folder_is_not_read(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "shared", tmp_path / "secret"
+    for each in (folder / "deep", elsewhere):
+        each.mkdir(parents=True)
+        (each / "text.txt").write_text(each.name)
+    (folder / "file.txt").symlink_to(elsewhere / "text.txt")
+    (folder / "relative.txt").symlink_to(Path("../secret/text.txt"))
+    (folder / "folder.txt").symlink_to(elsewhere)
+    (folder / "inside.txt").symlink_to(Path("deep/text.txt"))
+    (tmp_path / "named").symlink_to(folder)
+    for named in (folder, tmp_path / "named"):
+        assert list(texts_of([named])) == ["deep", "deep"]
+    assert list(texts_of([folder / "file.txt"])) == ["secret"]

@@ -21,6 +21,7 @@ from demo_pair.train.prompts import function_beginnings, shuffled
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
+from specwire.files import write_text
 from specwire.lm import LanguageModel, load_model
 
 LOOKED_UP = 3
@@ -85,7 +86,7 @@ def main() -> None:
         rows.append({"name": prompt.name, "text": prompt.text, "repeated": found})
         if len(rows) == COUNT:
             break
-    DEMO_PROMPTS.write_text(json.dumps(rows, indent=1) + "\n")
+    write_text(DEMO_PROMPTS, json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

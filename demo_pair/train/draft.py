@@ -24,6 +24,7 @@ from demo_pair.train.corpus import read_corpus
 from demo_pair.train.data import WINDOW, Stream, batches, encode, held_out_windows, training_stream
 from demo_pair.train.losses import held_out_loss, logits_of, pair_config, tell
 from demo_pair.train.target import EVALUATION_WINDOWS
+from specwire.files import replaced, replaced_in, write_text
 from specwire.lm.training.distillation import Optimiser, Schedule
 from specwire.progress import ProgressBar
 
@@ -61,7 +62,8 @@ def load_own_windows(work: Path, target: PreTrainedModel, tokenizer: PreTrainedT
     path = work / "own_windows.pt"
     if not path.exists():
         stream = training_stream(read_corpus(), tokenizer)
-        torch.save(own_windows(target, stream, OWN_WINDOWS, SEED).to(torch.int32), path)
+        with replaced(path) as beside:
+            torch.save(own_windows(target, stream, OWN_WINDOWS, SEED).to(torch.int32), beside)
     windows: torch.Tensor = torch.load(path, weights_only=True)
     return windows.long()
 
@@ -86,13 +88,15 @@ def train(work: Path, rounds: list[Schedule]) -> None:
         imitate(
             model, target, mixed(batches(stream, ROWS, SEED + index), own_batches(own, ROWS, SEED + index)), schedule
         )
-        torch.save({"model": model.state_dict(), "rounds": index + 1}, finished)
+        with replaced(finished) as beside:
+            torch.save({"model": model.state_dict(), "rounds": index + 1}, beside)
     loss = held_out_loss(model, held_out)
-    model.bfloat16().save_pretrained(work / "draft")
-    tokenizer.save_pretrained(work / "draft")
+    with replaced_in(work / "draft") as folder:
+        model.bfloat16().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     steps = sum(schedule.steps for schedule in rounds)
     report = {"tokens": steps * ROWS * WINDOW, "steps": steps, "held_out_loss": loss}
-    (work / "draft.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_text(work / "draft.json", json.dumps(report, indent=1) + "\n")
     print(f"held-out loss {loss:.4f}")
 
 

@@ -23,6 +23,7 @@ from demo_pair.train.losses import held_out_loss
 from demo_pair.train.target import EVALUATION_WINDOWS
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
+from specwire.files import write_text
 
 NEW_TOKENS = 120
 TEMPERATURE = 0.8
@@ -126,7 +127,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     report = evaluate(arguments.target, arguments.draft)
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_text(arguments.out, json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 
 

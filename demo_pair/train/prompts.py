@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from demo_pair import PROMPTS, Prompt
 from demo_pair.train.corpus import SourceFile, read_corpus
+from specwire.files import write_text
 
 COUNT = 64
 CONTEXT = 900
@@ -50,7 +51,7 @@ def main() -> None:
         if file.held_out:
             chosen += shuffled(list(function_beginnings(file)))[:MOST_PER_FILE]
     rows = [{"name": p.name, "text": p.text} for p in shuffled(chosen)[:COUNT]]
-    PROMPTS.write_text(json.dumps(rows, indent=1) + "\n")
+    write_text(PROMPTS, json.dumps(rows, indent=1) + "\n")
     print(f"{len(rows)} prompts from {len({row['name'].split(':')[0] for row in rows})} files")
 
 

@@ -19,6 +19,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from demo_pair.train.corpus import MANIFEST, SourceFile, differences, is_test, read_corpus
 from demo_pair.train.data import WINDOW, batches, encode, held_out_windows, train_tokenizer, training_stream
 from demo_pair.train.losses import held_out_loss, next_token_loss, pair_config, tell
+from specwire.files import replaced, replaced_in, write_text
 from specwire.lm.training.distillation import Optimiser, Schedule
 from specwire.progress import ProgressBar
 
@@ -73,11 +74,12 @@ def train(work: Path, schedule: Schedule, stop_after: int) -> None:
                 tell(f"step {done} held-out loss {losses[-1][1]:.4f}")
             if done % CHECKPOINT_EVERY == 0:
                 state = {"model": model.state_dict(), "optimiser": optimiser.state(), "step": done}
-                torch.save(state, checkpoint.with_suffix(".new"))
-                checkpoint.with_suffix(".new").rename(checkpoint)
-    model.bfloat16().save_pretrained(work / "target")
+                with replaced(checkpoint) as beside:
+                    torch.save(state, beside)
+    with replaced_in(work / "target") as folder:
+        model.bfloat16().save_pretrained(folder)
     report = {"tokens": schedule.steps * ROWS * WINDOW, "steps": schedule.steps, "held_out_loss": losses}
-    (work / "target.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_text(work / "target.json", json.dumps(report, indent=1) + "\n")
 
 
 def main() -> None:

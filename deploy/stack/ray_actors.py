@@ -16,6 +16,7 @@ from pathlib import Path
 
 import draft_service.server
 import verify_service.server
+from specwire.files import write_text
 from specwire.rpc.process import Running, keep_loaded, one_line
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.telemetry.options import inherited
@@ -72,7 +73,7 @@ class ActorThread:
                 os._exit(1)
             self._outcome.set_result(ThreadOutcome(error=one_line(error)))
             return
-        self._address_file.write_text(running.address)
+        write_text(self._address_file, running.address)
         keep_loaded()
         self._outcome.set_result(ThreadOutcome(address=running.address))
         await self._run(running)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.verify.table import LEAST_ORDER, LEVEL_KINDS, MOST_ORDER, NgramLevel, NgramTable
+from specwire.files import replaced
 
 MAGIC = b"specwire table 1\n"
 LENGTH_BYTES = 8
@@ -28,14 +29,14 @@ MOST_TEXT = 64 << 20
 
 
 def save_table(table: NgramTable, path: Path) -> None:
-    """Raises OSError."""
+    """Who has an older file of this name mapped keeps it. Raises OSError."""
     arrays = [each for level in table.levels for each in level.arrays]
     told: dict[str, object] = {"tokenizer": table.tokenizer, "text": bool(table.tokenizer_json)}
     if table.tokenizer_json:
         arrays.append(np.frombuffer(zlib.compress(table.tokenizer_json), np.uint8))
     told["arrays"] = [[each.dtype.str, len(each)] for each in arrays]
     header = json.dumps(told).encode()
-    with path.open("wb") as file:
+    with replaced(path) as beside, beside.open("wb") as file:
         file.write(MAGIC + len(header).to_bytes(LENGTH_BYTES, "little") + header)
         for each in arrays:
             file.write(bytes(-file.tell() % ALIGNMENT))
@@ -58,7 +59,7 @@ def load_table(path: Path) -> NgramTable:
         size = len(LEVEL_KINDS)
         levels = tuple(NgramLevel(*arrays[at : at + size]) for at in range(0, len(arrays), size))
         tokenizer = str(told["tokenizer"])
-    except (ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError, zlib.error) as error:
         raise InvalidParameter("table", f"{path} is broken: {error}") from error
     if not LEAST_ORDER <= len(levels) + 1 <= MOST_ORDER or not all(level.sound for level in levels):
         raise InvalidParameter("table", f"{path} is broken: its arrays do not fit each other")
@@ -76,10 +77,13 @@ def _text(packed: NDArray[Any]) -> bytes:
 
 def _mapped(path: Path, arrays: Sequence[tuple[str, int]], offset: int) -> Iterator[NDArray[Any]]:
     """Raises ValueError where the file is too short."""
+    size = path.stat().st_size
     for kind, count in arrays:
         offset += -offset % ALIGNMENT
         if kind not in LEVEL_KINDS or count < 0:
             raise ValueError(f"an array of {count} {kind}")
         dtype = np.dtype(kind)
+        if count * dtype.itemsize > size - offset:
+            raise ValueError(f"an array of {count} {kind} at {offset} of {size} bytes")
         yield np.memmap(path, dtype, "r", offset, (count,)) if count else np.empty(0, dtype)
         offset += count * dtype.itemsize

@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn.functional import silu
 
 from specwire.core.model import ModelError
+from specwire.files import replaced_in
 from specwire.lm.heads.files import CONFIG, ConfigKeys, Tensors, read_config
 from specwire.lm.model_files import INDEX
 
@@ -494,12 +495,12 @@ def _offsets(stored: Tensors, config: Eagle3Config) -> torch.Tensor:
 
 def save(head: Eagle3, folder: Path, verifier: str, *, with_embedding: bool = False) -> None:
     """Write it as speculators does, in the dtype that it has."""
-    folder.mkdir(parents=True, exist_ok=True)
     state: Mapping[str, torch.Tensor] = head.state_dict()
     stored = {name: state[own].contiguous() for own, name in names(head.config).items()}
     if not with_embedding:
         del stored["embed_tokens.weight"]
     said = torch.zeros(head.config.vocabulary, dtype=torch.bool)
     said[torch.arange(head.config.draft_vocabulary) + head.d2t.cpu()] = True
-    save_file({**stored, "d2t": head.d2t.cpu(), "t2d": said}, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(head.config.written(verifier), indent=1) + "\n")
+    with replaced_in(folder) as beside:
+        save_file({**stored, "d2t": head.d2t.cpu(), "t2d": said}, beside / WEIGHTS, metadata={"format": "pt"})
+        (beside / CONFIG).write_text(json.dumps(head.config.written(verifier), indent=1) + "\n")

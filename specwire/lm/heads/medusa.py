@@ -43,6 +43,7 @@ from torch import nn
 from torch.nn import functional
 
 from specwire.core.model import Feed, ModelError
+from specwire.files import replaced_in
 from specwire.lm.heads.files import CONFIG, ConfigKeys, Tensors
 from specwire.lm.heads.head import HeadStep, SteppedHead
 from specwire.lm.runners.linear import LinearWeights, pack_rounded
@@ -338,7 +339,7 @@ def _medusa(keys: ConfigKeys, stored: Tensors, layers: int, embed: torch.Tensor)
 
 def _stored_heads(stored: Tensors) -> int:
     """Those of the file: Medusa's own code takes five, whatever a config.json says, where published ones say two."""
-    heads = [re.match(r"(?:blocks\.)?(\d+)\.", name) for name in stored]
+    heads = [re.match(r"(?:blocks\.)?(\d{1,4})\.", name) for name in stored]
     return max((int(head[1]) + 1 for head in heads if head is not None), default=0)
 
 
@@ -415,12 +416,13 @@ def save(head: Medusa, folder: Path, verifier: str) -> None:
 
     Heads are written that say all ids, have an output layer each, and read behind the target's last norm.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     state, config = head.state_dict(), head.config
     stored = {name: state[own].contiguous().cpu() for own, name, _ in _parts(config)}
-    save_file(stored, folder / f"{FILES[config.kind]}.safetensors", metadata={"format": "pt"})
     told: dict[str, Any] = {f"{config.kind}_num_heads": config.heads, f"{config.kind}_num_layers": config.layers}
     if config.kind == HYDRA:
         told |= {"hydra_head_arch": "mlp", "grounded_heads": config.grounded, "hidden_state_offset": 0}
     sizes = {"hidden_size": config.hidden, "vocab_size": config.vocabulary, "base_model_name_or_path": verifier}
-    (folder / CONFIG).write_text(json.dumps({"model_type": config.kind, **told, **sizes}, indent=1) + "\n")
+    whole = {"model_type": config.kind, **told, **sizes}
+    with replaced_in(folder) as beside:
+        save_file(stored, beside / f"{FILES[config.kind]}.safetensors", metadata={"format": "pt"})
+        (beside / CONFIG).write_text(json.dumps(whole, indent=1) + "\n")

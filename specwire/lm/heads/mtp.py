@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn import functional
 
 from specwire.core.model import ModelError
+from specwire.files import replaced_in
 from specwire.lm.heads.eagle3 import KeysValues, RmsNorm, attended, rotated
 from specwire.lm.heads.files import CONFIG, ConfigKeys, Stored, Tensors, tensor_files
 from specwire.lm.model_files import WEIGHTS
@@ -62,7 +63,7 @@ STYLES = (
     # Qwen3-Next and Qwen3.5 (vLLM's qwen3_next_mtp.py); Mellum has the same names.
     MtpStyle(
         "Qwen3-Next",
-        r"mtp\.(?:layers\.(\d+)\.)?",
+        r"mtp\.(?:layers\.(\d{1,9})\.)?",
         "mtp.layers.{}.",
         "mtp.pre_fc_norm_embedding",
         "mtp.pre_fc_norm_hidden",
@@ -72,7 +73,7 @@ STYLES = (
     # DeepSeek-V3 and GLM-4-MoE (vLLM's deepseek_mtp.py, glm4_moe_mtp.py): layers behind the target's last one.
     MtpStyle(
         "DeepSeek-V3",
-        r"model\.layers\.(\d+)\.",
+        r"model\.layers\.(\d{1,9})\.",
         "model.layers.{}.",
         "model.layers.{}.enorm",
         "model.layers.{}.hnorm",
@@ -82,7 +83,7 @@ STYLES = (
     # MiMo (vLLM's mimo_mtp.py).
     MtpStyle(
         "MiMo",
-        r"model\.mtp_layers\.(\d+)\.",
+        r"model\.mtp_layers\.(\d{1,9})\.",
         "model.mtp_layers.{}.",
         "model.mtp_layers.{}.token_layernorm",
         "model.mtp_layers.{}.hidden_layernorm",
@@ -93,7 +94,7 @@ STYLES = (
     ),
 )
 # What tells DeepSeek's layers from the target's own.
-MARK = re.compile(r"model\.layers\.(\d+)\.(?:enorm|hnorm|eh_proj|shared_head)\.")
+MARK = re.compile(r"model\.layers\.(\d{1,9})\.(?:enorm|hnorm|eh_proj|shared_head)\.")
 EMBEDDING, OUTPUT = "embed_tokens.weight", "shared_head.head.weight"
 LINEARS = tuple(f"self_attn.{part}_proj" for part in "qkvo") + tuple(
     f"mlp.{part}_proj" for part in ("gate", "up", "down")
@@ -445,8 +446,6 @@ def save(head: MtpHead, folder: Path, verifier: str) -> None:
     layer = {name.rpartition(".")[2]: f"{style.layer.format(0)}{name}" for name in (*LINEARS, *NORMS)}
     state = head.state_dict()
     stored = {f"{layer.get(name, f'mtp.{name}')}.weight": state[f"{name}.weight"] for name, _ in head.named_children()}
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: each.contiguous().cpu() for name, each in stored.items()}, folder / WEIGHTS, {"format": "pt"})
     whole = {
         "model_type": KIND,
         "verifier": verifier,
@@ -460,4 +459,7 @@ def save(head: MtpHead, folder: Path, verifier: str) -> None:
         "rms_norm_eps": config.eps,
         "rope_parameters": {"rope_type": DEFAULT_ROPE, "rope_theta": config.theta},
     }
-    (folder / CONFIG).write_text(json.dumps(whole, indent=1) + "\n")
+    weights = {name: each.contiguous().cpu() for name, each in stored.items()}
+    with replaced_in(folder) as beside:
+        save_file(weights, beside / WEIGHTS, {"format": "pt"})
+        (beside / CONFIG).write_text(json.dumps(whole, indent=1) + "\n")

@@ -14,6 +14,7 @@ from typing import Any
 
 from specwire.core.draft import DraftRow, GoOn, HeadRequest
 from specwire.core.model import Feed, ModelError, ModelInfo
+from specwire.files import write_text
 from specwire.lm.guesses import draw
 from specwire.lm.kv_cache import CachedLM, SkimmingRunner
 
@@ -118,7 +119,7 @@ class LayerChoice:
     gain: float
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write_text(path, json.dumps(asdict(self), indent=1) + "\n")
 
 
 def is_self(spec: str) -> bool:

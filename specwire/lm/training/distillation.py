@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from specwire.core.model import ModelError
+from specwire.files import replaced
 from specwire.lm.heads.eagle3 import Eagle3
 from specwire.lm.heads.medusa import OUTPUTS, Medusa
 from specwire.lm.heads.mtp import MtpHead
@@ -228,8 +229,8 @@ def train(
                 tell(f"step {done} held-out acceptance by position {' '.join(f'{one:.3f}' for one in curve[-1][1])}")
             if done % SAVE_EVERY == 0:
                 state = {"head": head.state_dict(), "optimiser": optimiser.state(), "step": done}
-                torch.save(told | state | {"curve": curve, "runs": runs}, checkpoint.with_suffix(".new"))
-                checkpoint.with_suffix(".new").rename(checkpoint)
+                with replaced(checkpoint) as beside:
+                    torch.save(told | state | {"curve": curve, "runs": runs}, beside)
     return Trained(curve, runs)
 
 

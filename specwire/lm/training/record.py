@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from specwire.files import write_text
 from specwire.lm.training.distillation import Trained
 from specwire.provenance import commit, cpu_model, versions
 
@@ -34,4 +35,4 @@ def write_record(folder: Path, seed: int, arguments: Mapping[str, Any], trained:
     """Into the head's folder. arguments: by names for the user."""
     curve = [{"step": step, "by_position": shares} for step, shares in trained.curve]
     record = {"seed": seed, "arguments": dict(arguments), "runs": trained.runs, "held_out_acceptance": curve}
-    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")

@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specwire.core.model import GGUF, ModelError, is_gguf
+from specwire.files import replaced_in
 from specwire.lm.heads import eagle3, medusa
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.heads.files import read_config, tensor_names
@@ -168,10 +169,11 @@ class DraftStudent(Student):
 
     def write(self, folder: Path) -> None:
         whole: Any = self._on_cpu()
-        whole.save_pretrained(folder)
-        for made in (CONFIG, GENERATION):
-            (folder / made).unlink(missing_ok=True)
-        copy_beside(self.location, folder)
+        with replaced_in(folder) as beside:
+            whole.save_pretrained(beside)
+            for made in (CONFIG, GENERATION):
+                (beside / made).unlink(missing_ok=True)
+            copy_beside(self.location, beside)
 
     def read(self, folder: Path) -> State:
         return dict(pretrained(str(folder), torch.float32, CPU).state_dict())

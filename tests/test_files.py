@@ -1,0 +1,138 @@
+"""Files that are served are replaced, never changed: whoever has an old one open, or mapped, keeps it whole."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from deploy.cli.main import main
+from specwire.core.verify.table import NgramTable
+from specwire.files import replaced, replaced_in, write_text
+from specwire.lm.heads import eagle3, medusa, mtp
+from specwire.lm.heads.medusa import MedusaConfig
+from specwire.lm.heads.mtp import MtpConfig
+from specwire.lm.heads.self_speculation import LayerChoice
+from specwire.lm.training.distillation import Trained
+from specwire.lm.training.record import write_record
+from specwire.lm.training.students import DraftStudent
+from specwire.text.table_file import load_table, save_table
+from specwire.versions import Current, VersionFolder
+from tests.lm import models
+from tests.lm.heads.by_hand import CONFIG, head_of
+
+Write = Callable[[Path], object]
+
+
+def _choice(path: Path) -> None:
+    LayerChoice("a target", "f" * 64, 8, (1, 3), 0.5, 2, 1.1).write(path)
+
+
+def _model(folder: Path) -> str:
+    return models.save(models.build(models.config("llama")), folder, {"?": 0, "a": 1, "b": 2})
+
+
+def _built(folder: Path) -> None:
+    corpus = folder.parent / "corpus.txt"
+    corpus.write_text("a b a b")
+    options = ["--tokenizer", _model(folder.parent / "model"), "--out", str(folder / "table")]
+    assert main(["table", "build", str(corpus), *options]) == 0
+
+
+def _student(folder: Path) -> None:
+    DraftStudent(_model(folder.parent / "model"), torch.device("cpu")).write(folder)
+
+
+def _mtp(folder: Path) -> None:
+    shape = MtpConfig(8, 16, 2, 2, 4, 12, 2, 1e-5, 1e4, 4, "default", False)
+    mtp.save(mtp.MtpHead(shape, torch.zeros(12, 8), torch.zeros(12, 8)), folder, "a target")
+
+
+def _medusa(folder: Path) -> None:
+    medusa.save(medusa.Medusa(MedusaConfig("medusa", 2, 1, 8, 12, 12, 2), torch.zeros(12, 8)), folder, "a target")
+
+
+WRITERS: dict[str, Write] = {
+    "a table": lambda folder: save_table(NgramTable.built([[1, 2, 1, 2]], 2, "hash"), folder / "table"),
+    "a table by the command line": _built,
+    "EAGLE-3": lambda folder: eagle3.save(head_of(CONFIG), folder, "a target"),
+    "MTP": _mtp,
+    "Medusa": _medusa,
+    "layers to skip": lambda folder: _choice(folder / "layers.json"),
+    "a record of a training": lambda folder: write_record(folder, 0, {}, Trained([], [])),
+    "a drafter that learns": _student,
+    "the version in use": lambda folder: VersionFolder(folder).use(Current(1, "a/draft", ("*",), "learnt")),
+}
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[dict[Path, tuple[int, bytes]]]:
+    """What is in the files of a folder, each held open."""
+    files = {path: os.open(path, os.O_RDONLY) for path in folder.rglob("*") if path.is_file()}
+    try:
+        yield {path: (opened, path.read_bytes()) for path, opened in files.items()}
+    finally:
+        for opened in files.values():
+            os.close(opened)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_written_again_stays_whole_for_whoever_has_it(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    WRITERS[name](folder)
+    with held(folder) as files:
+        WRITERS[name](folder)
+        assert files
+        for path, (opened, content) in files.items():
+            assert os.pread(opened, len(content) + 1, 0) == content, path
+            assert path.stat().st_ino != os.fstat(opened).st_ino, f"{path} was written in place"
+        assert set(folder.rglob("*")) == set(files)
+
+
+def test_a_table_that_is_mapped_can_be_read_when_a_shorter_one_takes_its_place(tmp_path: Path) -> None:
+    """Of pages that were cut off a mapped file a read ends the process."""
+    path = tmp_path / "table"
+    long, short = (NgramTable.built([list(range(1, length))], 2, "hash") for length in (4 * mmap.PAGESIZE, 3))
+    save_table(long, path)
+    mapped = load_table(path)
+    with path.open("rb") as old:
+        save_table(short, path)
+        assert os.fstat(old.fileno()).st_size > path.stat().st_size + mmap.PAGESIZE
+    for given in (1, 4 * mmap.PAGESIZE - 3):
+        assert mapped.following([given], 1)[0] == (given + 1,)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o640)
+
+    with pytest.raises(OSError, match="full"), replaced(path) as beside:
+        beside.write_text("half")
+        raise OSError("the disk is full")
+    with pytest.raises(OSError, match="full"), replaced_in(tmp_path) as folder:
+        (folder / "file").write_text("half")
+        raise OSError("the disk is full")
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+    assert path.read_text() == "old"
+    write_text(path, "new")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o640)
+
+
+def test_a_link_stays_one_and_a_device_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "file")
+    write_text(tmp_path / "link", "text")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "deep" / "file").read_text() == "text"
+    reading, writing = os.pipe()
+    write_text(Path(f"/dev/fd/{writing}"), "text")
+    os.close(writing)
+    assert os.read(reading, 10) == b"text"
+    os.close(reading)
