@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
@@ -178,6 +181,64 @@ def _rotations(config: Any) -> list[dict[str, Any]]:
 def _original(config: Any) -> int | None:
     limit: int | None = getattr(config, "original_max_position_embeddings", None)
     return limit
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sizes that a configuration states, before anything is made of them.
+
+# The largest published models have some 130.
+MOST_LAYERS = 4096
+LAYERS_KEY = re.compile(r"(^|_)(layers?|blocks?)$")
+# Of what weights are shaped by; neither ids nor positions nor factors.
+SIZE_KEY = re.compile(r"(^|_)(size|dim|rank|heads|experts|groups|inner|inter|hidden|embd|model|ff|ffn)$")
+NO_SIZE_KEY = re.compile(r"window|chunk|block|position|ctx|context")
+# Weights in a byte of a file, at most.
+WEIGHTS_A_BYTE = 8
+
+
+def check_layers(said: Mapping[str, Any]) -> None:
+    """ValueError for a config.json that states more layers than any model has: a list with a place for each is made."""
+    for key, value in _numbers_in(said):
+        if LAYERS_KEY.search(key) and not 0 <= value <= MOST_LAYERS:
+            raise ValueError(f"{key}: must be from 0 to {MOST_LAYERS}, not {value:.6g}")
+
+
+def check_sizes(config: PreTrainedConfig, stored: int, tensors: int) -> None:
+    """ValueError for a configuration of which larger weights, or more of them, would be made than its files can hold.
+
+    stored: bytes of these files; tensors: in them.
+    """
+    text: Any = config.get_text_config()
+    most = WEIGHTS_A_BYTE * stored
+
+    def size(name: str, default: int = 1) -> int:
+        value = getattr(text, name, None)
+        return value if isinstance(value, int) else max(value, default=default) if isinstance(value, list) else default
+
+    layers, hidden = size("num_hidden_layers", 0), size("hidden_size")
+    if layers > tensors:
+        raise ValueError(f"num_hidden_layers: is {layers}, and the files hold {tensors} tensors")
+    for name, shape in {
+        "vocab_size": (size("vocab_size"), hidden),
+        "intermediate_size": (layers, hidden, size("intermediate_size")),
+        "num_attention_heads": (layers, hidden, size("num_attention_heads"), size("head_dim")),
+    }.items():
+        if prod(shape) > most:
+            raise ValueError(f"{name}: makes {' x '.join(map(str, shape))} weights, and the files have {stored} bytes")
+    for key, value in _numbers_in(config.to_dict()):
+        if SIZE_KEY.search(key) and not NO_SIZE_KEY.search(key) and value > most:
+            raise ValueError(f"{key}: is {value:.6g}, and the files have {stored} bytes")
+
+
+def _numbers_in(said: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The whole numbers of an object and of the objects in it, with their keys."""
+    objects = [said]
+    while objects:
+        for key, value in objects.pop().items():
+            if isinstance(value, dict):
+                objects.append(value)
+            elif type(value) is int:
+                yield str(key), value
 
 
 def first_line(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +16,14 @@ from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
 from specwire.core.model import ModelError
-from specwire.lm.model_config import first_line
+from specwire.lm.model_config import check_sizes, first_line
 from specwire.text.tokenizer import vocabulary_map
 
 # Configuration entries that say who saved the model and where, not what it is.
 INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
+ADAPTER = "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What may stand beside the weights: the above, and tokenizers in older formats.
 BESIDE = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE)
@@ -68,17 +69,28 @@ def read_text(spec: str) -> ModelText:
     return ModelText(serialised, template, _special_tokens(spec) if template else {}, tokens)
 
 
-def check_files(spec: str) -> None:
-    """ModelError for a directory whose weights are not all there or are cut off, or whose EOS ids cannot be read.
+def check_files(spec: str, config: PreTrainedConfig) -> None:
+    """ModelError for a directory whose weights are not all there or are cut off, or fewer than its configuration needs,
+    or whose EOS ids cannot be read.
 
     transformers silently ignores a broken generation_config.json and takes what config.json has.
     """
     with file_of(spec, GENERATION):
         _check_eos(stated_eos(spec))
-    if Path(spec).is_dir() and not (Path(spec) / "adapter_config.json").exists():
-        for file in _weights_of(spec):
-            with file_of(spec, file.name), safe_open(file, "pt"):
-                pass  # its header is whole, and says how long the file is
+    if Path(spec).is_dir():
+        check_weights(spec, config)
+
+
+def check_weights(spec: str, config: PreTrainedConfig) -> None:
+    """The same of the weights of a directory or hub id; those of a hub id are fetched."""
+    if read_file(spec, ADAPTER):
+        return
+    stored = tensors = 0
+    for file in _weights_of(spec) if Path(spec).is_dir() else _fetched(spec):
+        with file_of(spec, file.name), safe_open(file, "pt") as held:  # its header is whole, and fits its length
+            stored, tensors = stored + file.stat().st_size, tensors + len(held.keys())
+    with file_of(spec, CONFIG):
+        check_sizes(config, stored, tensors)
 
 
 def stated_eos(spec: str) -> Any:
@@ -99,12 +111,21 @@ def _weights_of(spec: str) -> list[Path]:
         index = _object(spec, INDEX)
         if index and not isinstance(index.get("weight_map"), dict):
             raise ValueError("weight_map: is missing, or no object")
-        names = sorted(set(index["weight_map"].values())) if index else [WEIGHTS]
+        names = files_named(index) if index else [WEIGHTS]
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         message = f"model {spec!r} cannot be loaded as a causal model: there is no file named {missing[0]}"
         raise ModelError(f"{message}, which {INDEX} names" if index else message)
     return [folder / name for name in names]
+
+
+def files_named(index: Mapping[str, Any]) -> list[str]:
+    """By what model.safetensors.index.json holds. ValueError for one that lies elsewhere, or is none."""
+    names = set(index["weight_map"].values())
+    for name in names:
+        if not isinstance(name, str) or name != Path(name).name:
+            raise ValueError(f"weight_map: must name files beside it, not {name!r:.80}")
+    return sorted(names)
 
 
 def _object(spec: str, name: str) -> dict[str, Any]:
@@ -199,7 +220,8 @@ def _tensors_of(spec: str) -> Iterator[tuple[str, torch.Tensor]]:
 def _fetched(spec: str) -> list[Path]:
     """The files that a hub id keeps its weights in, on this machine."""
     with file_of(spec, INDEX):
-        names = sorted(set(_object(spec, INDEX).get("weight_map", {}).values())) or [WEIGHTS]
+        index = _object(spec, INDEX)
+        names = files_named(index) if index else [WEIGHTS]
     found = []
     for name in names:
         with file_of(spec, name):

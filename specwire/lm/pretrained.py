@@ -44,6 +44,7 @@ from specwire.lm.large_pages import SMALL_BYTES, LargePages
 from specwire.lm.model_config import (
     check_class,
     check_kind,
+    check_layers,
     check_rotation,
     check_window,
     context_of,
@@ -55,6 +56,7 @@ from specwire.lm.model_files import (
     CONFIG,
     ModelText,
     check_files,
+    check_weights,
     files_fingerprint,
     read_text,
     stated_eos,
@@ -111,7 +113,7 @@ def outline(spec: str, context: int | None = None) -> Outline:
     if is_gguf(spec):
         return Outline(location, config, positions, _text_of(read_gguf(spec)))
     text = read_text(location)
-    check_files(location)
+    check_files(location, config)
     return Outline(location, config, positions, text)
 
 
@@ -411,6 +413,7 @@ def _config(spec: str) -> PreTrainedConfig:
     location = _location(spec)
     try:
         said: dict[str, Any] = PreTrainedConfig.get_config_dict(location)[0]
+        check_layers(said)
         kind = READ_AS.get(str(said.get("model_type")))
         if kind is None:
             config: PreTrainedConfig = AutoConfig.from_pretrained(location, trust_remote_code=False)
@@ -432,10 +435,12 @@ def pretrained(spec: str, dtype: torch.dtype, device: torch.device) -> PreTraine
         nn.Module.to(read, device)
         return read
     _show_progress(LAST_LINE.is_terminal)
+    config, location = _config(spec), _location(spec)
+    check_weights(location, config)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            _location(spec),
-            config=_config(spec),
+            location,
+            config=config,
             trust_remote_code=False,
             dtype=dtype,
             use_safetensors=True,  # the older files of weights are pickles

@@ -26,6 +26,9 @@ def load_tokenizer(text: bytes) -> Tokenizer:
         tokenizer = Tokenizer.from_str(text.decode())
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(f"tokenizer_json: {error}") from error
+    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    if highest >= len(text):  # what is made of a vocabulary has a place for each id
+        raise TokenizerError(f"tokenizer_json: has an id of {highest} in {len(text)} bytes, which name fewer tokens")
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

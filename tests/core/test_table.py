@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specwire.core.invalid import InvalidParameter
 from specwire.core.policy.tunables import LEAST_PATH_SHARE
 from specwire.core.verify.table import MOST_ORDER, SHARE_UNITS, NgramTable, TableIndex
-from specwire.text.table_file import load_table, save_table
+from specwire.text.table_file import MAGIC, load_table, save_table
 
 TEXTS = st.lists(st.lists(st.integers(0, 4), max_size=40), max_size=4)
 
@@ -73,7 +73,11 @@ def test_a_file_holds_it(tmp_path: Path) -> None:
         assert loaded.following(tail, 5) == table.following(tail, 5)
 
 
-@pytest.mark.parametrize("at", ["begin", "header", "arrays", "end"])
+def _told(header: str) -> bytes:
+    return MAGIC + len(header).to_bytes(8, "little") + header.encode()
+
+
+@pytest.mark.parametrize("at", ["begin", "header", "arrays", "end", "long", "endless", "deep"])
 def test_a_broken_file_is_refused(tmp_path: Path, at: str) -> None:
     path = tmp_path / "table"
     save_table(NgramTable.built([[1, 2, 3] * 40], 3, "hash"), path)
@@ -83,6 +87,9 @@ def test_a_broken_file_is_refused(tmp_path: Path, at: str) -> None:
         "header": data[:20],
         "arrays": data.replace(b'"<u4"', b'"<f4"'),
         "end": data[:-64],
+        "long": _told(f'{{"tokenizer": "hash", "arrays": [["<u8", {(1 << 64) - 1}]]}}') + bytes(4096),
+        "endless": _told('{"tokenizer": "hash", "arrays": [["<u8", 1e999]]}') + bytes(4096),
+        "deep": _told("[" * 60_000),
     }[at]
     path.write_bytes(broken)
     with pytest.raises(InvalidParameter, match=r"^table: .*table is "):

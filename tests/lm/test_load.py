@@ -215,6 +215,16 @@ def in_parts(folder: Path) -> None:
     replaced("model.safetensors.index.json", b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')(folder)
 
 
+def stating(name: str, **changes: object) -> Callable[[Path], object]:
+    """Of one of its JSON files."""
+
+    def change(folder: Path) -> None:
+        whole = json.loads((folder / name).read_bytes())
+        (folder / name).write_text(json.dumps(whole | changes))
+
+    return change
+
+
 def without_a_tensor(folder: Path) -> None:
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -249,6 +259,41 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a part": (
         in_parts,
         "no file named model-00001-of-00002.safetensors, which model.safetensors.index.json",
+    ),
+    "more layers than any has": (
+        stating("config.json", num_hidden_layers=5000),
+        r"config\.json: num_hidden_layers: must be from 0 to 4096, not 5000",
+    ),
+    "layers below zero": (stating("config.json", num_hidden_layers=-1), r"num_hidden_layers: must be from 0 to 4096"),
+    "layers in another object": (
+        stating("config.json", text_config={"n_layers": 10**9}),
+        r"n_layers: must be from 0 to 4096, not 1e\+09",
+    ),
+    "more layers than tensors": (
+        stating("config.json", num_hidden_layers=300),
+        r"config\.json cannot be read: num_hidden_layers: is 300, and the files hold \d+ tensors",
+    ),
+    "a vocabulary beyond the file": (
+        stating("config.json", vocab_size=1 << 40),
+        r"config\.json cannot be read: vocab_size: makes 1099511627776 x 32 weights, and the files have \d+ bytes",
+    ),
+    "a layer beyond the file": (
+        stating("config.json", intermediate_size=1 << 24),
+        r"config\.json cannot be read: intermediate_size: makes 2 x 32 x 16777216 weights",
+    ),
+    "heads beyond the file": (
+        stating("config.json", head_dim=1 << 30),
+        r"config\.json cannot be read: num_attention_heads: makes 2 x 32 x 4 x 1073741824 weights",
+    ),
+    "an id beyond the file": (
+        stating(
+            "tokenizer.json", model={"type": "WordLevel", "vocab": {"w0": 0, "far": (1 << 32) - 1}, "unk_token": "w0"}
+        ),
+        r"tokenizer\.json cannot be read: has an id of 4294967295 in \d+ bytes, which name fewer tokens",
+    ),
+    "a part elsewhere": (
+        replaced("model.safetensors.index.json", b'{"weight_map": {"a": "../model.safetensors"}}'),
+        r"weight_map: must name files beside it, not '\.\./model\.safetensors'",
     ),
     "parts": (replaced("model.safetensors.index.json", b"nonsense"), r"model\.safetensors\.index\.json cannot be read"),
 }

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 
 from specwire.core.model import ModelError
-from specwire.lm.model_files import INDEX, WEIGHTS
+from specwire.lm.model_files import INDEX, WEIGHTS, files_named
 
 CONFIG = "config.json"
 # Types of numbers that weights, and lists of ids, may be stored in.
@@ -210,7 +210,9 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     path = folder / INDEX
     try:
         if path.is_file():
-            found: dict[str, str] = json.loads(path.read_text())["weight_map"]
+            index: dict[str, Any] = json.loads(path.read_text())
+            files_named(index)
+            found: dict[str, str] = index["weight_map"]
             return {name: folder / file for name, file in found.items()}
         path = folder / WEIGHTS
         if not path.is_file():

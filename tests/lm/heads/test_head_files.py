@@ -70,6 +70,13 @@ def test_a_configuration_that_is_no_object_is_named(raw: bytes, head: Path) -> N
     refused(head, "config.json: cannot be read: ")
 
 
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "intermediate_size", "head_dim", "draft_vocab_size"])
+def test_a_size_is_held_against_a_tensor_before_anything_is_made_of_it(key: str, head: Path) -> None:
+    whole = {"vocab_size": 1 << 40} if key == "draft_vocab_size" else {}
+    said(head, **whole, **{key: 1 << 40})
+    refused(head, r"model.safetensors: .*\d{13}")
+
+
 @pytest.mark.parametrize("raw", [b"", b"no tensors at all", b"\xff" * 8 + b"{}", b"\x02\0\0\0\0\0\0\0{}"])
 def test_weights_that_are_none_are_named(raw: bytes, head: Path) -> None:
     (head / "model.safetensors").write_bytes(raw)
