@@ -381,7 +381,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             prompt = await model.prompt(talk)
         except Busy as busy:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy), RETRY_AFTER) from None
-        constraint = talk.tools.constraint(model.family, talk.opens_thought(prompt))
+        constraint = await talk.tools.constraint(model.family, talk.opens_thought(prompt))
         return ChatPrompt(prompt, constraint, AnswerForm.of(model.family, talk, prompt))
 
     def _tenant(self, context: Context) -> str:

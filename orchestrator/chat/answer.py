@@ -98,14 +98,15 @@ class AnswerReader:
         return self._delta([*self._parser.feed(text), *self._parser.finish()])
 
     def _delta(self, events: Sequence[OutputEvent]) -> pb.ChatDelta | None:
-        delta = pb.ChatDelta()
+        reasoning: list[str] = []
+        content: list[str] = []
         calls: dict[int, pb.ToolCallDelta] = {}
         for event in events:
             match event:
                 case ReasoningDelta():
-                    delta.reasoning += event.text
+                    reasoning.append(event.text)
                 case ContentDelta():
-                    delta.content += event.text
+                    content.append(event.text)
                 case CallBegun():
                     name = call_id(self._session_id, event.index)
                     calls[event.index] = pb.ToolCallDelta(index=event.index, id=name, name=event.name)
@@ -114,6 +115,7 @@ class AnswerReader:
                 case CallEnded():
                     call = calls.setdefault(event.index, pb.ToolCallDelta(index=event.index))
                     call.end = pb.TOOL_CALL_END_WHOLE if event.whole else pb.TOOL_CALL_END_BROKEN
-                    delta.content += "" if event.whole else event.raw
-        delta.tool_calls.extend(calls.values())
-        return delta if events else None
+                    content.append("" if event.whole else event.raw)
+        if not events:
+            return None
+        return pb.ChatDelta(reasoning="".join(reasoning), content="".join(content), tool_calls=calls.values())

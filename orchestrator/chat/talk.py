@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Sequence
@@ -47,10 +48,11 @@ class ToolUse:
         """Whether a grammar must see to what was asked for."""
         return self.forced or bool(self.functions and not self.several) or any(each.strict for each in self.functions)
 
-    def constraint(self, family: ChatFamily, thinking: bool) -> Constraint | None:
+    async def constraint(self, family: ChatFamily, thinking: bool) -> Constraint | None:
         """What form the text must have. InvalidParameter: the tools are too much for one."""
-        if not self.held:
-            return None
+        return await asyncio.to_thread(self._constraint, family, thinking) if self.held else None
+
+    def _constraint(self, family: ChatFamily, thinking: bool) -> Constraint:
         grammar = call_grammar(family.format, self.functions, self.forced, self.several, thinking)
         return made_constraint("tools", ConstraintKind.GRAMMAR, [grammar])
 

@@ -68,7 +68,7 @@ class Completions:
         served = await self._service.served_for(request.template, call.tenant)
         prompt = await self._service.prompt(served, talk)
         shape = _chat_shape(served, talk, prompt)
-        constraint = talk.tools.constraint(served.family, talk.opens_thought(prompt))
+        constraint = await talk.tools.constraint(served.family, talk.opens_thought(prompt))
         if constraint is not None:
             demand(request.template.sampling, constraint)
         try:

@@ -208,7 +208,7 @@ class Responses:
             request.template.parent, request.template.whole_prompt = _session_of(previous), True
         served = await self._service.served_for(request.template, call.tenant)
         prompt = await self._service.prompt(served, talk)
-        _constrain(request, talk, served, prompt)
+        await _constrain(request, talk, served, prompt)
         note = replace(note, names=[each.name for each in talk.tools.functions], thinking=talk.opens_thought(prompt))
         asked = request.for_prompt(prompt)
         asked.note = str(note)
@@ -377,8 +377,8 @@ def _session_of(response: str) -> str:
     return response.removeprefix(PREFIX)
 
 
-def _constrain(request: CompletionRequest, talk: Talk, served: Served, prompt: str) -> None:
-    constraint = talk.tools.constraint(served.family, talk.opens_thought(prompt))
+async def _constrain(request: CompletionRequest, talk: Talk, served: Served, prompt: str) -> None:
+    constraint = await talk.tools.constraint(served.family, talk.opens_thought(prompt))
     if constraint is not None:
         demand(request.template.sampling, constraint)
 

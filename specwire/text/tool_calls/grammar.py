@@ -14,7 +14,7 @@ from typing import Any
 
 from specwire.text.tool_calls.formats import THOUGHT, JsonStyle, NamedStyle, PythonStyle, ToolFormat, XmlStyle
 from specwire.text.tool_calls.readers import NamedCall, ToolFunction
-from specwire.text.tool_calls.values import branches_of, resolved, types_of
+from specwire.text.tool_calls.values import SchemaTypes, branches_of
 from specwire.text.tool_calls.xml import XmlTags
 
 Json = Mapping[str, Any]
@@ -40,9 +40,11 @@ def call_grammar(
         *_free_rules(form, functions, several, thinking),
         f"call: {' | '.join(f'call_{index}' for index in range(len(functions)))}",
     ]
+    shared = _Shared()
     for index, function in enumerate(functions):
         schema = function.parameters if forced or function.strict else ANY_OBJECT
-        lines += _call_rules(form, str(index), function.name, schema)
+        lines += _call_rules(form, str(index), function.name, schema, shared)
+    lines += shared.lines
     if thinking:
         lines += [f"thought[lazy]: TEXT {_literal(THOUGHT)}", "GAP: /[ \\n]{0,4}/"]
     lines += [r"TEXT: /(.|\n)*/", ""]
@@ -113,16 +115,36 @@ def _anywhere(*texts: str) -> str:
 # One call.
 
 
-def _call_rules(form: ToolFormat, index: str, name: str, schema: Json) -> Iterator[str]:
+class _Shared:
+    """What arguments of all functions have alike, as rules that are written once.
+
+    left: bytes that may still be written more than once, because a schema is whole by itself: with all that it may
+    refer to.
+    """
+
+    def __init__(self) -> None:
+        self.left = MOST_REPEATED
+        self._names: dict[str, str] = {}
+
+    def rule(self, body: str) -> str:
+        """The name of the rule with this body."""
+        return self._names.setdefault(body, f"shared_{len(self._names)}")
+
+    @property
+    def lines(self) -> list[str]:
+        return [f"{name}: {body}" for body, name in self._names.items()]
+
+
+def _call_rules(form: ToolFormat, index: str, name: str, schema: Json, shared: _Shared) -> Iterator[str]:
     """The rule call_INDEX, and those that it needs."""
     match form.style:
         case (JsonStyle() | NamedStyle()) as style:
             yield from _object_rules(style, index, name, schema)
-        case XmlStyle() as style if (rules := _xml_rules(style.tags, index, name, schema)) is not None:
+        case XmlStyle() as style if (rules := _xml_rules(style.tags, index, name, schema, shared)) is not None:
             yield from rules
         case XmlStyle() as style:
             yield from _object_rules(style.as_json, index, name, schema)
-        case PythonStyle() if (rules := _python_rules(index, name, schema)) is not None:
+        case PythonStyle() if (rules := _python_rules(index, name, schema, shared)) is not None:
             yield from rules
         case _:
             yield from _object_rules(JsonStyle(), index, name, schema)
@@ -149,14 +171,16 @@ def _spaced(schema: Json) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """An argument that a schema declares. alone: its schema, with all that it may refer to."""
+    """An argument that a schema declares. rule: its value as JSON, by a schema with all that it may refer to."""
 
     key: str
     schema: Json
-    alone: Json
+    rule: str
     required: bool
 
 
+# Bytes of definitions, and of what they are told beside, that the arguments of one answer's calls may repeat.
+MOST_REPEATED = 1 << 18
 # What the schema of an object may say besides, so that its members may be told one by one.
 OF_DEFINITIONS = ("$defs", "definitions")
 OF_NOTES = ("title", "description", "default", "examples", "$comment")
@@ -167,8 +191,11 @@ BESIDE = frozenset(
 REFERENCE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
 
 
-def _members(schema: Json, keys: re.Pattern[str]) -> list[_Member] | None:
-    """The arguments that the schema declares, the required ones first; None where it cannot be told by them."""
+def _members(schema: Json, keys: re.Pattern[str], shared: _Shared) -> list[_Member] | None:
+    """The arguments that the schema declares, the required ones first; None where it cannot be told by them.
+
+    Nor can one whose definitions would be repeated too often. That is known before any of it is written.
+    """
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if set(schema) - BESIDE or not isinstance(properties, dict) or not isinstance(required, list):
         return None
@@ -178,15 +205,23 @@ def _members(schema: Json, keys: re.Pattern[str]) -> list[_Member] | None:
         return None
     if REFERENCE.search(json.dumps(schema)):
         return None
-    found = [_Member(key, each, _alone(each, schema), key in required) for key, each in properties.items()]
+    guidance = {"x-guidance": schema.get("x-guidance", {})}
+    definitions = {name: schema[name] for name in OF_DEFINITIONS if name in schema}
+    own = {key: {name: one for name, one in each.items() if name not in OF_NOTES} for key, each in properties.items()}
+    texts = {key: json.dumps(each) for key, each in own.items()}
+    refer = ['"$ref"' in text for text in set(texts.values())]
+    repeated = len(refer) * len(json.dumps(guidance)) + sum(refer) * len(json.dumps(definitions))
+    if repeated > shared.left:
+        return None
+    shared.left -= repeated
+    rules: dict[str, str] = {}
+    for key, text in texts.items():
+        if text not in rules:
+            beside = {**guidance, **definitions} if '"$ref"' in text else guidance
+            rules[text] = shared.rule(_json(_spaced({**own[key], **beside})))
+    needed = frozenset(required)
+    found = [_Member(key, each, rules[texts[key]], key in needed) for key, each in properties.items()]
     return sorted(found, key=lambda member: not member.required)
-
-
-def _alone(member: Json, root: Json) -> Json:
-    beside = {"x-guidance": root.get("x-guidance", {})}
-    if '"$ref"' in json.dumps(member):
-        beside |= {name: root[name] for name in OF_DEFINITIONS if name in root}
-    return _spaced({**member, **beside})
 
 
 def _is_open(schema: Json) -> bool:
@@ -194,8 +229,8 @@ def _is_open(schema: Json) -> bool:
     return "properties" not in schema and schema.get("additionalProperties", True) is True
 
 
-def _xml_rules(tags: XmlTags, index: str, name: str, schema: Json) -> list[str] | None:
-    members = _members(schema, XmlStyle.keys)
+def _xml_rules(tags: XmlTags, index: str, name: str, schema: Json, shared: _Shared) -> list[str] | None:
+    members = _members(schema, XmlStyle.keys, shared)
     if members is None:
         return None
     head, tail = _literal(f"{tags.function}{name}{tags.named}"), _literal(tags.end)
@@ -204,9 +239,10 @@ def _xml_rules(tags: XmlTags, index: str, name: str, schema: Json) -> list[str] 
         key = f"KEY_{index}: /{XmlStyle.keys.pattern}/"
         return [f"call_{index}: {_line(head, f'({argument})*', tail)}", key, *_open_value(tags, index)]
     rules, parts = [], []
+    values = _XmlValues(tags, SchemaTypes(schema), shared)
     for number, member in enumerate(members):
         place = f"{index}_{number}"
-        value = _xml_member(tags, place, member, schema)
+        value = values.member(place, member)
         if value is None:
             return None
         rules += value
@@ -231,32 +267,62 @@ NULLS = ("null", "none")
 MOST_WRAPPED = 8
 
 
-def _xml_member(tags: XmlTags, place: str, member: _Member, root: Json) -> list[str] | None:
-    """The rule member_PLACE, of an argument in its tags; None where the reader could take its value for another one."""
-    before, types = tags.key + member.key, types_of(member.schema, root)
-    found = _xml_text(tags, place, before, member, root) if "string" in types and types <= {"string", "null"} else None
-    if found is not None or ("string" in types and not tags.marked):
-        return found
-    value = f"{_literal(before + tags.json)} json_{place} {_literal(tags.value_end)}"
-    return [f"member_{place}: {value}", f"json_{place}: {_json(member.alone)}"]
+class _XmlValues:
+    """Rules of one function's arguments in their tags. What several refer to is looked at once."""
 
+    def __init__(self, tags: XmlTags, types: SchemaTypes, shared: _Shared) -> None:
+        self._tags = tags
+        self._types = types
+        self._shared = shared
+        self._branches: dict[int, Json] = {}
+        self._choices: dict[tuple[int, bool], str | None] = {}
 
-def _xml_text(tags: XmlTags, place: str, before: str, member: _Member, root: Json) -> list[str] | None:
-    """The same of a text, or null."""
-    text, nullable = _text_branch(member.schema, root), "null" in types_of(member.schema, root)
-    null = _literal(f"{before}{tags.json}null{tags.value_end}")
-    choices = [text["const"]] if "const" in text else text.get("enum")
-    if isinstance(choices, list):
-        if not _are_texts(tags, choices, nullable):
+    def member(self, place: str, member: _Member) -> list[str] | None:
+        """The rule member_PLACE; None where the reader could take the argument's value for another one."""
+        tags, before, types = self._tags, self._tags.key + member.key, self._types.of(member.schema)
+        found = self._text(place, before, member) if "string" in types and types <= {"string", "null"} else None
+        if found is not None or ("string" in types and not tags.marked):
+            return found
+        return [f"member_{place}: {_literal(before + tags.json)} {member.rule} {_literal(tags.value_end)}"]
+
+    def _text(self, place: str, before: str, member: _Member) -> list[str] | None:
+        """The same of a text, or null."""
+        tags, text = self._tags, self._branch(member.schema)
+        nullable = "null" in self._types.of(member.schema)
+        null = _literal(f"{before}{tags.json}null{tags.value_end}")
+        choices = [text["const"]] if "const" in text else text.get("enum")
+        if isinstance(choices, list):
+            rule = self._choice(text, choices, nullable)
+            if rule is None:
+                return None
+            values = [f"{_literal(before + tags.text)} {rule}"] if rule else []
+            values += [null] if None in choices else []
+            return [f"member_{place}: {' | '.join(values)}"]
+        least, most = text.get("minLength", 0), text.get("maxLength", "")
+        if set(text) - OF_TEXTS or type(least) is not int or (type(most) is not int and most != ""):
             return None
-        values = [null if each is None else _literal(f"{before}{tags.text}{each}{tags.value_end}") for each in choices]
-        return [f"member_{place}: {' | '.join(values)}"]
-    least, most = text.get("minLength", 0), text.get("maxLength", "")
-    if set(text) - OF_TEXTS or type(least) is not int or (type(most) is not int and most != ""):
-        return None
-    # Without a mark the text "null" is one.
-    values = [f"{_literal(before + tags.text)} text_{place}", *([null] if nullable and tags.marked else ())]
-    return [f"member_{place}: {' | '.join(values)}", *_text_rules(tags, place, least, most)]
+        # Without a mark the text "null" is one.
+        values = [f"{_literal(before + tags.text)} text_{place}", *([null] if nullable and tags.marked else ())]
+        return [f"member_{place}: {' | '.join(values)}", *_text_rules(tags, place, least, most)]
+
+    def _choice(self, text: Json, choices: Sequence[object], nullable: bool) -> str | None:
+        """The rule for one of these texts and what ends it; "" where none of them is a text, None if one cannot be."""
+        known = id(text), nullable
+        if known not in self._choices:
+            texts = [each for each in choices if isinstance(each, str)]
+            ended = " | ".join(_literal(f"{each}{self._tags.value_end}") for each in texts)
+            rule = self._shared.rule(ended) if texts else ""
+            self._choices[known] = rule if _are_texts(self._tags, choices, nullable) else None
+        return self._choices[known]
+
+    def _branch(self, schema: object, left: int = MOST_WRAPPED) -> Json:
+        """The schema of the text that a value is; of null and a text, that of the text."""
+        found = self._types.resolved(schema)
+        if id(found) not in self._branches:
+            texts = [each for each in branches_of(found) if self._types.of(each) != {"null"}]
+            wraps = len(texts) == 1 and not set(found) - OF_TEXTS - {"anyOf", "oneOf"} and left
+            self._branches[id(found)] = self._branch(texts[0], left - 1) if wraps else found
+        return self._branches[id(found)]
 
 
 def _are_texts(tags: XmlTags, choices: Sequence[object], nullable: bool) -> bool:
@@ -267,15 +333,6 @@ def _are_texts(tags: XmlTags, choices: Sequence[object], nullable: bool) -> bool
     return tags.marked or not nullable or not any(each.lower() in NULLS for each in texts)
 
 
-def _text_branch(schema: object, root: Json, left: int = MOST_WRAPPED) -> Json:
-    """The schema of the text that a value is; of null and a text, that of the text."""
-    found = resolved(schema, root)
-    texts = [each for each in branches_of(found) if types_of(each, root) != {"null"}]
-    if len(texts) != 1 or set(found) - OF_TEXTS - {"anyOf", "oneOf"} or not left:
-        return found
-    return _text_branch(texts[0], root, left - 1)
-
-
 def _text_rules(tags: XmlTags, place: str, least: int = 0, most: object = "") -> list[str]:
     """The rule text_PLACE: text up to its closing tag. It has no tag within itself."""
     return [
@@ -284,8 +341,8 @@ def _text_rules(tags: XmlTags, place: str, least: int = 0, most: object = "") ->
     ]
 
 
-def _python_rules(index: str, name: str, schema: Json) -> list[str] | None:
-    members = _members(schema, PythonStyle.keys)
+def _python_rules(index: str, name: str, schema: Json, shared: _Shared) -> list[str] | None:
+    members = _members(schema, PythonStyle.keys, shared)
     if members is None:
         return None
     call = f"call_{index}: {_literal(f'{name}(')} arguments_{index} {_literal(')')}"
@@ -301,8 +358,7 @@ def _python_rules(index: str, name: str, schema: Json) -> list[str] | None:
     for number, member in enumerate(members):
         place = f"{index}_{number}"
         rules += [
-            f"member_{place}: {_literal(f'{member.key}=')} value_{place}",
-            f"value_{place}: {_json(member.alone)}",
+            f"member_{place}: {_literal(f'{member.key}=')} {member.rule}",
             _tail(index, number, members),
         ]
     first = next((number for number, member in enumerate(members) if not member.required), len(members))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from specwire.text.tool_calls.formats import THINK, THOUGHT, ToolFormat
 from specwire.text.tool_calls.readers import CallReader, Functions, JsonCall, ToolFunction
@@ -99,17 +100,17 @@ def gathered(events: Iterable[OutputEvent]) -> ParsedOutput:
 def _merged(events: Iterable[OutputEvent]) -> list[OutputEvent]:
     """Neighbours of one kind as one."""
     found: list[OutputEvent] = []
-    for event in events:
-        last = found[-1] if found else None
-        match last, event:
-            case ContentDelta(), ContentDelta():
-                found[-1] = ContentDelta(last.text + event.text)
-            case ReasoningDelta(), ReasoningDelta():
-                found[-1] = ReasoningDelta(last.text + event.text)
-            case CallDelta(), CallDelta() if last.index == event.index:
-                found[-1] = CallDelta(last.index, last.arguments + event.arguments)
+    for _, alike in groupby(events, lambda event: (type(event), getattr(event, "index", None))):
+        match several := list(alike):
+            case [ContentDelta(), _, *_]:
+                found.append(ContentDelta("".join(each.text for each in several if isinstance(each, ContentDelta))))
+            case [ReasoningDelta(), _, *_]:
+                found.append(ReasoningDelta("".join(each.text for each in several if isinstance(each, ReasoningDelta))))
+            case [CallDelta(index=index), _, *_]:
+                arguments = "".join(each.arguments for each in several if isinstance(each, CallDelta))
+                found.append(CallDelta(index, arguments))
             case _:
-                found.append(event)
+                found += several
     return found
 
 
@@ -131,7 +132,8 @@ class ToolParser:
         self._take = self._text
         self._events: list[OutputEvent] = []
         # White space, and the beginning of an opener or a closer: both may be content.
-        self._space, self._mark = "", ""
+        self._space: list[str] = []
+        self._mark = ""
         # What has been read of a call, from its opener or the separator before it.
         self._raw: list[str] = []
         self._call: CallReader = JsonCall(functions)
@@ -163,10 +165,16 @@ class ToolParser:
         return events
 
     def _content(self, text: str) -> None:
-        if self._space + text:
-            self._events.append(ContentDelta(self._space + text))
-        self._space = self._mark = ""
+        whole = self._taken_space() + text
+        if whole:
+            self._events.append(ContentDelta(whole))
+        self._mark = ""
         self._untold = self._behind_call = False
+
+    def _taken_space(self) -> str:
+        space = "".join(self._space)
+        self._space.clear()
+        return space
 
     def _again(self, text: str) -> None:
         """Read it as text after all."""
@@ -195,7 +203,7 @@ class ToolParser:
     def _no_mark(self, char: str) -> None:
         """A character that begins no opener."""
         if char in SPACE:
-            self._space += char
+            self._space.append(char)
         elif self._untold and (char in self._form.leads or (self._form.named and self._may_be_named(char))):
             self._opened("")
             self._gap(char)
@@ -206,8 +214,7 @@ class ToolParser:
         return any(name.startswith(char) for name in self._functions)
 
     def _opened(self, opener: str) -> None:
-        self._raw = [self._space + opener]
-        self._space = self._mark = ""
+        self._raw, self._mark = [self._taken_space() + opener], ""
         self._take, self._listed = self._gap, False
 
     def _gap(self, char: str) -> None:
@@ -279,19 +286,20 @@ class ToolParser:
     def _after(self, char: str) -> None:
         """Behind a call."""
         if char in SPACE and not self._mark:
-            self._space += char
+            self._space.append(char)
             return
         self._mark += char
         closers = () if self._listed else self._form.closers
         if self._mark in closers:
             self._take = self._text if self._mark == closers[-1] else self._after
-            self._space = self._mark = ""
+            self._space.clear()
+            self._mark = ""
         elif not any(closer.startswith(self._mark) for closer in closers):
             self._goes_on(self._mark)
 
     def _goes_on(self, mark: str) -> None:
         """What is no closer: the list's end, one more call, or text."""
-        space, self._space, self._mark = self._space, "", ""
+        space, self._mark = self._taken_space(), ""
         if self._listed and mark == "]":
             self._listed = False
             self._take = self._after if self._form.closers else self._text
@@ -312,7 +320,9 @@ class ReasoningSplitter:
 
     def __init__(self, inside: bool) -> None:
         self._take = self._inside if inside else self._before
-        self._held = ""
+        # White space, and behind it the beginning of a mark.
+        self._space: list[str] = []
+        self._mark = ""
         self._empty = True
         self._reasoning: list[str] = []
         self._rest: list[str] = []
@@ -326,12 +336,25 @@ class ReasoningSplitter:
         return self._given()
 
     def finish(self) -> tuple[str, str]:
+        held = self._held()
         if self._take == self._before:
-            self._rest.append(self._held)
+            self._rest.append(held)
         elif self._take == self._inside:
-            self._reasoning.append(self._held.rstrip(SPACE))
-        self._held = ""
+            self._reasoning.append(held.rstrip(SPACE))
         return self._given()
+
+    def _held(self) -> str:
+        """What was held, which is no more."""
+        held, self._mark = "".join(self._space) + self._mark, ""
+        self._space.clear()
+        return held
+
+    def _is_space(self, char: str) -> bool:
+        """It is held, as such before a mark."""
+        if self._mark or char not in SPACE:
+            return False
+        self._space.append(char)
+        return True
 
     def _given(self) -> tuple[str, str]:
         given = "".join(self._reasoning), "".join(self._rest)
@@ -339,27 +362,32 @@ class ReasoningSplitter:
         return given
 
     def _before(self, char: str) -> None:
-        self._held += char
-        seen = self._held.lstrip(SPACE)
-        if seen == THINK:
-            self._held, self._take = "", self._inside
-        elif not THINK.startswith(seen):
-            self._rest.append(self._held)
-            self._held, self._take = "", self._outside
+        if self._is_space(char):
+            return
+        self._mark += char
+        if self._mark == THINK:
+            self._held()
+            self._take = self._inside
+        elif not THINK.startswith(self._mark):
+            self._rest.append(self._held())
+            self._take = self._outside
 
     def _inside(self, char: str) -> None:
-        """Held are white space, and behind it the beginning of the end."""
-        self._held += char
-        mark = self._held.lstrip(SPACE)
-        if mark == THOUGHT:
-            self._held, self._take = "", self._behind
+        if self._is_space(char):
             return
-        while mark and not THOUGHT.startswith(mark):
-            space = self._held[: len(self._held) - len(mark)]
-            self._reasoning.append(("" if self._empty else space) + mark[0])
+        self._mark += char
+        if self._mark == THOUGHT:
+            self._held()
+            self._take = self._behind
+            return
+        while self._mark and not THOUGHT.startswith(self._mark):
+            first, rest = self._mark[0], self._mark[1:]
+            self._mark = ""
+            space = self._held()
+            self._reasoning.append(("" if self._empty else space) + first)
             self._empty = False
-            self._held = mark[1:]
-            mark = self._held.lstrip(SPACE)
+            self._mark = rest.lstrip(SPACE)
+            self._space += rest[: len(rest) - len(self._mark)]
 
     def _behind(self, char: str) -> None:
         if char not in SPACE:
@@ -379,7 +407,7 @@ class OutputParser:
     """
 
     def __init__(self, form: ToolFormat | None, functions: Sequence[ToolFunction], thinking: bool | None) -> None:
-        self._tools = None if form is None else ToolParser(form, {each.name: each for each in functions})
+        self._tools = None if form is None else ToolParser(form, Functions(functions))
         self._reasoning = None if thinking is None else ReasoningSplitter(thinking)
 
     def feed(self, text: str) -> list[OutputEvent]:

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specwire.text.tool_calls.values import HEX, MOST_DEPTH, MOST_DIGITS, NUMBER, SPACE, BrokenCall, PythonValue, quoted
+from specwire.text.tool_calls.values import (
+    HEX,
+    MOST_DEPTH,
+    MOST_DIGITS,
+    NUMBER,
+    SPACE,
+    BrokenCall,
+    PythonValue,
+    SchemaTypes,
+    quoted,
+)
 
 LITERAL = re.compile(rf"true|false|null|{NUMBER.pattern}")
 IN_LITERAL = frozenset("0123456789+-.eEtrufalsn")
@@ -27,7 +38,49 @@ class ToolFunction:
     strict: bool = False
 
 
-Functions = Mapping[str, ToolFunction]
+class Heads(Mapping[str, str]):
+    """What calls may begin with, and whose each is: the function's name. Of one that several have, the longest name."""
+
+    def __init__(self, heads: Iterable[tuple[str, str]]) -> None:
+        self._names = dict(sorted(heads, key=lambda head: len(head[1])))
+        self._sorted = sorted(self._names)
+
+    def __getitem__(self, head: str) -> str:
+        return self._names[head]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def lead_from(self, text: str) -> bool:
+        """Whether one of them begins so."""
+        at = bisect_left(self._sorted, text)
+        return at < len(self._sorted) and self._sorted[at].startswith(text)
+
+
+class Functions(dict[str, ToolFunction]):
+    """Those that may be called, by name. What readers look up of them is made once, not for each call."""
+
+    def __init__(self, functions: Sequence[ToolFunction]) -> None:
+        super().__init__({each.name: each for each in functions})
+        self._heads: dict[Hashable, Heads] = {}
+        self._types: dict[str, SchemaTypes] = {}
+
+    def heads(self, form: Hashable, written: Callable[[str], Iterable[str]] = lambda name: (name,)) -> Heads:
+        """written: how calls of a function begin in this form."""
+        if form not in self._heads:
+            self._heads[form] = Heads((head, name) for name in self for head in written(name))
+        return self._heads[form]
+
+    def types(self, name: str) -> SchemaTypes:
+        """Of a function's arguments."""
+        if name not in self._types:
+            self._types[name] = SchemaTypes(self[name].parameters)
+        return self._types[name]
+
+
 # Characters of an argument's name.
 MOST_KEY = 256
 
@@ -254,14 +307,16 @@ class NamedCall(JsonCall):
     number = re.compile(r"^:[0-9]{1,9}\s{0,8}")
 
     def __init__(
-        self, functions: Functions, befores: Sequence[str], between: str, marked: bool, numbered: bool
+        self, functions: Functions, befores: tuple[str, ...], between: str, marked: bool, numbered: bool
     ) -> None:
         super().__init__(functions)
-        self._befores = befores
+        self._heads = functions.heads(befores, lambda name: (before + name for before in befores))
         self._marked = marked
         self._numbered = numbered
         self._between = self._without_number(between)
         self._head = ""
+        # Where in it one of `_heads` ends.
+        self._ends: list[int] = []
 
     def _begin(self, char: str) -> None:
         if char == "{":
@@ -270,17 +325,18 @@ class NamedCall(JsonCall):
             self._enter(char)
             return
         self._head += char
-        if not self._may_be_a_head():
+        if self._head in self._heads:
+            self._ends.append(len(self._head))
+        rests = (self._head[end:] for end in self._ends)
+        if not self._heads.lead_from(self._head) and not any(map(self._may_stand_between, rests)):
             raise BrokenCall
 
     def _named(self) -> str:
         """The function whose head it is; of several the one with the longest name."""
-        for name in sorted(self._functions, key=len, reverse=True):
-            for before in self._befores:
-                start = before + name
-                if self._head.startswith(start) and self._stands_between(self._head[len(start) :].rstrip(SPACE)):
-                    return name
-        raise BrokenCall
+        found = [end for end in self._ends if self._stands_between(self._head[end:].rstrip(SPACE))]
+        if not found:
+            raise BrokenCall
+        return max((self._heads[self._head[:end]] for end in found), key=len)
 
     def _without_number(self, text: str) -> str:
         return self.number.sub(":", text) if self._numbered else text
@@ -289,11 +345,6 @@ class NamedCall(JsonCall):
         if self._marked:
             return self.marks.fullmatch(text) is not None
         return self._without_number(text) == self._between.rstrip(SPACE)
-
-    def _may_be_a_head(self) -> bool:
-        starts = [before + name for name in self._functions for before in self._befores]
-        rests = [self._head[len(start) :] for start in starts if self._head.startswith(start)]
-        return any(start.startswith(self._head) for start in starts) or any(map(self._may_stand_between, rests))
 
     def _may_stand_between(self, text: str) -> bool:
         if self._marked:
@@ -326,7 +377,7 @@ class PythonCall(CallReader):
             self.name, self._step = self._word, self._key_or_end
             return
         self._word += char
-        if not any(name.startswith(self._word) for name in self._functions):
+        if not self._functions.heads("").lead_from(self._word):
             raise BrokenCall
 
     def _key_or_end(self, char: str) -> None:

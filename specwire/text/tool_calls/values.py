@@ -204,13 +204,38 @@ def as_json(text: str) -> str | None:
     return None
 
 
-def ends_in_string(text: str) -> bool:
-    """Whether the text, a value's beginning, breaks off within one of its strings."""
-    value = PythonValue()
-    try:
-        return all(not value.done and value.take(char) for char in text) and value.in_string
-    except BrokenCall:
-        return False
+class StringWatch:
+    """Whether a value that comes breaks off within one of its strings. White space at its ends is none of it.
+
+    first: its first character, "" before that.
+    """
+
+    def __init__(self) -> None:
+        self.first = ""
+        self._value = PythonValue()
+        self._space: list[str] = []
+        self._broken = False
+
+    def take(self, char: str) -> None:
+        if char.isspace():
+            if self.first:
+                self._space.append(char)
+            return
+        self.first = self.first or char
+        for each in (*self._space, char):
+            self._take(each)
+        self._space.clear()
+
+    def _take(self, char: str) -> None:
+        try:
+            self._broken = self._broken or self._value.done or not self._value.take(char)
+        except BrokenCall:
+            self._broken = True
+        self._value.fresh()  # what it comes to is not asked for
+
+    @property
+    def in_string(self) -> bool:
+        return not self._broken and self._value.in_string
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -232,34 +257,75 @@ ONLY_TEXT = frozenset(["string"])
 ANYTHING: Mapping[str, Any] = {}
 
 
-def resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema, or what it refers to within `root`; `ANYTHING` where that is none."""
-    seen = set()
-    while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
-        reference = schema["$ref"]
-        if reference in seen or not reference.startswith("#"):
-            return ANYTHING
-        seen.add(reference)
-        schema = root
-        for name in reference.split("/")[1:]:
-            name = name.replace("~1", "/").replace("~0", "~")
-            schema = schema.get(name) if isinstance(schema, Mapping) else None
-    return schema if isinstance(schema, Mapping) else ANYTHING
+# Stands for what a schema leaves open, and for types that JSON does not have.
+OPEN, OTHER = "", "other"
+
+
+class SchemaTypes:
+    """Types of the values that the schemas within `root` describe. Each of them is walked once, however often asked."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._referred: dict[str, Mapping[str, Any]] = {}
+        self._kinds: dict[int, frozenset[str]] = {}
+
+    def resolved(self, schema: object) -> Mapping[str, Any]:
+        """The schema, or what it refers to; `ANYTHING` where that is none."""
+        way: dict[str, None] = {}
+        while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
+            reference = schema["$ref"]
+            if reference in self._referred:
+                schema = self._referred[reference]
+                break
+            if reference in way or not reference.startswith("#"):
+                schema = ANYTHING
+                break
+            way[reference] = None
+            schema = self._root
+            for name in reference.split("/")[1:]:
+                name = name.replace("~1", "/").replace("~0", "~")
+                schema = schema.get(name) if isinstance(schema, Mapping) else None
+        found = schema if isinstance(schema, Mapping) else ANYTHING
+        self._referred.update(dict.fromkeys(way, found))
+        return found
+
+    def of(self, schema: object, otherwise: frozenset[str] = ONLY_TEXT) -> frozenset[str]:
+        """Names of the JSON types that a value may have; where the schema leaves it open, `otherwise`."""
+        found = self.resolved(schema)
+        if id(found) not in self._kinds:
+            self._learn(found)
+        kinds = self._kinds[id(found)]
+        return kinds - {OPEN} | otherwise if OPEN in kinds else kinds
+
+    def _learn(self, schema: Mapping[str, Any]) -> None:
+        """Its types, and those of the schemas that it branches into: each one's flow to all that lead to it."""
+        kinds: dict[int, set[str]] = {id(schema): set()}
+        leading: dict[int, list[int]] = {id(schema): []}
+        order = [schema]
+        for each in order:
+            branches = [self.resolved(branch) for branch in branches_of(each)]
+            kinds[id(each)] |= _own_types(each) or (set() if branches else {OPEN})
+            for branch in branches:
+                if id(branch) in self._kinds:
+                    kinds[id(each)] |= self._kinds[id(branch)]
+                    continue
+                if id(branch) not in kinds:
+                    kinds[id(branch)], leading[id(branch)] = set(), []
+                    order.append(branch)
+                leading[id(branch)].append(id(each))
+        todo = [id(each) for each in order]
+        while todo:
+            known = todo.pop()
+            for before in leading[known]:
+                if not kinds[known] <= kinds[before]:
+                    kinds[before] |= kinds[known]
+                    todo.append(before)
+        self._kinds.update((each, frozenset(found)) for each, found in kinds.items())
 
 
 def types_of(schema: object, root: Mapping[str, Any], otherwise: frozenset[str] = ONLY_TEXT) -> frozenset[str]:
-    """Names of the JSON types that a value may have; where the schema leaves it open, `otherwise`."""
-    kinds: set[str] = set()
-    seen: set[int] = set()
-    todo = [schema]
-    while todo:
-        found = resolved(todo.pop(), root)
-        if id(found) not in seen:
-            seen.add(id(found))
-            branches = branches_of(found)
-            todo += branches
-            kinds |= _own_types(found) or (otherwise if not branches else frozenset())
-    return frozenset(kinds)
+    """As `SchemaTypes.of`, asked once."""
+    return SchemaTypes(root).of(schema, otherwise)
 
 
 def branches_of(schema: Mapping[str, Any]) -> list[object]:
@@ -272,9 +338,9 @@ def branches_of(schema: Mapping[str, Any]) -> list[object]:
 def _own_types(schema: Mapping[str, Any]) -> set[str]:
     kind = schema.get("type")
     if isinstance(kind, str):
-        return {kind}
+        return {kind if kind in ANY_TYPE else OTHER}
     if isinstance(kind, list):
-        return {each for each in kind if isinstance(each, str)}
+        return {each if each in ANY_TYPE else OTHER for each in kind if isinstance(each, str)}
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         return {OF_VALUES.get(type(value), "string") for value in values}

@@ -17,15 +17,16 @@ from specwire.text.tool_calls.values import (
     ONLY_TEXT,
     SPACE,
     BrokenCall,
+    SchemaTypes,
+    StringWatch,
     as_json,
-    ends_in_string,
     quoted,
-    resolved,
     typed,
-    types_of,
 )
 
 WHITE = re.compile(r"[ \t\r\n]+")
+# What no key has; where in a value something may begin that ends it.
+NO_KEY, MARK = re.compile(r"[<>\n]"), re.compile(r"[<\n]")
 # Characters that may wait for what follows them.
 MOST_HELD = 512
 # What may follow a call of Qwen's, whose last value has no closing tag.
@@ -125,14 +126,15 @@ class XmlCall(CallReader):
     def __init__(self, functions: Functions, tags: XmlTags) -> None:
         super().__init__(functions)
         self._tags = tags
-        self._heads = {one_line(f"{tags.function}{name}{tags.named.strip()}"): name for name in functions}
+        self._heads = functions.heads(tags, lambda name: [one_line(f"{tags.function}{name}{tags.named.strip()}")])
         self._held = ""
-        self._root: Mapping[str, Any] = {}
+        self._schema_types = SchemaTypes({})
         self._properties: Mapping[str, Any] = {}
         # Of the argument that comes. is_text: it is told while it comes. is_json: its tag says so.
         self._types = ONLY_TEXT
         self._is_text = self._is_json = False
         self._value: list[str] = []
+        self._watch = StringWatch()
         self._given: set[str] = set()
 
     def _begin(self, char: str) -> None:
@@ -141,27 +143,32 @@ class XmlCall(CallReader):
             self._called(self._held)
             self._inside(char)
             return
-        self._held += char
-        seen = one_line(self._held)
+        seen = self._seen(char)
         if named and seen in self._heads:
             self._called(seen)
-        elif not any(head.startswith(seen) for head in self._heads):
+        elif not self._heads.lead_from(seen):
             raise BrokenCall
+
+    def _seen(self, char: str) -> str:
+        """What is held with this one. Of white space any length is read as one, but not without end."""
+        self._held += char
+        if len(self._held) > MOST_HELD:
+            raise BrokenCall
+        return one_line(self._held)
 
     def _called(self, head: str) -> None:
         if head not in self._heads:
             raise BrokenCall
         self.name, self._held, self._step = self._heads[head], "", self._inside
-        self._root = self._functions[self.name].parameters
-        properties = resolved(self._root, self._root).get("properties")
+        self._schema_types = self._functions.types(self.name)
+        properties = self._schema_types.resolved(self._functions[self.name].parameters).get("properties")
         self._properties = properties if isinstance(properties, Mapping) else {}
 
     def _inside(self, char: str) -> None:
         """Between arguments."""
         if not self._held and char in SPACE:
             return
-        self._held += char
-        seen = one_line(self._held)
+        seen = self._seen(char)
         if seen == self._tags.closing:
             self._ended()
         elif seen == self._tags.next_key:
@@ -174,7 +181,7 @@ class XmlCall(CallReader):
         ends = self._tags.key_ends
         key, mark, rest = self._held.partition(self._tags.text[0])
         seen = WHITE.sub("", mark + rest)
-        if any(each in "<>\n" for each in key) or (mark and not key.strip()) or len(self._held) > MOST_KEY:
+        if NO_KEY.search(key) or (mark and not key.strip()) or len(self._held) > MOST_KEY:
             raise BrokenCall
         if seen in ends:
             self._value_begins(key.strip(), ends[seen])
@@ -185,14 +192,14 @@ class XmlCall(CallReader):
         schema = self._properties.get(key)
         self._is_json = self._tags.marked and is_json
         if self._is_json:
-            self._types, self._is_text = types_of(schema, self._root, otherwise=ANY_TYPE), False
+            self._types, self._is_text = self._schema_types.of(schema, otherwise=ANY_TYPE), False
         else:
-            self._types = ONLY_TEXT if self._tags.marked else types_of(schema, self._root)
+            self._types = ONLY_TEXT if self._tags.marked else self._schema_types.of(schema)
             self._is_text = self._types <= ONLY_TEXT
         self._given.add(key)
         opening = '"' if self._is_text else ""
         self._arguments.append(f'{", " if self._arguments else "{"}"{quoted(key)}": {opening}')
-        self._value, self._held = [], ""
+        self._value, self._watch, self._held = [], StringWatch(), ""
         self._step = self._first if self._tags.lines else self._in_value
 
     def _first(self, char: str) -> None:
@@ -213,16 +220,18 @@ class XmlCall(CallReader):
                 return
             if len(self._held) < MOST_HELD and self._may_be_an_end(seen):
                 return
-            self._add(self._held[0])
-            self._held = self._held[1:]
+            found = MARK.search(self._held, 1)
+            end = len(self._held) if found is None else found.start()
+            for each in self._held[:end]:
+                self._add(each)
+            self._held = self._held[end:]
 
     def _ends_value(self, seen: str) -> bool:
         """A list or an object may have a tag within one of its strings, though no line break."""
         if seen not in self._tags.value_ends:
             return bool(self._next_key(seen))
-        value = "".join(self._value).strip()
-        has_strings = value.startswith(("[", "{", '"') if self._is_json else ("[", "{"))
-        return seen.startswith("\n") or not has_strings or not ends_in_string(value)
+        has_strings = self._watch.first in (("[", "{", '"') if self._is_json else ("[", "{"))
+        return seen.startswith("\n") or not has_strings or not self._watch.in_string
 
     def _may_be_an_end(self, seen: str) -> bool:
         if any(end.startswith(seen) for end in self._tags.value_ends):
@@ -244,6 +253,7 @@ class XmlCall(CallReader):
             self._arguments.append(quoted(char))
         else:
             self._value.append(char)
+            self._watch.take(char)
 
     def _value_ended(self, end: str) -> None:
         self._arguments.append('"' if self._is_text else self._typed("".join(self._value)))
