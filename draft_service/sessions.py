@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from math import exp
@@ -32,7 +33,7 @@ from draft_service.commands import (
     ReplyLink,
     WriteText,
 )
-from draft_service.writer import Choose, TextFeed, Writer
+from draft_service.writer import Choose, PlainText, TextFeed, Writer
 from specwire.core.draft import Desynchronised, DraftNode, DraftRow, DraftSession, Drawn, check_pace, check_tokens
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.constraint import Mask, Matcher, open_ids
@@ -54,6 +55,9 @@ LONGEST_OWN_FEED = 2
 LONG_TEXT_ROWS = 256
 # Rows of prompts of callers' texts in a forward that drafts, which is hardly longer for them.
 ROWS_BESIDE_DRAFTING = 16
+
+# What a session or a text is told that ends by a fault of the drafter's.
+FAILED = "the drafter failed at this text; its log says why"
 
 Key = tuple[ReplyLink, int]
 
@@ -477,14 +481,14 @@ class Sessions:
         try:
             fed = [*feeds, *(each.feed for each in forward.texts)] if forward.texts else feeds
             computed, drawn = self._forward(batch, chosen, fed)
-            if forward.texts:
-                self._write(forward.texts, computed, sum(map(len, chosen)))
         except Exception as error:  # the model's failure costs these sessions their drafter, nothing else
             log.exception("a forward of %d sessions and %d texts failed", len(batch), len(forward.texts))
             message = f"the drafter's model failed: {type(error).__name__}"
             self._drop_all(batch, Code.INTERNAL, message)
             self._drop_texts(forward.texts, Code.INTERNAL, message)
             return
+        if forward.texts:
+            self._write(forward.texts, computed, sum(map(len, chosen)))
         spent = self._now_ns() - forward.began_ns
         self.tally.step(spent, forward.rows, len(drawn))
         if forward.short:
@@ -494,11 +498,26 @@ class Sessions:
             own = feed.tree is not None or len(feed.tokens) <= LONGEST_OWN_FEED
             drafting.spent_ns += spent if own else spent // len(feed.tokens)
         for drafting, node, found in drawn:
-            drafting.session.extend(node, found)
+            with self._containing(drafting):
+                drafting.session.extend(node, found)
         for drafting, nodes in zip(batch, chosen, strict=True):
-            if nodes and drafting.slot not in self._model.failed:
-                drafting.session.forward_ended()
-                self._propose(drafting)
+            if nodes and self._holds(drafting):
+                with self._containing(drafting):
+                    drafting.session.forward_ended()
+                    self._propose(drafting)
+
+    def _holds(self, drafting: DraftingSession) -> bool:
+        return self._open.get((drafting.link, drafting.handle)) is drafting
+
+    @contextmanager
+    def _containing(self, drafting: DraftingSession) -> Iterator[None]:
+        """What fails for one session costs that one its drafter."""
+        try:
+            yield
+        except Exception:
+            log.exception("a session failed")
+            if self._holds(drafting):
+                self._drop((drafting.link, drafting.handle), Code.INTERNAL, FAILED)
 
     def _branch(self, batch: Sequence[DraftingSession], chosen: Sequence[list[DraftNode]], others: int) -> None:
         """Extend more nodes as long as each raises the tokens that are expected to be decided per time of drafting.
@@ -537,19 +556,36 @@ class Sessions:
             for node in nodes
         ]
         for place in places:
-            place.drafting.ask(place.node)
+            with self._containing(place.drafting):
+                place.drafting.ask(place.node)
         computed = self._model.forward(feeds)
-        rows = [row for row, place in enumerate(places) if place.drafting.slot not in self._model.failed]
         if self._model.failed:
             broken = [drafting for drafting in batch if drafting.slot in self._model.failed]
             # Neither request nor service is at fault, and the same text would fail again here.
             self._drop_all(broken, Code.ABORTED, "the drafter's logits are not finite")
-        drawing = [row for row in rows if row not in computed.answers]
-        drawn = dict(computed.answers)
-        if drawing:
-            found = self._draw(computed.rows, [computed.at[row] for row in drawing], [places[row] for row in drawing])
-            drawn |= zip(drawing, found, strict=True)
-        return computed, [(places[row].drafting, places[row].node, drawn[row]) for row in rows]
+        rows = {row: place for row, place in enumerate(places) if self._holds(place.drafting)}
+        drawn = computed.answers | self._drawn(
+            computed, {row: place for row, place in rows.items() if row not in computed.answers}
+        )
+        return computed, [
+            (place.drafting, place.node, drawn[row]) for row, place in rows.items() if self._holds(place.drafting)
+        ]
+
+    def _drawn(self, computed: Computed, places: Mapping[int, Expansion]) -> dict[int, Drawn]:
+        """What follows these places, by row. Where it cannot be drawn together, each is drawn alone."""
+        if not places:
+            return {}
+        try:
+            found = self._draw(computed.rows, [computed.at[row] for row in places], list(places.values()))
+            return dict(zip(places, found, strict=True))
+        except Exception:
+            if len(places) == 1:
+                raise
+        drawn: dict[int, Drawn] = {}
+        for row, place in places.items():
+            with self._containing(place.drafting):
+                drawn |= self._drawn(computed, {row: place})
+        return drawn
 
     def _write(self, texts: Sequence[TextFeed], computed: Computed, first: int) -> None:
         """Let texts go on; the rows that were wanted for them are those from `first` on."""
@@ -561,10 +597,25 @@ class Sessions:
             return
         if self._choose is None:
             raise RuntimeError("texts without somebody to choose their tokens")
-        places = [text.place() for text in rows.values()]
-        chosen = self._choose(computed.rows, [computed.at[row] for row in rows], places)
+        self._go_on(self._choose, computed, rows)
+
+    def _go_on(self, choose: Choose, computed: Computed, texts: Mapping[int, PlainText]) -> None:
+        """texts: by row. Where their tokens cannot be chosen together, each is chosen alone."""
+        places = [text.place() for text in texts.values()]
+        try:
+            chosen = choose(computed.rows, [computed.at[row] for row in texts], places)
+        except Exception:
+            if len(texts) > 1:
+                for row, text in texts.items():
+                    self._go_on(choose, computed, {row: text})
+                return
+            log.exception("the token of a text could not be chosen")
+            for text in texts.values():
+                self._release(self.writer.end(text.link))
+                self._reply(text.link, Dropped(0, Code.INTERNAL, FAILED))
+            return
         self.tally.written += len(chosen)
-        for text, (token, logprobs) in zip(rows.values(), chosen, strict=True):
+        for text, (token, logprobs) in zip(texts.values(), chosen, strict=True):
             written = text.go_on(token, logprobs)
             self._reply(text.link, written)
             if written.finish is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from array import array
 from collections import Counter
@@ -51,7 +52,10 @@ from verify_service.engine.messages import (
     Tick,
     TurnAway,
 )
+from verify_service.engine.session_manager import FAILED
 from verify_service.usage import UsageLog
+
+logger = logging.getLogger(__name__)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Messages of VerifyService <-> commands and reports. What is invalid is refused here, with the field's name.
@@ -208,6 +212,27 @@ def report_to_wire(report: Report) -> verify_pb2.ConnectVerifyResponse:
         refused=[refusal_to_wire(each) for each in report.refused],
         timings=_timings(report.timings) if report.timings else None,
     )
+
+
+def set_apart(report: Report) -> set[int]:
+    """Take out of `report` what cannot be written; returns whose that is: these sessions are refused instead."""
+    broken = {each.handle for each in report.admitted if not _writable(Report(admitted=[each]))}
+    broken |= {each.handle for each in report.decided if not _writable(Report(decided=[each]))}
+    report.admitted = [each for each in report.admitted if each.handle not in broken]
+    report.decided = [each for each in report.decided if each.handle not in broken]
+    report.refused = [each for each in report.refused if _writable(Report(refused=[each]))]
+    report.refused += [Refusal(handle, Code.INTERNAL, FAILED) for handle in sorted(broken)]
+    if not _writable(Report(timings=report.timings)):
+        report.timings = None
+    return broken
+
+
+def _writable(report: Report) -> bool:
+    try:
+        report_to_wire(report)
+    except Exception:
+        return False
+    return True
 
 
 def refusal_to_wire(refusal: Refusal) -> common_pb2.Refused:
@@ -369,14 +394,32 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     def _deliver(self, reports: Reports) -> None:
         """About once a step, in the event loop."""
         for link, report in reports.items():
-            if report.refused:
-                self._presence.went(link, (refusal.handle for refusal in report.refused))
-                self.refused.update(refusal.code.name.lower() for refusal in report.refused)
-            trace(self._spans, link, report)
-            if self._usage is not None:
-                self._usage.reported(link, report)
+            message = self._written(link, report)
+            try:
+                self._account(link, report)
+            except Exception:
+                logger.exception("a report is missing in traces or usage")
             if link in self._links:
-                self._links[link].outbox.push(report_to_wire(report))
+                self._links[link].outbox.push(message)
+
+    def _written(self, link: int, report: Report) -> verify_pb2.ConnectVerifyResponse:
+        """What cannot be written for a session ends that one."""
+        try:
+            return report_to_wire(report)
+        except Exception:
+            logger.exception("a report cannot be written as it is")
+        broken = tuple(set_apart(report))
+        if broken:
+            self._thread.send(Tick(link, monotonic_us(), closes=broken))
+        return report_to_wire(report)
+
+    def _account(self, link: int, report: Report) -> None:
+        if report.refused:
+            self._presence.went(link, (refusal.handle for refusal in report.refused))
+            self.refused.update(refusal.code.name.lower() for refusal in report.refused)
+        trace(self._spans, link, report)
+        if self._usage is not None:
+            self._usage.reported(link, report)
 
     @property
     def links(self) -> int:

@@ -132,7 +132,7 @@ class SimTexts:
 
     def _choice(self, part: Part) -> RowChoice:
         position, target = part.held.session.position, self.texts[part.held.session_id]
-        return RowChoice([target(position + index) for index in range(part.wanted)], None, None)
+        return RowChoice([target(position + index) for index in range(part.wanted)])
 
     def score(self, _: object, tokens: Sequence[int], __: int) -> list[TokenScore]:
         return [TokenScore(TokenLogprobs(0.0), 1)] * len(tokens)

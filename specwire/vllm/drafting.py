@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,6 +45,8 @@ from specwire.telemetry.tally import DrafterCounts
 from specwire.telemetry.tracing import NO_SPAN
 from specwire.v1 import common_pb2
 from specwire.vllm.engine import VllmTarget
+
+logger = logging.getLogger("vllm.specwire")  # below vLLM's own logger, which has handlers
 
 # Drafters are not told how a request is drawn, for vLLM does not say: they draft what is most probable.
 GREEDY = Sampling()
@@ -266,8 +270,8 @@ class Drafting:
     def step(self, rows: Sequence[VllmRow]) -> list[list[int]]:
         """Take in a step of vLLM; returns, row by row, what the next one is to test. `settle` goes behind it."""
         requests = self._heard(rows, self._now_s() * 1e6)
-        windows = self._windows([each for each in requests if each is not None])
-        proposed = [list(windows[each.number]) if each is not None else [] for each in requests]
+        windows = self._windows([each for each in requests if each is not None and each.number in self._requests])
+        proposed = [list(windows.get(each.number, ())) if each is not None else [] for each in requests]
         self._ended_us = self._now_s() * 1e6
         return proposed
 
@@ -295,16 +299,33 @@ class Drafting:
         """Tell drafters what the step decided, and find one for who has none: vLLM does not wait for that."""
         untold, self._untold = self._untold, []
         for request, verdict, forward in untold:
-            if request.drafter is not None:
-                request.drafter.observe(verdict, forward, shown=False)
-            if request.drafter is not None:
-                self._advance(request, request.drafter)
+            with self._containing(request):
+                if request.drafter is not None:
+                    request.drafter.observe(verdict, forward, shown=False)
+                if request.drafter is not None:
+                    self._advance(request, request.drafter)
         self._offered = any(each is not None and each.session.best.nodes for each in self._rows)
         if self._costs is not None and self.drafters:
             now_s = self._now_s()
             for each in self._rows:
-                if each is not None and each.drafter is None:
-                    self._assign(each, now_s)
+                if each is not None and each.drafter is None and each.number in self._requests:
+                    with self._containing(each):
+                        self._assign(each, now_s)
+
+    @contextmanager
+    def _containing(self, request: Request) -> Iterator[None]:
+        """What fails for one request ends what is proposed for it, until its text is met again."""
+        try:
+            yield
+        except Exception as error:
+            self._break_off(request, error)
+
+    def _break_off(self, request: Request, error: Exception) -> None:
+        position = request.session.position
+        logger.error("specwire: proposing failed for a request at position %d", position, exc_info=error)
+        request.window = ()
+        if request.number in self._requests:
+            self._forget(request)
 
     def _identified(self, rows: Sequence[VllmRow]) -> list[Request | None]:
         """The request of each row that a token was decided for; a new one where none has its text."""
@@ -352,13 +373,13 @@ class Drafting:
             request.row = at
             if fresh:
                 continue  # it begins with this text
-            width = len(request.window)
-            verdict = request.decide(row.decided)
-            part = part_of(width, windows, sessions)
-            answered = request.running.decided(now_us, len(verdict.tokens), StepCharge(plain_us, part=part))
-            verdict = verdict._replace(answered=answered.source, delay_us=round(answered.delay_us))
-            if request.drafter is not None:
-                self._untold.append((request, verdict, forward))
+            with self._containing(request):
+                part = part_of(len(request.window), windows, sessions)
+                verdict = request.decide(row.decided)
+                answered = request.running.decided(now_us, len(verdict.tokens), StepCharge(plain_us, part=part))
+                verdict = verdict._replace(answered=answered.source, delay_us=round(answered.delay_us))
+                if request.drafter is not None:
+                    self._untold.append((request, verdict, forward))
 
     def _measured(
         self, sessions: int, windows: int, now_us: float, took_us: float | None
@@ -389,17 +410,18 @@ class Drafting:
         costs = self._costs
         if costs is not None and (self._options.ngram or any(each.session.best.nodes for each in requests)):
             plain_us = costs.plain(1)
-            candidates = [
-                each.running.candidate(each.number, each.session.position - 1, plain_us)
-                for each in requests
-                if each.session.room > 1
-            ]
+            candidates = []
+            for each in requests:
+                with self._containing(each):
+                    if each.session.room > 1:
+                        candidates.append(each.running.candidate(each.number, each.session.position - 1, plain_us))
             windows = divided(candidates, costs.of(len(requests))) if candidates else None
             for request in requests:
-                if windows is not None:
-                    width, request.kind = windows.of(request.number)
-                    request.source = request.session.source if request.kind is SourceKind.DRAFTER else None
-                    request.window = request.session.window(width, request.kind)
+                if windows is not None and request.number in self._requests:
+                    with self._containing(request):
+                        width, request.kind = windows.of(request.number)
+                        request.source = request.session.source if request.kind is SourceKind.DRAFTER else None
+                        request.window = request.session.window(width, request.kind)
         return {request.number: request.window for request in requests}
 
     # A request's drafter
@@ -451,7 +473,7 @@ class Drafting:
                 request.running.propose(convert.proposal_from_wire(proposal), self._now_s() * 1e6)
                 self._offered = True
             case Broken(error):
-                raise error
+                self._break_off(request, error)
 
     def _part(self, request: Request, lost: SessionDrafter) -> None:
         """Its drafter is gone: another one takes over at the next step."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import grpc
 import pytest
@@ -25,7 +28,8 @@ from draft_service.commands import (
     Reply,
 )
 from draft_service.service import deliver
-from draft_service.sessions import LONG_TEXT_ROWS, Sessions
+from draft_service.sessions import FAILED, LONG_TEXT_ROWS, DraftingSession, Expansion, Sessions
+from specwire.core.draft import DraftSession, Drawn
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Pace
@@ -162,6 +166,36 @@ def test_logits_that_are_not_finite_drop_their_session_alone(floor: float) -> No
     survivor = 3 - dropped.handle
     assert link.proposed(survivor) == continuation(MODEL, [2 + survivor], 3)
     assert len(sessions) == 1
+
+
+def fails(*_: object, **__: object) -> Any:
+    raise ZeroDivisionError("a bug, put there by the test")
+
+
+@pytest.mark.parametrize("place", ["draw", "extend", "forward_ended", "take_proposal", "ask"])
+def test_what_fails_for_one_session_costs_that_one_its_drafter(place: str, caplog: pytest.LogCaptureFixture) -> None:
+    def draw(logits: torch.Tensor, rows: Sequence[int], places: Sequence[Expansion]) -> list[Drawn]:
+        return fails() if any(each.drafting.handle == 2 for each in places) else guesses(logits, rows, places)
+
+    model = load_model(MODEL, slots=3)
+    sessions, link = Sessions(model, draw if place == "draw" else guesses, deliver), Recorder()
+    for handle in (1, 2, 3):
+        sessions.apply(open_session(link, handle, [2 + handle]))
+    drafting = sessions._open[link, 2]
+    owner: Any = DraftingSession if place == "ask" else DraftSession
+    method = fails if place == "draw" else getattr(owner, place)
+
+    def called(self: object, *args: object) -> Any:
+        return fails() if self in (drafting, drafting.session) else method(self, *args)
+
+    with patch.object(owner, place, called) if place != "draw" else nullcontext():
+        run(sessions)
+    assert [each for each in link.replies if isinstance(each, Dropped)] == [Dropped(2, 13, FAILED)]
+    for handle in (1, 3):
+        assert link.proposed(handle) == continuation(MODEL, [2 + handle], 3)
+    assert len(sessions) == 2
+    assert len(sessions._free) == 1
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_lost_link_takes_its_sessions_and_replies_with_it() -> None:

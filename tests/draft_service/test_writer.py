@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +14,13 @@ from hypothesis import strategies as st
 
 from draft_service.commands import CloseSession, Dropped, LoseLink, OpenSession, WriteText, Written
 from draft_service.service import deliver
-from draft_service.sessions import LONG_TEXT_ROWS, ROWS_BESIDE_DRAFTING, Sessions
+from draft_service.sessions import FAILED, LONG_TEXT_ROWS, ROWS_BESIDE_DRAFTING, Sessions
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Pace
 from specwire.core.text import Ending
 from specwire.lm import Feed, load_model
 from specwire.lm.guesses import guesses
-from specwire.lm.law.sampler import choose_plainly
+from specwire.lm.law.sampler import NextPlace, choose_plainly
 from tests.draft_service.peer import continuation
 from tests.draft_service.test_sessions import MODEL, Faulty, Recorder
 
@@ -98,6 +100,24 @@ def test_a_failed_forward_costs_its_texts_and_the_next_one_works(caplog: pytest.
     run(sessions)
     assert told(second) == continuation(MODEL, PROMPT, 5)
     assert "1 texts" in caplog.text
+
+
+def test_a_token_that_cannot_be_chosen_costs_its_text_alone() -> None:
+    def choose(logits: torch.Tensor, rows: Sequence[int], places: Sequence[NextPlace]) -> Any:
+        if any(place.sampling.seed == 5 for place in places):
+            raise ZeroDivisionError("a bug, put there by the test")
+        return choose_plainly(logits, rows, places)
+
+    (model, _), link, callers = faulty(4), Recorder(), [Recorder(), Recorder(), Recorder()]
+    sessions = Sessions(model, guesses, deliver, choose=choose)
+    for seed, caller in zip((0, 5, 0), callers, strict=True):
+        sessions.apply(replace(asked(caller), sampling=Sampling(seed=seed)))
+    sessions.apply(opening(link))
+    run(sessions)
+    assert callers[1].replies == [Dropped(0, 13, FAILED)]
+    assert told(callers[0]) == told(callers[2]) == continuation(MODEL, PROMPT, 5)
+    assert link.proposed(1) == continuation(MODEL, PROMPT, 3)
+    assert len(sessions._free) == 3
 
 
 def test_logits_that_are_not_finite_cost_that_text_alone() -> None:

@@ -199,6 +199,11 @@ REFUSED: list[tuple[RequestOptions, grpc.StatusCode, str]] = [
         "regex: the text may neither go on nor end at",
     ),
     (
+        RequestOptions(choices=["red"], max_tokens=60, min_tokens=50, logprobs=0),
+        grpc.StatusCode.OUT_OF_RANGE,
+        "choices: the text may neither go on nor end at",
+    ),
+    (
         RequestOptions(grammar="start: " + " ".join(['("a" | "aa" | "aaa")?'] * 2800), min_tokens=10),
         grpc.StatusCode.OUT_OF_RANGE,
         "Current row has",

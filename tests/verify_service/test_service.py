@@ -12,15 +12,19 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specwire.core.law.sampling import Sampling
+from specwire.core.messages import Verdict
 from specwire.core.text import hash_of
 from specwire.lm import LanguageModel, load_model
+from specwire.rpc.convert import verdict_to_wire
 from specwire.rpc.errors import retry_after
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2
 from tests.verify_service.peer import connected, open_message, serving, stub_of
 from tests.verify_service.rig import oracle
+from verify_service import service
 from verify_service.engine import scoring
 from verify_service.engine.messages import Command, QueuePatience
+from verify_service.engine.session_manager import FAILED
 from verify_service.server import start
 from verify_service.service import VerifyServicer
 
@@ -410,3 +414,26 @@ async def test_link_that_is_over_is_forgotten_before_its_last_words_are_written(
     assert not connecting.done()
     connecting.cancel()
     await asyncio.wait({connecting}, timeout=120.0)
+
+
+async def test_a_report_that_cannot_be_written_ends_the_session_that_it_is_of(
+    target: LanguageModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a number of its own does not fit into its field; the others of its link are told theirs."""
+    def written(verdict: Verdict, handle: int, attach: int) -> verify_pb2.Verdict:
+        if handle == 2 and verdict.position == len(PROMPT) + 3:
+            raise ValueError("a number out of range, put there by the test")
+        return verdict_to_wire(verdict, handle, attach)
+
+    async with serving("scripted:7:delay_ms=2") as running, connected(running) as peer:
+        monkeypatch.setattr(service, "verdict_to_wire", written)
+        await peer.send(opens=[open_message(1, PROMPT, peer.info, COUPLED), open_message(2, PROMPT, peer.info)])
+        await peer.until_finished(1)
+        assert peer.tokens[1] == oracle(target, PROMPT, 40, COUPLED)
+        assert peer.tokens[2] == oracle(target, PROMPT, 3)
+        assert [(each.handle, each.code, each.message) for each in peer.refused] == [(2, 13, FAILED)]
+        monkeypatch.undo()
+        await peer.open(2, PROMPT)
+        await peer.until_finished(2)
+        assert peer.tokens[2][3:] == oracle(target, PROMPT, 40)
+    assert "a number out of range" in caplog.text

@@ -14,6 +14,7 @@ import pytest
 
 from bench.harness.certificates import Authority
 from draft_service.server import RunningDrafter, start
+from specwire.core.verify.session import RunningSession
 from specwire.lm import load_model
 from specwire.lm.scripted import Script
 from specwire.registry.options import NOWHERE, RegistryOptions
@@ -327,3 +328,29 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+@pytest.mark.parametrize("place", ["candidate", "decided", "propose"])
+async def test_what_fails_for_one_request_ends_what_is_proposed_for_it_alone(
+    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others are proposed to on; the failing one is not, and no text is another."""
+    method, failed = getattr(RunningSession, place), list[RunningSession]()
+
+    def called(self: RunningSession, *args: Any, **kwargs: Any) -> Any:
+        if self.session.text.tokens[:2] == [9, 8]:
+            failed.append(self)
+            raise ZeroDivisionError("a bug, put there by the test")
+        return method(self, *args, **kwargs)
+
+    async with drafter() as serving, drafting(serving.address) as one:
+        monkeypatch.setattr(RunningSession, place, called)
+        running = batch(one)
+        texts = [running.add(prompt) for prompt in PROMPTS]
+        length = 0
+        while not (failed and texts[0].accepted and texts[2].accepted):
+            length += 1
+            assert length < 200
+            await write(running, texts, length)
+    assert texts[1].accepted == 0
+    assert "ZeroDivisionError" in caplog.text

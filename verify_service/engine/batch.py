@@ -80,7 +80,8 @@ class RowSampler(Protocol):
     def choose(self, rows: Any, parts: Sequence[Part], heard: Callable[[Part], bool]) -> list[RowChoice]:
         """The target's choices for each part; the parts' rows stand one behind the other.
 
-        heard: whether a part's constraint has answered; a part whose constraint has not gets no choices.
+        heard: whether a part's constraint has answered; a part whose constraint has not gets no choices. What fails for
+        one part is told as its `failure`.
         """
         ...
 

@@ -23,7 +23,7 @@ from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.tunables import COLD_AFTER_US, DRAFTED_LATELY_US
-from specwire.core.policy.windows import Share, least_charge_us, longest_rest, schedule
+from specwire.core.policy.windows import Share, StepCandidate, least_charge_us, longest_rest, schedule
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
@@ -255,22 +255,17 @@ class Engine:
         ready = [held for held in self.roster if held.session.room > 0 and not held.waiting]
         if self._sharing is not None:
             ready = self._sharing.able(ready, self._scorer.lent)
-        runnable = {held.slot: held for held in ready if held.session.heard()}
+        runnable = self._runnable(ready)
         late = len(runnable) < len(ready)
         if self.sessions.earlier.waiting:
             self.sessions.earlier.read(busy=bool(runnable))
         if self.sessions.references.waiting:
             self.sessions.references.read(busy=bool(runnable))
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
-        for held in runnable.values():
-            held.looks()
-        most, batch_us, row_us = self.lm.most_window, plain_us, 0.0
+        batch_us, row_us = plain_us, 0.0
         if self._drafting is not None:
             batch_us, row_us = self._draft(self._drafting, runnable, plain_us)
-        shown = [
-            held.running.candidate(slot, self.lm.cached(slot), plain_us, held.looked, most, batch_us, row_us)
-            for slot, held in runnable.items()
-        ]
+        shown = self._shown(runnable, plain_us, batch_us, row_us)
         if self._sharing is not None:
             shown = self._sharing.chosen(shown, runnable, self._scorer.tenants)
         candidates = self._turns.ordered(shown, runnable)
@@ -295,6 +290,26 @@ class Engine:
             return None
         reading = self.sessions.earlier.waiting or self.sessions.references.waiting
         return None if plan.shares or reading else Rest(self._next_us(late))
+
+    def _runnable(self, ready: Sequence[Held]) -> dict[int, Held]:
+        """By slot those whose constraints have answered, each looked at for whether it is searched for guesses."""
+        runnable: dict[int, Held] = {}
+        for held in ready:
+            with self.sessions.containing(held):
+                if held.session.heard():
+                    held.looks()
+                    runnable[held.slot] = held
+        return runnable
+
+    def _shown(
+        self, runnable: Mapping[int, Held], plain_us: float, batch_us: float, row_us: float
+    ) -> list[StepCandidate]:
+        shown: list[StepCandidate] = []
+        for slot, held in runnable.items():
+            with self.sessions.containing(held):
+                cached, most, looked = self.lm.cached(slot), self.lm.most_window, held.looked
+                shown.append(held.running.candidate(slot, cached, plain_us, looked, most, batch_us, row_us))
+        return shown
 
     def _next_us(self, late: bool) -> float:
         """When to look again, if nothing comes: at a deadline, or soon where a constraint had not answered.
@@ -393,16 +408,44 @@ class Engine:
     # A step's parts
 
     def _compute(self, shares: Sequence[tuple[Share, Held]]) -> None:
-        """Run one forward. Whatever fails in it ends its sessions, not the engine."""
+        """Run one forward. What fails for one session ends that one; a forward that fails is tried for each alone."""
         try:
-            self._forward([Part.of(share, held) for share, held in shares])
+            parts = self._parts(shares)
+            if parts:
+                self._forward(parts)
         except ModelLost:
             raise  # the next step would fail as well, and other verifiers can go on with its sessions
         except ShortOfMemory as short:
             self._relieve(shares, short)
         except Exception:
-            logger.exception("a step failed")
-            self._fail(shares, Code.INTERNAL, "the target's forward failed; the verifier's log says why")
+            logger.exception("a step of %d sessions failed", len(shares))
+            self._one_by_one(shares, Code.INTERNAL, "the target's forward failed; the verifier's log says why")
+
+    def _parts(self, shares: Sequence[tuple[Share, Held]]) -> list[Part]:
+        parts: list[Part] = []
+        for share, held in shares:
+            with self.sessions.containing(held):
+                part = Part.of(share, held)
+                if part.wanted:
+                    held.session.ask(part.tokens)
+                parts.append(part)
+        return parts
+
+    def _one_by_one(self, shares: Sequence[tuple[Share, Held]], code: Code, message: str) -> None:
+        """Try each session of a forward alone, which decided nothing; one that was alone ends by `code`."""
+        if len(shares) == 1:
+            self._fail(shares, code, message)
+            return
+        self._take_back(shares)
+        for share, held in shares:
+            if self.roster.contains(held) and held.session.room > 0:
+                self._compute([(share, held)])
+                self.tell()
+
+    def _take_back(self, shares: Sequence[tuple[Share, Held]]) -> None:
+        for _, held in shares:
+            if self.roster.contains(held):
+                self.lm.rollback(held.slot, min(self.lm.cached(held.slot), held.session.position - 1))
 
     def _fail(self, shares: Sequence[tuple[Share, Held]], code: Code, message: str) -> None:
         for _, held in shares:
@@ -416,17 +459,9 @@ class Engine:
         session is tried alone, and one that is too large by itself is given up.
         """
         logger.warning("short of memory for a forward of %d sessions: %s", len(shares), short)
-        for _, held in shares:
-            self.lm.rollback(held.slot, min(self.lm.cached(held.slot), held.session.position - 1))
-        if self._limits.lower([share for share, _ in shares]):
-            return
-        if len(shares) == 1:
-            self._fail(shares, Code.RESOURCE_EXHAUSTED, OUT_OF_MEMORY_MESSAGE)
-            return
-        for share, held in shares:
-            if self.roster.contains(held) and held.session.room > 0:
-                self._compute([(share, held)])
-                self.tell()
+        self._take_back(shares)
+        if not self._limits.lower([share for share, _ in shares]):
+            self._one_by_one(shares, Code.RESOURCE_EXHAUSTED, OUT_OF_MEMORY_MESSAGE)
 
     def _forward(self, parts: Sequence[Part]) -> None:
         under_way = self.begin(parts)
@@ -434,9 +469,6 @@ class Engine:
 
     def begin(self, parts: Sequence[Part]) -> UnderWay:
         """The first half of a forward; nothing else may be done to the model before the second one."""
-        for part in parts:
-            if part.wanted:
-                part.held.session.ask(part.tokens)
         feeds = [self._feed(part) for part in parts]
         began_us = self._now_us()
         with detect_out_of_memory():
@@ -503,18 +535,24 @@ class Engine:
                 continue
             report = self.sessions.report_of(part.held)
             report.timings = timings
-            if part.share.slot in failed:
-                self._contain(part)
-            elif choice.tokens:
-                charged = part_of(part.share.window, windows, len(parts))
-                head = part.share.kind is SourceKind.HEAD
-                charge = StepCharge(plain_us, timings.waited_us, charged, hiccup_us + tapped_us, head)
-                self._resolve(part, choice, report, charge)
-            elif part.wanted:
-                # Its constraint has not answered yet: it is left out until then, and tried again.
-                self.lm.rollback(part.share.slot, part.held.session.position - 1)
+            charged = part_of(part.share.window, windows, len(parts))
+            head = part.share.kind is SourceKind.HEAD
+            charge = StepCharge(plain_us, timings.waited_us, charged, hiccup_us + tapped_us, head)
+            with self.sessions.containing(part.held):
+                self._decide_one(part, choice, part.share.slot in failed, report, charge)
 
-    def _contain(self, part: Part) -> None:
+    def _decide_one(self, part: Part, choice: RowChoice, failed: bool, report: Report, charge: StepCharge) -> None:
+        if failed:
+            self._mistrust(part)
+        elif choice.failure is not None:
+            raise choice.failure
+        elif choice.tokens:
+            self._resolve(part, choice, report, charge)
+        elif part.wanted:
+            # Its constraint has not answered yet: it is left out until then, and tried again.
+            self.lm.rollback(part.share.slot, part.held.session.position - 1)
+
+    def _mistrust(self, part: Part) -> None:
         """Contain logits that are not finite: the session loses its drafts if one may be the cause, else it ends.
 
         The model has discarded the slot, so the text is fed again, which no ledger could bear a second time.

@@ -1,17 +1,21 @@
 """Opens, resumes and ends sessions; gathers the reports for each link.
 
-Every request of a peer ends in an answer for one session, never in an exception.
+Every request of a peer ends in an answer for one session, never in an exception. What fails for a session ends that
+one.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from specwire.core.invalid import Code
 from specwire.core.messages import FinishReason, Proposal, Verdict
-from specwire.core.model import SlotModel
+from specwire.core.model import ModelLost, SlotModel, out_of_memory
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import HeadAcceptance
 from specwire.core.policy.shares import TenantShares
@@ -23,6 +27,7 @@ from specwire.core.verify.session import Allowance, RunningSession, VerifySessio
 from specwire.core.verify.shared_texts import ScopeTexts, SharedIndex, SharedTexts
 from specwire.core.verify.table import KnownTexts
 from specwire.core.verify.text_sources import NgramSource
+from verify_service.engine.batch import OUT_OF_MEMORY_MESSAGE
 from verify_service.engine.earlier_texts import EarlierTexts
 from verify_service.engine.messages import (
     Admitted,
@@ -37,8 +42,12 @@ from verify_service.engine.messages import (
 )
 from verify_service.engine.sessions import NO_SLOT, Held, Roster, SlotQueue
 
+logger = logging.getLogger(__name__)
+
 # Milliseconds after which who found no slot, or has all that it may have, is told to ask again.
 RETRY_MS = 1000
+# What a session is told that ends by a fault of the verifier's.
+FAILED = "the verifier failed at this session; its log says why"
 
 
 class SessionManager:
@@ -108,15 +117,17 @@ class SessionManager:
         """Take a message in. Closes come first, so that opens find slots, and again for what it opened and closed."""
         self._close(tick)
         for opening in tick.opens:
-            self._open(tick.link, opening)
+            with self._answering(tick.link, opening.handle):
+                self._open(tick.link, opening)
         for handle, proposal in tick.proposals:
-            self._propose(tick, handle, proposal)
+            with self._answering(tick.link, handle):
+                self._propose(tick, handle, proposal)
         for handle, allowance in tick.progress:
-            self._allow(tick, handle, allowance)
+            with self._answering(tick.link, handle):
+                self._allow(tick, handle, allowance)
         for handle, tokens in tick.references:
-            held = self.roster.get(tick.link, handle)
-            if held is not None and held.session.references is not None:
-                self.references.add(held.session.references, tokens)
+            with self._answering(tick.link, handle):
+                self._refer(tick, handle, tokens)
         self._close(tick)
         if tick.texts:
             self.earlier.add(tick.texts)
@@ -165,6 +176,11 @@ class SessionManager:
             held = self.roster.get(tick.link, handle)
             if held is not None:
                 self.release(held)
+
+    def _refer(self, tick: Tick, handle: int, tokens: array[int]) -> None:
+        held = self.roster.get(tick.link, handle)
+        if held is not None and held.session.references is not None:
+            self.references.add(held.session.references, tokens)
 
     def _propose(self, tick: Tick, handle: int, proposal: Proposal) -> None:
         held = self.roster.get(tick.link, handle)
@@ -415,6 +431,43 @@ class SessionManager:
     def _part(self, held: Held) -> None:
         held.session.detach()
         self.roster.detach(held, self._now_us() + self._grace_us)
+
+    @contextmanager
+    def containing(self, held: Held) -> Iterator[None]:
+        """What fails within is this session's own and ends it; who else takes part in the step goes on.
+
+        A lost model is everybody's.
+        """
+        try:
+            yield
+        except ModelLost:
+            raise
+        except Exception as error:
+            self._break_off(held, error)
+
+    @contextmanager
+    def _answering(self, link: int, handle: int) -> Iterator[None]:
+        """Likewise for a command of a session that may not be held."""
+        try:
+            yield
+        except ModelLost:
+            raise
+        except Exception as error:
+            held = self.roster.get(link, handle)
+            if held is not None:
+                self._break_off(held, error)
+            else:
+                logger.error("a command of a session failed", exc_info=error)
+                self.report(link).refused.append(Refusal(handle, Code.INTERNAL, FAILED))
+
+    def _break_off(self, held: Held, error: Exception) -> None:
+        logger.error("a session failed at position %d", held.session.position, exc_info=error)
+        if not self.roster.contains(held):
+            return
+        if out_of_memory(error):
+            self.fail(held, Code.RESOURCE_EXHAUSTED, OUT_OF_MEMORY_MESSAGE)
+        else:
+            self.fail(held, Code.INTERNAL, FAILED)
 
     def fail(self, held: Held, code: Code, message: str) -> None:
         """Drop a session and tell its link why. A failed session leaves nothing."""

@@ -123,11 +123,13 @@ class RowChoice(NamedTuple):
     """The target's token for each row of a text's part of a forward.
 
     report: gives the log-probabilities of decided tokens. judge: decides the window under rules that look at it.
+    failure: what choosing raised for this text alone, which then has no tokens.
     """
 
     tokens: Sequence[int]
-    report: Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None
-    judge: Judge | None
+    report: Callable[[Sequence[int]], tuple[TokenLogprobs, ...]] | None = None
+    judge: Judge | None = None
+    failure: Exception | None = None
 
 
 # ----------------------------------------------------------------------------------------------------------------------

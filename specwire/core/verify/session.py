@@ -379,7 +379,7 @@ class VerifySession:
         fewer tokens than were decided, maybe none.
 
         source: whose chain the window was taken from; None: the one that it would be taken from now.
-        report: log-probabilities of the tokens decided here, where the session reports them.
+        report: log-probabilities of the tokens decided here, at least one, where the session reports them.
         judge: decides where the rule looks at proposals, in place of a comparison.
         """
         position = self.position
@@ -403,7 +403,7 @@ class VerifySession:
                 own.text_grew()
         if self.finish is not None and self.ngram is not None:
             self.ngram.text_ended()
-        logprobs = report(decision.tokens) if report is not None else ()
+        logprobs = report(decision.tokens) if report is not None and decision.tokens else ()
         reached = late is not None and len(decision.tokens) > len(window)
         verdict = Verdict(
             position,

@@ -172,6 +172,8 @@ def logprobs(logits: torch.Tensor, rows: Sequence[LogitsRow], tokens: Sequence[i
     Args:
         logits: (len(tokens), vocabulary).
     """
+    if not tokens:
+        return ()
     sampling = rows[0].sampling
     if sampling.logprobs_of is LogprobsOf.PROCESSED:
         log_p = log_probabilities(logits, rows)

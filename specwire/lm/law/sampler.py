@@ -19,6 +19,7 @@ from specwire.core.law.acceptance import (
 )
 from specwire.core.law.sampling import Acceptance, Sampling, Seen, TokenScore
 from specwire.core.messages import Decision, DraftToken, TokenLogprobs
+from specwire.core.model import out_of_memory
 from specwire.lm.law.logits import LogitsRow, adjusted, best_of, filtered, log_probabilities, logprobs, scaled
 from specwire.lm.law.noise import gumbel, gumbel_at, gumbel_row
 
@@ -157,9 +158,30 @@ class LogitsSampler:
         """The target's choices for each part; the parts' rows stand one behind the other.
 
         heard: whether a part's constraint has answered; a part whose constraint has not gets no choices.
+        What fails for a part is told as its `failure`: all are then chosen for one by one.
         """
-        rows = [part.rows() if heard(part) else [] for part in parts]
         starts = [0, *accumulate(part.wanted for part in parts)][: len(parts)]
+        try:
+            return self._chosen(logits, starts, parts, heard)
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+        return [self._alone(logits, start, part, heard) for start, part in zip(starts, parts, strict=True)]
+
+    def _alone(self, logits: torch.Tensor, start: int, part: P, heard: Callable[[P], bool]) -> RowChoice:
+        own = logits[start : start + part.wanted]
+        try:
+            return self._chosen(own, [0], [part], heard)[0]
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            return RowChoice((), failure=error)
+
+    def _chosen(
+        self, logits: torch.Tensor, starts: Sequence[int], parts: Sequence[P], heard: Callable[[P], bool]
+    ) -> list[RowChoice]:
+        """starts: where the rows of each part begin."""
+        rows = [part.rows() if heard(part) else [] for part in parts]
         answered = logits
         if any(len(each) != part.wanted for each, part in zip(rows, parts, strict=True)):
             answered = torch.cat([logits[start : start + len(each)] for start, each in zip(starts, rows, strict=True)])
@@ -187,7 +209,7 @@ def _choice(
 ) -> RowChoice:
     """The choices for a text whose rows of logits begin at `start`."""
     if not rows or (rows[0].sampling.logprobs is None and rows[0].sampling.acceptance is None):
-        return RowChoice(tokens, None, None)
+        return RowChoice(tokens)
     sampling, own = rows[0].sampling, logits[start : start + len(rows)]
     report = None if sampling.logprobs is None else _reporter(own, rows)
     told = None if sampling.acceptance is None else _judge(sampling.acceptance, _target(own, rows, tokens), window)
