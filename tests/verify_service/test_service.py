@@ -420,6 +420,7 @@ async def test_a_report_that_cannot_be_written_ends_the_session_that_it_is_of(
     target: LanguageModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where a number of its own does not fit into its field; the others of its link are told theirs."""
+
     def written(verdict: Verdict, handle: int, attach: int) -> verify_pb2.Verdict:
         if handle == 2 and verdict.position == len(PROMPT) + 3:
             raise ValueError("a number out of range, put there by the test")
