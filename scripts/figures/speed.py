@@ -87,6 +87,40 @@ def heads_table(results: dict[str, Any]) -> str:
     return "\n\n".join([grid(rows), bars_table(results), said])
 
 
+def real_table(results: dict[str, Any]) -> str:
+    """Render `make bench-real` of one model: rows by piece, tasks, what each row weighs, what is missing, bars."""
+    rows = [["at once, temperature, tokens", "piece", "row", "turns", "tokens/s", "x off", "tokens per forward"]]
+    rows[0] += ["accepted", "accepted by position", "accepted of tested", "s to ready", "resident, peak MiB"]
+    facts = {(each["piece"], each["row"]): each for each in results["facts"]}
+    for row in results["rows"]:
+        fact = facts.get((row["piece"], row["row"]))
+        rows.append(
+            [
+                f"{row['level']}, {row['temperature']:g}, {row['tokens']}",
+                *(row["piece"], row["row"], str(row["turns"])),
+                *(f"{row['tokens_per_second']['value']:.1f}", interval(row["to_off"])),
+                f"{row['tokens_per_forward']:.2f}",
+                "" if row["acceptance"] is None else f"{row['acceptance']:.2f}",
+                " ".join(f"{share:.2f}" for share in row["accepted_at"]),
+                ", ".join(f"{name} {hits}/{tests}" for name, (tests, hits) in row["sources"].items()),
+                *(("", "") if fact is None else (f"{fact['ready_seconds']:.1f}", _weight(fact))),
+            ]
+        )
+    tasks = [["task", "at once, temperature, tokens", "default, x off"]]
+    for each in results["tasks"]:
+        place = f"{each['level']}, {each['temperature']:g}, {each['tokens']}"
+        tasks.append([each["task"], place, interval(each["to_off"])])
+    missing = [f"{each['piece']}: {each['row']} was not measured: {each['why']}" for each in results["failed"]]
+    machine = results["machine"]
+    said = f"{results['model']} on {machine['cpu']}, {machine['cores']} cores, rows of a piece interleaved by prompt."
+    parts = [grid(rows), grid(tasks), bars_table(results), "\n".join([said, *missing, *results["notes"]])]
+    return "\n\n".join(parts)
+
+
+def _weight(fact: dict[str, Any]) -> str:
+    return f"{fact['resident']:.0f}, {fact['peak']:.0f}"
+
+
 def step_table(results: dict[str, Any]) -> str:
     """Render `make bench-step`: each step, as a multiple of its runtime's V(1) and of the peer's time per token."""
     rows = [["runtime", "sessions", "positions of each", "ms", "x its V(1)", "x OpenVINO GenAI's token"]]

@@ -1,0 +1,295 @@
+"""Who takes part: specwire with each source, alone and by default, with a drafter at a distance; and the libraries."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.batch.measure import client_of
+from bench.batch.rows import Together, run_in
+from bench.batch.sessions import Asked, together
+from bench.harness.child import BenchChild
+from bench.harness.rows import LOAD_LIMIT, RUN_LIMIT, exactly
+from bench.harness.runs import BenchError, Run
+from bench.real.prompts import RealPrompt
+from bench.relay.link import RelayLink
+from deploy.stack.options import cores
+from deploy.stack.processes import descendants
+from specwire.core.model import GGUF, ModelError
+from specwire.named_models import located
+from specwire.provenance import proc_field
+
+OFF, DEFAULT = "off", "default"
+TEXTS, TABLE, HEAD, DRAFTER = "texts", "table", "head", "drafter"
+FAR_OFF, FAR_20, FAR_80 = "off, one core", "drafter 20 ms away", "drafter 80 ms away"
+LLAMACPP, OPENVINO, VLLM = "llama.cpp", "OpenVINO GenAI", "vLLM"
+NGRAM_KINDS = ("ngram-simple", "ngram-map", "ngram-mod", "ngram-cache")
+FAR = {FAR_OFF: None, FAR_20: 20.0, FAR_80: 80.0}
+# Of `specwire up`, by row: what may propose is what is not left out.
+LEFT_OUT = {
+    OFF: ("--no-draft", "--no-ngram", "--no-heads"),
+    TEXTS: ("--no-draft", "--no-heads"),
+    TABLE: ("--no-draft", "--no-ngram", "--no-heads"),
+    HEAD: ("--no-draft", "--no-ngram"),
+    DRAFTER: ("--no-ngram", "--no-heads"),
+    DEFAULT: (),
+}
+# By row: the library, and its mode as its process calls it.
+LIBRARIES = {
+    LLAMACPP: ("llamacpp", "plain"),
+    f"{LLAMACPP}, draft model": ("llamacpp", "draft"),
+    **{f"{LLAMACPP}, {kind}": ("llamacpp", kind) for kind in NGRAM_KINDS},
+    OPENVINO: ("openvino", "plain"),
+    f"{OPENVINO}, prompt lookup": ("openvino", "lookup"),
+    f"{OPENVINO}, draft model": ("openvino", "draft"),
+}
+MODULES = {"llamacpp": "bench.peers.llamacpp_peer", "openvino": "bench.peers.openvino_gguf_peer"}
+VLLM_ROWS = (VLLM, f"{VLLM}, n-grams", f"{VLLM}, draft model")
+NO_PEERS = "its environment is not set up: make setup-peers"
+NO_VLLM = "not set up: vLLM reads no such file, and nothing here writes it as bfloat16 for it"
+PLAIN_ROWS = (LLAMACPP, OPENVINO, VLLM)
+OURS = (*LEFT_OUT, *FAR)
+SEED = 1
+ANY_PORT = "127.0.0.1:0"
+# Words of a service that failed, for people.
+MOST_SAID = 300
+# Positions beside prompt and tokens: windows reach beyond the end.
+BEYOND = 64
+ASK_LIMIT_S = 60.0
+
+Prompts = Sequence[Sequence[int]]
+
+
+class RealModels(NamedTuple):
+    """What is served; None for what there is none of, or what `specwire up` takes by itself.
+
+    target, draft: as --target and --draft take them. peer_draft: a GGUF file, of libraries' own drafting.
+    peers: the interpreter of their environment. options: further ones, of every service of ours.
+    """
+
+    target: str
+    draft: str | None = None
+    head: str | None = None
+    table: str | None = None
+    peer_draft: str | None = None
+    peers: Path = Path("none")
+    options: tuple[str, ...] = ()
+
+
+class Memory(NamedTuple):
+    """MiB: in memory now, shares of what several map counted once, and the sum of each process's most."""
+
+    resident: float
+    peak: float
+
+
+@dataclass(frozen=True, slots=True)
+class RealRow:
+    """One way to generate. `ask` yields what all prompts took, begun at once: (prompts, tokens, temperature).
+
+    children: its processes, which may be other rows', too. ready_seconds: from their start to "ready".
+    """
+
+    key: str
+    children: tuple[BenchChild, ...]
+    ready_seconds: float
+    ask: Callable[[Prompts, int, float], Together]
+
+    def memory(self) -> Memory:
+        pids = [pid for child in self.children for pid in (child.pid, *descendants(child.pid))]
+        parts = [(_kib(pid, "smaps_rollup", "Pss"), _kib(pid, "status", "VmHWM")) for pid in pids]
+        return Memory(*(round(sum(column) / 1024, 1) for column in zip(*parts, strict=True)))
+
+
+def _kib(pid: int, file: str, field: str) -> int:
+    """0 of a process that has gone."""
+    found = proc_field(f"/proc/{pid}/{file}", field)
+    return int(found.split()[0]) if found else 0
+
+
+class RealField:
+    """The rows of a piece, ended by `cleanup`. A row that cannot be had is in `failed`, with the reason.
+
+    sessions: at once, at most. longest: tokens of a prompt, and behind it.
+    """
+
+    def __init__(self, models: RealModels, folder: Path, cleanup: ExitStack) -> None:
+        self._models, self._folder, self._cleanup = models, folder, cleanup
+        self._runner = cleanup.enter_context(asyncio.Runner())
+        self.rows: dict[str, RealRow] = {}
+        self.failed: dict[str, str] = {}
+        # Of the service without drafting: where prompts are encoded, and what it says of itself.
+        self.http = ""
+        self.runtimes: dict[str, str] = {}
+
+    def start(self, keys: Sequence[str], sessions: int, longest: int) -> None:
+        """Start these rows; those at a distance share a verifier and a drafter."""
+        for key in keys:
+            if key in LEFT_OUT:
+                self._try([key], partial(self._up, key))
+            elif key in LIBRARIES:
+                self._try([key], partial(self._library, key, sessions, longest))
+            elif key in VLLM_ROWS:
+                self.failed[key] = NO_VLLM
+        if far := [key for key in keys if key in FAR]:
+            self._try(far, lambda: self._apart(far))
+
+    def drop(self, key: str, reason: str) -> None:
+        """Go on without a row; what it shares with others goes on."""
+        row = self.rows.pop(key)
+        self.failed[key] = reason
+        shared = {child for other in self.rows.values() for child in other.children}
+        for child in set(row.children) - shared:
+            child.stop()
+
+    def _try(self, keys: Sequence[str], start: Callable[[], Iterable[RealRow]]) -> None:
+        with ExitStack() as owned:
+            self._owned = owned
+            try:
+                self.rows |= {row.key: row for row in start()}
+            except (BenchError, ModelError, OSError) as error:
+                self.failed |= dict.fromkeys(keys, str(error))
+                return
+            self._cleanup.push(owned.pop_all())
+
+    def _child(self, name: str, words: Sequence[str], only: frozenset[int] = frozenset()) -> tuple[BenchChild, Path]:
+        said = self._folder / f"{name.replace(' ', '-').replace(',', '')}.stderr"
+        with said.open("wb") as errors:
+            child = BenchChild(name, words, errors=errors, cores=only)
+        self._owned.callback(child.stop)
+        return child, said
+
+    def _ready(self, started: tuple[BenchChild, Path], request: dict[str, object] | None = None) -> dict[str, object]:
+        """Its ready line, or its answer to the request; BenchError with its last words."""
+        child, said = started
+        try:
+            return child.answer(LOAD_LIMIT) if request is None else child.ask(request, LOAD_LIMIT)
+        except BenchError as error:
+            words = " ".join(said.read_text(errors="replace").split())[-MOST_SAID:]
+            raise BenchError(f"{error}: {words}" if words and "error" not in str(error) else str(error)) from None
+
+    def _service(self, key: str, *words: str, only: frozenset[int] = frozenset()) -> tuple[BenchChild, Path]:
+        command = (sys.executable, "-m", "deploy", *words, "--listen", ANY_PORT, "--json")
+        return self._child(f"specwire {words[0]} {key}", command, only)
+
+    def _up(self, key: str) -> list[RealRow]:
+        """`specwire up`, with what the row is about and nothing else."""
+        models, own = self._models, list(LEFT_OUT[key])
+        for row, option, value in (
+            (DRAFTER, "--draft", models.draft),
+            (HEAD, "--heads", models.head),
+            (TABLE, "--table", models.table),
+        ):
+            if value is not None and key in (row, DEFAULT):
+                own += [option, value]
+        if key == TABLE and models.table is None:
+            raise BenchError("there is no table (--table)")
+        began = time.monotonic()
+        http = ("--no-ray", "--http", ANY_PORT)
+        started = self._service(key, "up", "--target", models.target, *http, *models.options, *own)
+        ready = self._ready(started)
+        seconds = time.monotonic() - began
+        if key == OFF:
+            self.http = str(ready["http"])
+        return [self._ours(key, (started[0],), seconds, str(ready["address"]))]
+
+    def _ours(self, key: str, children: tuple[BenchChild, ...], seconds: float, address: str) -> RealRow:
+        client = client_of(self._runner, self._cleanup, address)
+        self.runtimes[key] = self._runner.run(client.server_info()).target.runtime
+        drafting = key not in (OFF, FAR_OFF)
+
+        def ask(prompts: Prompts, tokens: int, temperature: float) -> Together:
+            asked = Asked(client, key, drafting, temperature, SEED)
+            took, runs = run_in(self._runner, key, together(asked, prompts, tokens))
+            return Together(took, tuple(runs))
+
+        return RealRow(key, children, seconds, ask)
+
+    def _apart(self, keys: Sequence[str]) -> list[RealRow]:
+        """Target and drafter with a core each, a relay before the drafter; an orchestrator beside the target."""
+        models, mine = self._models, sorted(os.sched_getaffinity(0))
+        if len(mine) < 2:
+            raise BenchError("a drafter with a core of its own needs two cores")
+        if models.draft is None:
+            raise BenchError("there is no drafter (--draft)")
+        target, drafter = frozenset(mine[:1]), frozenset(mine[-1:])
+        began = time.monotonic()
+        verify = self._service("apart", "verify", models.target, "--no-ngram", *models.options, only=target)
+        draft = self._service("apart", "draft", models.draft, *models.options, only=drafter)
+        verifier, drafts = (str(self._ready(each)["address"]) for each in (verify, draft))
+        rows = []
+        for key in keys:
+            dialled, rtt = [], FAR[key]
+            if rtt is not None:
+                link = RelayLink(drafts)
+                self._owned.callback(link.close)
+                link.shape(rtt)
+                dialled = ["--drafter", link.address]
+            place = self._service(key, "orchestrate", "--verifier", verifier, *dialled, only=target)
+            address = str(self._ready(place)["address"])
+            children = (verify[0], place[0], *(() if rtt is None else (draft[0],)))
+            rows.append(self._ours(key, children, time.monotonic() - began, address))
+        return rows
+
+    def _library(self, key: str, sessions: int, longest: int) -> list[RealRow]:
+        library, mode = LIBRARIES[key]
+        models, target = self._models, located(self._models.target)
+        if not target.endswith(GGUF):
+            raise BenchError("it is measured on GGUF files, and the target is none")
+        if not models.peers.exists():
+            raise BenchError(NO_PEERS)
+        if mode == "draft" and models.peer_draft is None:
+            raise BenchError("there is no smaller model for it (--peer-draft)")
+        began = time.monotonic()
+        command = ("env", "CI=true", str(models.peers), "-m", MODULES[library])  # CI: it shall send no statistics
+        started = self._child(key, command)
+        loading = {"do": "load", "model": target, "draft": models.peer_draft, "mode": mode, "threads": cores()}
+        self._ready(started, {**loading, "sessions": sessions, "context": longest + BEYOND})
+        child = started[0]
+
+        def ask(prompts: Prompts, tokens: int, temperature: float) -> Together:
+            request = {"do": "generate", "prompts": [list(each) for each in prompts], "tokens": tokens}
+            answer = child.ask({**request, "temperature": temperature, "seed": SEED}, RUN_LIMIT)
+            return Together(answer["seconds"], tuple(_run(each, tokens, key) for each in answer["runs"]))
+
+        return [RealRow(key, (child,), time.monotonic() - began, ask)]
+
+    def encoded(self, prompts: Sequence[RealPrompt]) -> list[list[int]]:
+        """As the target reads them: a user's turn behind its chat template, if it has one."""
+        found = [self._tokens({"messages": [{"role": "user", "content": each.text}]}) for each in prompts[:1]]
+        if found[0] is None:
+            return [self._tokens({"prompt": each.text}) or [] for each in prompts]
+        return [self._tokens({"messages": [{"role": "user", "content": each.text}]}) or [] for each in prompts]
+
+    def _tokens(self, body: dict[str, object]) -> list[int] | None:
+        """None for messages where there is no template. BenchError for any other refusal."""
+        asked = urllib.request.Request(
+            f"{self.http}/tokenize", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(asked, timeout=ASK_LIMIT_S) as answer:
+                tokens: list[int] = json.loads(answer.read())["tokens"]
+                return tokens
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")
+            if "messages" in body and "template" in said:
+                return None
+            raise BenchError(f"prompts cannot be encoded: {said}") from error
+        except OSError as error:
+            raise BenchError(f"prompts cannot be encoded: {error}") from error
+
+
+def _run(answer: dict[str, object], tokens: int, key: str) -> Run:
+    fields = {**answer, "tokens": exactly(tokens, answer["tokens"], key)}  # type: ignore[arg-type]  # as JSON has it
+    return Run(**fields)  # type: ignore[arg-type]

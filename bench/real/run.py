@@ -1,0 +1,434 @@
+"""Measure models that people run, beside the libraries that they run them with: python -m bench.real.run --help.
+
+A piece is some rows beside each other, off among them. A turn is a prompt, or a group of several sessions at once,
+through all rows of its piece. Each turn is added to a journal of one commit, machine and settings (build/bench-real),
+so a run that was ended goes on with the next turn, and reports what is there at its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import demo_pair
+from bench.batch.rows import Together
+from bench.harness import RESULTS, ROOT, machine
+from bench.harness.entry import located, shown_model, terminable
+from bench.harness.interleave import tracked
+from bench.harness.runs import BenchError, Run
+from bench.heads import sources
+from bench.real import prompts as asked_for
+from bench.real import report, rows
+from bench.real.plot import draw
+from bench.real.prompts import RealPrompt
+from bench.real.rows import RealField, RealModels
+from specwire.core.invalid import InvalidParameter
+from specwire.core.model import GGUF, ModelError
+from specwire.named_models import NAMED, file_of
+from specwire.rpc.process import say
+
+JOURNALS = ROOT / "build" / "bench-real"
+PEERS = ROOT / ".venv" / "peers" / "bin" / "python"
+MODELS = ("smollm2-135m", "qwen2.5-coder-1.5b")
+# What drafts for a model where --draft does not say; the demo pair is for trying the bench itself.
+DRAFTS = {"qwen2.5-coder-1.5b": "smollm2-135m"}
+DEMO = "demo"
+TEMPERATURES = (0.0, 0.8)
+TOKENS, LONG_TOKENS = 96, 256
+MINUTES, SHORT_MINUTES = 85.0, 15.0
+# Of a short run; and of a piece of long texts: one of each task.
+SHORT_PROMPTS, LONG_PROMPTS = 14, 7
+# Groups of a level: their order is drawn again until there are so many.
+LEAST_GROUPS = 6
+WARM_UP, WARM_UP_TOKENS = RealPrompt("warm-up", "Say hello in three languages."), 32
+# Forwards of more rows are of prompts.
+MOST_ROWS = 64
+PARTS = ("forward", "drafted", "choose", "gap", "waited")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows beside each other. tokens, prompts: None for what the run has. short: part of a short run, too."""
+
+    name: str
+    rows: tuple[str, ...]
+    levels: tuple[int, ...] = (1,)
+    tokens: int | None = None
+    prompts: int | None = None
+    short: bool = True
+
+
+PIECES = (
+    Piece("main", (rows.OFF, rows.DEFAULT, rows.LLAMACPP, rows.OPENVINO)),
+    Piece("sources", (rows.OFF, rows.TEXTS, rows.TABLE, rows.HEAD, rows.DRAFTER)),
+    Piece("far", (rows.OFF, *rows.FAR)),
+    Piece("llama.cpp", (rows.OFF, *(key for key in rows.LIBRARIES if key.startswith(f"{rows.LLAMACPP},")))),
+    Piece("openvino", (rows.OFF, *(key for key in rows.LIBRARIES if key.startswith(f"{rows.OPENVINO},")))),
+    Piece("many", (rows.OFF, rows.DEFAULT, rows.LLAMACPP), levels=(4, 16)),
+    Piece("vllm", (rows.OFF, *rows.VLLM_ROWS), short=False),
+    Piece("long", tuple(rows.LEFT_OUT), tokens=LONG_TOKENS, prompts=LONG_PROMPTS, short=False),
+    Piece("far-long", (rows.OFF, *rows.FAR), tokens=LONG_TOKENS, prompts=LONG_PROMPTS, short=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RealSettings:
+    """What to measure of one model. prompts: of the sample, so many; None for all. questions: see `prompts.sample`."""
+
+    name: str
+    models: RealModels
+    pieces: tuple[Piece, ...]
+    questions: Path | None
+    prompts: int | None
+    tokens: int
+    levels: tuple[int, ...]
+    short: bool
+
+    def shown(self) -> dict[str, object]:
+        """What must be the same of all turns in a journal: without where this machine keeps things."""
+        models = {
+            key: shown_model(value) if isinstance(value, str) else value
+            for key, value in self.models._asdict().items()
+            if key != "peers"
+        }
+        return {"model": self.name, **models, "questions": None if self.questions is None else self.questions.name}
+
+
+@dataclass(frozen=True, slots=True)
+class RealTurn:
+    """prompts: by their numbers, at once."""
+
+    piece: str
+    level: int
+    temperature: float
+    tokens: int
+    prompts: tuple[int, ...]
+
+
+def parser() -> argparse.ArgumentParser:
+    line = argparse.ArgumentParser(
+        prog="python -m bench.real.run",
+        description="Measure models that people run, beside the libraries that they run them with.",
+        epilog="Exit code 1: something could not be measured at all. A second run goes on where this one ended.",
+    )
+    add = line.add_argument
+    own = f"names (default: {' '.join(MODELS)}); {DEMO} is the included pair, to try this bench"
+    add("models", nargs="*", metavar="MODEL", help=own)
+    add("--target", metavar="MODEL", help="serve this under the only name that is given")
+    add("--draft", metavar="MODEL", help="drafter (default: the target's own; smollm2-135m for Qwen)")
+    add("--head", metavar="DIR", help="of the row head, and of default (default: what specwire up takes)")
+    add("--table", metavar="FILE", help="of the row table, and of default (default: no row table)")
+    add("--peer-draft", metavar="FILE", help="GGUF file that libraries draft with (default: the drafter, if it is one)")
+    add("--peers", type=Path, default=PEERS, metavar="PYTHON", help="has the libraries (default: make setup-peers')")
+    add("--questions", type=Path, metavar="FILE", help="Spec-Bench's (default: ../shared/data/spec_bench, if there)")
+    add("--pieces", default="", metavar="NAME,NAME", help=f"of {', '.join(each.name for each in PIECES)}")
+    add("--prompts", type=int, metavar="N", help="the first of the sample (default: all)")
+    add("--tokens", type=int, default=TOKENS, metavar="N", help="new tokens for each (default: %(default)s)")
+    add("--sessions", default="4,16", metavar="N,N", help="at once, of the piece many (default: %(default)s)")
+    add("--minutes", type=float, metavar="M", help=f"stop after so long (default: {MINUTES:g})")
+    add("--short", action="store_true", help=f"{SHORT_MINUTES:g} minutes for all pieces: fewer prompts and sessions")
+    add("--option", action="append", default=[], metavar="WORD", help="further option of our services; may be repeated")
+    add("--out", type=Path, metavar="DIR", help="of results (default: bench/results; of a short run build/bench-real)")
+    return line
+
+
+def settings_of(args: argparse.Namespace) -> list[RealSettings]:
+    """InvalidParameter names what is wrong."""
+    for name, value in (("tokens", args.tokens), ("prompts", args.prompts), ("minutes", args.minutes)):
+        if value is not None and value < 1:
+            raise InvalidParameter(name, f"must be at least 1, not {value:g}")
+    names = tuple(args.models) or MODELS
+    if args.target is not None and len(names) != 1:
+        raise InvalidParameter("target", "is of one MODEL, whose name must be given")
+    known = {piece.name: piece for piece in PIECES if piece.short or not args.short}
+    asked = [name for name in args.pieces.split(",") if name] or list(known)
+    if wrong := [name for name in asked if name not in known]:
+        raise InvalidParameter("pieces", f"there is no piece {wrong[0]!r}, only {', '.join(known)}")
+    levels = _levels(args.sessions)
+    if args.short:
+        levels = levels[:1]
+    prompts = args.prompts or (SHORT_PROMPTS if args.short else None)
+    return [
+        RealSettings(
+            name,
+            _models(name, args),
+            tuple(known[piece] for piece in asked),
+            args.questions,
+            prompts,
+            args.tokens,
+            levels,
+            args.short,
+        )
+        for name in names
+    ]
+
+
+def _levels(text: str) -> tuple[int, ...]:
+    try:
+        levels = tuple(int(each) for each in text.split(","))
+    except ValueError:
+        levels = ()
+    if not levels or min(levels) < 1:
+        raise InvalidParameter("sessions", f"must be numbers from 1, not {text!r}")
+    return levels
+
+
+def _models(name: str, args: argparse.Namespace) -> RealModels:
+    if name not in NAMED and name != DEMO and args.target is None:
+        raise InvalidParameter(
+            "models", f"there is no {name!r}, only {', '.join((*MODELS, DEMO))}, or say its --target"
+        )
+    target, draft, head = args.target or name, args.draft or DRAFTS.get(name), args.head
+    if name == DEMO and args.target is None:
+        target, draft, head = str(demo_pair.TARGET), draft or str(demo_pair.DRAFT), head or str(demo_pair.HEAD)
+    peer_draft = args.peer_draft
+    if peer_draft is None and draft is not None:
+        file = str(file_of(draft)) if draft in NAMED else draft
+        peer_draft = file if file.endswith(GGUF) else None
+    draft, head, table, peer_draft = (value and located(value) for value in (draft, head, args.table, peer_draft))
+    return RealModels(located(target), draft, head, table, peer_draft, args.peers.absolute(), tuple(args.option))
+
+
+class Journal:
+    """Lines of JSON: first who measured what, then what was found. Of a line that was cut off nothing is kept."""
+
+    def __init__(self, path: Path, head: Mapping[str, object]) -> None:
+        """BenchError where what is there was measured elsewhere, or otherwise."""
+        self.path, self.lines = path, []
+        head = json.loads(json.dumps(head))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            self.lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+            path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+        if not self.lines:
+            self.add({"head": head})
+        elif self.lines[0]["head"] != head:
+            before = self.lines[0]["head"]
+            other = ", ".join(key for key in head if before.get(key) != head[key])
+            raise BenchError(f"{path.name} in {path.parent.name} is of another {other}: move it away to begin anew")
+
+    def add(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def of(self, key: str) -> list[dict[str, Any]]:
+        """The lines of a kind, in their order: each has its kind's name as a key."""
+        return [line for line in self.lines if key in line]
+
+
+def journal_of(settings: RealSettings) -> Journal:
+    made = machine.describe()
+    made.pop("load_average")
+    commit = machine.commit() or "unknown"
+    name = f"{settings.name}{'-short' if settings.short else ''}-{commit[:12]}{'+' if commit.endswith('+') else ''}"
+    return Journal(JOURNALS / f"{name}.jsonl", {"commit": commit, "machine": made, "arguments": settings.shown()})
+
+
+def turns_of(piece: Piece, settings: RealSettings, prompts: int) -> list[RealTurn]:
+    """Both temperatures of a group behind each other, so that a piece that ends early has them alike."""
+    count = min(prompts, piece.prompts or prompts)
+    levels = piece.levels if piece.levels == (1,) else settings.levels
+    return [
+        RealTurn(piece.name, level, temperature, piece.tokens or settings.tokens, group)
+        for level in levels
+        for group in groups(level, count)
+        for temperature in TEMPERATURES
+    ]
+
+
+def groups(level: int, prompts: int) -> list[tuple[int, ...]]:
+    """Prompts that are asked at once; none where there are too few."""
+    if level == 1:
+        return [(prompt,) for prompt in range(prompts)]
+    if prompts < level:
+        return []
+    found: list[tuple[int, ...]] = []
+    chance = random.Random(asked_for.SEED)
+    order = list(range(prompts))
+    while len(found) < LEAST_GROUPS:
+        found += [tuple(order[at : at + level]) for at in range(0, prompts - level + 1, level)]
+        chance.shuffle(order)
+    return found
+
+
+def measure(settings: RealSettings, journal: Journal, until: float) -> None:
+    """Go on with the journal until it is whole, or time is over. Raises BenchError."""
+    found, notes = asked_for.sample(settings.questions, packages_of(settings.models.peers))
+    found = found[: settings.prompts]
+    if not journal.of("tasks"):
+        journal.add({"tasks": [each.task for each in found]})
+    for note in notes:
+        if note not in (line["note"] for line in journal.of("note")):
+            journal.add({"note": note})
+    for number, piece in enumerate(settings.pieces):
+        left = until - time.monotonic()
+        # A short run has some of each piece; a whole one may go on another time.
+        share = left / (len(settings.pieces) - number) if settings.short else left
+        if share > 0:
+            _piece(piece, settings, journal, found, time.monotonic() + share)
+
+
+def packages_of(python: Path) -> list[Path]:
+    """The package folders of an environment."""
+    return sorted((python.parent.parent / "lib").glob("python*/site-packages"))
+
+
+def _piece(piece: Piece, settings: RealSettings, journal: Journal, found: Sequence[RealPrompt], until: float) -> None:
+    done = {_turn_of(line) for line in journal.of("turn")}
+    left = [turn for turn in turns_of(piece, settings, len(found)) if turn not in done]
+    if not left:
+        return
+    say(f"bench: {settings.name}, {piece.name}: {len(left)} turns left")
+    with ExitStack() as cleanup:
+        folder = Path(cleanup.enter_context(TemporaryDirectory(prefix="specwire-real-")))
+        field = RealField(settings.models, folder, cleanup)
+        field.start((rows.OFF,), 1, 0)
+        if rows.OFF not in field.rows:
+            journal.add({"failed": {rows.OFF: field.failed[rows.OFF]}, "piece": piece.name})
+            say(f"bench: {piece.name} is left out, without {rows.OFF}: {field.failed[rows.OFF]}")
+            return
+        texts = field.encoded([*found, WARM_UP])
+        longest = max(map(len, texts)) + max(turn.tokens for turn in left)
+        field.start([key for key in piece.rows if key != rows.OFF], max(turn.level for turn in left), longest)
+        _turns(field, left, texts, journal, until)
+        for key, row in field.rows.items():
+            facts = {"ready_seconds": round(row.ready_seconds, 2), **row.memory()._asdict()}
+            journal.add({"facts": {**facts, "runtime": field.runtimes.get(key, "")}, "row": key, "piece": piece.name})
+        if field.failed:
+            journal.add({"failed": field.failed, "piece": piece.name})
+
+
+def _turns(
+    field: RealField, left: Sequence[RealTurn], texts: Sequence[Sequence[int]], journal: Journal, until: float
+) -> None:
+    """Each turn through all rows, which rotate; a row that fails is left out from then on."""
+    for temperature in TEMPERATURES:
+        for key in list(field.rows):
+            _ask(field, key, texts[-1:], WARM_UP_TOKENS, temperature)
+    for number, turn in enumerate(tracked(left, len(left), left[0].piece)):
+        if time.monotonic() > until or rows.OFF not in field.rows:
+            return
+        keys = list(field.rows)
+        keys = keys[number % len(keys) :] + keys[: number % len(keys)]
+        took = {
+            key: packed(together)
+            for key in keys
+            if (together := _ask(field, key, [texts[at] for at in turn.prompts], turn.tokens, turn.temperature))
+        }
+        journal.add({"turn": asdict(turn), "rows": took})
+
+
+def _ask(
+    field: RealField, key: str, prompts: Sequence[Sequence[int]], tokens: int, temperature: float
+) -> Together | None:
+    try:
+        # A library that has one session at a time is not asked for several.
+        return field.rows[key].ask(prompts, tokens, temperature)
+    except BenchError as error:
+        say(f"bench: {key} is left out from here: {error}")
+        field.drop(key, str(error))
+        return None
+
+
+def _turn_of(line: Mapping[str, Any]) -> RealTurn:
+    fields = line["turn"]
+    return RealTurn(**{**fields, "prompts": tuple(fields["prompts"])})
+
+
+def packed(together: Together) -> dict[str, object]:
+    return {"seconds": round(together.seconds, 5), "runs": [_packed(run) for run in together.runs]}
+
+
+def _packed(run: Run) -> dict[str, object]:
+    """What figures are made of; the text as a number that tells whether two are equal."""
+    found: dict[str, object] = {
+        "tokens": len(run.tokens),
+        "seconds": round(run.seconds, 5),
+        "first": round(run.first_token_seconds, 5),
+        "forwards": run.forwards,
+        "text": zlib.crc32(",".join(map(str, run.tokens)).encode()),
+    }
+    if run.stats is None:
+        return {**found, "tested": run.tested or 0, "accepted": run.accepted or 0}
+    steps = {one.timings.step.number: one.timings.step for one in run.arrivals if one.timings is not None}
+    decoding = [step for step in steps.values() if 0 < step.rows <= MOST_ROWS]
+    v = {
+        width: [step.forward_us for step in decoding if step.rows == width]
+        for width in sorted({step.rows for step in decoding})
+    }
+    return {
+        **found,
+        "tested": run.stats.tested,
+        "accepted": run.stats.accepted,
+        "tested_at": list(run.stats.tested_at),
+        "accepted_at": list(run.stats.accepted_at),
+        "sources": sources([run.stats]),
+        "plan": run.plan,
+        "v": {width: [len(times), round(statistics.median(times))] for width, times in v.items()},
+        "parts": {name: sum(getattr(step, f"{name}_us") for step in decoding) for name in PARTS},
+        "steps": len(decoding),
+    }
+
+
+def tell(settings: RealSettings, journal: Journal, out: Path) -> bool:
+    """Write and print what the journal has; False where it has no turn."""
+    if not journal.of("turn"):
+        say(f"bench: {settings.name}: nothing was measured")
+        for line in journal.of("failed"):
+            say(f"bench: {line['piece']}: {line['failed']}")
+        return False
+    found = report.results_of(settings.name, journal.lines)
+    path = out / f"real_{settings.name}.json"
+    report.write(found, journal.lines, path)
+    draw(found, path.with_suffix(".png"))
+    print(report.report(found))
+    say(f"written to {path}")
+    return True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        asked = settings_of(args)
+        out = args.out or (JOURNALS if args.short else RESULTS)
+        out.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
+        say(f"bench: error: {error}")
+        return 2
+    until = time.monotonic() + 60 * (args.minutes or (SHORT_MINUTES if args.short else MINUTES))
+    became = 0
+    for number, settings in enumerate(asked):
+        try:
+            journal = journal_of(settings)
+            share = until if not args.short else time.monotonic() + (until - time.monotonic()) / (len(asked) - number)
+            with terminable():
+                measure(settings, journal, share)
+        except (BenchError, InvalidParameter, ModelError) as error:
+            say(f"bench: error: {settings.name}: {error}")
+            became = 1
+            continue
+        except KeyboardInterrupt:
+            say("bench: what was measured is kept; the same command goes on with it")
+            return 128 + signal.SIGINT
+        became |= not tell(settings, journal, out)
+    return became
+
+
+if __name__ == "__main__":
+    # Threads of numeric libraries in this process would only disturb those that are measured.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""The command line, the pieces' turns, and the journal by which a run goes on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from bench.batch.rows import Together
+from bench.harness import machine
+from bench.harness.child import BenchChild
+from bench.harness.runs import BenchError, Run
+from bench.real import rows, run
+from bench.real.rows import FAR_20, LLAMACPP, OFF, RealRow
+from bench.real.run import DEMO, MODELS, PIECES, Journal, Piece, RealTurn, groups, parser, settings_of, turns_of
+from specwire.core.invalid import InvalidParameter
+
+MAIN = Piece("main", (OFF, LLAMACPP))
+
+
+def asked(*words: str) -> argparse.Namespace:
+    return parser().parse_args([*words])
+
+
+def test_usual_settings_are_both_models_and_all_pieces() -> None:
+    first, second = settings_of(asked())
+    assert (first.name, second.name) == MODELS
+    assert first.pieces == PIECES
+    assert (first.models.target, first.models.draft) == ("smollm2-135m", None)
+    assert second.models.draft == "smollm2-135m"
+    assert str(second.models.peer_draft).endswith("build/models/smollm2-135m.gguf")
+    assert all(piece.rows[0] == OFF for piece in PIECES)
+
+
+def test_a_short_run_has_fewer_prompts_and_no_long_pieces() -> None:
+    (short,) = settings_of(asked("smollm2-135m", "--short"))
+    assert (short.prompts, short.levels) == (run.SHORT_PROMPTS, (4,))
+    assert "long" not in [piece.name for piece in short.pieces]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--tokens", "0"], "tokens"),
+        (["--sessions", "4,x"], "sessions"),
+        (["--pieces", "main,best"], "pieces.*'best'"),
+        (["llama"], "models.*'llama'"),
+        (["--target", "here"], "target"),
+    ],
+)
+def test_what_is_wrong_is_named(words: Sequence[str], told: str) -> None:
+    with pytest.raises(InvalidParameter, match=told):
+        settings_of(asked(*words))
+
+
+def test_a_turn_is_a_prompt_at_both_temperatures() -> None:
+    (settings,) = settings_of(asked(DEMO))
+    turns = turns_of(MAIN, settings, 3)
+    assert turns[:2] == [RealTurn("main", 1, 0.0, 96, (0,)), RealTurn("main", 1, 0.8, 96, (0,))]
+    assert len(turns) == 6
+    long = turns_of(Piece("long", (OFF,), tokens=256, prompts=2), settings, 3)
+    assert [(turn.tokens, turn.prompts) for turn in long] == [(256, (0,)), (256, (0,)), (256, (1,)), (256, (1,))]
+    many = turns_of(Piece("many", (OFF,), levels=(4, 16)), settings, 12)
+    assert {turn.level for turn in many} == {4}
+
+
+def test_groups_are_of_different_prompts_and_many_enough() -> None:
+    found = groups(16, 40)
+    assert len(found) == run.LEAST_GROUPS
+    assert all(len(set(group)) == 16 for group in found)
+    assert len(set(found)) == len(found)
+
+
+def test_a_journal_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, {"commit": "c0ffee", "machine": {"cores": 2}})
+    journal.add({"note": "one"})
+    path.write_text(path.read_text() + '{"turn": {"piece": "ma')
+    again = Journal(path, {"commit": "c0ffee", "machine": {"cores": 2}})
+    assert [line["note"] for line in again.of("note")] == ["one"]
+    again.add({"note": "two"})
+    assert len(Journal(path, {"commit": "c0ffee", "machine": {"cores": 2}}).lines) == 3
+    with pytest.raises(BenchError, match="is of another machine"):
+        Journal(path, {"commit": "c0ffee", "machine": {"cores": 4}})
+
+
+class MadeField:
+    """Two rows that answer at once; the library fails at its third text, and one at a distance is not there."""
+
+    def __init__(self, *_: object) -> None:
+        self.rows: dict[str, RealRow] = {}
+        self.failed: dict[str, str] = {}
+        self.runtimes: dict[str, str] = {}
+        self.asked = 0
+
+    def start(self, keys: Sequence[str], sessions: int, longest: int) -> None:
+        for key in keys:
+            if key == FAR_20:
+                self.failed[key] = "it needs two cores"
+            else:
+                self.rows[key] = RealRow(key, (), 1.0, self.library if key == LLAMACPP else self.ours)
+
+    def encoded(self, prompts: Sequence[object]) -> list[list[int]]:
+        return [[1, 2, 3] for _ in prompts]
+
+    def ours(self, prompts: Sequence[Sequence[int]], tokens: int, temperature: float) -> Together:
+        return Together(1.0, tuple(Run((5,) * tokens, 1.0, 0.1, tokens) for _ in prompts))
+
+    def library(self, prompts: Sequence[Sequence[int]], tokens: int, temperature: float) -> Together:
+        self.asked += 1
+        if self.asked > 2 + 2:  # two texts warm it up
+            raise BenchError("it ended")
+        return self.ours(prompts, tokens, temperature)
+
+    def drop(self, key: str, reason: str) -> None:
+        del self.rows[key]
+        self.failed[key] = reason
+
+
+def test_a_row_that_fails_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run, "RealField", MadeField)
+    monkeypatch.setattr(RealRow, "memory", lambda self: rows.Memory(1.0, 2.0))
+    monkeypatch.setattr(run, "JOURNALS", tmp_path)
+    monkeypatch.setattr(machine, "commit", lambda: "c0ffee")
+    monkeypatch.setattr(run, "PIECES", (Piece("main", (OFF, LLAMACPP, FAR_20)),))
+    words = [DEMO, "--prompts", "2", "--tokens", "8", "--out", str(tmp_path)]
+
+    assert run.main(words) == 0
+
+    found = json.loads((tmp_path / "real_demo.json").read_text())
+    assert [sorted(turn["rows"]) for turn in found["raw"]] == [[LLAMACPP, OFF]] * 2 + [[OFF]] * 2
+    assert {each["row"]: each["why"] for each in found["failed"]} == {
+        LLAMACPP: "it ended",
+        FAR_20: "it needs two cores",
+    }
+    # What is whole is not measured again.
+    monkeypatch.setattr(MadeField, "start", lambda *_: pytest.fail("nothing is left to measure"))
+    assert run.main(words) == 0
+
+
+class MadeChild(BenchChild):
+    """Runs nothing; `pid` is somebody else's."""
+
+    def __init__(self, pid: int = 0) -> None:
+        self.stopped, self._made = False, pid
+
+    @property
+    def pid(self) -> int:
+        return self._made
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def row_of(key: str, *children: BenchChild) -> RealRow:
+    return RealRow(key, children, 0.0, MadeField().ours)
+
+
+def test_a_row_that_ends_by_itself_does_not_end_what_it_shares(tmp_path: Path) -> None:
+    shared, own = MadeChild(), MadeChild()
+    with ExitStack() as cleanup:
+        field = rows.RealField(rows.RealModels("target"), tmp_path, cleanup)
+        field.rows = {"one": row_of("one", shared, own), "other": row_of("other", shared)}
+        field.drop("one", "it ended")
+        assert (shared.stopped, own.stopped) == (False, True)
+        assert (list(field.rows), field.failed) == (["other"], {"one": "it ended"})
+
+
+def test_a_service_that_ends_is_told_by_its_last_words(tmp_path: Path) -> None:
+    with ExitStack() as cleanup:
+        models = rows.RealModels(str(tmp_path / "nothing"), options=("--runtime", "torch"))
+        field = rows.RealField(models, tmp_path, cleanup)
+        field.start((OFF, rows.TABLE, FAR_20, LLAMACPP, rows.VLLM), 1, 100)
+        assert field.rows == {}
+    assert str(tmp_path / "nothing") in field.failed[OFF]
+    assert field.failed[rows.TABLE] == "there is no table (--table)"
+    assert field.failed[LLAMACPP] == "it is measured on GGUF files, and the target is none"
+    assert field.failed.keys() == {OFF, rows.TABLE, FAR_20, LLAMACPP, rows.VLLM}
+
+
+def test_memory_counts_a_process_and_what_is_below_it() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; x = b'a' * (50 << 20); print(flush=True); time.sleep(60)"],
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            found = row_of("one", MadeChild(process.pid)).memory()
+        finally:
+            process.kill()
+    assert 50 < found.resident < 120
+    assert found.peak > 50
