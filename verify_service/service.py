@@ -194,6 +194,14 @@ def check_vocabulary(theirs: str, ours: str) -> None:
         )
 
 
+async def _scores(done: asyncio.Future[list[TokenScore] | Refusal]) -> list[TokenScore]:
+    """Raises StatusError where the engine refuses."""
+    result = await done
+    if isinstance(result, Refusal):
+        raise StatusError(code_of(result.code), result.message, result.retry_ms / 1000 or None)
+    return result
+
+
 def check_tokens(tokens: Sequence[int], vocabulary: int, least: int, most: int) -> None:
     if not least <= len(tokens) <= most:
         raise InvalidParameter("tokens", f"must be from {least} to {most} tokens, not {len(tokens)}")
@@ -472,7 +480,15 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         for other in request.others:
             check_tokens(other.tokens, self._info.vocabulary, 1, self._info.context - request.from_position)
         tenant, began_s = self._whose(context), time.monotonic()
-        scores = await self._score(request, tenant)
+        scoring, done = self._scoring(request, tenant)
+        self._thread.send(scoring)
+        try:
+            scores = await _scores(done)
+        except asyncio.CancelledError:  # its caller has left: no further chunk is computed
+            scoring.cancelled = True
+            if self._usage is not None and scoring.fed:
+                self._usage.left(request, tenant, scoring.fed, time.monotonic() - began_s)
+            raise
         if self._usage is not None:
             await self._usage.scored(request, tenant, len(scores), time.monotonic() - began_s)
         told = scores if request.HasField("top") else []
@@ -486,7 +502,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         """The tenant; "" where there are none."""
         return "" if self._tenant is None else self._tenant(context)
 
-    async def _score(self, request: verify_pb2.ScoreRequest, tenant: str) -> list[TokenScore]:
+    def _scoring(
+        self, request: verify_pb2.ScoreRequest, tenant: str
+    ) -> tuple[Scoring, asyncio.Future[list[TokenScore] | Refusal]]:
+        """What the engine is asked, and its answer."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[list[TokenScore] | Refusal] = loop.create_future()
 
@@ -499,15 +518,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
         others = tuple(tuple(other.tokens) for other in request.others)
         tokens = tuple(request.tokens)
-        scoring = Scoring(tokens, request.from_position, reply, request.top, others=others, tenant=tenant)
-        self._thread.send(scoring)
-        try:
-            result = await done
-        finally:
-            scoring.cancelled = True
-        if isinstance(result, Refusal):
-            raise StatusError(code_of(result.code), result.message, result.retry_ms / 1000 or None)
-        return result
+        return Scoring(tokens, request.from_position, reply, request.top, others=others, tenant=tenant), done
 
     async def Connect(self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], context: ConnectContext) -> None:
         if self._draining:

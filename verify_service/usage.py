@@ -48,7 +48,7 @@ MOST_WAITING = 100_000
 # Hexadecimal digits by which a session is told. Its id itself is the right to read it.
 SHOWN_DIGITS = 32
 RUNNING, CLOSED, LINK_LOST, REFUSED, REOPENED = "running", "closed", "link lost", "refused", "opened anew"
-SCORED = "scored"
+SCORED, LEFT = "scored", "score left"
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
@@ -195,10 +195,23 @@ class UsageLog:
 
     async def scored(self, request: verify_pb2.ScoreRequest, tenant: str, scored: int, seconds: float) -> None:
         """A call's texts have their scores, `seconds` after it came. Returns once the record is written, or late."""
-        others = [len(other.tokens) for other in request.others]
-        tokens = len(request.tokens) + sum(others)
-        longest = max(len(request.tokens), *(request.from_position + length for length in others), 0)
-        name, now = _name_of(request, tenant) if request.score_id else next(self._names), time.time()
+        name = _name_of(request, tenant) if request.score_id else next(self._names)
+        self._keep_score(request, tenant, name, _length_of(request) - 1, seconds, SCORED, scored)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WRITTEN_WITHIN_S):
+                await self.write(running=False)
+
+    def left(self, request: verify_pb2.ScoreRequest, tenant: str, fed: int, seconds: float) -> None:
+        """A call's caller left before its end, `seconds` after it came, when so many tokens were computed.
+
+        It is a stay of its own: whoever asks again has them computed again.
+        """
+        self._keep_score(request, tenant, next(self._names), fed, seconds, LEFT, 0)
+
+    def _keep_score(
+        self, request: verify_pb2.ScoreRequest, tenant: str, name: str, fed: int, seconds: float, why: str, scored: int
+    ) -> None:
+        tokens, now = _length_of(request), time.time()
         self._keep(
             UsageRecord(
                 name,
@@ -208,18 +221,15 @@ class UsageLog:
                 tokens,
                 tokens,
                 tokens,
-                tokens - 1,  # the row of a text's last token is not needed
+                fed,
                 0,
-                round(longest * self._position_bytes * seconds, 3),
+                round(_longest_of(request) * self._position_bytes * seconds, 3),
                 round(now - seconds, 3),
                 round(now, 3),
-                SCORED,
+                why,
                 scored,
             )
         )
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WRITTEN_WITHIN_S):
-                await self.write(running=False)
 
     async def write(self, running: bool = True) -> None:
         """Append what is over, and how far running stays are. A file that cannot be written is told of once."""
@@ -282,6 +292,17 @@ class UsageLog:
             round(time.time(), 3),
             why,
         )
+
+
+def _length_of(request: verify_pb2.ScoreRequest) -> int:
+    """Of all texts. The row of the last token of one is not needed."""
+    return len(request.tokens) + sum(len(other.tokens) for other in request.others)
+
+
+def _longest_of(request: verify_pb2.ScoreRequest) -> int:
+    """Of its texts, each behind what they have in common."""
+    others = (request.from_position + len(other.tokens) for other in request.others)
+    return max(len(request.tokens), *others, 0)
 
 
 def _name_of(request: verify_pb2.ScoreRequest, tenant: str) -> str:

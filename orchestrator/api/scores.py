@@ -19,7 +19,7 @@ from orchestrator.api.requests import checked_request_id, encoded, record_of
 from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import SessionRecord
-from specwire.core.invalid import MOST_SCORED, ContextExceeded, InvalidParameter
+from specwire.core.invalid import MOST_SCORED, MOST_SCORED_PARTS, ContextExceeded, InvalidParameter
 from specwire.rpc import convert
 from specwire.rpc.channel import Backoff
 from specwire.rpc.errors import RETRY_AFTER, StatusError
@@ -28,6 +28,8 @@ from specwire.v1 import generation_pb2 as pb
 
 # Worth asking again, or elsewhere: all slots are taken; the link was lost, or the verifier stops.
 WORTH_REPEATING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+# Of a continuation, encoded one behind the other: a few ms.
+PARTS_AT_ONCE = 64
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.02, RETRY_AFTER
 SCORE_ID_BYTES = 16
 MISCOUNTED = "the verifier told another number of log-probabilities"
@@ -112,16 +114,21 @@ class PromptScorer:
     async def _admitted(
         self, record: SessionRecord, target: Target, asked: verify_pb2.ScoreRequest | None, time_left: float | None
     ) -> verify_pb2.ScoreResponse:
-        """The answer to `asked`, nothing for None, with the record's prompt charged to its tenant."""
+        """The answer to `asked`, nothing for None, with the record's prompt charged to its tenant.
+
+        It is charged from the beginning, and stays so if its caller leaves: a verifier computes it by then. What none
+        computed is given back.
+        """
         await self._orchestrator.admit(record)
-        used = 0
+        used = len(record.prompt)
         try:
             async with asyncio.timeout(time_left):
-                scored = verify_pb2.ScoreResponse() if asked is None else await self._ask(asked, target)
-            used = len(record.prompt)
-            return scored
+                return verify_pb2.ScoreResponse() if asked is None else await self._ask(asked, target)
         except TimeoutError:
             raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request's timeout has passed") from None
+        except StatusError:
+            used = 0
+            raise
         finally:
             self._orchestrator.dismiss(record, used)
 
@@ -170,6 +177,9 @@ async def _texts_of(request: pb.ScoreTextRequest, target: Target) -> tuple[list[
     if not 1 <= len(request.continuations) <= MOST_SCORED:
         message = f"must be from 1 to {MOST_SCORED}, not {len(request.continuations)}"
         raise InvalidParameter("continuations", message)
+    count = sum(len(text.parts) for text in request.continuations)
+    if count > MOST_SCORED_PARTS:
+        raise InvalidParameter("continuations", f"at most {MOST_SCORED_PARTS} parts in all are allowed, not {count}")
     prefix = await _part_tokens(request.prefix, "prefix", target)
     texts = []
     for number, text in enumerate(request.continuations):
@@ -177,7 +187,11 @@ async def _texts_of(request: pb.ScoreTextRequest, target: Target) -> tuple[list[
         convert.check_known(text, field)
         if not text.parts:
             raise InvalidParameter(f"{field}.parts", "must not be empty")
-        parts = [await _part_tokens(part, f"{field}.parts[{index}]", target) for index, part in enumerate(text.parts)]
+        parts = []
+        for index, part in enumerate(text.parts):
+            if index % PARTS_AT_ONCE == PARTS_AT_ONCE - 1:
+                await asyncio.sleep(0)  # others of the event loop feel many short ones as they feel a long one
+            parts.append(await _part_tokens(part, f"{field}.parts[{index}]", target))
         texts.append(parts)
     return prefix, texts
 

@@ -7,15 +7,14 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, NoReturn
 
-from specwire.core.invalid import InvalidParameter
+from specwire.core.invalid import MOST_PARTS, InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What values of one request may come to.
 
-# Most strings, lists and objects of one body, because each takes many times its bytes (the longest accepted chat has
-# some ten for each message; token ids are numbers); and how deep they may be nested.
-MOST_PARTS = 65_536
+# How deep lists and objects may be nested. Of how many there are, the longest accepted chat has some ten for each
+# message; token ids are numbers.
 MOST_DEPTH = 128
 STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 NO_BRACKETS = bytes(byte for byte in range(256) if byte not in STEPS)

@@ -24,10 +24,14 @@ def take_messages(fields: Fields, bounds: JsonBounds | None = None) -> list[Chat
     value = fields.take("messages")
     if not isinstance(value, list) or not value:
         raise InvalidParameter("messages", "must be a list of at least one message")
-    if len(value) > MOST_MESSAGES:
-        raise InvalidParameter("messages", f"at most {MOST_MESSAGES} are allowed, not {len(value)}")
+    check_count("messages", len(value), MOST_MESSAGES)
     bounds = bounds or JsonBounds()
     return [_message(f"messages[{index}]", each, bounds) for index, each in enumerate(value)]
+
+
+def check_count(field: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidParameter(field, f"at most {most} are allowed, not {count}")
 
 
 def _message(name: str, value: object, bounds: JsonBounds) -> ChatMessage:

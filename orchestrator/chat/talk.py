@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from orchestrator.chat.fields import Fields, JsonBounds, made_constraint, shown
-from orchestrator.chat.messages import take_messages
+from orchestrator.chat.messages import check_count, take_messages
 from orchestrator.chat.templates import ChatMessage
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
@@ -69,8 +69,7 @@ def take_tools(fields: Fields) -> ToolUse:
         if choice not in (None, NONE, AUTO):
             raise InvalidParameter("tool_choice", f"{shown(choice)} needs tools")
         return ToolUse()
-    if len(value) > MOST_TOOLS:
-        raise InvalidParameter("tools", f"at most {MOST_TOOLS} are allowed, not {len(value)}")
+    check_count("tools", len(value), MOST_TOOLS)
     functions = {}
     for index, each in enumerate(value):
         function = _function(f"tools[{index}]", each)

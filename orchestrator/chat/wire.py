@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from orchestrator.chat.fields import Fields, JsonBounds, no_number, shown
-from orchestrator.chat.talk import Talk, take_talk
+from orchestrator.chat.messages import MOST_MESSAGES, check_count
+from orchestrator.chat.talk import MOST_TOOLS, Talk, take_talk
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.convert import check_known
 from specwire.v1 import generation_pb2 as pb
@@ -24,6 +25,8 @@ CHOICES = {
 def talk_of(chat: pb.Chat) -> Talk:
     """InvalidParameter names the field."""
     check_known(chat, "chat")
+    check_count("messages", len(chat.messages), MOST_MESSAGES)
+    check_count("tools", len(chat.tools), MOST_TOOLS)
     values = JsonValues()
     body = {
         "messages": [_message(f"messages[{index}]", each) for index, each in enumerate(chat.messages)],

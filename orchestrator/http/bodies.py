@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
-from orchestrator.chat.fields import MOST_DEPTH, MOST_PARTS, JsonBounds, no_number
+from orchestrator.chat.fields import MOST_DEPTH, JsonBounds, no_number
 from orchestrator.http.errors import INVALID, Failure
-from specwire.core.invalid import InvalidParameter
+from specwire.core.invalid import MOST_PARTS, InvalidParameter
 
 # For all fields but the prompt, and for each token of a context: a token is some four characters or a number, and JSON
 # may spell a character in six bytes.

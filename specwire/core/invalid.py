@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+# Most parts of one request, in JSON or in a message: strings, lists, objects, fields. Each takes many times its bytes.
+MOST_PARTS = 65_536
+# Most numbers in lists of one message.
+MOST_NUMBERS = 1 << 21
 # Most continuations of one text that a call may have scored.
 MOST_SCORED = 64
+# Most parts that these have in all.
+MOST_SCORED_PARTS = 4096
 # Most references of a request, and the most tokens of all of them.
 MOST_REFERENCES = 64
 MOST_REFERENCE_TOKENS = 1 << 20

@@ -10,6 +10,7 @@ anything else           logged with its traceback; the caller gets INTERNAL and 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,11 +21,13 @@ from typing import Any, NoReturn, Self, TypeAlias, cast
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from specwire.core.invalid import InvalidParameter
+from specwire.rpc.decoding import NO_MESSAGE, SMALL_BYTES, Deserialize, decoded, request_type
 
 # ----------------------------------------------------------------------------------------------------------------------
 # When to ask again: google.rpc.RetryInfo in a status, where clients of gRPC in any language look for it.
@@ -73,8 +76,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # a string: not generic at run time
 Behaviour = Callable[[Any, Context], Any]
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]"
-Deserialize = Callable[[bytes], object]
-Received = Callable[[Any], object]
+Received = Callable[[Any], Awaitable[object]]
 
 
 class StatusError(Exception):
@@ -124,10 +126,11 @@ class ErrorPolicy(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not 
             return handler
         kind = kind_of(handler)
         guard = _guard_generator if inspect.isasyncgenfunction(getattr(handler, kind)) else _guard_coroutine
-        received = _Received if handler.request_streaming else _readable
+        received = _streamed if handler.request_streaming else _readable
         wrapped = guard(getattr(handler, kind), handler_call_details.method, received)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        result: Handler = make(wrapped, _decoding(handler.request_deserializer), handler.response_serializer)
+        decode = _decoding(handler.request_deserializer, request_type(handler_call_details.method))
+        result: Handler = make(wrapped, decode, handler.response_serializer)
         return result
 
 
@@ -144,25 +147,40 @@ class _Unreadable:
     error: Exception
 
 
-def _decoding(deserialize: Deserialize | None) -> Deserialize | None:
+@dataclass(frozen=True, slots=True)
+class _Undecoded:
+    """Stands for a large message, which gRPC would decode on the event loop."""
+
+    data: bytes
+    decode: Deserialize
+
+
+def _decoding(deserialize: Deserialize | None, kind: Descriptor | None) -> Deserialize | None:
+    """kind: of the requests."""
     if deserialize is None:
         return None
 
     def decode(data: bytes) -> object:
         try:
-            return deserialize(data)
+            return decoded(data, kind, deserialize)
         except DecodeError:
-            return _Unreadable(InvalidParameter("request", "is no message of this method's type"))
-        except StatusError as error:
+            return _Unreadable(InvalidParameter("request", NO_MESSAGE))
+        except (StatusError, InvalidParameter) as error:
             return _Unreadable(error)
 
-    return decode
+    return lambda data: decode(data) if len(data) <= SMALL_BYTES else _Undecoded(data, decode)
 
 
-def _readable(request: object) -> object:
+async def _readable(request: object) -> object:
+    if isinstance(request, _Undecoded):
+        request = await asyncio.to_thread(request.decode, request.data)
     if isinstance(request, _Unreadable):
         raise request.error
     return request
+
+
+async def _streamed(requests: AsyncIterator[object]) -> _Received:
+    return _Received(requests)
 
 
 class _Received:
@@ -175,13 +193,13 @@ class _Received:
         return self
 
     async def __anext__(self) -> object:
-        return _readable(await anext(self._requests))
+        return await _readable(await anext(self._requests))
 
 
 def _guard_coroutine(behaviour: Behaviour, method: str, received: Received) -> Behaviour:
     async def guarded(request: Any, context: Context) -> object:
         try:
-            result: object = await behaviour(received(request), context)
+            result: object = await behaviour(await received(request), context)
         except grpc.aio.AbortError:
             raise
         except Exception as error:
@@ -195,7 +213,7 @@ def _guard_generator(behaviour: Behaviour, method: str, received: Received) -> B
     async def guarded(request: Any, context: Context) -> AsyncIterator[object]:
         try:
             # Closed here, for gRPC drops a cancelled call's generator without closing it.
-            async with aclosing(behaviour(received(request), context)) as responses:
+            async with aclosing(behaviour(await received(request), context)) as responses:
                 async for response in responses:
                     yield response
         except grpc.aio.AbortError:

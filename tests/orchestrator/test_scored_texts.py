@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo_pair import TARGET as DEMO
 from orchestrator.peers.peer import VerifierPeer
-from orchestrator.tenants import Access
+from orchestrator.tenants import Access, Allowances
 from specwire.client import AsyncClient, SpecwireError
 from specwire.client.requests import Text, score_request
 from specwire.rpc.errors import StatusError
 from specwire.v1 import generation_pb2_grpc, verify_pb2
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, stack
-from tests.wait import LIMIT_S, asked
+from tests.wait import LIMIT_S, asked, until
+from verify_service.engine.scoring import CHUNK_ROWS, Scorer, ScoringJob
 from verify_service.usage import read_records, totals
 
 PREFIX = "def total(values):\n"
@@ -130,3 +132,60 @@ async def test_a_call_counts_once_whoever_repeats_it(tmp_path: Path, monkeypatch
     first, second = 2 * len(PROMPT) + 1, 2 * len(PROMPT)
     assert (usage.sessions, usage.prompt_tokens, usage.decided) == (2, first + second, 0)
     assert usage.scored == len(PROMPT) + 1 + len(PROMPT)
+
+
+async def test_a_score_whose_caller_leaves_is_charged_and_recorded_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was given back whole, and in no record, although a verifier had computed most of it."""
+    file, chunks, advance = tmp_path / "usage", 0, Scorer._advance
+    begun, left = threading.Event(), threading.Event()
+
+    def held(scorer: Scorer, job: ScoringJob) -> Any:
+        nonlocal chunks
+        found = advance(scorer, job)
+        chunks += 1
+        if chunks == 2:
+            begun.set()
+            left.wait(LIMIT_S)
+        return found
+
+    charged: list[int] = []
+    monkeypatch.setattr(Scorer, "_advance", held)
+    monkeypatch.setattr(Allowances, "settle", lambda self, record, used: charged.append(used))
+    text = [3 + index % 40 for index in range(15 * CHUNK_ROWS)]
+    async with stack(usage_log=file) as parts:
+        asking = asyncio.create_task(parts.client.score_text(text[:2], [[text[2:]]]))
+        await asyncio.to_thread(begun.wait, LIMIT_S)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: charged)
+        left.set()
+    assert charged == [len(text)]
+    assert chunks <= 4
+    (record,) = [each for each in read_records(file) if each is not None]
+    assert (record.why, record.prompt_tokens, record.scored) == ("score left", len(text), 0)
+    assert CHUNK_ROWS <= record.fed <= 4 * CHUNK_ROWS
+
+
+async def test_what_no_verifier_computed_is_given_back() -> None:
+    async def refused(self: VerifierPeer, request: verify_pb2.ScoreRequest) -> verify_pb2.ScoreResponse:
+        raise StatusError(grpc.StatusCode.ABORTED, "not finite")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VerifierPeer, "score", refused)
+        async with (
+            stack(access=Access(tokens_per_minute=20)) as parts,
+            AsyncClient(parts.orchestrator.address, patience=0) as client,
+        ):
+            for _ in range(5):
+                with pytest.raises(SpecwireError, match="not finite"):
+                    await client.score_text(PROMPT, [[PROMPT]] * 5)
+            patch.undo()
+            await client.score_text(PROMPT, [[PROMPT]] * 5)
+
+
+async def test_parts_of_all_continuations_are_bounded() -> None:
+    async with stack() as parts:
+        with pytest.raises(SpecwireError, match="continuations: at most 4096 parts in all are allowed, not 4097"):
+            await parts.client.score_text(PROMPT, [["x"] * 4000, ["x"] * 97])

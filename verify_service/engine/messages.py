@@ -114,7 +114,7 @@ class Scoring:
     """Score tokens[from_position:]; `reply` gets the scores, or a code and a message, in the engine's thread.
 
     top: how many of the most probable ids are told with each. others: further continuations of tokens[:from_position],
-    whose scores follow. tenant: whose call it is, where there are tenants.
+    whose scores follow. tenant: whose call it is, where there are tenants. fed: tokens that were computed so far.
     """
 
     tokens: tuple[int, ...]
@@ -124,6 +124,7 @@ class Scoring:
     cancelled: bool = False
     others: tuple[tuple[int, ...], ...] = ()
     tenant: str = ""
+    fed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,17 @@ CHUNK_ROWS = 256
 
 @dataclass(slots=True, eq=False)
 class ScoringJob:
-    """scored: how many of its texts are. fed: tokens."""
+    """scored: how many of its texts are."""
 
     request: Scoring
     slot: int
     done: list[TokenScore] = field(default_factory=list)
     scored: int = 0
-    fed: int = 0
+
+    @property
+    def fed(self) -> int:
+        """Tokens that were computed."""
+        return self.request.fed
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -160,7 +164,7 @@ class Scorer:
         stop = min(start + CHUNK_ROWS, len(tokens) - 1)
         # The row of position p holds the distribution of token p + 1.
         wanted = max(0, stop - max(start, first - 1))
-        job.fed += stop - start
+        job.request.fed += stop - start
         rows = self._lm.forward([Feed(job.slot, start, tokens[start:stop], wanted)])
         if job.slot in self._lm.failed:
             return Refusal(0, Code.ABORTED, f"the target's logits before position {stop} are not finite")

@@ -180,7 +180,7 @@ class _Member:
 
 
 # Bytes of definitions, and of what they are told beside, that the arguments of one answer's calls may repeat.
-MOST_REPEATED = 1 << 18
+MOST_REPEATED = 1 << 16
 # What the schema of an object may say besides, so that its members may be told one by one.
 OF_DEFINITIONS = ("$defs", "definitions")
 OF_NOTES = ("title", "description", "default", "examples", "$comment")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.chat.fields import MOST_DEPTH, MOST_PARTS, SHOWN, shown
+from orchestrator.chat.fields import MOST_DEPTH, SHOWN, shown
 from orchestrator.http import bodies
 from orchestrator.http.bodies import HOOKS, BodyParser, parsed
 from orchestrator.options import HttpAccess
-from specwire.core.invalid import InvalidParameter
+from specwire.core.invalid import MOST_PARTS, InvalidParameter
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, MODEL, Front, another
 from tests.orchestrator.stack import PROMPT
 

@@ -13,12 +13,11 @@ import pytest
 
 from orchestrator.api.requests import digest_of
 from orchestrator.chat.answer import AnswerForm, call_id
-from orchestrator.chat.fields import MOST_PARTS
 from orchestrator.chat.wire import MOST_JSON_BYTES, talk_of
 from specwire.client import Chat, Chunk, Client, Completion, Finished, SpecwireError, Started
 from specwire.client.events import Event, PartialCompletion
 from specwire.client.requests import generate_request
-from specwire.core.invalid import InvalidParameter
+from specwire.core.invalid import MOST_PARTS, InvalidParameter
 from specwire.core.messages import FinishReason
 from specwire.core.text import extend_hash
 from specwire.text.tool_calls.formats import FORMATS

@@ -1,0 +1,134 @@
+"""Messages of many small parts are refused before any part is made, large ones are decoded beside the event loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import cast
+
+import grpc
+import pytest
+from google.protobuf.descriptor import Descriptor
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specwire.core.invalid import MOST_NUMBERS, MOST_PARTS, InvalidParameter
+from specwire.rpc import decoding
+from specwire.rpc.decoding import SMALL_BYTES, check_parts, decoded, request_type
+from specwire.v1 import common_pb2, generation_pb2_grpc, verify_pb2
+from specwire.v1 import generation_pb2 as pb
+from tests.orchestrator.stack import PROMPT, stack
+
+REQUEST = cast("Descriptor", pb.GenerateRequest.DESCRIPTOR)
+MANY = MOST_PARTS + 1
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "empty messages of a chat": lambda: pb.GenerateRequest(
+        chat=pb.Chat(messages=[pb.ChatMessage()] * MANY)
+    ).SerializeToString(),
+    "empty stop strings": lambda: pb.GenerateRequest(stop=[""] * MANY).SerializeToString(),
+    "a map": lambda: pb.GenerateRequest(
+        sampling=common_pb2.Sampling(logit_bias=dict.fromkeys(range(MANY // 3 + 1), 1.0))
+    ).SerializeToString(),
+    "unknown fields": lambda: b"\xf8\x7f\x00" * MANY,
+    "unknown fields within": lambda: (
+        pb.GenerateRequest(chat=pb.Chat()).SerializeToString()[:-1]
+        + b"\x80\x80\x10"
+        + b"\xf8\x7f\x00" * 87381
+        + b"\x00"
+    ),
+    "groups": lambda: b"\xfb\x7f\xfc\x7f" * MANY,
+    "a field said again and again": lambda: b"\x68\x01" * MANY,
+    "numbers that are not packed": lambda: _within("tokens", b"\x08\x01" * MANY),
+}
+
+
+def _within(field: str, content: bytes) -> bytes:
+    number, size = REQUEST.fields_by_name[field].number, len(content)
+    return bytes([number << 3 | 2]) + bytes([size & 127 | 128, size >> 7 & 127 | 128, size >> 14]) + content
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_has_too_many_parts_is_never_made(name: str) -> None:
+    data = HOSTILE[name]()
+    assert len(data) > SMALL_BYTES
+
+    def made(_: bytes) -> object:
+        raise AssertionError("was decoded")
+
+    with pytest.raises(InvalidParameter, match=f"^request: has more than {MOST_PARTS} parts$"):
+        decoded(data, REQUEST, made)
+
+
+@pytest.mark.parametrize("count", [MOST_NUMBERS, MOST_NUMBERS + 1])
+def test_numbers_in_lists_are_bounded(count: int) -> None:
+    data = pb.GenerateRequest(tokens=pb.TokenIds(ids=[300] * count)).SerializeToString()
+    if count == MOST_NUMBERS:
+        check_parts(data, REQUEST)
+        return
+    with pytest.raises(InvalidParameter, match=f"^request: has more than {MOST_NUMBERS} numbers in lists$"):
+        check_parts(data, REQUEST)
+
+
+def test_no_message_below_the_size_has_too_many_parts() -> None:
+    """Whatever it is made of: nothing has less than a tag and a byte."""
+    for data in (b"\x68\x01", b"\x62\x00", b"\xf3\x7f\xf4\x7f"):
+        check_parts(data * (SMALL_BYTES // 2 // len(data)), REQUEST)
+
+
+@pytest.mark.parametrize("data", [b"\x07", b"\xff" * 30, b"\x80", b"\x68\x01" * MANY + b"\x07"])
+def test_what_is_no_message_is_never_made(data: bytes) -> None:
+    """The decoder would make all of it up to where it breaks off."""
+    with pytest.raises(InvalidParameter, match="^request: (is no message|has more)"):
+        check_parts(data, REQUEST)
+
+
+@given(
+    st.lists(st.text(max_size=5), max_size=5),
+    st.lists(st.integers(0, 2**32 - 1), max_size=20),
+    st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-1, 1), max_size=4),
+)
+def test_parts_are_counted_as_they_are_encoded(stop: list[str], ids: list[int], bias: dict[int, float]) -> None:
+    """A list of numbers is one; each entry of a map is one, with its key and its value."""
+    message = pb.GenerateRequest(
+        stop=stop, tokens=pb.TokenIds(ids=ids), sampling=common_pb2.Sampling(logit_bias=bias, top_k=3)
+    )
+    parts = len(stop) + 1 + bool(ids) + 2 + sum(1 + 2 for _ in bias)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "MOST_PARTS", parts)
+        check_parts(message.SerializeToString(), REQUEST)
+        patch.setattr(decoding, "MOST_PARTS", parts - 1)
+        with pytest.raises(InvalidParameter):
+            check_parts(message.SerializeToString(), REQUEST)
+
+
+def test_every_method_s_request_is_known() -> None:
+    for described in (pb.DESCRIPTOR, verify_pb2.DESCRIPTOR):
+        for service in described.services_by_name.values():
+            for method in service.methods:
+                assert request_type(f"/{service.full_name}/{method.name}") is method.input_type
+    assert request_type("/nobody.Knows/This") is None
+
+
+async def test_a_caller_is_told_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large message is counted and decoded by another thread than the event loop's."""
+    threads: set[int] = set()
+    counting = decoding.check_parts
+
+    def counted(data: bytes, kind: Descriptor) -> None:
+        threads.add(threading.get_ident())
+        counting(data, kind)
+
+    monkeypatch.setattr(decoding, "check_parts", counted)
+    async with stack() as parts, grpc.aio.insecure_channel(parts.orchestrator.address) as channel:
+        call = channel.unary_stream("/specwire.v1.GenerationService/Generate", None, pb.GenerateResponse.FromString)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await anext(aiter(call(HOSTILE["empty messages of a chat"]())))
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert raised.value.details() == f"request: has more than {MOST_PARTS} parts"
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        text = pb.TextPart(text="word " * SMALL_BYTES)
+        with pytest.raises(grpc.aio.AioRpcError, match="prefix") as raised:
+            await stub.ScoreText(pb.ScoreTextRequest(prefix=text, continuations=[pb.ScoredText(parts=[text])]))
+        assert len((await parts.client.complete(PROMPT, max_tokens=3)).tokens) == 3
+    assert threads
+    assert threading.get_ident() not in threads
