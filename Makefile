@@ -87,9 +87,14 @@ $(VLLM): constraints-vllm.txt $(STAMP)
 
 setup-llamacpp: $(LLAMACPP) ## llama.cpp for GGUF files, compiled into .venv (needs cmake, a C++ compiler, up to an hour)
 
-# Without its image models, which nothing here asks for.
+# Without its image models, which nothing here asks for, and for this processor, but without AMX: with it the first forward
+# ends in a fault on many machines (llama.cpp's issue 20824). The compiler says which of these options it knows.
 $(LLAMACPP): constraints.txt $(STAMP)
-	CMAKE_ARGS="$${CMAKE_ARGS:--DLLAVA_BUILD=OFF}" $(BIN)/python -m pip install -q --no-compile --constraint constraints.txt llama-cpp-python
+	known=; for one in -mno-amx-tile -mno-amx-int8 -mno-amx-bf16; do \
+	    echo | $${CC:-cc} $$one -E - >/dev/null 2>&1 && known="$$known $$one"; done; \
+	CMAKE_ARGS="$${CMAKE_ARGS:--DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS='$$known' -DCMAKE_CXX_FLAGS='$$known'}" \
+	    $(BIN)/python -m pip install -q --no-compile --constraint constraints.txt llama-cpp-python
+	$(BIN)/python -m scripts.llamacpp_check
 	touch $@
 
 setup-arctic: $(ARCTIC) ## arctic-inference's suffix tree, compiled into a folder of its own: an oracle, and a row of bench-suffix (a minute)
@@ -174,7 +179,8 @@ test-vllm: $(VLLM) ## what runs on vLLM, recorded: verifiers on its worker, draf
 	    became=$$?; $(BIN)/python -m scripts.figures vllm-tests; exit $$became
 
 test-llamacpp: $(LLAMACPP) ## what runs on llama.cpp; make test runs it too once this is there
-	$(PYTEST) --timeout=600 --session-timeout=1800 tests/lm/test_gguf_file.py tests/lm/test_llamacpp.py tests/integration/test_llamacpp.py
+	$(PYTEST) --timeout=600 --session-timeout=1800 tests/lm/test_gguf_file.py tests/lm/test_llamacpp.py tests/lm/test_llamacpp_real.py \
+	    tests/test_llamacpp_check.py tests/integration/test_llamacpp.py
 
 test-floors: $(FLOORS) ## the lowest versions that pyproject.toml permits: what speaks to them, and a stack under Ray
 	$(VENV)/floors/bin/python -m pytest -q --max-worker-restart=0 -n $(WORKERS) --dist loadfile --session-timeout=3600 $(FLOORS_TESTS)

@@ -21,9 +21,9 @@ from orchestrator.options import (
 )
 from orchestrator.tenants import Access
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import AUTO, ModelError
+from specwire.core.model import AUTO, AUTO_KV, ModelError, is_gguf
 from specwire.core.policy.controller import InvalidPlan, parse_plan
-from specwire.named_models import located
+from specwire.named_models import NAMED, located
 from specwire.redis.urls import MEMORY
 from specwire.rpc.channel import exposure
 from specwire.rpc.model_info import core_numbers
@@ -36,6 +36,7 @@ from specwire.rpc.server_options import (
     add_dtype_argument,
     add_heads_argument,
     add_known_texts_arguments,
+    add_kv_type_argument,
     add_ranks_argument,
     add_runtime_argument,
     add_text_memory_argument,
@@ -212,8 +213,8 @@ class StackOptions:
         slots: sessions held at once by each service.
         runtime: what computes the forwards of both models.
         device, compiled: see ModelServiceOptions. draft_device: of the drafters; "" for the target's.
-        quantization: of both models' weights. deterministic, tensor_parallel_size, text_memory, references, table: of
-            the verifier. See ModelServiceOptions.
+        quantization: of both models' weights. kv_type: of keys and values of those that are GGUF files. deterministic,
+            tensor_parallel_size, text_memory, references, table: of the verifier. See ModelServiceOptions.
         ngram: the verifier proposes from the text itself, too. heads: directory of a head beside the target, or "".
         insecure, tls, access, http, chat_template, tool_format, http_access, sse_keep_alive, log_prompts: see
             OrchestratorOptions; only it is reached remotely.
@@ -238,6 +239,7 @@ class StackOptions:
     compiled: bool = False
     runtime: str = "torch"
     quantization: str = "none"
+    kv_type: str = AUTO_KV
     deterministic: bool = False
     tensor_parallel_size: int = 1
     target_threads: int = 1
@@ -296,6 +298,7 @@ class StackOptions:
             compiled=self.compiled,
             runtime=self.runtime,
             quantization=self.quantization,
+            kv_type=self._kv_type(self.target),
             deterministic=self.deterministic,
             tensor_parallel_size=self.tensor_parallel_size,
             threads=self.target_threads,
@@ -311,7 +314,10 @@ class StackOptions:
     def verifiers(self) -> dict[str, ModelServiceOptions]:
         """Return each verifier by its role: verifier, verifier-2, ..."""
         first = self.verifier()
-        others = [replace(first, model=model, references=(), table="", heads="") for model in self.also]
+        others = [
+            replace(first, model=model, kv_type=self._kv_type(model), references=(), table="", heads="")
+            for model in self.also
+        ]
         return {
             VERIFIER if number == 1 else f"{VERIFIER}-{number}": options
             for number, options in enumerate([first, *others], 1)
@@ -328,11 +334,15 @@ class StackOptions:
                 compiled=self.compiled,
                 runtime=self.runtime,
                 quantization=self.quantization,
+                kv_type=self._kv_type(model),
                 threads=self.draft_threads,
                 slots=self.slots,
             )
             for number, model in enumerate(models, 1)
         }
+
+    def _kv_type(self, model: str) -> str:
+        return self.kv_type if model in NAMED or is_gguf(model) else AUTO_KV
 
     def addresses(self) -> list[tuple[str, str]]:
         """Where the stack will listen, each with its option's name; what takes free ports on loopback is left out."""
@@ -407,6 +417,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser, references: bool = True
     group.add_argument("--draft-device", default="", metavar="DEVICE", help="of the drafters (default: the target's)")
     add_compile_argument(group)
     add_runtime_argument(group, AUTO)
+    add_kv_type_argument(group)
     add_deterministic_argument(group)
     add_ranks_argument(group)
     group.add_argument(
@@ -457,6 +468,7 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         compiled=args.compile,
         runtime=args.runtime,
         quantization=args.quantization,
+        kv_type=args.kv_type,
         deterministic=args.deterministic,
         tensor_parallel_size=args.tensor_parallel_size,
         target_threads=args.target_threads,

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from deploy.stack.local_host import first_failure
 from deploy.stack.options import DRAFTER, VERIFIER, StackError, kind_of
-from deploy.stack.processes import Child
+from deploy.stack.processes import Child, signalled
+from specwire.core.model import AUTO_KV
 from specwire.rpc.server_options import TEXT_MEMORY, ModelServiceOptions
 from specwire.telemetry.logs import message_of
 from specwire.telemetry.options import Telemetry, inherited
@@ -108,6 +109,8 @@ class PlainService:
         """Wait until the process ends; return its last words."""
         child = self._living()
         code = await child.wait()
+        if code < 0:  # its last line is from before that, and says nothing of it
+            return signalled(-code)
         said = child.last_lines[-1] if child.last_lines else f"ended with exit code {code}"
         return message_of(said).rpartition("error: ")[2]
 
@@ -139,6 +142,10 @@ class PlainService:
             sizes += ["--kv-memory", str(o.kv_memory)]
         flags = (("--no-ngram", not o.ngram), ("--deterministic", o.deterministic), ("--compile", o.compiled))
         own = [flag for flag, given in flags if given]
+        if o.kv_type != AUTO_KV:
+            own += ["--kv-type", o.kv_type]
+        if o.gpu_layers:
+            own += ["--gpu-layers", str(o.gpu_layers)]
         if o.tensor_parallel_size > 1:
             own += ["--tensor-parallel-size", str(o.tensor_parallel_size)]
         if o.text_memory != TEXT_MEMORY:

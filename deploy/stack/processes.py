@@ -19,6 +19,13 @@ END_LIMIT = 5.0
 REAP_LIMIT = 10.0
 KEPT_LINES = 20
 LINE_LIMIT = 1 << 20
+# What it mostly means that a signal ended a process which computes a model.
+_FOREIGN = "a library computed what this processor or this build of it cannot (llama.cpp: make setup-llamacpp again)"
+MEANINGS = {
+    signal.SIGKILL: "mostly for want of memory: give fewer slots, a shorter context, or a smaller model",
+    signal.SIGILL: f"an instruction that the processor lacks: {_FOREIGN}",
+    **dict.fromkeys((signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT), f"mostly {_FOREIGN}"),
+}
 # What else is to be removed, however this process ends but by SIGKILL; each may be called twice and never raises.
 AT_END: list[Callable[[], None]] = []
 
@@ -95,6 +102,16 @@ class Child:
             self.last_lines.append(text)
             if self._report is not None:
                 self._report(text)
+
+
+def signalled(number: int) -> str:
+    """That a signal ended a process, for people."""
+    try:
+        known = signal.Signals(number)
+    except ValueError:
+        return f"ended by signal {number}"
+    meaning = MEANINGS.get(known)
+    return f"ended by {known.name}{f', {meaning}' if meaning else ''}"
 
 
 def environment() -> dict[str, str]:

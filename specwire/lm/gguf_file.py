@@ -34,6 +34,8 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 # Bytes that tensors begin at a multiple of, unless the file says another number.
 ALIGNMENT = 32
+# Tensors with a row for each token.
+EMBEDDINGS = ("token_embd.weight", "output.weight")
 # Names of tensors' types.
 TENSOR_TYPES = {
     0: "f32",
@@ -120,7 +122,7 @@ class GgufFile:
     @property
     def ids(self) -> int:
         """Rows of the embedding."""
-        embedding = self.tensors.get("token_embd.weight")
+        embedding = self.tensors.get(EMBEDDINGS[0])
         return embedding.shape[-1] if embedding is not None and embedding.shape else 0
 
     @property
@@ -140,6 +142,15 @@ class GgufFile:
         """The type that most weights have, such as q8_0."""
         (name, _), *_ = self.elements.most_common(1)
         return name
+
+    @property
+    def products(self) -> int:
+        """Multiplications of a forward of one token without logits, attention apart."""
+        return sum(math.prod(each.shape) for name, each in self.tensors.items() if name not in EMBEDDINGS)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self.metadata.get("tokenizer.ggml.model", NO_TOKENIZER[0]) not in NO_TOKENIZER
 
     def context(self, wanted: int | None) -> int:
         """Positions to serve; ModelError for more than the model was made for."""
@@ -204,7 +215,7 @@ class GgufFile:
     @property
     def tokens(self) -> dict[int, str]:
         """Token of each id; a model without a tokenizer calls its ids by their numbers."""
-        if self.metadata.get("tokenizer.ggml.model", NO_TOKENIZER[0]) in NO_TOKENIZER:
+        if not self.has_tokenizer:
             return vocabulary_map(b"", int(self.of_model("vocab_size", self.ids)))
         names = self._needed("tokenizer.ggml.tokens", list)
         types = self.metadata.get("tokenizer.ggml.token_type") or [0] * len(names)

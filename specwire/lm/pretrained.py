@@ -66,7 +66,6 @@ from specwire.lm.runners.hybrid import fitting_states, rows_of, state_bytes
 from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.runners.select import (
     DYNAMIC_TOLERANCE,
-    TOLERANCES,
     How,
     OwnTrial,
     Trial,
@@ -317,12 +316,12 @@ def load_gguf(
     Of `asked`, kv_type: of keys and values, one of KV_TYPES; gpu_layers: how many of the layers lie on a GPU.
     """
     from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner
+    from specwire.lm.runners.llamacpp.trial import GgufTrial
 
     file = read_gguf(spec)
     positions, kept = file.context(asked.context), file.kv_type(asked.kv_type)
     text = file.text()
     weights = GgufWeights(file, asked.gpu_layers)
-    weights.check_context(positions)
     if not text.tokenizer_json and (made := file.tokenizer()) and weights.agrees(made):
         text = text._replace(tokenizer_json=made)
     vocabulary = min(max(text.tokens) + 1, weights.width)
@@ -332,16 +331,18 @@ def load_gguf(
     file.check_rotation(count, positions)
     runner = LlamaCppRunner(weights, file, sizes, kept, (torch.get_num_threads(), asked.prompt_threads))
     try:
-        trial = OwnTrial(runner, sizes, TOLERANCES[torch.float32 if kept == "f32" else torch.float16])
+        trial = GgufTrial(weights, file, sizes, kept)
         off = trial.deviation(runner)
     except (MemoryError, RuntimeError) as error:
         raise ModelError(f"{file.path.name} cannot be served: {first_line(error)}") from error
     if not off <= 1:
         raise ModelError(
-            f"{file.path.name} gives other logits in pieces than at once ({off:.1f} times the tolerance), so it "
-            "cannot be served"
+            f"{file.path.name} gives other logits in pieces than llama.cpp gives at once ({off:.1f} times the "
+            "tolerance), so it is not served by llamacpp; --runtime torch or openvino computes it otherwise, and "
+            "another build of llama.cpp may agree with itself"
         )
     runner.branches = runner.branches and takes_trees(trial, runner, file.path.name)
+    runner.zero(count - 1, positions)
     info = ModelInfo(
         name=file.path.stem,
         architecture=file.architecture,

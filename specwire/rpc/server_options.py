@@ -394,13 +394,17 @@ def add_known_texts_arguments(parser: argparse._ActionsContainer, references: bo
     )
 
 
-def add_gguf_arguments(parser: argparse._ActionsContainer) -> None:
+def add_kv_type_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--kv-type",
         default=AUTO_KV,
         choices=KV_TYPES,
         help="of a GGUF file's keys and values (default: f32 where its weights are, else f16)",
     )
+
+
+def add_gguf_arguments(parser: argparse._ActionsContainer) -> None:
+    add_kv_type_argument(parser)
     parser.add_argument(
         "--gpu-layers",
         type=int,

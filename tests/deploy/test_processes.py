@@ -8,7 +8,12 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+from deploy.stack.options import StackError
+from deploy.stack.plain_host import PlainService
 from deploy.stack.processes import Child, descendants, end_tree
+from specwire.rpc.server_options import ModelServiceOptions
 from tests.wait import eventually, lives
 
 SLEEP = "import time; time.sleep(60)"
@@ -40,6 +45,29 @@ async def test_stop_lets_a_child_end_by_itself() -> None:
     await child.stop(DEADLINE, None)
     await child.stop(DEADLINE, None)  # idempotent
     assert child.process.returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (signal.SIGKILL, "ended by SIGKILL, mostly for want of memory: give fewer slots"),
+        (signal.SIGSEGV, "ended by SIGSEGV, mostly a library computed what this processor"),
+        (signal.SIGILL, "ended by SIGILL, an instruction that the processor lacks"),
+        (signal.SIGUSR1, "ended by SIGUSR1"),
+        (62, "ended by signal 62"),
+    ],
+)
+async def test_a_service_that_a_signal_ends_says_which_and_what_it_mostly_means(
+    number: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not its last line, which is from before."""
+    source = f"import os, sys; print('loading', file=sys.stderr, flush=True); os.kill(os.getpid(), {int(number)})"
+    service = PlainService("verifier", ModelServiceOptions("scripted:1"), DEADLINE, print)
+    monkeypatch.setattr(service, "_command", lambda _: [sys.executable, "-c", source])
+    with pytest.raises(StackError) as ended:
+        await service.start()
+    assert str(ended.value).startswith(f"verifier: {told}")
+    assert ("SIGUSR1" in told or "62" in told) == str(ended.value).endswith(told)
 
 
 async def test_last_words_are_kept_and_reported() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -291,7 +291,13 @@ def _checked(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> Runner:
     return runner
 
 
-def takes_trees(trial: Trial, runner: Runner, name: str) -> bool:
+class TreeTrial(Protocol):
+    def tree_deviation(self, runner: Runner) -> float:
+        """How far it is in a tree, in units of the tolerance."""
+        ...
+
+
+def takes_trees(trial: TreeTrial, runner: Runner, name: str) -> bool:
     """Whether a model on a runner that takes trees agrees with the trial's in one; it is said if not."""
     try:
         error = trial.tree_deviation(runner)

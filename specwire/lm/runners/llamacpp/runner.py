@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 MOST_SEQUENCES = 256
 # For branches, beside the slots'; trees need two. For each llama.cpp sets aside the memory of two rows of logits.
 FOR_BRANCHES, LEAST_FOR_BRANCHES = 32, 2
+# Flash attention rounds to 16 bits here and there; quantised values are read by nothing else.
+FLASH = {"f32": "DISABLED", "q8_0": "ENABLED", "q4_0": "ENABLED"}
 # What llama_decode returns where an allocator failed.
 NO_MEMORY = -2
 # Levels of llama.cpp's log (ggml.h): the latest errors are kept for ours.
@@ -115,14 +117,10 @@ class GgufWeights:
         if llama.llama_model_is_diffusion(self.model):
             raise ModelError(f"this {kind} model writes by diffusion; a causal model is needed")
 
-    def check_context(self, context: int) -> None:
-        """ModelError for a window that slides within the context: llama.cpp reuses the cells that it has left."""
-        window = int(self.library.functions.llama_model_n_swa(self.model))
-        if 0 < window <= context:
-            raise ModelError(
-                f"this model attends to a sliding window of {window} positions, and llama.cpp overwrites what it has "
-                f"slid past, so that nothing can be rolled back to; give a context below {window}"
-            )
+    @property
+    def window(self) -> int:
+        """Positions that some layers attend to at most; 0 where none slides. Cells behind it are kept (`swa_full`)."""
+        return max(0, int(self.library.functions.llama_model_n_swa(self.model)))
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -198,9 +196,7 @@ class LlamaCppRunner:
         params.kv_unified = True  # streams of their own cannot share the cells of a part of a text
         params.swa_full = True
         params.type_k = params.type_v = getattr(llama, f"GGML_TYPE_{kv_type.upper()}")
-        # Flash attention rounds to 16 bits here and there; quantised values are read by nothing else.
-        flash = {"f32": "DISABLED", "q8_0": "ENABLED", "q4_0": "ENABLED"}.get(kv_type, "AUTO")
-        params.flash_attn_type = getattr(llama, f"LLAMA_FLASH_ATTN_TYPE_{flash}")
+        params.flash_attn_type = getattr(llama, f"LLAMA_FLASH_ATTN_TYPE_{FLASH.get(kv_type, 'AUTO')}")
         params.offload_kqv = params.op_offload = on_gpu
         return params
 
