@@ -31,5 +31,5 @@ def test_this_build_computes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert llamacpp_check.main() == 1
     said = capsys.readouterr()
     assert said.out == "setup-llamacpp: models in 4 and 8 bits are computed\n"
-    assert said.err.startswith("setup-llamacpp: a model in Q4_0: ended by SIGABRT, mostly")
+    assert "setup-llamacpp: a model in Q4_0: ended by SIGABRT, mostly" in said.err
     assert "GGML_NATIVE=OFF" in said.err
