@@ -23,9 +23,13 @@ from specwire.core.text import Stopping
 from specwire.core.verify.references import check_lengths, checked_ids
 from specwire.core.verify.session import Allowance
 from specwire.rpc.convert import (
+    MOST_UINT64,
+    bounded_fence,
+    bounded_ledger_us,
     logprobs_to_wire,
     proposal_from_wire,
     sampling_from_wire,
+    saturated,
     stopping_from_wire,
     verdict_to_wire,
 )
@@ -137,7 +141,7 @@ def opening_from_wire(
     return Opening(
         message.handle,
         own_id(tenant, message.session_id),
-        message.fence,
+        bounded_fence(message.fence),
         message.attach,
         tuple(message.tokens),
         message.prompt_length,
@@ -145,7 +149,7 @@ def opening_from_wire(
         stopping,
         allowance_from_wire(message.progress),
         now_us + message.deadline_ms * 1000.0 if message.deadline_ms else None,
-        message.ledger_us,
+        bounded_ledger_us(message.ledger_us),
         not message.no_ngram,
         message.epoch,
         own_scope(tenant, _scope(message.cache_scope)),
@@ -264,8 +268,17 @@ def _opened(admitted: Admitted) -> verify_pb2.Opened:
     )
 
 
+LONG_TIMINGS = ("step", "forward_ended_ns")
+
+
 def _timings(timings: StepTimings) -> verify_pb2.StepTimings:
-    return verify_pb2.StepTimings(**timings._asdict())  # their fields have the same names
+    """Their fields have the same names. A process that was stopped for an hour has measured what fits in none."""
+    return verify_pb2.StepTimings(
+        **{
+            name: saturated(value, MOST_UINT64) if name in LONG_TIMINGS else saturated(value)
+            for name, value in timings._asdict().items()
+        }
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

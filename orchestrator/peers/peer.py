@@ -348,7 +348,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         super().on_unreachable()
 
     def _refusal(self, info: Info) -> str | None:
-        measured = {time.rows: max(1.0, float(time.microseconds)) for time in info.forward_times}
+        measured = {time.rows: max(1.0, float(time.microseconds)) for time in info.forward_times if time.rows}
         if measured and measured != self._measured:
             # The same ones are of the process that was there before: its sessions go on with what they learnt there.
             self._measured, self.forward_times = measured, ForwardTimes(measured)

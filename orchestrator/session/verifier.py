@@ -16,7 +16,7 @@ from orchestrator.peers.peer import PREFERENCE, VerifierPeer
 from orchestrator.session.output import OutputTimings, SessionView, Timers
 from specwire.core import messages
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import VerdictArrived
+from specwire.core.messages import FENCE_LIMIT, VerdictArrived
 from specwire.core.session import Session, State, buffer_for
 from specwire.rpc import convert
 from specwire.rpc.errors import code_of
@@ -27,8 +27,6 @@ from specwire.v1 import common_pb2, verify_pb2
 RETRY_VERIFIER, MOST_RETRY_VERIFIER = 1.0, 10.0
 # By how much longer it may wait than that.
 SCATTER = 1.5
-# Fences are microseconds of a clock (`orchestrator.store.scripts`); a number beyond the year 2112 is no fence.
-BELIEVED_FENCE = 1 << 52
 # Tokens of references that go out at once: they keep others on a slow line waiting for no longer than that takes.
 REFERENCE_PART = 8192
 # How many verifiers a session may lose in a row without a token, and how many newer fences they may name.
@@ -178,7 +176,7 @@ class SessionVerifier:
         if message.attach != self._session.attach:
             return  # void: of an older opening
         try:
-            verdict = convert.verdict_from_wire(message, self._view.record.sampling.logprobs)
+            verdict = convert.verdict_from_wire(message, self._view.record.sampling.logprobs, self._vocabulary)
         except InvalidParameter as error:
             invalid = f"the verifier sent an invalid verdict: {error}"
             self._tell(VerifierFailed(grpc.StatusCode.ABORTED, invalid, final=True))
@@ -190,10 +188,16 @@ class SessionVerifier:
         self.forgive()
         self._tell(VerdictArrived(message.attach, verdict, more))
 
+    @property
+    def _vocabulary(self) -> int:
+        """Ids of its model."""
+        told = 0 if self.peer is None or self.peer.info is None else self.peer.info.vocabulary
+        return told or convert.MOST_UINT32 + 1
+
     def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
         code, opening = code_of(refused.code), self._session.state is State.OPENING
         # An equal fence belongs to another owner, too, where the log lost a claim; all other refusals name 0.
-        if self._session.fence <= refused.fence < BELIEVED_FENCE and self._superseded < MOST_LOSSES:
+        if self._session.fence <= refused.fence < FENCE_LIMIT and self._superseded < MOST_LOSSES:
             self._superseded += 1
             self._tell(FenceSeen(refused.fence))
         elif code is grpc.StatusCode.UNAVAILABLE and opening:

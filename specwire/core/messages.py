@@ -116,6 +116,11 @@ class DraftToken(NamedTuple):
 
 MOST_SOURCES = 64
 
+# Fences are microseconds of a clock: a number from here on, of the year 2112, is none.
+FENCE_LIMIT = 1 << 52
+# Draft tokens in the window of a verdict that is believed; a verifier tests MOST_WINDOW.
+MOST_TESTED = 256
+
 
 class SourceKind(IntEnum):
     """Where draft tokens come from (the numbers are those of the wire)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf, isnan
 from typing import cast
 
 from google.protobuf.message import Message
@@ -19,6 +20,8 @@ from specwire.core.law.sampling import (
     with_rule,
 )
 from specwire.core.messages import (
+    FENCE_LIMIT,
+    MOST_TESTED,
     FinishReason,
     Outcome,
     Pace,
@@ -30,6 +33,32 @@ from specwire.core.messages import (
 )
 from specwire.core.text import Stopping, check_min_tokens
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Numbers on the wire. PROTOCOL.md, section 17, has the range of each, and what becomes of one beyond it.
+
+MOST_UINT32, MOST_UINT64 = (1 << 32) - 1, (1 << 64) - 1
+# Microseconds of a ledger's balance, either way: 12 days.
+MOST_LEDGER_US = 1 << 40
+# Log-probabilities are at most 0, but for rounding.
+GREATEST_LOGPROB = 1e-3
+
+
+def saturated(value: float, most: int = MOST_UINT32, least: int = 0) -> int:
+    """What was measured, as it is told: a whole number in its range. What is no number counts as 0."""
+    return 0 if isnan(value) else round(min(max(value, least), most))
+
+
+def bounded_ledger_us(balance_us: float) -> int:
+    return saturated(balance_us, MOST_LEDGER_US, -MOST_LEDGER_US)
+
+
+def bounded_fence(fence: int) -> int:
+    """Raises InvalidParameter."""
+    if fence >= FENCE_LIMIT:
+        raise InvalidParameter("fence", f"must be below {FENCE_LIMIT}, not {fence}")
+    return fence
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A constraint on the wire: one member of Sampling's oneof.
@@ -227,9 +256,13 @@ def _logprobs(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
         raise InvalidParameter("logprobs", f"{len(message.top_logprobs)} values for {len(message.top_ids)} ids")
     reported = TokenLogprobs(message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=True)))
     try:
-        return check_numbers(reported)
+        check_numbers(reported)
     except ValueError as error:
         raise InvalidParameter("logprobs", str(error).removeprefix("logprobs: ")) from None
+    greatest = max(message.logprob, *message.top_logprobs, -inf)
+    if greatest > GREATEST_LOGPROB:
+        raise InvalidParameter("logprobs", f"must be at most 0, not {greatest}")
+    return reported
 
 
 def proposal_to_wire(proposal: Proposal, handle: int, draft_us: int = 0) -> common_pb2.Proposal:
@@ -241,7 +274,7 @@ def proposal_to_wire(proposal: Proposal, handle: int, draft_us: int = 0) -> comm
         offset=proposal.offset,
         tokens=proposal.tokens,
         prefix_hash=proposal.prefix_hash,
-        draft_us=draft_us,
+        draft_us=saturated(draft_us),
         expected=proposal.expected,
         weights=[common_pb2.DraftWeights(ids=each.ids, weights=each.weights) for each in proposal.weights],
         epoch=proposal.epoch,
@@ -290,8 +323,8 @@ def verdict_to_wire(verdict: Verdict, handle: int, attach: int) -> verify_pb2.Ve
         outcomes=outcomes_to_wire(verdict.outcomes),
         tested=verdict.width,
         finish_reason=reason_to_wire(verdict.finish),
-        proposal_delay_us=verdict.delay_us,
-        ledger_us=verdict.ledger_us,
+        proposal_delay_us=saturated(verdict.delay_us),
+        ledger_us=bounded_ledger_us(verdict.ledger_us),
         kind=kind_to_wire(verdict.kind) if verdict.width else common_pb2.SOURCE_KIND_UNSPECIFIED,
         source=verdict.source if verdict.width else 0,
         met=verdict.met,
@@ -300,11 +333,16 @@ def verdict_to_wire(verdict: Verdict, handle: int, attach: int) -> verify_pb2.Ve
     )
 
 
-def verdict_from_wire(message: verify_pb2.Verdict, wanted: int | None = None) -> Verdict:
-    """Raises InvalidParameter where outcomes, log-probabilities or reason are invalid, or do not match the tokens.
+def verdict_from_wire(
+    message: verify_pb2.Verdict, wanted: int | None = None, vocabulary: int = MOST_UINT32 + 1
+) -> Verdict:
+    """Raises InvalidParameter where a number is out of range, or outcomes, log-probabilities or reason are invalid.
 
-    wanted: Sampling.logprobs of the session.
+    wanted: Sampling.logprobs of the session. vocabulary: ids are below it.
     """
+    _check_ids("tokens", message.tokens, vocabulary)
+    if message.tested > MOST_TESTED:
+        raise InvalidParameter("tested", f"must be at most {MOST_TESTED}, not {message.tested}")
     outcomes = outcomes_from_wire(message.outcomes)
     if len(outcomes) != len(message.tokens):
         raise InvalidParameter("outcomes", f"{len(outcomes)} for {len(message.tokens)} tokens")
@@ -319,19 +357,26 @@ def verdict_from_wire(message: verify_pb2.Verdict, wanted: int | None = None) ->
         reason_from_wire(message.finish_reason),
         kind_from_wire(message.kind),
         message.source,
-        () if wanted is None else _reported(message, wanted),
+        () if wanted is None else _reported(message, wanted, vocabulary),
         message.met,
         message.proposal_delay_us,
         message.answered,
-        message.ledger_us,
+        bounded_ledger_us(message.ledger_us),
     )
 
 
-def _reported(message: verify_pb2.Verdict, wanted: int) -> tuple[TokenLogprobs, ...]:
+def _reported(message: verify_pb2.Verdict, wanted: int, vocabulary: int) -> tuple[TokenLogprobs, ...]:
+    for each in message.logprobs:
+        _check_ids("logprobs", each.top_ids, vocabulary)
     logprobs = logprobs_from_wire(message.logprobs)
     if any(len(each.top) > wanted for each in logprobs):
         raise InvalidParameter("logprobs", f"more than the {wanted} ids that were asked for")
     return logprobs
+
+
+def _check_ids(field: str, ids: Sequence[int], vocabulary: int) -> None:
+    if ids and max(ids) >= vocabulary:
+        raise InvalidParameter(field, f"token id {max(ids)} is outside 0..{vocabulary - 1}")
 
 
 def outcomes_to_wire(outcomes: Iterable[Outcome]) -> list[common_pb2.Outcome]:

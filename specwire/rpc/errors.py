@@ -111,8 +111,8 @@ def code_number(code: grpc.StatusCode) -> int:
 
 
 def code_of(number: int) -> grpc.StatusCode:
-    """The code of a number from the wire; UNKNOWN for one that gRPC does not have."""
-    return next((code for code in grpc.StatusCode if code.value[0] == number), grpc.StatusCode.UNKNOWN)
+    """A failure's code, from its number on the wire; UNKNOWN for one that is none of gRPC's, or no failure's."""
+    return next((code for code in grpc.StatusCode if number and code.value[0] == number), grpc.StatusCode.UNKNOWN)
 
 
 class ErrorPolicy(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from google.protobuf.descriptor import Descriptor
 
 from scripts import protocol_table
 from specwire.core.law.acceptance import choose
@@ -16,7 +18,8 @@ from specwire.core.session import TRANSITIONS, State
 from specwire.core.text import Tree, extend_hash, hash_of
 from specwire.core.verify.chains import Offer
 from specwire.rpc.convert import proposal_from_wire, proposal_to_wire
-from specwire.v1 import common_pb2
+from specwire.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
+from tests.fuzz.numbers import EXTREMES
 
 PAGE = (Path(__file__).resolve().parents[2] / "proto" / "PROTOCOL.md").read_text()
 LOGITS = [1.0, 0.5, 0.0, -0.5]
@@ -169,3 +172,41 @@ def test_a_page_without_markers_is_an_error(page: Path, monkeypatch: pytest.Monk
     page.write_text("nothing here")
     with pytest.raises(ValueError, match="markers"):
         run(monkeypatch, "--write")
+
+
+ROOTS = (
+    verify_pb2.ConnectVerifyRequest,
+    verify_pb2.ConnectVerifyResponse,
+    verify_pb2.ScoreRequest,
+    verify_pb2.ScoreResponse,
+    draft_pb2.JoinRequest,
+    draft_pb2.JoinResponse,
+    generation_pb2.GenerateRequest,
+    generation_pb2.WatchRequest,
+    generation_pb2.ScoreTextRequest,
+)
+
+
+def test_every_number_that_a_peer_or_a_client_sends_has_a_range() -> None:
+    """Of each message that is sent to a service, or by a peer to an orchestrator; once, and nothing else is named."""
+    found = {
+        f"{kind.name}.{field.name}"
+        for root in ROOTS
+        for kind in parts_of(root.DESCRIPTOR, {})
+        for field in kind.fields
+        if field.type in EXTREMES
+    }
+    table = rows_after("<!-- numbers: every numeric field that a peer or a client sends -->")
+    told = [name.strip("` ") for fields, _, _ in table for name in fields.split(",")]
+    assert sorted(told) == sorted(found)
+    assert all(span and beyond for _, span, beyond in table)
+
+
+def parts_of(kind: Descriptor, known: dict[str, Descriptor]) -> Iterable[Descriptor]:
+    """The kind, and those of all that it may hold."""
+    if kind.full_name not in known:
+        known[kind.full_name] = kind
+        for field in kind.fields:
+            if field.message_type is not None:
+                parts_of(field.message_type, known)
+    return known.values()

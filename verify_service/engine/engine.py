@@ -62,7 +62,6 @@ logger = logging.getLogger(__name__)
 
 MOST_SLEEP_S = 3600.0
 DETACH_GRACE_US = 30e6
-MOST_UINT32 = (1 << 32) - 1
 # How long after a forward constraints may answer before their sessions are left out of a step.
 MOST_LATE_US = 20e3
 LOOK_AGAIN_US = 2e3
@@ -607,7 +606,7 @@ class Engine:
         session, now_us = held.session, self._now_us()
         answer = held.running.decided(now_us, len(verdict.tokens), charge)
         verdict = verdict._replace(
-            delay_us=min(round(answer.delay_us), MOST_UINT32),
+            delay_us=round(answer.delay_us),
             answered=answer.source,
             ledger_us=round(session.ledger.balance_us),
         )

@@ -1,0 +1,247 @@
+"""No number that a peer or a client can send ends a process, a link or another's session, whatever it is of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count, cycle
+from typing import Any
+from unittest.mock import patch
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from orchestrator.peers.peer import DrafterPeer, Peer, VerifierPeer
+from specwire.client import Completion, SpecwireError
+from specwire.core.law.sampling import Sampling
+from specwire.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
+from tests.fuzz.numbers import NumberField, asking, deciding, drafting, numbers, put, put_into
+from tests.fuzz.services import VOCABULARY, Failures, Services, services
+from tests.fuzz.targets import targets
+from tests.orchestrator.stack import SLOW_TARGET, Stack, plain, stack
+
+SAMPLING = Sampling(temperature=0.9, seed=3, logprobs=1)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Services]:
+    with services() as started:
+        yield started
+
+
+def fields(kind: type[Message], *without: str) -> list[NumberField]:
+    return [each for each in numbers(kind.DESCRIPTOR) if each.path[0] not in without]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# To a service.
+
+
+def of_verifier(running: Services, field: NumberField) -> list[list[Message]]:
+    """A call, with a session for each value."""
+    names = zip(count(1), field.values)
+    return [
+        [
+            put(deciding(running.fingerprint, handle, f"{field}-{handle}", SAMPLING), field.path, value)
+            for handle, value in names
+        ]
+    ]
+
+
+def of_drafter(running: Services, field: NumberField) -> list[list[Message]]:
+    messages = (drafting(running.fingerprint, handle) for handle in count(1))
+    return [[put(message, field.path, value) for message, value in zip(messages, field.values, strict=False)]]
+
+
+def of_hub(running: Services, field: NumberField) -> list[list[Message]]:
+    """A drafter for each value; what it says of sessions is said behind a model that fits."""
+    model = common_pb2.GetModelInfoResponse(vocabulary=VOCABULARY, vocabulary_fingerprint=running.fingerprint)
+    hello = draft_pb2.JoinRequest(model=model)
+    if field.path[0] == "model":
+        return [[put(hello, field.path, value)] for value in field.values]
+    return [[hello, put(draft_pb2.JoinRequest(), field.path, value)] for value in field.values]
+
+
+def of_orchestrator(_: Services, field: NumberField) -> list[list[Message]]:
+    return [[put(asking(), field.path, value)] for value in field.values]
+
+
+def of_scores(running: Services, field: NumberField) -> list[list[Message]]:
+    request = verify_pb2.ScoreRequest(tokens=[1, 2, 3], from_position=1, top=1, others=[{"tokens": [2]}])
+    return [[put(request, field.path, value)] for value in field.values]
+
+
+def of_watch(running: Services, field: NumberField) -> list[list[Message]]:
+    request = generation_pb2.WatchRequest(session_id=running.sessions[0])
+    return [[put(request, field.path, value)] for value in field.values]
+
+
+def of_texts(_: Services, field: NumberField) -> list[list[Message]]:
+    part = generation_pb2.TextPart(tokens=generation_pb2.TokenIds(ids=[1, 2]))
+    request = generation_pb2.ScoreTextRequest(prefix=part, continuations=[generation_pb2.ScoredText(parts=[part])])
+    return [[put(request, field.path, value)] for value in field.values]
+
+
+Made = Callable[[Services, NumberField], list[list[Message]]]
+ASKED: dict[str, tuple[type[Message], Made]] = {
+    "VerifyService.Connect": (verify_pb2.ConnectVerifyRequest, of_verifier),
+    "VerifyService.Score": (verify_pb2.ScoreRequest, of_scores),
+    "DraftService.Connect": (draft_pb2.ConnectDraftRequest, of_drafter),
+    "DraftHubService.Join": (draft_pb2.JoinRequest, of_hub),
+    "GenerationService.Generate": (generation_pb2.GenerateRequest, of_orchestrator),
+    "GenerationService.Watch": (generation_pb2.WatchRequest, of_watch),
+    "GenerationService.ScoreText": (generation_pb2.ScoreTextRequest, of_texts),
+}
+
+
+def test_a_ledger_beyond_all_sums_ends_nothing(running: Services) -> None:
+    """One Open with `ledger_us` of 2^63 - 1 ended the verifier, and with it everybody's sessions."""
+    field = NumberField(("opens", "ledger_us"), ((1 << 63) - 1, -(1 << 63)))
+    (target,) = (each for each in targets(running) if each.name == "VerifyService.Connect")
+    for data in of_verifier(running, field):
+        seen = target.call(running, [each.SerializeToString() for each in data])
+        assert seen["verdicts"] > 0
+    running.check()
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_no_number_of_a_request_hurts_anybody_else(running: Services, name: str) -> None:
+    """A session of another caller runs meanwhile, and writes its text."""
+    kind, make = ASKED[name]
+    (target,) = (each for each in targets(running) if each.name == name)
+    for field in fields(kind):
+        for at, data in enumerate(make(running, field)):
+            try:
+                replace(target, beside=at == 0).call(running, [each.SerializeToString() for each in data])
+            except AssertionError as error:
+                raise AssertionError(f"{name}: {field}: {error}") from error
+    running.check()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# From a peer, to an orchestrator: what it says of one session, or of all at once, hurts no other session.
+
+GUILTY, NEIGHBOUR = (7, 3), (5, 6, 7)
+LENGTH = 12
+
+
+class Altered:
+    """Puts `values` into one field of what a peer says: of each guilty session its own, of a step one after the other.
+
+    Guilty are the sessions of prompts that begin so; which value is theirs, the next token says.
+    """
+
+    def __init__(self, field: NumberField) -> None:
+        self.field = field
+        self.put = 0
+        self._next = cycle(field.values)
+
+    def apply(self, peer: Peer[Any, Any], message: Message) -> None:
+        part, *rest = self.field.path
+        known = message.DESCRIPTOR.fields_by_name[part]
+        if not known.is_repeated:
+            put_into(message, self.field.path, next(self._next))
+            self.put += 1
+            return
+        if part == "refused":
+            self._refuse(peer, message)
+        for each in getattr(message, part):
+            value = self._value(peer.subjects.get(each.handle))
+            if value is not None:
+                put_into(each, tuple(rest), value)
+                self.put += 1
+
+    def _refuse(self, peer: Peer[Any, Any], message: Any) -> None:
+        """Nobody is, unless a test says so."""
+        said = message.verdicts if isinstance(message, verify_pb2.ConnectVerifyResponse) else message.proposals
+        message.refused.extend(
+            common_pb2.Refused(handle=each.handle, code=grpc.StatusCode.ABORTED.value[0], message="put there")
+            for each in said
+            if self._value(peer.subjects.get(each.handle)) is not None
+        )
+
+    def _value(self, subject: Any) -> float | None:
+        view = getattr(subject, "_view", None)
+        record = subject._record if view is None and subject is not None else getattr(view, "record", None)
+        if record is None or tuple(record.prompt[: len(GUILTY)]) != GUILTY:
+            return None
+        at = record.prompt[len(GUILTY)]
+        return self.field.values[at] if at < len(self.field.values) else None  # else of another field
+
+
+async def beside_guilty(running: Stack, field: NumberField, kind: type[Peer[Any, Any]]) -> int:
+    """A session of each value, and one that none is put into, whose text is right; how many were put in."""
+    altered, hear = Altered(field), kind.on_message  # type: ignore[attr-defined]  # of both peers
+
+    def heard(peer: Peer[Any, Any], message: Message) -> None:
+        altered.apply(peer, message)
+        hear(peer, message)
+
+    with patch.object(kind, "on_message", heard):
+        guilty = [
+            asyncio.create_task(
+                running.client.complete(
+                    (*GUILTY, number), max_tokens=LENGTH, ignore_eos=True, temperature=0.9, seed=3, logprobs=1
+                )
+            )
+            for number in range(len(field.values))
+        ]
+        done = await running.client.complete(NEIGHBOUR, max_tokens=LENGTH, ignore_eos=True)
+    assert list(done.tokens) == plain(SLOW_TARGET, NEIGHBOUR, LENGTH), field
+    _, waiting = await asyncio.wait(guilty, timeout=0.05)
+    for each in waiting:
+        each.cancel()  # what it was to be told never came
+    for ended in await asyncio.gather(*guilty, return_exceptions=True):
+        if isinstance(ended, SpecwireError):
+            assert ended.code is not grpc.StatusCode.INTERNAL, (field, ended)
+        else:
+            assert isinstance(ended, Completion | asyncio.CancelledError), (field, ended)
+    return altered.put
+
+
+@pytest.fixture
+def failures() -> Iterator[Failures]:
+    logged = Failures()
+    logging.getLogger().addHandler(logged)
+    yield logged
+    logging.getLogger().removeHandler(logged)
+
+
+SAID: list[tuple[type[Message], type[Peer[Any, Any]]]] = [
+    (verify_pb2.ConnectVerifyResponse, VerifierPeer),
+    (draft_pb2.ConnectDraftResponse, DrafterPeer),
+]
+
+
+@pytest.mark.parametrize(("kind", "peer"), SAID, ids=["verifier", "drafter"])
+async def test_no_number_that_a_peer_says_hurts_another_session(
+    kind: type[Message], peer: type[Peer[Any, Any]], failures: Failures
+) -> None:
+    put_in = 0
+    async with stack(SLOW_TARGET, SLOW_TARGET, plan="stream:2,4", patient=True) as running:
+        (verifier,) = running.orchestrator.orchestrator.pool.verifiers
+        link = verifier.link.channel
+        for field in fields(kind):
+            put_in += await beside_guilty(running, field, peer)
+        assert verifier.link.channel is link, "the link was lost"
+    assert put_in > 300
+    assert failures.take() == []
+
+
+async def test_no_number_of_a_description_hurts_sessions(failures: Failures) -> None:
+    """A verifier that describes itself so may get no session; what it describes rightly again is used again."""
+    async with stack(SLOW_TARGET) as running:
+        (verifier,) = running.orchestrator.orchestrator.pool.verifiers
+        known = verifier.info
+        assert known is not None
+        for field in fields(common_pb2.GetModelInfoResponse):
+            for value in field.values:
+                verifier.on_up(put(known, field.path, value))
+                await running.client.server_info()
+                verifier.on_up(known)
+        done = await running.client.complete(NEIGHBOUR, max_tokens=LENGTH, ignore_eos=True)
+    assert list(done.tokens) == plain(SLOW_TARGET, NEIGHBOUR, LENGTH)
+    assert failures.take() == []
