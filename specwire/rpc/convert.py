@@ -256,13 +256,9 @@ def _logprobs(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
         raise InvalidParameter("logprobs", f"{len(message.top_logprobs)} values for {len(message.top_ids)} ids")
     reported = TokenLogprobs(message.logprob, tuple(zip(message.top_ids, message.top_logprobs, strict=True)))
     try:
-        check_numbers(reported)
+        return check_numbers(reported)
     except ValueError as error:
         raise InvalidParameter("logprobs", str(error).removeprefix("logprobs: ")) from None
-    greatest = max(message.logprob, *message.top_logprobs, -inf)
-    if greatest > GREATEST_LOGPROB:
-        raise InvalidParameter("logprobs", f"must be at most 0, not {greatest}")
-    return reported
 
 
 def proposal_to_wire(proposal: Proposal, handle: int, draft_us: int = 0) -> common_pb2.Proposal:
@@ -368,6 +364,9 @@ def verdict_from_wire(
 def _reported(message: verify_pb2.Verdict, wanted: int, vocabulary: int) -> tuple[TokenLogprobs, ...]:
     for each in message.logprobs:
         _check_ids("logprobs", each.top_ids, vocabulary)
+        greatest = max(each.logprob, *each.top_logprobs, -inf)
+        if greatest > GREATEST_LOGPROB:
+            raise InvalidParameter("logprobs", f"must be at most 0, not {greatest}")
     logprobs = logprobs_from_wire(message.logprobs)
     if any(len(each.top) > wanted for each in logprobs):
         raise InvalidParameter("logprobs", f"more than the {wanted} ids that were asked for")

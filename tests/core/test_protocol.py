@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -192,7 +193,7 @@ def test_every_number_that_a_peer_or_a_client_sends_has_a_range() -> None:
     found = {
         f"{kind.name}.{field.name}"
         for root in ROOTS
-        for kind in parts_of(root.DESCRIPTOR, {})
+        for kind in parts_of(cast(Descriptor, root.DESCRIPTOR), {})
         for field in kind.fields
         if field.type in EXTREMES
     }

@@ -30,6 +30,7 @@ from tests.fuzz.services import Services, services
 from tests.fuzz.targets import Target, targets
 from tests.fuzz.values import cases, members, spoil_roll, try_all
 from tests.orchestrator.redis_for_tests import RedisServer
+from tests.verify_service.test_contained import hurt_nobody, neighbours
 
 EXAMPLES = 250
 FRESH = settings(
@@ -103,6 +104,7 @@ def _everything(log: RedisServer, running: Services) -> list[tuple[str, Values, 
     return [
         *said,
         *asked,
+        ("options of sessions in one step", neighbours, hurt_nobody),
         ("HTTP floods", floods(), partial(tell_flood, running)),
         ("chat templates", sources, partial(tell_template, running)),
         ("HTTP figures", figures(), partial(tell_figures, running)),

@@ -7,11 +7,12 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, cycle
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import grpc
 import pytest
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from orchestrator.peers.peer import DrafterPeer, Peer, VerifierPeer
@@ -33,7 +34,7 @@ def running() -> Iterator[Services]:
 
 
 def fields(kind: type[Message], *without: str) -> list[NumberField]:
-    return [each for each in numbers(kind.DESCRIPTOR) if each.path[0] not in without]
+    return [each for each in numbers(cast(Descriptor, kind.DESCRIPTOR)) if each.path[0] not in without]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

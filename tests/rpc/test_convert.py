@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.law.sampling import LogprobsOf, Rule, Sampling
-from specwire.core.messages import FinishReason, Outcome, Pace, Proposal, SourceKind, TokenLogprobs
+from specwire.core.messages import FinishReason, Outcome, Pace, Proposal, SourceKind, TokenLogprobs, Verdict
 from specwire.core.text import Stopping, Text, hash_of
 from specwire.core.verify.chains import Chains, Offer
 from specwire.rpc import convert
-from specwire.v1 import common_pb2, draft_pb2
+from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 
 uint32 = st.integers(0, (1 << 32) - 1)
 uint64 = st.integers(0, (1 << 64) - 1)
@@ -231,3 +231,35 @@ def test_kinds_of_sources_are_those_of_the_wire_and_one_that_is_not_known_is_a_d
         assert convert.kind_from_wire(convert.kind_to_wire(kind)) is kind
     assert convert.kind_from_wire(4) is SourceKind.HEAD
     assert [convert.kind_from_wire(value) for value in (0, 5, -1)] == [SourceKind.DRAFTER] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": [64]}, "tokens: token id 64 is outside 0..63"),
+        ({"tested": 257}, "tested: must be at most 256, not 257"),
+        ({"logprobs": [{"logprob": math.inf}]}, "logprobs: must be at most 0, not inf"),
+        ({"logprobs": [{"top_ids": [64], "top_logprobs": [-1.0]}]}, "logprobs: token id 64 is outside"),
+        ({"outcomes": [9]}, "outcomes: 9 is not a valid Outcome"),
+    ],
+)
+def test_a_verdict_out_of_range_is_refused(changes: dict[str, Any], message: str) -> None:
+    fields: dict[str, Any] = {"tokens": [63], "outcomes": [4], "tested": 256, "logprobs": [{"logprob": -0.5}]}
+    assert convert.verdict_from_wire(verify_pb2.Verdict(**fields), 1, 64).tokens == (63,)
+    with pytest.raises(InvalidParameter, match=message):
+        convert.verdict_from_wire(verify_pb2.Verdict(**{**fields, **changes}), 1, 64)
+
+
+@pytest.mark.parametrize(("told", "counts"), [((1 << 63) - 1, 1 << 40), (-(1 << 63), -(1 << 40)), (-5, -5)])
+def test_a_ledger_counts_as_the_nearest_balance_in_its_range(told: int, counts: int) -> None:
+    assert convert.verdict_from_wire(verify_pb2.Verdict(ledger_us=told)).ledger_us == counts
+    verdict = Verdict(3, (), (), 0, delay_us=1 << 40, ledger_us=told * 2)
+    written = convert.verdict_to_wire(verdict, 1, 1)
+    assert (written.ledger_us, written.proposal_delay_us) == (max(-(1 << 40), min(1 << 40, told * 2)), (1 << 32) - 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(math.nan, 0), (math.inf, (1 << 32) - 1), (-math.inf, 0), (2.5e9, 2500000000)]
+)
+def test_what_was_measured_is_told_in_range(value: float, told: int) -> None:
+    assert convert.saturated(value) == told
