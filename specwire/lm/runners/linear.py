@@ -32,6 +32,18 @@ class LinearWeights(NamedTuple):
     bias: torch.Tensor | None
 
 
+def side_by_side(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows of all parts; the same memory where they lie one behind the other."""
+    first = parts[0]
+    ends = [part.data_ptr() + part.nbytes for part in parts]
+    whole = all(part.is_contiguous() and part.dtype == first.dtype for part in parts)
+    memory = first.untyped_storage()
+    fits = ends[-1] <= memory.data_ptr() + memory.nbytes()
+    if whole and fits and all(end == part.data_ptr() for end, part in zip(ends, parts[1:], strict=False)):
+        return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
+    return torch.cat([*parts])
+
+
 class PlainLinear(nn.Module):
     """x (rows, in) -> x @ weight.T + bias (rows, out)."""
 

@@ -22,7 +22,7 @@ from specwire.lm.runners.decoder import (
     nothing,
     tree_rows,
 )
-from specwire.lm.runners.linear import LinearWeights
+from specwire.lm.runners.linear import LinearWeights, side_by_side
 from specwire.lm.runners.tensor_parallel import Rank
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -140,7 +140,7 @@ def rotations_of(model: PreTrainedModel, context: int, head_dim: int) -> torch.T
     rotary: Any = model.get_submodule("model.rotary_emb")
     if rotary.rope_type not in ROPE_TYPES:
         raise Unsuited(f"rotation {rotary.rope_type}")
-    device = _parameter(model, "model.norm.weight").device
+    device = parameter(model, "model.norm.weight").device
     positions = torch.arange(context, device=device).unsqueeze(0)
     cos, sin = rotary(torch.zeros(1, dtype=torch.float32, device=device), positions)
     if cos.shape[-1] != head_dim:
@@ -157,12 +157,12 @@ def model_of(model: PreTrainedModel, shape: DecoderShape, context: int, vocabula
     if window_of(model.config, context) is not None:
         raise Unsuited("attention slides")
     body = model.get_submodule("model")
-    bias = _optional(model, "lm_head.bias")
-    head = LinearWeights(_parameter(model, "lm_head.weight")[:vocabulary], None if bias is None else bias[:vocabulary])
+    bias = optional(model, "lm_head.bias")
+    head = LinearWeights(parameter(model, "lm_head.weight")[:vocabulary], None if bias is None else bias[:vocabulary])
     return Model(
-        _parameter(body, "embed_tokens.weight"),
+        parameter(body, "embed_tokens.weight"),
         [_layer(layer, shape) for layer in body.get_submodule("layers").children()],
-        _parameter(body, "norm.weight"),
+        parameter(body, "norm.weight"),
         head,
         rotations_of(model, context, shape.head_dim),
     )
@@ -175,11 +175,11 @@ def _layer(layer: nn.Module, shape: DecoderShape) -> Layer:
     gate, up, down = (_weights(mlp, name) for name in ("gate_proj", "up_proj", "down_proj"))
     turned = [pairwise(part, shape.head_dim) for part in (q, k)]
     return Layer(
-        _parameter(layer, "input_layernorm.weight"),
+        parameter(layer, "input_layernorm.weight"),
         fused(*turned, v),
         _head_norm(attention, shape),
         o,
-        _parameter(layer, "post_attention_layernorm.weight"),
+        parameter(layer, "post_attention_layernorm.weight"),
         fused(gate, up),
         down,
     )
@@ -189,7 +189,7 @@ def _weights(module: nn.Module, name: str) -> LinearWeights:
     layer = module.get_submodule(name)
     if type(layer) is not nn.Linear:
         raise Unsuited(f"{name} is a {type(layer).__name__}")
-    return LinearWeights(_parameter(layer, "weight"), _optional(layer, "bias"))
+    return LinearWeights(parameter(layer, "weight"), optional(layer, "bias"))
 
 
 def pairwise(part: LinearWeights, head_dim: int, turned: int | None = None) -> LinearWeights:
@@ -212,7 +212,7 @@ def pair_order(head_dim: int, turned: int | None = None) -> torch.Tensor:
 
 def fused(*parts: LinearWeights) -> LinearWeights:
     """One layer whose output is the parts' outputs side by side."""
-    weight = torch.cat([part.weight for part in parts])
+    weight = side_by_side([part.weight for part in parts])
     if all(part.bias is None for part in parts):
         return LinearWeights(weight, None)
     zeros = [part.weight.new_zeros(len(part.weight)) for part in parts]
@@ -223,22 +223,22 @@ def fused(*parts: LinearWeights) -> LinearWeights:
 def _head_norm(attention: nn.Module, shape: DecoderShape) -> torch.Tensor | None:
     """Per-head scale of normalised queries and keys (Qwen3), in the order of `pairwise`."""
     names = ("q_norm.weight", "k_norm.weight")
-    q, k = (_optional(attention, name) for name in names)
+    q, k = (optional(attention, name) for name in names)
     if q is None or k is None:
         return None
     order = pair_order(shape.head_dim).to(q.device)
     return torch.cat((q[order].expand(shape.heads, -1), k[order].expand(shape.kv_heads, -1)))
 
 
-def _optional(module: nn.Module, name: str) -> torch.Tensor | None:
+def optional(module: nn.Module, name: str) -> torch.Tensor | None:
     try:
         return module.get_parameter(name).detach()
     except AttributeError:
         return None
 
 
-def _parameter(module: nn.Module, name: str) -> torch.Tensor:
-    parameter = _optional(module, name)
+def parameter(module: nn.Module, name: str) -> torch.Tensor:
+    parameter = optional(module, name)
     if parameter is None:
         raise Unsuited(f"no {name}")
     return parameter

@@ -56,8 +56,7 @@ class How(NamedTuple):
     """How a model is to be computed. Scripted models and GGUF files know nothing of it.
 
     Attributes:
-        runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, the Llama family, on cpu; its
-            weights take room as float32 too while it loads); or "auto": openvino where it is installed and agrees with
+        runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, the Llama family, on cpu); or "auto": openvino where it is installed and agrees with
             the model, else torch.
         lean: use our own decoder where the model has one; False keeps to the model's own modules.
         deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
@@ -217,11 +216,9 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     if how.quantization == INT8_DYNAMIC and not rounds_activations():
         raise ModelError(f"runtime: openvino needs VNNI instructions for {INT8_DYNAMIC}, and has none here")
     try:
-        for module in filter(None, (model, how.fuse)):
-            module.float()  # what OpenVINO rounds back; each value of a shorter type has its own in float32
+        _round(model, how)
         threads = torch.get_num_threads(), how.prompt_threads
         runner = OpenvinoRunner(model, *sizes, dtype, threads, how.quantization, how.taps, how.fuse)
-        _round(model, how)
         off = deviation(model, runner, *sizes, dtype)
     except Unsuited as reason:
         raise ModelError(f"runtime: openvino cannot run this {name}: {reason}") from reason
@@ -229,8 +226,6 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         if out_of_memory(failure):
             raise
         raise ModelError(f"runtime: openvino cannot run this {name}: {_last_line(failure)}") from failure
-    finally:
-        nn.Module.to(model, dtype)
     if cache_dtype(dtype, how) != dtype:
         logger.info("openvino computes in float32, keys and values too: this processor has no %s", str(dtype)[6:])
     if not off <= 1:

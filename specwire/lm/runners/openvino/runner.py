@@ -19,7 +19,8 @@ from specwire.core.model import INT8_DYNAMIC, NONE, Feed
 from specwire.lm.kv_cache import LineRunner, feeds_prompt
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
 from specwire.lm.runners.linear import GROUP, PROBE_TOLERANCE, Int8Linear, LinearWeights
-from specwire.lm.runners.llama import model_of, shape_of
+from specwire.lm.runners.llama import shape_of
+from specwire.lm.runners.openvino.decoder import TAPPED, DecoderGraph
 from specwire.lm.runners.openvino.graph import (
     LOGITS,
     CompiledGraph,
@@ -30,14 +31,12 @@ from specwire.lm.runners.openvino.graph import (
     compile_options,
     name_ports,
     normed,
-    paged,
     repeated,
     round_weights,
     traced,
     without,
 )
 
-TAPPED = "tapped"
 # Of the product that `rounds_activations` tries: two whole groups and a shorter one, more rows than kernels block, and
 # how many of them are computed at once.
 PROBE_WIDTH, PROBE_ROWS, PROBE_FEEDS = 2 * GROUP + GROUP // 2, 12, (1, 4)
@@ -165,23 +164,20 @@ class OpenvinoRunner(OverPages, LineRunner):
         taps: Sequence[int] = (),
         fuse: nn.Module | None = None,
     ) -> None:
-        """Compute in `computed_in(dtype)` with the weights of a model that is in float32, rounded by `quantization`.
+        """Compute in `computed_in(dtype)` with the weights of a model, which may be rounded to 8 bits.
 
         threads: see `PagedGraph`.
 
         Raises Unsuited for a model that only looks like the family, and whatever OpenVINO raises for one that it cannot
         trace, page or compile.
         """
-        shape = shape_of(model)
-        decoder = OpenvinoDecoder(shape, model_of(model, shape, context, vocabulary), taps, fuse)
+        decoder = DecoderGraph(model, shape_of(model), context, vocabulary, taps, fuse)
         self.tapped, self.tapping, self._taps = torch.empty(0), True, len(taps)
-        graph = paged(decoder)
-        if quantization != NONE:
-            round_weights(graph)
+        graph = decoder.graph
         quiet = without(graph, TAPPED) if taps else None
         group = GROUP if quantization == INT8_DYNAMIC else 0
         self._graph = PagedGraph(graph, slots, context, dtype, threads, quiet=quiet, group=group)
-        self._pages = self._graph.pages
+        self._pages, self._decoder = self._graph.pages, decoder
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         telling = self._taps > 0 and self.tapping
