@@ -26,8 +26,7 @@ from bench.real.prompts import RealPrompt
 from bench.relay.link import RelayLink
 from deploy.stack.options import cores
 from deploy.stack.processes import descendants
-from specwire.core.model import GGUF, ModelError
-from specwire.named_models import located
+from specwire.core.model import ModelError
 from specwire.provenance import proc_field
 
 OFF, DEFAULT = "off", "default"
@@ -74,7 +73,7 @@ Prompts = Sequence[Sequence[int]]
 class RealModels(NamedTuple):
     """What is served; None for what there is none of, or what `specwire up` takes by itself.
 
-    target, draft: as --target and --draft take them. peer_draft: a GGUF file, of libraries' own drafting.
+    target, draft: as --target and --draft take them. peer_target, peer_draft: the GGUF files that libraries read.
     peers: the interpreter of their environment. options: further ones, of every service of ours.
     """
 
@@ -82,6 +81,7 @@ class RealModels(NamedTuple):
     draft: str | None = None
     head: str | None = None
     table: str | None = None
+    peer_target: str | None = None
     peer_draft: str | None = None
     peers: Path = Path("none")
     options: tuple[str, ...] = ()
@@ -244,8 +244,8 @@ class RealField:
 
     def _library(self, key: str, sessions: int, longest: int) -> list[RealRow]:
         library, mode = LIBRARIES[key]
-        models, target = self._models, located(self._models.target)
-        if not target.endswith(GGUF):
+        models = self._models
+        if models.peer_target is None:
             raise BenchError("it is measured on GGUF files, and the target is none")
         if not models.peers.exists():
             raise BenchError(NO_PEERS)
@@ -254,7 +254,13 @@ class RealField:
         began = time.monotonic()
         command = ("env", "CI=true", str(models.peers), "-m", MODULES[library])  # CI: it shall send no statistics
         started = self._child(key, command)
-        loading = {"do": "load", "model": target, "draft": models.peer_draft, "mode": mode, "threads": cores()}
+        loading = {
+            "do": "load",
+            "model": models.peer_target,
+            "draft": models.peer_draft,
+            "mode": mode,
+            "threads": cores(),
+        }
         self._ready(started, {**loading, "sessions": sessions, "context": longest + BEYOND})
         child = started[0]
 

@@ -36,7 +36,7 @@ from bench.real.plot import draw
 from bench.real.prompts import RealPrompt
 from bench.real.rows import RealField, RealModels
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import GGUF, ModelError
+from specwire.core.model import ModelError, is_gguf
 from specwire.named_models import NAMED, file_of
 from specwire.rpc.process import say
 
@@ -194,12 +194,17 @@ def _models(name: str, args: argparse.Namespace) -> RealModels:
     target, draft, head = args.target or name, args.draft or DRAFTS.get(name), args.head
     if name == DEMO and args.target is None:
         target, draft, head = str(demo_pair.TARGET), draft or str(demo_pair.DRAFT), head or str(demo_pair.HEAD)
-    peer_draft = args.peer_draft
-    if peer_draft is None and draft is not None:
-        file = str(file_of(draft)) if draft in NAMED else draft
-        peer_draft = file if file.endswith(GGUF) else None
-    draft, head, table, peer_draft = (value and located(value) for value in (draft, head, args.table, peer_draft))
-    return RealModels(located(target), draft, head, table, peer_draft, args.peers.absolute(), tuple(args.option))
+    head, table = (value and located(value) for value in (head, args.table))
+    files = (_file_of(name) or _file_of(target), args.peer_draft or (draft and _file_of(draft)))
+    models = (located(target), draft and located(draft), head, table, *files)
+    return RealModels(*models, args.peers.absolute(), tuple(args.option))
+
+
+def _file_of(model: str) -> str | None:
+    """The GGUF file of a model, for libraries; None where it is none. Of a named one it may be missing yet."""
+    if model in NAMED:
+        return str(file_of(model))
+    return located(model) if is_gguf(model) else None
 
 
 class Journal:
