@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import xllamacpp
@@ -85,12 +85,13 @@ class LlamacppPeer:
 
     def _one(self, request: Request, prompt: Sequence[int], found: list[Answer], at: int, began: float) -> None:
         try:
-            found[at] = run_of(self._events(request, prompt), began)
+            completion = self._completion(request, prompt)
+            found[at] = run_of(completion, time.perf_counter() - began)
         except Exception as error:  # told to the asker, whatever the library says
             found[at] = {"error": f"{type(error).__name__}: {error}"}
 
-    def _events(self, request: Request, prompt: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Server-sent events of one completion, as they come."""
+    def _completion(self, request: Request, prompt: Sequence[int]) -> dict[str, Any]:
+        """In one piece: of a stream the tokens within a character are left out."""
         body = {
             "prompt": list(prompt),
             "n_predict": request["tokens"],
@@ -100,31 +101,22 @@ class LlamacppPeer:
             "ignore_eos": True,
             "cache_prompt": False,
             "return_tokens": True,
-            "stream": True,
         }
         address = f"{self._server.listening_address}/completion"
         asked = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(asked, timeout=RUN_LIMIT_S) as answer:
-            for line in answer:
-                if line.startswith(b"data: {"):
-                    yield json.loads(line.removeprefix(b"data: "))
+            completion: dict[str, Any] = json.load(answer)
+            return completion
 
 
-def run_of(events: Iterable[dict[str, Any]], began: float) -> Answer:
-    """One completion from its events. A forward decides one token beside the draft tokens that it accepts."""
-    tokens: list[int] = []
-    first, timings = 0.0, dict[str, Any]()
-    for event in events:
-        if "error" in event:
-            return {"error": str(event["error"])}
-        first = first or time.perf_counter() - began
-        tokens += event.get("tokens", [])
-        timings = event.get("timings", timings)
+def run_of(completion: dict[str, Any], seconds: float) -> Answer:
+    """What a completion took. A forward decides one token beside the draft tokens that it accepts."""
+    tokens, timings = completion["tokens"], completion["timings"]
     accepted = timings.get("draft_n_accepted", 0)
     return {
         "tokens": tokens,
-        "seconds": time.perf_counter() - began,
-        "first_token_seconds": first,
+        "seconds": seconds,
+        "first_token_seconds": timings["prompt_ms"] / 1e3,
         "forwards": len(tokens) - accepted,
         "tested": timings.get("draft_n", 0),
         "accepted": accepted,

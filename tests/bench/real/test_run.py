@@ -144,6 +144,29 @@ def test_a_row_that_fails_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch, 
     assert run.main(words) == 0
 
 
+def test_what_was_measured_before_it_was_interrupted_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(MadeField):
+        def ours(self, prompts: Sequence[Sequence[int]], tokens: int, temperature: float) -> Together:
+            self.asked += 1
+            if self.asked > 2 + 3:  # two texts warm it up
+                raise KeyboardInterrupt
+            return super().ours(prompts, tokens, temperature)
+
+    monkeypatch.setattr(run, "RealField", Interrupted)
+    monkeypatch.setattr(run, "JOURNALS", tmp_path)
+    monkeypatch.setattr(machine, "commit", lambda: "c0ffee")
+    monkeypatch.setattr(run, "PIECES", (Piece("main", (OFF,)),))
+    assert run.main([DEMO, "--prompts", "4", "--out", str(tmp_path)]) == 130
+    assert "the same command goes on with it" in capsys.readouterr().err
+    (journal,) = tmp_path.glob("*.jsonl")
+    assert [json.loads(line).get("turn", {}).get("prompts") for line in journal.read_text().splitlines()][-3:] == [
+        *([0], [0]),
+        [1],
+    ]
+
+
 class MadeChild(BenchChild):
     """Runs nothing; `pid` is somebody else's."""
 
