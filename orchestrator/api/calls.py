@@ -324,8 +324,7 @@ def _pass_deadline(driver: SessionDriver) -> None:
 
     That is the deadline of the call that began it; calls that joined have their own.
     """
-    deadline = driver.view.record.deadline
-    if deadline and deadline - time.time() <= DEADLINE_SLACK_S:
+    if driver.is_due(DEADLINE_SLACK_S):
         driver.end(FinishReason.DEADLINE)
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -34,7 +33,7 @@ from orchestrator.store import (
     StoredSession,
     StoreError,
 )
-from orchestrator.store.base import CALLED_WITHIN_S, NONE_OF_IT
+from orchestrator.store.base import CALLED_WITHIN_S, NONE_OF_IT, awake_or_asleep_s
 from specwire.core.messages import FinishReason
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
@@ -96,10 +95,10 @@ class Sweeper:
         """Run rounds for ever. The first ones only enter sessions, and ask for none."""
         self._be_quiet()
         while True:
-            began = time.time()
+            began = awake_or_asleep_s()
             pause = ROUND_S * self._scatter.uniform(0.5, 1.0)
             await asyncio.sleep(pause)
-            if time.time() - began > pause + LEASE_S / 2:
+            if awake_or_asleep_s() - began > pause + LEASE_S / 2:
                 self._be_quiet()  # this process was stopped, and others perhaps, too
             try:
                 async with asyncio.timeout(ROUND_LIMIT_S):

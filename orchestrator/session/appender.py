@@ -29,7 +29,7 @@ from orchestrator.store import (
     StoreError,
     StoreUnavailable,
 )
-from orchestrator.store.base import BEGINNING_S, RENEW_S
+from orchestrator.store.base import BEGINNING_S, RENEW_S, awake_or_asleep_s
 from specwire.core import messages
 from specwire.core.messages import Append, FinishReason
 from specwire.core.session import Session, State
@@ -129,8 +129,8 @@ class Appender:
         fence: of the session's present owner.
         held: must not change while `write` is under way; its tokens are the log's, except where the store lost them.
         timeout: seconds after which a log that does not answer is given up.
-        clock: of the wall, in seconds (None: the system's). It goes on while the machine sleeps, but may be set back.
-        Of this clock and the loop's own, the larger difference counts.
+        clock: in seconds, which goes on while the machine sleeps (None: one that nobody sets). Of this clock and the
+        loop's own, the larger difference counts.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Appender:
         self._timeout = timeout
         self._now = asyncio.get_running_loop().time
         self._acknowledged = self._now()
-        self._clock = clock or time.time
+        self._clock = clock or awake_or_asleep_s
         self._attempted = self._owned = self._moment()
         self._slept = False
         self._cancelled = False

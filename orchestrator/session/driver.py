@@ -184,6 +184,11 @@ class SessionDriver:
     def set_deadline(self, seconds: float) -> None:
         self._timers.set("deadline", seconds, lambda: self.end(FinishReason.DEADLINE))
 
+    def is_due(self, within_s: float) -> bool:
+        """Whether its deadline, if it has one here, passes within so many seconds."""
+        left = self._timers.left("deadline")
+        return left is not None and left <= within_s
+
     def end(self, reason: FinishReason) -> None:
         """End it with what is decided."""
         self.apply(messages.EndRequested(reason))

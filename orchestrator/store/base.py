@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
+import time
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -243,6 +244,14 @@ CALLED_WITHIN_S = 15.0
 NONE_OF_IT = 1 << 31
 # Seconds for which a request id stays bound before its session's log is written.
 BEGINNING_S = 60.0
+
+
+def awake_or_asleep_s() -> float:
+    """Seconds by the machine's clock that nobody sets, and that goes on while it sleeps: what durations are taken by.
+
+    The wall clock may step by hours, where a machine without a battery hears of the time.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LoggedTokens(Protocol):

@@ -117,24 +117,25 @@ ENCODER = msgspec.msgpack.Encoder()
 DECODER = msgspec.msgpack.Decoder(list[Entry])
 
 
-def _state_of(log: MemoryLog) -> LogState:
+def _state_of(log: MemoryLog, ahead_s: float) -> LogState:
+    """ahead_s: see `FileStore`."""
     reason = None if log.reason is None else int(log.reason)
-    instants = log.claimed, log.expires, log.ended
+    instants = log.claimed, log.expires + ahead_s, log.ended
     return LogState(log.fence, log.owner, *instants, reason, log.text_length, log.cancelled)
 
 
-def _whole(log: MemoryLog) -> WholeLog:
+def _whole(log: MemoryLog, ahead_s: float) -> WholeLog:
     told = tuple(map(pack_logprobs, log.logprobs))
     texts = pack_tokens(log.tokens), pack_outcomes(log.outcomes), told
-    return WholeLog(encode_record(log.record), log.ttl_s, log.retention_s, _state_of(log), *texts)
+    return WholeLog(encode_record(log.record), log.ttl_s, log.retention_s, _state_of(log, ahead_s), *texts)
 
 
-def _change(log: MemoryLog, length: int) -> LogChange:
+def _change(log: MemoryLog, length: int, ahead_s: float) -> LogChange:
     """What stands behind `length` tokens of it."""
     decided = length - log.record.prompt_length
     told = tuple(map(pack_logprobs, log.logprobs[decided:]))
     texts = pack_tokens(log.tokens[length:]), pack_outcomes(log.outcomes[decided:]), told
-    return LogChange(log.record.session_id, _state_of(log), length, *texts)
+    return LogChange(log.record.session_id, _state_of(log, ahead_s), length, *texts)
 
 
 def _add_tokens(log: MemoryLog, entry: WholeLog | LogChange, tokens: Sequence[int]) -> None:
@@ -167,6 +168,9 @@ PORTION_BYTES = 1 << 18
 class FileStore(MemoryStore):
     """Blocks while it opens and reads the file; then each change counts once it is in there.
 
+    The file has Unix times, for the next process. `_ahead_s`: by so much the wall clock, which steps, is ahead of the
+    store's own, by which things expire here.
+
     Args:
         path: of the file, which is made where there is none.
         synced: a change counts once the disk has it, not only the system.
@@ -182,7 +186,7 @@ class FileStore(MemoryStore):
         path: Path,
         synced: bool = False,
         timeout_s: float = 2.0,
-        clock: Clock = time.time,
+        clock: Clock | None = None,
         step: Callable[[], int] = random_step,
     ) -> None:
         super().__init__(clock, step)
@@ -258,7 +262,7 @@ class FileStore(MemoryStore):
         log = self._logs.get(session_id)
         await super().delete(session_id)
         if log is not None and session_id not in self._logs:
-            self._note((session_id,), DeletedLog(session_id, self._deleted[session_id]))
+            self._note((session_id,), self._deleted_entry(session_id))
             self._note_request(log.record.tenant, log.record.request_id)
             self._stale = True
         await self._journal.settled()
@@ -313,6 +317,10 @@ class FileStore(MemoryStore):
 
     # Into the journal
 
+    @property
+    def _ahead_s(self) -> float:
+        return self._wall() - self._clock()
+
     @contextmanager
     def _noted(self, session_id: str) -> Iterator[None]:
         """Notes what was changed of a session's log within it; an error there has changed nothing."""
@@ -320,7 +328,8 @@ class FileStore(MemoryStore):
         length = 0 if before is None else len(before.tokens)
         yield
         log = self._logs[session_id]
-        self._note((session_id,), _change(log, length) if log is before else _whole(log))
+        ahead_s = self._ahead_s
+        self._note((session_id,), _change(log, length, ahead_s) if log is before else _whole(log, ahead_s))
 
     def _note_request(self, tenant: str, request_id: str) -> None:
         self._note((tenant, request_id), self._request_entry(tenant, request_id))
@@ -329,7 +338,12 @@ class FileStore(MemoryStore):
         held = self._requests.get((tenant, request_id))
         if held is None:
             return RequestReleased(tenant, request_id)
-        return RequestBinding(tenant, request_id, held.of.session_id, held.of.digest, held.bound, held.expires)
+        ahead_s = self._ahead_s
+        instants = held.bound and held.bound + ahead_s, held.expires + ahead_s
+        return RequestBinding(tenant, request_id, held.of.session_id, held.of.digest, *instants)
+
+    def _deleted_entry(self, session_id: str) -> DeletedLog:
+        return DeletedLog(session_id, self._deleted[session_id] + self._ahead_s)
 
     def _note(self, key: Key, entry: Entry) -> None:
         told = self._untold is not None and key not in self._untold
@@ -426,5 +440,5 @@ class FileStore(MemoryStore):
             return self._request_entry(tenant, request_id) if key in self._requests else None
         (session_id,) = key
         if session_id in self._logs:
-            return _whole(self._logs[session_id])
-        return DeletedLog(session_id, self._deleted[session_id]) if session_id in self._deleted else None
+            return _whole(self._logs[session_id], self._ahead_s)
+        return self._deleted_entry(session_id) if session_id in self._deleted else None

@@ -20,6 +20,7 @@ from orchestrator.store.base import (
     SessionExists,
     SessionRecord,
     StoredSession,
+    awake_or_asleep_s,
     check_logged,
     deleted,
     fenced,
@@ -40,7 +41,7 @@ TOLD_AT_ONCE = 512
 
 @dataclass(slots=True)
 class MemoryLog:
-    """claimed, expires, ended, read: Unix time in seconds."""
+    """Seconds. claimed, ended: Unix time, as they are told. expires, read: by the store's own clock."""
 
     record: SessionRecord
     fence: int
@@ -61,7 +62,7 @@ class MemoryLog:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBinding:
-    """bound, expires: Unix time in seconds."""
+    """bound, expires: seconds by the store's own clock."""
 
     of: Bound
     bound: float
@@ -69,12 +70,18 @@ class MemoryBinding:
 
 
 class MemoryStore:
-    """Args: clock gives Unix time in seconds, step what a claim's fence is raised by; they may be a test's own."""
+    """Nothing expires, or seems silent, because the wall clock steps: its own begins at Unix time, and is never set.
+
+    Args: clock gives seconds (None: its own, and the wall's where instants are told and fences drawn), step what a
+    claim's fence is raised by; they may be a test's own.
+    """
 
     durability = "memory"
 
-    def __init__(self, clock: Clock = time.time, step: Callable[[], int] = random_step) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock | None = None, step: Callable[[], int] = random_step) -> None:
+        began = time.time() - awake_or_asleep_s()
+        self._clock: Clock = clock or (lambda: began + awake_or_asleep_s())
+        self._wall: Clock = clock or (lambda: time.time())  # the module's as it is then
         self._step = step
         self._logs: dict[str, MemoryLog] = {}
         self._requests: dict[tuple[str, str], MemoryBinding] = {}
@@ -106,14 +113,14 @@ class MemoryStore:
         owner: str,
         retention_s: float | None,
     ) -> MemoryLog:
-        now, kept = self._clock(), ttl_s if retention_s is None else retention_s
+        expires, kept = self._clock() + ttl_s, ttl_s if retention_s is None else retention_s
         text, outcomes, logprobs = [*record.prompt, *logged.tokens], list(logged.outcomes), list(logged.logprobs)
-        return MemoryLog(record, fence, owner, text, outcomes, logprobs, ttl_s, kept, claimed=now, expires=now + ttl_s)
+        return MemoryLog(record, fence, owner, text, outcomes, logprobs, ttl_s, kept, self._wall(), expires)
 
     async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
         log = self._log(session_id)
         log.fence = self._next_fence(max(log.fence, floor)) + self._step()
-        log.owner, log.claimed = owner, self._clock()
+        log.owner, log.claimed = owner, self._wall()
         if log.reason is None:
             self._touch(log)
         return self._snapshot(log)
@@ -155,7 +162,7 @@ class MemoryStore:
                 raise mismatch(session_id, behind)
         self._write(log, append)
         if end is not None:
-            log.reason, log.text_length, log.ended = end.reason, end.text_length, self._clock()
+            log.reason, log.text_length, log.ended = end.reason, end.text_length, self._wall()
             self._touch(log)
         return self._reply(log)
 
@@ -245,7 +252,7 @@ class MemoryStore:
         return
 
     def _next_fence(self, old: int) -> int:
-        return max(old + 1, int(self._clock() * 1e6))
+        return max(old + 1, int(self._wall() * 1e6))
 
     def _touch(self, log: MemoryLog) -> None:
         log.expires = self._clock() + (log.ttl_s if log.reason is None else log.retention_s)

@@ -345,7 +345,9 @@ if session == ARGV[1] then
   redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ARGV[2]))
   return {{0, session, digest}}
 end
-if session and not (session == ARGV[4] and now_us() - bound_us > tonumber(ARGV[5])) then
+-- A binding of a later time than now was made before Redis' clock was set back.
+local age_us = now_us() - (bound_us or 0)
+if session and not (session == ARGV[4] and (age_us > tonumber(ARGV[5]) or age_us < 0)) then
   return {{0, session, digest}}
 end
 redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[3] .. ' ' .. decimal(now_us()), 'PX', ARGV[2])

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from orchestrator.store import Gap, SessionRecord, StoreError, StoreUnavailable, open_store
+from orchestrator.store import Gap, SessionRecord, StoreError, StoreUnavailable, memory, open_store
 from orchestrator.store import file as module
 from orchestrator.store.file import FileStore
 from orchestrator.store.journal import (
@@ -554,8 +555,9 @@ async def test_a_file_is_written_anew_under_load_and_lacks_nothing_at_any_time(
 ) -> None:
     """Every session appends, some are begun and deleted; whoever is killed leaves all that was acknowledged."""
     told: dict[str, int] = {}
+    clock = Clock()
     with anew_at(monkeypatch, 20_000) as ends:
-        store = FileStore(file.at)
+        store = FileStore(file.at, clock=clock)
 
         async def write(name: str) -> None:
             fence = await store.create(record_of(name, request_id=name), TTL)
@@ -570,7 +572,7 @@ async def test_a_file_is_written_anew_under_load_and_lacks_nothing_at_any_time(
         async def look() -> None:
             await store.ping()
             acknowledged = dict(told)
-            again = FileStore(copied(file))
+            again = FileStore(copied(file), clock=clock)
             for name, count in acknowledged.items():
                 assert again._logs[name].tokens[3:][:count] == list(range(3, 3 + count))
             await again.close()
@@ -585,7 +587,7 @@ async def test_a_file_is_written_anew_under_load_and_lacks_nothing_at_any_time(
         assert len(ends) > 1
         assert all(ends)
         await store.close()
-    again = FileStore(file.at)
+    again = FileStore(file.at, clock=clock)
     assert held(again)[:3] == held(store)[:3]
     await again.close()
     assert file.beside() == ["copy", "log"]
@@ -685,3 +687,28 @@ async def test_closing_in_the_middle_of_it_leaves_the_old_file(file: LogFile, mo
     await store.close()
     assert file.beside() == ["log"]
     assert len((await left(file))[0]) == 51
+
+
+async def test_instants_in_the_file_are_the_wall_clocks_and_steps_of_it_expire_nothing(
+    file: LogFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the wall clock says when they are written: the next process has no other clock to read them by."""
+    wall, slept = [1_000_000.0], [50.0]
+    monkeypatch.setattr(memory, "time", SimpleNamespace(time=lambda: wall[0]))
+    monkeypatch.setattr(memory, "awake_or_asleep_s", lambda: slept[0])
+    store = FileStore(file.at)
+    fence = await store.create(record_of("s"), TTL, "me")
+    await store.bind_request("a tenant", "r", "s", TTL)
+    wall[0] += 2 * TTL
+    slept[0] += 1.0
+    reply = await store.append("s", fence, Append(3, (7,), (A,)))
+    assert reply.length == 4
+    assert await store.bound_request("a tenant", "r") is not None
+    again = FileStore(copied(file))
+    assert again._logs["s"].expires == pytest.approx(wall[0] + TTL)
+    await again.close()
+    wall[0] -= 4 * TTL
+    assert (await store.claim("s", "me")).fence > fence
+    slept[0] += TTL + 1.0
+    assert await store.read("s") is None
+    await store.close()

@@ -49,7 +49,15 @@ class VirtualTime:
     def elapse(self, seconds: float) -> None:
         self._elapsed += seconds
 
+    CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
+
     def monotonic(self) -> float:
+        return self._loop.time()
+
+    def clock_gettime(self, clock: int) -> float:
+        """Of the clock that goes on while a machine sleeps, as the loop's does."""
+        if clock != self.CLOCK_BOOTTIME:
+            raise ValueError(f"clock {clock} is not simulated")
         return self._loop.time()
 
     def time(self) -> float:

@@ -12,6 +12,7 @@ import grpc
 from orchestrator.ownership import ownership, sweeper
 from orchestrator.ownership.ownership import Cancellations
 from orchestrator.ownership.sweeper import Sweeper
+from orchestrator.session import appender
 from orchestrator.session.appender import Appender
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.verifier import VerifierFailed
@@ -155,6 +156,8 @@ def cut_off_counted_by_attempts(patch: Patch) -> None:
 
 
 def hidden_by_a_clock_set_back(patch: Patch) -> None:
+    """Durations by the wall clock."""
+    patch.setattr(appender, "awake_or_asleep_s", lambda: vars(appender)["time"].time())
     patch.setattr(Appender, "_since", lambda self, moment: self._clock() - moment[1])
 
 
