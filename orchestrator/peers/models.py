@@ -26,6 +26,8 @@ Info = common_pb2.GetModelInfoResponse
 # ----------------------------------------------------------------------------------------------------------------------
 # The tokenizers of the models that are served, each read once, however many verifiers have it.
 
+# The hash of a model without one.
+NO_TOKENIZER = hashlib.sha256(b"").hexdigest()
 # Bytes from which reading one takes long enough for sessions to feel it.
 LONG_TEXT = 1 << 16
 
@@ -51,6 +53,8 @@ class Tokenizers:
     def __init__(self) -> None:
         self.latest = ""
         self._read: dict[str, ReadTokenizer | TokenizerError] = {}
+        # Hashes that another text came with.
+        self._wrong: set[str] = set()
 
     async def take(self, info: common_pb2.GetModelInfoResponse) -> None:
         """Take the tokenizer out of a description and read it, if it is new, in a thread."""
@@ -63,12 +67,18 @@ class Tokenizers:
         if read is not None:
             self._read[told] = read
             self.latest = told
+        else:
+            self._wrong.add(told)
 
     def of(self, info: common_pb2.GetModelInfoResponse) -> ReadTokenizer:
         """Raises TokenizerError."""
         read = self._read.get(info.tokenizer_hash)
         if read is None:
-            raise TokenizerError("tokenizer_json: did not come, or is another one than its hash says")
+            if info.tokenizer_hash == NO_TOKENIZER:
+                reason = "the model has none, or none that its server can make; the server's log says which"
+            else:
+                reason = "is another one than its hash says" if info.tokenizer_hash in self._wrong else "did not come"
+            raise TokenizerError(f"tokenizer_json: {reason}")
         if isinstance(read, TokenizerError):
             raise read
         return read

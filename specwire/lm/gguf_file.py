@@ -1,4 +1,4 @@
-"""GGUF files without llama.cpp: their metadata, what they say of model and vocabulary, and their tokenizer.
+"""GGUF files without llama.cpp: their metadata, and what they say of model and vocabulary.
 
 The format: magic, version, counts of tensors and of entries, the entries (name, type, value), then names, shapes and
 types of the tensors. All numbers are little-endian (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
@@ -16,14 +16,9 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Split
-from tokenizers.pre_tokenizers import Sequence as Pieces
-
 from specwire.core.model import AUTO_KV, KV_BLOCK, KV_BYTES, KV_TYPES, ModelError
 from specwire.lm.model_files import TOKENIZER, ModelText, file_of
-from specwire.text.tokenizer import SPACE, vocabulary_fingerprint, vocabulary_map
+from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -68,14 +63,6 @@ TENSOR_TYPES = {
 # Types of tokens: of text, one that stands for no text, one beside the merged ones, one that fills a gap between ids.
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 NO_TOKENIZER = ("none", "no_vocab")
-# How byte-level tokenizers cut a text before they merge, by the file's name of it; "" for GPT-2's own way.
-PATTERNS = {
-    "gpt-2": "",
-    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+",
-    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+",
-}
 # Ids that end a text: those of these entries, and those of tokens that llama.cpp takes for ends whatever a file says
 # (`llama_vocab::impl::load`).
 ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -245,56 +232,6 @@ class GgufFile:
         ids = {name: self.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL.items()}
         special = {name: tokens[id_] for name, id_ in ids.items() if id_ in tokens} if template else {}
         return ModelText(serialised, template, special, tokens)
-
-    def tokenizer(self) -> bytes:
-        """A serialisation of `tokenizers` made of the file's table; empty for a kind that is not known here."""
-        cut = PATTERNS.get(str(self.metadata.get("tokenizer.ggml.pre")))
-        try:
-            match self.metadata.get("tokenizer.ggml.model"):
-                case "gpt2" if cut is not None:
-                    made = self._byte_level(cut)
-                case "llama":
-                    made = self._sentencepiece()
-                case _:
-                    return b""
-        except Exception:  # merges of what are no tokens
-            return b""
-        tokens, kinds = self.tokens, self._kinds
-        made.add_special_tokens([AddedToken(tokens[id_]) for id_, kind in kinds.items() if kind == CONTROL])
-        made.add_tokens([AddedToken(tokens[id_]) for id_, kind in kinds.items() if kind == USER_DEFINED])
-        return str(made.to_str()).encode()
-
-    @property
-    def _kinds(self) -> dict[int, int]:
-        """Type of each token."""
-        kinds, tokens = self.metadata.get("tokenizer.ggml.token_type") or [], self.tokens
-        return {id_: kind for id_, kind in enumerate(kinds) if id_ in tokens}
-
-    def _byte_level(self, cut: str) -> Tokenizer:
-        parts = [str(merge).partition(" ") for merge in self.metadata.get("tokenizer.ggml.merges") or []]
-        merges = [(left, right) for left, _, right in parts]
-        made = Tokenizer(BPE({name: id_ for id_, name in self.tokens.items()}, merges, ignore_merges=bool(cut)))
-        bytes_of = ByteLevel(add_prefix_space=False, use_regex=not cut)
-        made.pre_tokenizer = Pieces([Split(Regex(cut), "isolated"), bytes_of]) if cut else bytes_of
-        made.decoder = decoders.ByteLevel()
-        return made
-
-    def _sentencepiece(self) -> Tokenizer:
-        """Two neighbours are merged where a token says what they say together, the one of the highest score first."""
-        kinds, scores = self._kinds, self.metadata.get("tokenizer.ggml.scores") or []
-        ids = {name: id_ for id_, name in self.tokens.items()}
-        pieces = {name: scores[id_] for name, id_ in ids.items() if kinds.get(id_, NORMAL) == NORMAL}
-        splits = [(score, name[:at], name[at:]) for name, score in pieces.items() for at in range(1, len(name))]
-        known = [split for split in splits if split[1] in pieces and split[2] in pieces]
-        merges = [(left, right) for _, left, right in sorted(known, key=lambda split: -split[0])]
-        unknown = self.tokens.get(self.metadata.get("tokenizer.ggml.unknown_token_id", 0))
-        made = Tokenizer(BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-        leads = bool(self.metadata.get("tokenizer.ggml.add_space_prefix", True))
-        spaces = normalizers.Replace(" ", SPACE)
-        made.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if leads else spaces
-        parts: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-        made.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if leads else parts)
-        return made
 
     def fingerprint(self) -> str:
         """sha256 (hex) over the whole file."""

@@ -32,7 +32,8 @@ from specwire.core.model import (
     is_gguf,
     out_of_memory,
 )
-from specwire.lm.gguf_file import GgufFile, read_gguf
+from specwire.lm.gguf_file import read_gguf
+from specwire.lm.gguf_tokenizer import text_of
 from specwire.lm.gguf_weights import config_of, model_of_file
 from specwire.lm.heads.head import Head
 from specwire.lm.heads.select import HeadFactory, LoadedHead, load_head
@@ -110,7 +111,7 @@ def outline(spec: str, context: int | None = None) -> Outline:
     check_window(config, positions)
     check_rotation(config, positions)
     if is_gguf(spec):
-        return Outline(location, config, positions, _text_of(read_gguf(spec)))
+        return Outline(location, config, positions, text_of(read_gguf(spec)))
     text = read_text(location)
     check_files(location, config)
     return Outline(location, config, positions, text)
@@ -320,10 +321,10 @@ def load_gguf(
 
     file = read_gguf(spec)
     positions, kept = file.context(asked.context), file.kv_type(asked.kv_type)
-    text = file.text()
-    weights = GgufWeights(file, asked.gpu_layers)
-    if not text.tokenizer_json and (made := file.tokenizer()) and weights.agrees(made):
-        text = text._replace(tokenizer_json=made)
+    text, weights = text_of(file), GgufWeights(file, asked.gpu_layers)
+    if text.tokenizer_json and not file.text().tokenizer_json and not weights.agrees(text.tokenizer_json):
+        logger.warning("%s: llama.cpp cuts texts otherwise than the tokenizer; it serves ids only", file.path.name)
+        text = text._replace(tokenizer_json=b"")
     vocabulary = min(max(text.tokens) + 1, weights.width)
     slot = int(positions * file.position_bytes(kept))
     count = slots_of_size(slots.size, slot, positions) if isinstance(slots, KvMemory) else slots
@@ -469,12 +470,6 @@ def _show_progress(wanted: bool) -> None:
 def _location(spec: str) -> str:
     path = Path(spec).expanduser()
     return str(path) if path.is_dir() or is_gguf(spec) else spec
-
-
-def _text_of(file: GgufFile) -> ModelText:
-    """As a file's own, its tokenizer made of its table where none stands beside it."""
-    text = file.text()
-    return text if text.tokenizer_json else text._replace(tokenizer_json=file.tokenizer())
 
 
 def _describe(spec: str, model: PreTrainedModel, known: Outline, dtype: str, how: How) -> tuple[ModelInfo, list[int]]:

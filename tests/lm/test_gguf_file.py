@@ -16,6 +16,7 @@ from deploy.cli.diagnosis.doctor import Grade
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.lm import ModelError
 from specwire.lm.gguf_file import NORMAL, StoredTensor, read_gguf
+from specwire.lm.gguf_tokenizer import tokenizer_of
 from specwire.text import load_tokenizer
 from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import ids_of, write, written
@@ -147,7 +148,7 @@ def test_a_tokenizer_of_pieces_is_made_of_the_files_scores(tmp_path: Path) -> No
     """So a drafter of another family needs no tokenizer.json beside its file to draft by token."""
     path = written(Path(vocabularies.save(tmp_path / "pieces", vocabularies.sentencepiece)), tmp_path / "pieces.gguf")
     file = read_gguf(path)
-    told, made = file.tokenizer(), load_tokenizer(file.tokenizer())
+    told, made = tokenizer_of(file), load_tokenizer(tokenizer_of(file))
     kinds, scores = (file.metadata[f"tokenizer.ggml.{name}"] for name in ("token_type", "scores"))
     pieces = {name: scores[id_] for id_, name in file.tokens.items() if kinds[id_] == NORMAL}
     for text in ("def area(width, height):\n    return", "  naïve – 日本語 🙂 \t and  then", "x"):

@@ -23,7 +23,6 @@ from specwire.lm.runners.llamacpp import runner as llamacpp
 from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner
 from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
 from specwire.text import encode, load_tokenizer
-from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import rounded, write, written
 from tests.lm.models import CONTEXT, EMBEDDING, VOCABULARY, build, config, plain, save
 from tests.lm.walk import DraftedTrees, Texts, Trees, last_rows
@@ -208,20 +207,6 @@ def test_what_the_demo_pair_is_told_by_its_file(tmp_path: Path) -> None:
     assert info.weights_fingerprint != own.weights_fingerprint
 
 
-@pytest.mark.parametrize("cut", ["gpt-2", "qwen2", "llama-bpe"])
-def test_a_tokenizer_is_made_of_the_files_table(cut: str, tmp_path: Path) -> None:
-    """It makes llama.cpp's own tokens, gives the text back, and has the model's vocabulary."""
-    path = written(DRAFT, tmp_path / "demo.gguf", cut=cut)
-    info = load_model(path, slots=1, context=64, runtime=LLAMACPP).info
-    tokenizer = load_tokenizer(info.tokenizer_json)
-    weights = GgufWeights(read_gguf(path))
-    for text in ("x = 1234567\n\n  y", *llamacpp.TRIAL_TEXTS):
-        ids = encode(tokenizer, text)
-        assert ids == weights.tokens(text)
-        assert tokenizer.decode(ids) == text
-    assert vocabulary_fingerprint(vocabulary_map(info.tokenizer_json, 0)) == info.vocabulary_fingerprint
-
-
 def test_a_tokenizer_is_made_of_the_pieces_of_a_files_table(tmp_path: Path) -> None:
     folder = vocabularies.save(tmp_path / "pieces", vocabularies.sentencepiece)
     path = written(Path(folder), tmp_path / "pieces.gguf")
@@ -239,12 +224,6 @@ def test_a_tokenizer_that_makes_other_tokens_than_llama_cpp_is_not_served(
     path, right = written(DRAFT, tmp_path / "demo.gguf"), GgufWeights.tokens
     monkeypatch.setattr(GgufWeights, "tokens", lambda weights, text: [*right(weights, text), 0])
     assert load_model(path, slots=1, context=64, runtime=LLAMACPP).info.tokenizer_json == b""
-
-
-def test_a_table_that_is_cut_in_an_unknown_way_gives_no_tokenizer(tmp_path: Path) -> None:
-    assert (
-        load_model(written(DRAFT, tmp_path / "demo.gguf", cut="tekken"), slots=1, context=64).info.tokenizer_json == b""
-    )
 
 
 def test_ids_without_a_token_are_masked(tmp_path: Path) -> None:

@@ -209,8 +209,12 @@ async def test_a_tokenizer_that_is_none_is_refused() -> None:
     unsent.ClearField("tokenizer_json")
     wrong = described("c", "cc", tokenizer("c"))
     wrong.tokenizer_hash = unsent.tokenizer_hash
-    for info in (unsent, wrong):
-        assert await known.learn(info) == "tokenizer_json: did not come, or is another one than its hash says"
+    assert await known.learn(unsent) == "tokenizer_json: did not come"
+    assert await known.learn(wrong) == "tokenizer_json: is another one than its hash says"
+    none = described("d", "dd")
+    none.ClearField("tokenizer_json")
+    none.tokenizer_hash = hashlib.sha256(b"").hexdigest()
+    assert (await known.learn(none) or "").startswith("tokenizer_json: the model has none, or none that its server can")
     assert known.models.names() == []
     assert await known.learn(described("b", "bb", tokenizer("b"))) is None  # nobody has taken its hash
 

@@ -17,6 +17,7 @@ from deploy.cli.diagnosis.doctor import Finding, bad, ok, warn
 from specwire.core.model import AUTO, AUTO_KV, INT8_DYNAMIC, ModelError, is_gguf
 from specwire.core.policy.tunables import LEAST_SHARED
 from specwire.lm.gguf_file import read_gguf
+from specwire.lm.gguf_tokenizer import text_of
 from specwire.lm.kv_memory import position_bytes, readable
 from specwire.lm.load import check_directory, native_dtype, native_precision
 from specwire.lm.pretrained import outline
@@ -115,11 +116,11 @@ def facts_of(model: str, dtype: str) -> Facts:
         return Facts(model, table.vocabulary_fingerprint, ids, context, 0, size, table.tokenizer_json)
     if is_gguf(located(model)):
         file = read_gguf(located(model))
-        tokens, context = file.text().tokens, file.context(None)
+        found, context = text_of(file), file.context(None)
         kept = int(context * file.position_bytes(file.kv_type(AUTO_KV)))
-        told = file.text().tokenizer_json or file.tokenizer()
         size = file.path.stat().st_size
-        return Facts(model, vocabulary_fingerprint(tokens), len(tokens), context, kept, size, told)
+        ids = len(found.tokens)
+        return Facts(model, vocabulary_fingerprint(found.tokens), ids, context, kept, size, found.tokenizer_json)
     check_directory(model)
     known = outline(model)
     config, precision = known.config, getattr(torch, native_dtype() if dtype == AUTO else dtype)
