@@ -1,4 +1,4 @@
-"""`specwire train-heads`: train a head that drafts beside a target, on texts of your own."""
+"""`specwire train-heads`: train a head that drafts beside a target, on its own answers or on texts of yours."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from specwire.rpc.process import say
 
 EAGLE3 = "eagle3"
 MTP = "mtp"
+# Tokens of a run; `specwire.lm.training.prompts` has it too, whose imports take seconds.
+APART = 13
 KINDS = (EAGLE3, "medusa", "hydra", MTP)
 EPILOG = f"""\
-FILES are texts, or lines of JSON with a "text" (.jsonl); in folders these are read:
+Without --data an eagle3 head learns the target's own answers: to turns that the target itself makes up behind its
+template's header of a user's turn, and to requests made of docstrings of permissively licensed packages that are
+installed here. They are kept in --answers with the features that heads read, so that none is computed twice; --apart
+names files (.jsonl: "turns", "prompt", "question" or "text") that no text may share a run of {APART} tokens with: what
+you measure by. With --data FILES are texts, or lines of JSON with a "text" (.jsonl); in folders these are read:
 {SEARCHED},
-but no lock files, packages (node_modules) or hidden files. The target computes its features of them; the head learns
-what it would say. The closer the texts are to what it will be asked, the better: its own answers are best. Every
-hundred steps are kept in --out, and a training that was ended goes on there. Medusa and Hydra have a head for each
-guess (--depth). What is written is for --heads of `specwire up` and `specwire verify`, in safetensors: EAGLE-3 in
-speculators' format, a layer for multi-token prediction (mtp) in Qwen3-Next's, the others with names as in their own
-code. training.json beside it tells by what it was trained, and how right it is."""
+but no lock files, packages (node_modules) or hidden files; the target computes a lesson of each.
+Every hundred steps are kept in --out, and a training that was ended goes on there, as do the answers. Medusa and Hydra
+have a head for each guess (--depth). What is written is for --heads of `specwire up` and `specwire verify`, in
+safetensors: EAGLE-3 in speculators' format, a layer for multi-token prediction (mtp) in Qwen3-Next's, the others with
+names as in their own code. training.json beside it tells by what it was trained, and how right it is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", required=True, metavar="MODEL", help="path or hub id of the target")
     add("--kind", choices=KINDS, default=EAGLE3, help="(default: %(default)s)")
-    add("--data", required=True, nargs="+", type=Path, metavar="FILE", help="texts to learn from")
+    add("--data", nargs="+", type=Path, default=[], metavar="FILE", help="texts to learn from (default: own answers)")
+    add("--answers", type=Path, metavar="DIR", help="where own answers are kept (default: in --out)")
+    add("--tokens", type=int, default=300_000, metavar="N", help="of own answers (default: %(default)s)")
+    add("--apart", nargs="+", type=Path, default=[], metavar="FILE", help="what own answers may not overlap with")
     add("--out", required=True, type=Path, metavar="DIR", help="where the head goes, and what is kept meanwhile")
     add("--steps", type=int, default=2000, metavar="N", help="of the training (default: %(default)s)")
     add("--rows", type=int, default=8, metavar="N", help="windows a step (default: %(default)s)")
@@ -64,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
         target=args.target,
         data=tuple(args.data),
         out=args.out,
+        answers=args.answers,
+        tokens=args.tokens,
+        apart=tuple(args.apart),
         kind=args.kind,
         steps=args.steps,
         rows=args.rows,
@@ -92,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _refused(args: argparse.Namespace) -> str:
     """What is wrong with the options; "" if nothing is."""
-    for name in ("steps", "rows", "depth", "draft_vocabulary", "layers"):
+    if not args.data and args.kind != EAGLE3:
+        return f"data: is needed for {args.kind}: only eagle3 learns the target's own answers"
+    for name in ("steps", "rows", "depth", "draft_vocabulary", "layers", "tokens"):
         if getattr(args, name) < 1:
             return f"{name.replace('_', '-')}: must be at least 1, not {getattr(args, name)}"
     if args.inner < 0 or (args.threads is not None and args.threads < 1):
@@ -105,5 +118,8 @@ def _refused(args: argparse.Namespace) -> str:
         return f"window: must be at least {2 * args.depth + 2} for a depth of {args.depth}, not {args.window}"
     if not 0 < args.rate < 1:
         return f"rate: must be above 0 and below 1, not {args.rate:g}"
-    missing = next((path for path in args.data if not path.exists()), None)
-    return f"data: there is no {missing}" if missing is not None else ""
+    for name, paths in (("data", args.data), ("apart", args.apart)):
+        missing = next((path for path in paths if not path.exists()), None)
+        if missing is not None:
+            return f"{name}: there is no {missing}"
+    return ""

@@ -313,10 +313,10 @@ class Eagle3(nn.Module):
         residual = normed if self.config.norm_before_residual else features
         both = torch.cat([self.input_layernorm(self.embed_tokens(tokens).to(features.dtype)), normed], dim=-1)
         own = KeysValues(
-            rotated(self._split(self.k_proj(both), self.config.key_heads, self.k_norm), positions, self.config.theta),
-            self._split(self.v_proj(both), self.config.key_heads),
+            rotated(self.split(self.k_proj(both), self.config.key_heads, self.k_norm), positions, self.config.theta),
+            self.split(self.v_proj(both), self.config.key_heads),
         )
-        queries = self._split(self.q_proj(both), self.config.heads, self.q_norm)
+        queries = self.split(self.q_proj(both), self.config.heads, self.q_norm)
         queries = rotated(queries, positions, self.config.theta)
         hidden = residual + self.o_proj(self._joined(attended(queries, [*before, own])))
         normed = self.post_attention_layernorm(hidden)
@@ -346,7 +346,7 @@ class Eagle3(nn.Module):
         ids: torch.Tensor = own + self.d2t[own]
         return ids
 
-    def _split(self, x: torch.Tensor, heads: int, norm: nn.Module | None = None) -> torch.Tensor:
+    def split(self, x: torch.Tensor, heads: int, norm: nn.Module | None = None) -> torch.Tensor:
         parted: torch.Tensor = x.unflatten(-1, (heads, self.config.head_dim))
         return (parted if norm is None else norm(parted)).transpose(1, 2)
 

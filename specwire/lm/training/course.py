@@ -1,4 +1,8 @@
-"""From texts of a user to a head for a target, in a directory that it can be served from."""
+"""From texts of a user, or a target's own answers, to a head for it, in a directory that it can be served from.
+
+Of a user's texts the target computes a lesson whenever they are learnt; of its own answers (`own_answers`) it has
+computed all that is to be learnt when it gave them.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoTokenizer, PreTrainedConfig
 
-from specwire.core.model import ModelError
+from specwire.core.model import ModelError, is_gguf
 from specwire.corpus import texts_of
+from specwire.lm.gguf_file import read_gguf
 from specwire.lm.heads import eagle3, medusa, mtp
-from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
+from specwire.lm.heads.eagle3 import TAPS, Eagle3, Eagle3Config
 from specwire.lm.heads.medusa import HYDRA, Medusa, MedusaConfig
 from specwire.lm.heads.mtp import MtpConfig, MtpHead
 from specwire.lm.model_config import first_line
-from specwire.lm.model_files import weights_fingerprint
-from specwire.lm.pretrained import pretrained, usable_device
+from specwire.lm.model_files import files_fingerprint, weights_fingerprint
+from specwire.lm.pretrained import CPU, outline, pretrained, usable_device
 from specwire.lm.runners.llama import MODEL_TYPES
-from specwire.lm.training.distillation import Schedule, Taught, draft_ids, train
+from specwire.lm.training.chains import guessed, own_ids_of
+from specwire.lm.training.distillation import Learnt, Schedule, Taught, draft_ids, repeat, train
+from specwire.lm.training.kept_texts import KeptText, KeptTexts, batches, parted
+from specwire.lm.training.own_answers import OwnAnswers, Teacher
+from specwire.lm.training.prompts import Prompts, texts_to_be_apart_from
 from specwire.lm.training.record import this_run, write_record
+from specwire.named_models import located
 
 # Every so many-th window is held out, so many at most.
 HELD_OUT_EVERY, MOST_HELD_OUT = 50, 64
@@ -30,6 +41,10 @@ WARM_UP = 50
 # Share of the steps in which the learning rate falls to zero.
 DECAYING = 0.4
 SEED = 20261123
+# Of own answers: the folder in `out` that keeps them, and tokens of a batch that is measured.
+ANSWERS, HELD_OUT_TOKENS = "answers", 4096
+# Weight of each further guess in a row, and how sure a head begins of what its target says.
+FURTHER_WEIGHT, SOFT = 0.8, 0.3
 # Hexadecimal digits by which weights and tokens are known again.
 DIGEST = 16
 
@@ -38,15 +53,19 @@ DIGEST = 16
 class Course:
     """What is to be learnt of which target, and how; see `specwire train-heads`.
 
-    window: tokens; rows: windows a step. depth: guesses in a row. rate: the highest learning rate. threads: None for
-    PyTorch's own. Of EAGLE-3: draft_vocabulary; taps: none for early, middle and late ones. Of EAGLE-3 and MTP: inner,
-    width of the gated layer, 0 for twice the target's width, or for the target's own. Of Medusa and Hydra: layers, of
-    each head.
+    data: texts; none for the target's own answers, so many tokens of them, which are kept in a folder (None: in `out`)
+    and share no run with the texts to be apart from. window: tokens; rows: windows a step. depth: guesses in a row.
+    rate: the highest learning rate. threads: None for PyTorch's own. Of EAGLE-3: draft_vocabulary; taps: none for
+    early, middle and late ones. Of EAGLE-3 and MTP: inner, width of the gated layer, 0 for twice the target's width, or
+    for the target's own. Of Medusa and Hydra: layers, of each head.
     """
 
     target: str
     data: tuple[Path, ...]
     out: Path
+    answers: Path | None = None
+    tokens: int = 300_000
+    apart: tuple[Path, ...] = ()
     kind: str = eagle3.KIND
     steps: int = 2000
     rows: int = 8
@@ -69,13 +88,15 @@ def teach(course: Course, tell: Callable[[str], None]) -> list[float]:
     """
     if course.threads is not None:
         torch.set_num_threads(course.threads)
+    if not course.data:
+        return _teach_of_answers(course, tell)
     target, tokenizer = _target(course)
     stream = _stream(texts_of(course.data), tokenizer)
     training, held_out = _windows(stream, course)
     torch.manual_seed(SEED)
     head = begun(course, target, stream)
     course.out.mkdir(parents=True, exist_ok=True)
-    schedule = Schedule(course.rate, min(WARM_UP, course.steps), course.steps, max(1, round(DECAYING * course.steps)))
+    schedule = _schedule(course)
     windows, told, here = _batches(training, course), _told(course, target, stream), this_run(course.device)
     trained = train(
         head, target, windows, held_out, schedule, course.out, depth=course.depth, course=told, here=here, tell=tell
@@ -85,6 +106,81 @@ def teach(course: Course, tell: Callable[[str], None]) -> list[float]:
     asked = {"target": course.target, "data": [str(path) for path in course.data], "steps": course.steps}
     write_record(course.out, SEED, told | asked | digests, trained)
     return trained.curve[-1][1] if trained.curve else []
+
+
+def _schedule(course: Course) -> Schedule:
+    return Schedule(course.rate, min(WARM_UP, course.steps), course.steps, max(1, round(DECAYING * course.steps)))
+
+
+def _teach_of_answers(course: Course, tell: Callable[[str], None]) -> list[float]:
+    """As `teach`, an EAGLE-3 head of the target's own answers."""
+    spec = located(course.target)
+    taps = _taps(course, outline(spec).config.get_text_config().num_hidden_layers)
+    about = {"target": _digest(spec), "taps": " ".join(map(str, taps))}
+    kept = answered(spec, taps, about, course, tell)
+    target: Any = pretrained(spec, torch.float32, CPU)
+    torch.manual_seed(SEED)
+    head = _eagle3(course, target, kept.counts(len(target.get_input_embeddings().weight)), taps)
+    del target
+    head.embed_tokens.weight.requires_grad_(False)
+    own_ids, order = own_ids_of(head), batches(kept.learnt, course.rows * course.window, SEED)
+
+    def learn(texts: list[KeptText]) -> Learnt:
+        with torch.autocast(CPU.type, torch.bfloat16):
+            found = guessed(head, kept.batch(texts), own_ids, course.depth, FURTHER_WEIGHT, learns=True)
+        return Learnt(found.loss, sum(text.length for text in texts))
+
+    told = {"answers": kept.digest} | about | _options(course)
+    trained = repeat(
+        head,
+        order,
+        learn,
+        lambda: held_out_acceptance(head, kept, own_ids, course.depth),
+        _schedule(course),
+        course.out,
+        course=told,
+        here=this_run(course.device),
+        tell=tell,
+    )
+    eagle3.save(head.bfloat16(), course.out, course.target)
+    asked = {"target": course.target, "steps": course.steps, "apart": [path.name for path in course.apart]}
+    of_answers = {"answer-tokens": kept.answers, "target-digest": about["target"]}
+    write_record(course.out, SEED, told | asked | of_answers, trained)
+    return trained.curve[-1][1] if trained.curve else []
+
+
+def answered(
+    spec: str, taps: tuple[int, ...], about: dict[str, str], course: Course, tell: Callable[[str], None]
+) -> KeptTexts:
+    """The target's own answers, as many as are asked for: those that are kept, and more where these are too few."""
+    course.out.mkdir(parents=True, exist_ok=True)
+    config: Any = outline(spec).config.get_text_config()
+    kept = KeptTexts(course.answers or course.out / ANSWERS, len(taps) * config.hidden_size, about)
+    if kept.answers < course.tokens:
+        teacher = Teacher(spec, taps)
+        apart = [*texts_to_be_apart_from(course.apart)]
+        OwnAnswers(teacher, Prompts(teacher.text, teacher.ends, apart, SEED + len(kept.texts)), kept, SEED).write(
+            course.tokens, tell
+        )
+    return kept
+
+
+@torch.no_grad()
+def held_out_acceptance(head: Eagle3, kept: KeptTexts, own_ids: torch.Tensor, depth: int) -> list[float]:
+    """By position, on held-out answers."""
+    tested, right = [0] * depth, [0] * depth
+    for texts in parted(sorted(kept.held_out, key=lambda text: text.length), HELD_OUT_TOKENS):
+        found = guessed(head, kept.batch(texts), own_ids, depth, 1.0, learns=False)
+        tested = [sum(pair) for pair in zip(tested, found.tested, strict=True)]
+        right = [sum(pair) for pair in zip(right, found.right, strict=True)]
+    return [one / max(1, of) for one, of in zip(right, tested, strict=True)]
+
+
+def _digest(spec: str) -> str:
+    """Of a target's weights, wherever they are."""
+    if is_gguf(spec):
+        return read_gguf(spec).fingerprint()[:DIGEST]
+    return files_fingerprint(spec, outline(spec).config, "float32")[:DIGEST]
 
 
 def write(head: Taught, folder: Path, target: str) -> None:
@@ -105,6 +201,11 @@ def _told(course: Course, target: Any, stream: torch.Tensor) -> dict[str, str | 
     return {
         "target": weights_fingerprint(target, target.config, "float32")[:DIGEST],
         "data": hashlib.sha256(stream.numpy().tobytes()).hexdigest()[:DIGEST],
+    } | _options(course)
+
+
+def _options(course: Course) -> dict[str, str | int | float]:
+    return {
         "kind": course.kind,
         "rows": course.rows,
         "window": course.window,
@@ -129,18 +230,27 @@ def _target(course: Course) -> tuple[Any, Any]:
 def begun(course: Course, target: Any, stream: torch.Tensor) -> Taught:
     """The head that is to be taught. target: the model. stream: ids of all texts, whose commonest ones EAGLE-3 says."""
     if course.kind == eagle3.KIND:
-        return _eagle3(course, target, stream)
+        layers, vocabulary = (
+            target.config.get_text_config().num_hidden_layers,
+            len(target.get_input_embeddings().weight),
+        )
+        taps = course.taps or (min(1, layers - 1), layers // 2, layers - 1)
+        # Behind the last layer transformers tells a stream that is normed, and a verifier one that is not.
+        if not all(0 <= tap < layers for tap in taps):
+            raise ModelError(f"taps: must be of layers 0 to {layers - 1}, not {', '.join(map(str, taps))}")
+        return _eagle3(course, target, torch.bincount(stream, minlength=vocabulary), taps)
     return _mtp(course, target) if course.kind == mtp.KIND else _medusa(course, target)
 
 
-def _eagle3(course: Course, target: Any, stream: torch.Tensor) -> Eagle3:
-    """It begins from what the target says of a hidden state."""
+def _eagle3(course: Course, target: Any, counts: torch.Tensor, taps: tuple[int, ...]) -> Eagle3:
+    """It begins from what the target says of a hidden state. counts: of ids, the commonest of which it says."""
     embed = target.get_input_embeddings().weight.detach().clone()
-    head = Eagle3(_config(course, target.config.get_text_config(), len(embed)), embed).to(course.device)
-    head.d2t.copy_(draft_ids(torch.bincount(stream, minlength=len(embed)), head.config.draft_vocabulary))
+    head = Eagle3(_config(course, target.config.get_text_config(), len(embed), taps), embed).to(course.device)
+    head.d2t.copy_(draft_ids(counts, head.config.draft_vocabulary))
     with torch.no_grad():
         own = torch.arange(head.config.draft_vocabulary, device=head.d2t.device)
         head.lm_head.weight.copy_(target.get_output_embeddings().weight[head.target_ids(own)])
+        _begin_softly(head, target)
     return head
 
 
@@ -191,14 +301,25 @@ def _mtp(course: Course, target: Any) -> MtpHead:
     return head
 
 
-def _config(course: Course, config: PreTrainedConfig, vocabulary: int) -> Eagle3Config:
+def _begin_softly(head: Eagle3, target: Any) -> None:
+    """The last tap leads to what it is, and the target's last norm, scaled, to guesses that are far from sure."""
+    norm, width = getattr(target.base_model, "norm", None), head.config.hidden
+    if isinstance(norm, nn.Module):
+        head.norm.weight.copy_(SOFT * norm.get_parameter("weight"))
+    if head.config.fused == TAPS * width:
+        head.fc.weight.mul_(SOFT)[:, -width:] += SOFT * torch.eye(width, device=head.fc.weight.device)
+
+
+def _taps(course: Course, layers: int) -> tuple[int, ...]:
+    """Early, middle, and what the last layer leaves: of which the target says what follows."""
+    return course.taps or (min(2, layers), layers // 2, layers)
+
+
+def _config(course: Course, config: PreTrainedConfig, vocabulary: int, taps: tuple[int, ...]) -> Eagle3Config:
     """A layer like the target's own."""
     shape: Any = config
-    layers, heads = shape.num_hidden_layers, shape.num_attention_heads
-    early, middle, late = course.taps or (min(1, layers - 1), layers // 2, layers - 1)
-    # Behind the last layer transformers tells a stream that is normed, and a verifier one that is not.
-    if not all(0 <= tap < layers for tap in (early, middle, late)):
-        raise ModelError(f"taps: must be of layers 0 to {layers - 1}, not {early}, {middle}, {late}")
+    heads, rope = shape.num_attention_heads, getattr(shape, "rope_parameters", None) or {}
+    early, middle, late = taps
     return Eagle3Config(
         hidden=shape.hidden_size,
         inner=course.inner or 2 * shape.hidden_size,
@@ -208,6 +329,8 @@ def _config(course: Course, config: PreTrainedConfig, vocabulary: int) -> Eagle3
         vocabulary=vocabulary,
         draft_vocabulary=min(course.draft_vocabulary, vocabulary),
         taps=(early, middle, late),
+        eps=shape.rms_norm_eps,
+        theta=float(rope.get("rope_theta") or 10_000.0),
         norm_before_residual=True,
     )
 

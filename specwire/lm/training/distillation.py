@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -29,6 +29,8 @@ from specwire.progress import LAST_LINE, ProgressBar
 # Kinds that can be taught.
 Taught = Eagle3 | Medusa | MtpHead
 
+# What a step learns of.
+Lessons = TypeVar("Lessons")
 # Steps that were done, and held-out acceptance by position then.
 Curve = list[tuple[int, list[float]]]
 
@@ -41,6 +43,7 @@ class Trained(NamedTuple):
 
 
 CHECKPOINT = "training.checkpoint"
+OUTPUT_SHARE = 0.25
 # Steps.
 SAY_EVERY, EVALUATE_EVERY, SAVE_EVERY = 20, 200, 100
 
@@ -62,10 +65,11 @@ class Schedule:
 
 
 class Optimiser:
-    """Muon (Jordan et al. 2024) for the layers' matrices, AdamW for the rest, one learning rate.
+    """Muon (Jordan et al. 2024) for the layers' matrices, AdamW for the rest, one learning rate; OUTPUT_SHARE of it for
+    output layers, which begin as the target's.
 
-    The rest: embeddings, norms, biases, and Medusa's output layers, of which there are so many, and so large, that most
-    of a step's time would be theirs.
+    The rest: embeddings, norms, biases, and output layers, which are so large that most of a step's time would be
+    theirs.
 
     Invariant: every trainable parameter belongs to exactly one of the two.
     """
@@ -73,20 +77,22 @@ class Optimiser:
     def __init__(self, model: nn.Module, schedule: Schedule) -> None:
         self.schedule = schedule
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        outputs = [p for name, p in named if name.startswith("lm_head")]
         rest = {name for name, p in named if p.ndim != 2 or "embed" in name or name.startswith(OUTPUTS)}
-        matrices = [p for name, p in named if name not in rest]
         others = [p for name, p in named if name in rest]
-        self.parameters = matrices + others
+        matrices = [p for name, p in named if name not in rest and not name.startswith("lm_head")]
+        self.parameters = matrices + others + outputs
+        groups = [{"params": each, "share": share} for each, share in ((others, 1.0), (outputs, OUTPUT_SHARE)) if each]
         self.optimisers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(matrices, lr=schedule.peak, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=schedule.peak, betas=(0.9, 0.95), weight_decay=0.0),
+            torch.optim.AdamW(groups, lr=schedule.peak, betas=(0.9, 0.95), weight_decay=0.0),
         ]
 
     def step(self, index: int) -> None:
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = self.schedule.rate(index)
+                group["lr"] = self.schedule.rate(index) * group.get("share", 1.0)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
 
@@ -193,49 +199,81 @@ def train(
     here: Mapping[str, Any] = MappingProxyType({}),
     tell: Callable[[str], None] = LAST_LINE.say,
 ) -> Trained:
+    """Train on windows of text, of which the target computes a lesson each; see `repeat`.
+
+    windows: (rows, length) ids, the same ones in the same order every time. held_out: (rows, length).
+    """
+
+    def learn(tokens: torch.Tensor) -> Learnt:
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            return Learnt(loss_of(head, lesson(target, tokens, head.config.taps), depth, decay), tokens.numel())
+
+    def measure() -> list[float]:
+        lessons = (lesson(target, part, head.config.taps) for part in held_out.split(8))
+        return acceptance(head, lessons, depth)
+
+    return repeat(head, windows, learn, measure, schedule, work, course=course, here=here, tell=tell)
+
+
+class Learnt(NamedTuple):
+    """Of a step: the loss, and tokens that were read."""
+
+    loss: torch.Tensor
+    tokens: int
+
+
+def repeat(
+    model: nn.Module,
+    batches: Iterator[Lessons],
+    learn: Callable[[Lessons], Learnt],
+    measure: Callable[[], list[float]],
+    schedule: Schedule,
+    work: Path,
+    *,
+    course: Mapping[str, str | int | float] = MappingProxyType({}),
+    here: Mapping[str, Any] = MappingProxyType({}),
+    tell: Callable[[str], None] = LAST_LINE.say,
+) -> Trained:
     """Train to the schedule's end, from a checkpoint in `work` if there is one; the held-out acceptance as it went.
 
-    windows: (rows, length) ids, the same ones in the same order every time. held_out: (rows, length). course: what else
-    a checkpoint must be of to be gone on with, by names for the user. here: what this part of the training runs on, as
-    JSON has it, for the record.
+    batches: the same ones in the same order every time. course: what else a checkpoint must be of to be gone on with,
+    by names for the user. here: what this part of the training runs on, as JSON has it, for the record.
 
     Raises:
         ModelError: the checkpoint is broken, or of another training.
     """
-    optimiser, checkpoint = Optimiser(head, schedule), work / CHECKPOINT
+    optimiser, checkpoint = Optimiser(model, schedule), work / CHECKPOINT
     first, (curve, runs) = 0, Trained([], [])
     if checkpoint.exists():
-        first, (curve, runs) = _resumed(checkpoint, head, optimiser, course)
+        first, (curve, runs) = _resumed(checkpoint, model, optimiser, course)
     if first < schedule.steps and (not runs or {**runs[-1], **here} != runs[-1]):
         runs.append({"from_step": first, **here})
     told = {"course": dict(course), "schedule": asdict(schedule)}
-    began = time.monotonic()
-    with ProgressBar("head", schedule.steps, done=first) as bar:
-        for step, tokens in zip(range(schedule.steps), windows, strict=False):
+    began, tokens = time.monotonic(), 0
+    with ProgressBar("training", schedule.steps, done=first) as bar:
+        for step, batch in zip(range(schedule.steps), batches, strict=False):
             if step < first:
                 continue
-            with torch.autocast(tokens.device.type, torch.bfloat16):
-                loss = loss_of(head, lesson(target, tokens, head.config.taps), depth, decay)
-            loss.backward()
+            learnt = learn(batch)
+            learnt.loss.backward()
             optimiser.step(step)
-            done = step + 1
-            bar.at(done, f"loss {loss.item():.3f}")
+            done, tokens = step + 1, tokens + learnt.tokens
+            bar.at(done, f"loss {learnt.loss.item():.3f}")
             if done % SAY_EVERY == 0:
-                rate = (done - first) * tokens.numel() / (time.monotonic() - began)
-                tell(f"step {done}/{schedule.steps} loss {loss.item():.3f} {rate:.0f} tokens/s")
+                rate = tokens / (time.monotonic() - began)
+                tell(f"step {done}/{schedule.steps} loss {learnt.loss.item():.3f} {rate:.0f} tokens/s")
             if done % EVALUATE_EVERY == 0 or done == schedule.steps:
-                lessons = (lesson(target, part, head.config.taps) for part in held_out.split(8))
-                curve.append((done, acceptance(head, lessons, depth)))
+                curve.append((done, measure()))
                 tell(f"step {done} held-out acceptance by position {' '.join(f'{one:.3f}' for one in curve[-1][1])}")
             if done % SAVE_EVERY == 0:
-                state = {"head": head.state_dict(), "optimiser": optimiser.state(), "step": done}
+                state = {"head": model.state_dict(), "optimiser": optimiser.state(), "step": done}
                 with replaced(checkpoint) as beside:
                     torch.save(told | state | {"curve": curve, "runs": runs}, beside)
     return Trained(curve, runs)
 
 
 def _resumed(
-    checkpoint: Path, head: Taught, optimiser: Optimiser, course: Mapping[str, str | int | float]
+    checkpoint: Path, model: nn.Module, optimiser: Optimiser, course: Mapping[str, str | int | float]
 ) -> tuple[int, Trained]:
     """Take what it holds: the steps that are done, and how it went until there."""
     advice = "train in another folder, or remove it"
@@ -252,7 +290,7 @@ def _resumed(
     if before.steps != optimiser.schedule.steps and step > before.steps - before.decay:
         raise ModelError(f"{checkpoint}: steps: its rate falls to the end of {before.steps} already; {advice}")
     try:
-        head.load_state_dict(saved["head"])
+        model.load_state_dict(saved["head"])
         optimiser.load(saved["optimiser"])
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{checkpoint}: is of another head; {advice}") from error

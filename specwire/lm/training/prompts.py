@@ -1,0 +1,235 @@
+"""What a target is asked, so that it can be learnt what it answers: turns of its own making, and docstrings.
+
+A model that was taught on chats also says what a user would, behind the header of a user's turn (Xu et al. 2024,
+Magpie, arXiv 2406.08464). Docstrings of the packages that are installed here, where their licences are permissive, make
+requests for code and questions about a text. Nothing that is asked or learnt shares a run of APART tokens with the
+texts that it is to be measured by.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from specwire.core.model import ModelError
+from specwire.lm.model_files import ModelText
+
+APART = 13
+PERMISSIVE = ("apache", "bsd", "mit", "isc", "python software foundation", "psf")
+# Characters of a docstring, and tokens of a prompt.
+DOCSTRING, PROMPT = range(40, 1400), range(12, 384)
+# Shares of what is asked: turns of its own making, plain text of a function's head, requests for code; else questions.
+TURN, PLAIN, CODE = 0.62, 0.10, 0.14
+# Tokens of a turn of its own making.
+TURN_TOKENS = range(4, 96)
+# Of a turn's characters: so many are ASCII, letters or blanks, and so many of its tokens differ.
+ASCII, LETTERS, DIFFERENT = 0.9, 0.6, 0.4
+# Characters by which turns are known to be the same.
+SAME = 60
+MARK = "\u2063what is asked\u2063"
+REQUESTS = (
+    "Complete this Python function:\n```python\n{head}\n```",
+    "Write a Python function `{name}` that does the following: {first}",
+    "Implement this function in Python.\n\n{head}",
+    "{first}\nWrite Python code for this.",
+    "Write a function in Python with this signature and docstring:\n\n{head}",
+    "Please complete the following code:\n\n{head}",
+)
+QUESTIONS = (
+    "Summarize: {whole}",
+    "Summarize the following text in one or two sentences:\n\n{whole}",
+    "Explain the following in simple words: {first}",
+    "{whole}\n\nWhat is this about?",
+    "Translate to German: {first}",
+    "Rewrite this text so that it is easier to read:\n{whole}",
+    "Answer the question from the context.\nContext: {whole}\nQuestion: What does {name} do?",
+    "What is {first}",
+    "Give an example of how one would use {name}. It is described so: {first}",
+)
+
+
+class Frame(NamedTuple):
+    """What stands before and behind a user's turn, in tokens, and which tokens end a turn; empty without a template."""
+
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+    ends: frozenset[int]
+
+
+class Request(NamedTuple):
+    """ids: of the prompt, or of what stands before a turn that is still to be said. kind: see `Prompts.next`."""
+
+    ids: list[int]
+    complete: bool
+    kind: str
+
+
+class Described(NamedTuple):
+    """A function of a package: its head with the docstring, and the docstring."""
+
+    name: str
+    head: str
+    whole: str
+
+    @property
+    def first(self) -> str:
+        """The first paragraph, in one line."""
+        return " ".join(self.whole.strip().split("\n\n")[0].split())
+
+
+class Prompts:
+    """Requests, each of them once."""
+
+    def __init__(self, text: ModelText, ends: Iterable[int], apart: Sequence[str], seed: int) -> None:
+        """ends: ids that end a text. apart: texts to measure by. Raises ModelError."""
+        if not text.tokenizer_json:
+            raise ModelError("target: has no tokenizer, so it cannot be asked anything")
+        self._tokenizer = Tokenizer.from_str(text.tokenizer_json.decode())
+        self.frame = _frame(text, self._tokenizer, frozenset(ends))
+        self._random, self._functions = Random(seed), described_functions(Random(seed))
+        self._apart = {run for each in apart for run in _runs(self.encoded(each))}
+        self._asked: set[str] = set()
+
+    def encoded(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def next(self) -> Request:
+        """A "turn" that is still to be said, or a whole request: of "plain" text, for "code", or a "question"."""
+        chats, drawn = bool(self.frame.behind), self._random.random()
+        if chats and drawn < TURN:
+            return Request([*self.frame.before], False, "turn")
+        while True:
+            function = next(self._functions)
+            if not chats or drawn < TURN + PLAIN:
+                kind, ids = "plain", self.encoded(function.head)
+            else:
+                kind, forms = ("code", REQUESTS) if drawn < TURN + PLAIN + CODE else ("question", QUESTIONS)
+                asked = self._random.choice(forms).format(**function._asdict(), first=function.first)
+                ids = [*self.frame.before, *self.encoded(asked), *self.frame.behind]
+            if len(ids) in PROMPT and self.new(ids):
+                return Request(ids, True, kind)
+
+    def sane(self, turn: Sequence[int]) -> bool:
+        """Whether a turn that was said is one that a user could say, and was not said before."""
+        text = self._tokenizer.decode([*turn], skip_special_tokens=False)
+        if len(turn) not in TURN_TOKENS or len(set(turn)) < DIFFERENT * len(turn) or "<|" in text or "\ufffd" in text:
+            return False
+        ascii_, letters = (sum(map(test, text)) for test in (str.isascii, _is_letter))
+        return ascii_ >= ASCII * len(text) and letters >= LETTERS * len(text) and self.new(turn)
+
+    def new(self, ids: Sequence[int]) -> bool:
+        """Whether it is apart from what is measured by, and was not asked before."""
+        told = " ".join(self._tokenizer.decode([*ids]).lower().split())
+        key = told[:SAME] if len(ids) in TURN_TOKENS else told
+        if key in self._asked or not self.is_apart(ids):
+            return False
+        self._asked.add(key)
+        return True
+
+    def is_apart(self, ids: Sequence[int]) -> bool:
+        return self._apart.isdisjoint(_runs(ids))
+
+
+def texts_to_be_apart_from(paths: Iterable[Path]) -> Iterator[str]:
+    """Of a .jsonl file each line's "turns", "prompt", "question" or "text"; of any other file all of it.
+
+    Raises:
+        ModelError: names the file that cannot be read.
+    """
+    for path in paths:
+        try:
+            whole = path.read_text(encoding="utf-8")
+            if path.suffix != ".jsonl":
+                yield whole
+                continue
+            for line in filter(str.strip, whole.splitlines()):
+                told = json.loads(line)
+                turns = told.get("turns") or [told[key] for key in ("prompt", "question", "text") if key in told]
+                yield from map(str, turns)
+        except (OSError, ValueError, AttributeError) as error:
+            raise ModelError(f"apart: {path}: cannot be read: {error}") from error
+
+
+def described_functions(random: Random) -> Iterator[Described]:
+    """Functions of installed packages that are permissively licensed, again and again, a file at a time."""
+    files = sorted(_sources())
+    if not files:
+        raise ModelError("prompts: no Python source is installed that requests could be made of")
+    while True:
+        random.shuffle(files)
+        for path in files:
+            yield from functions_of(path)
+
+
+def functions_of(path: Path) -> Iterator[Described]:
+    """Those with a docstring, of a file that can be read."""
+    try:
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return
+    lines = source.split("\n")
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("__"):
+            continue
+        whole = ast.get_docstring(node)
+        if whole and len(whole) in DOCSTRING:
+            head = lines[node.lineno - 1 : node.body[0].end_lineno]
+            yield Described(node.name, "\n".join(line[node.col_offset :] for line in head) + "\n", whole)
+
+
+def _sources() -> set[Path]:
+    """Of the standard library, and of packages whose licence is known to be permissive; no tests."""
+    own = Path(sysconfig.get_paths()["stdlib"])
+    found = {path for path in own.rglob("*.py") if "site-packages" not in path.parts}
+    for package in distributions():
+        if _permissive(package):
+            named = (file for file in package.files or () if file.suffix == ".py")
+            found |= {Path(str(file.locate())) for file in named}
+    return {path for path in found if not any(part.startswith("test") for part in path.parts)}
+
+
+def _permissive(package: Distribution) -> bool:
+    told: Any = package.metadata
+    licences = [told.get("License-Expression"), told.get("License"), *(told.get_all("Classifier") or ())]
+    stated = " ".join(each[:200].lower() for each in licences if each and ("License" in each or each in licences[:2]))
+    return any(name in stated for name in PERMISSIVE) and "gpl" not in stated
+
+
+def _frame(text: ModelText, tokenizer: Tokenizer, ends: frozenset[int]) -> Frame:
+    """By the chat template."""
+    if not text.chat_template:
+        return Frame((), (), ends)
+    speaker: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **text.special_tokens)
+    try:
+        rendered = speaker.apply_chat_template(
+            [{"role": "user", "content": MARK}],
+            chat_template=text.chat_template,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+    except Exception as error:  # whatever a template raises
+        raise ModelError(f"target: its chat template cannot be rendered: {error}") from error
+    before, found, behind = str(rendered).partition(MARK)
+    if not found:
+        raise ModelError("target: its chat template says nothing of what a user says")
+    opening, closing = (tuple(tokenizer.encode(part, add_special_tokens=False).ids) for part in (before, behind))
+    return Frame(opening, closing, ends | {*closing[:1]})
+
+
+def _runs(ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    return (tuple(ids[first : first + APART]) for first in range(len(ids) - APART + 1))
+
+
+def _is_letter(character: str) -> bool:
+    return character.isalpha() or character == " "
