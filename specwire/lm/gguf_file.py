@@ -12,6 +12,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -235,14 +236,20 @@ class GgufFile:
 
     def fingerprint(self) -> str:
         """sha256 (hex) over the whole file."""
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        told = self.path.stat()
+        return _sha256(self.path, told.st_size, told.st_mtime_ns)
 
     def _needed(self, key: str, kind: type) -> Any:
         value = self.metadata.get(key)
         if not isinstance(value, kind):
             raise ModelError(f"model {str(self.path)!r}: {key} is missing, or no {kind.__name__}")
         return value
+
+
+@lru_cache(maxsize=8)
+def _sha256(path: Path, _size: int, _changed: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_gguf(spec: str) -> GgufFile:

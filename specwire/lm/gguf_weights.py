@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
@@ -21,7 +23,10 @@ from transformers.initialization import no_init_weights
 from specwire.core.model import LLAMACPP, ModelError
 from specwire.lm.gguf_file import GgufFile
 from specwire.lm.model_config import FULL_ATTENTION, SLIDING_ATTENTION, first_line
+from specwire.lm.weights_file import fill
 
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 # Elements that are dequantised at once: more take as much memory several times over, and leave the caches.
 PIECE = 1 << 20
 # Names of a file's tensors, by the module of transformers that has them.
@@ -147,8 +152,7 @@ def model_of_file(file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype) 
     model.tie_weights()
     tensors = GgufTensors(file)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            tensors.read_into(name, parameter)
+        fill(model, f"{file.fingerprint()[:32]}-{str(dtype)[6:]}", tensors.read_into)
     _turn_by_factors(model, tensors)
     model.eval()
     return model
@@ -159,8 +163,7 @@ def _turn_by_factors(model: PreTrainedModel, tensors: GgufTensors) -> None:
     if "rope_freqs.weight" not in tensors.file.tensors:
         return
     rotary: Any = model.get_submodule("model.rotary_emb")
-    factors = torch.from_numpy(next(tensors.rows("rope_freqs.weight"))).flatten()
-    rotary.inv_freq = rotary.inv_freq / factors
+    rotary.inv_freq = rotary.inv_freq / tensors.read("rope_freqs.weight")
 
 
 class GgufTensors:
@@ -181,18 +184,27 @@ class GgufTensors:
             raise self._broken(stored, "is missing")
         if tensor.shape[::-1] != shape:
             raise self._broken(stored, f"has the shape {[*tensor.shape[::-1]]}, not {[*shape]}")
-        rows, at = target.view(-1, shape[-1]), 0
-        for piece in self.rows(stored):
-            rows[at : at + len(piece)] = torch.from_numpy(piece.copy() if not piece.flags.writeable else piece)
-            at += len(piece)
-        if self._kind.added and "norm" in stored:
-            target -= self._kind.added
+        rows = target.view(-1, shape[-1])
+        added = self._kind.added if "norm" in stored else 0.0
+
+        def fill_from(first: int, data: Bytes, kind: GGMLQuantizationType) -> None:
+            values = self._dequantised(stored, data, kind)
+            rows[first : first + len(values)] = torch.from_numpy(values) - added
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # NumPy lets go of the interpreter
+            for done in [threads.submit(fill_from, *piece) for piece in self._pieces(stored)]:
+                done.result()
         if self._kind.paired and (".attn_q." in stored or ".attn_k." in stored):
             heads = self._heads if ".attn_q." in stored else self._kv_heads
             target.copy_(target.view(heads, -1, 2, *shape[1:]).transpose(1, 2).reshape(shape).clone())
 
-    def rows(self, stored: str) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]:
-        """A tensor's rows, in float32 and in order, some at a time. ModelError if it is broken."""
+    def read(self, stored: str) -> torch.Tensor:
+        """A small tensor, flat."""
+        found = [self._dequantised(stored, data, kind) for _, data, kind in self._pieces(stored)]
+        return torch.from_numpy(np.concatenate(found)).flatten()
+
+    def _pieces(self, stored: str) -> Iterator[tuple[int, Bytes, GGMLQuantizationType]]:
+        """Some rows at a time: the first one's number, and bytes (rows, any). ModelError if the tensor is broken."""
         shape, number, start = self.file.tensors[stored]
         try:
             kind = GGMLQuantizationType(number)
@@ -205,14 +217,16 @@ class GgufTensors:
             raise self._broken(stored, "ends too early" if width % block == 0 else f"has rows of {width} elements")
         each = max(1, PIECE // width)
         for first in range(0, count, each):
-            many = min(each, count - first)
-            begin = start + first * stride
-            data = self._content[begin : begin + many * stride].reshape(many, stride)
-            try:
-                values = dequantize(data, kind)
-            except NotImplementedError as error:
-                raise self._broken(stored, f"is of a type that cannot be dequantised: {kind.name}") from error
-            yield np.asarray(values, np.float32).reshape(many, width)
+            begin, many = start + first * stride, min(each, count - first)
+            yield first, self._content[begin : begin + many * stride].reshape(many, stride), kind
+
+    def _dequantised(self, stored: str, data: Bytes, kind: GGMLQuantizationType) -> Floats:
+        """Rows in float32, in memory of their own."""
+        try:
+            values = dequantize(data, kind)
+        except NotImplementedError as error:
+            raise self._broken(stored, f"is of a type that cannot be dequantised: {kind.name}") from error
+        return np.array(values, np.float32, copy=not values.flags.writeable).reshape(len(data), -1)
 
     def _stored_name(self, name: str) -> str:
         module, _, last = name.rpartition(".")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
+import mmap
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +17,9 @@ from specwire.core.model import ModelError
 from specwire.lm.model_config import ATTENTION, HYBRID, is_recurrent
 
 MOST_SLOTS = 1024
+# Of include/uapi/asm-generic/mman.h; Python's mmap names it from 3.13 on. Bytes that are worth a call to give back.
+NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+WORTH_GIVING = 1 << 20
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -72,6 +80,34 @@ def slots_of_size(memory: int, slot: int, context: int, beside: int = 0, whose: 
             f"takes{of_head}; give more, or a shorter context"
         )
     return min(memory // max(1, slot), MOST_SLOTS)
+
+
+def unused(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that take memory as they are written, where the system can tell; MemoryError if there is no such room."""
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size == 0 or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    try:
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    except (OSError, OverflowError, ValueError) as error:
+        raise MemoryError(f"no {readable(size)} can be had: {error}") from error
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(*shape)
+
+
+def forget(memory: torch.Tensor) -> None:
+    """Zero part of an `unused`, which lies in one piece; a large one gives its memory back."""
+    flat = memory.view(torch.uint8).view(-1)
+    begin = -flat.data_ptr() % mmap.PAGESIZE
+    inner = (len(flat) - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+    if inner < WORTH_GIVING or not hasattr(mmap, "MADV_DONTNEED"):
+        flat.zero_()
+        return
+    address, length = ctypes.c_void_p(flat.data_ptr() + begin), ctypes.c_size_t(inner)
+    if ctypes.CDLL(None).madvise(address, length, mmap.MADV_DONTNEED) == 0:
+        flat[:begin].zero_()
+        flat[begin + inner :].zero_()
+    else:
+        flat.zero_()
 
 
 def readable(size: int) -> str:

@@ -77,6 +77,7 @@ from specwire.lm.runners.select import (
     takes_trees,
 )
 from specwire.lm.runners.tensor_parallel import LeadingRunner, join, rank_device, split, turn
+from specwire.lm.weights_file import given_back
 from specwire.progress import LAST_LINE
 from specwire.text.tokenizer import vocabulary_fingerprint
 
@@ -152,7 +153,7 @@ def load_pretrained(
             plan.how = plan.how._replace(rank=rank)
             nn.Module.to(model, target)
     count = memory.slots(slots)
-    with _memory_told(count, memory):
+    with _memory_told(count, memory), given_back(model):
         runner, used = runner_for(model, Sizes(count, known.context, info.vocabulary), plan.how)
         drafter = None if head is None else head.make(count, known.context, memory.dtype, used)
     if ranks is not None and ranks.rank == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.policy.tunables import PREFILL_ROWS
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.kv_memory import MOST_SLOTS, KvMemory, SlotMemory, position_bytes, readable
+from specwire.lm.kv_memory import MOST_SLOTS, KvMemory, SlotMemory, forget, position_bytes, readable, unused
 from tests.lm.heads import test_mtp, test_slots
 from tests.lm.heads.medusa_by_hand import FORMATS, written
 from tests.lm.models import CONTEXT, build, config, save
@@ -119,3 +120,36 @@ def test_features_take_no_more_than_is_counted_for_them(tmp_path: Path) -> None:
 )
 def test_sizes_are_readable(size: int, text: str) -> None:
     assert readable(size) == text
+
+
+def resident() -> int:
+    """Bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell what is resident")
+def test_memory_is_taken_as_it_is_written_and_given_back_when_it_is_forgotten() -> None:
+    size = 256 << 20
+    before = resident()
+    memory = unused([size], torch.uint8, torch.device("cpu"))
+    assert resident() - before < size // 8
+    memory.fill_(7)
+    assert resident() - before > size * 7 // 8
+    forget(memory[1000:-1000])
+    assert resident() - before < size // 8
+    assert [int(memory[at]) for at in (0, 999, 1000, size // 2, size - 1001, size - 1000, size - 1)] == [
+        *(7, 7, 0, 0, 0, 7, 7)
+    ]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell what is resident")
+@pytest.mark.parametrize("runtime", ["torch", "auto"])
+def test_slots_take_memory_as_their_texts_grow(runtime: str, tmp_path: Path) -> None:
+    made = config("llama")
+    made.max_position_embeddings = 100_000
+    folder = save(build(made), tmp_path)
+    load_model(folder, slots=1, context=64, runtime=runtime)
+    before = resident()
+    lm = load_model(folder, slots=32, runtime=runtime)
+    assert lm.kv_bytes > 800_000_000
+    assert resident() - before < lm.kv_bytes // 8

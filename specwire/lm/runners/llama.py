@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specwire.core.model import Feed
+from specwire.lm.kv_memory import unused
 from specwire.lm.model_config import window_of
 from specwire.lm.runners.decoder import (
     Decoder,
@@ -59,7 +60,7 @@ class LlamaRunner:
         # Kernels may go by where their arguments lie: then every slot begins at a cache line.
         room = -(-context // ALIGNED) * ALIGNED if apart else context
         size = (shape.layers, slots, 2 * shape.kv_heads, room, shape.head_dim)
-        self._cache = torch.zeros(size, dtype=weights.embedding.dtype, device=weights.embedding.device)
+        self._cache = unused(size, weights.embedding.dtype, weights.embedding.device)
         self._layout = Layout(
             2 * shape.kv_heads, room, shape.heads // shape.kv_heads, self._cache.dtype, self._cache.device
         )

@@ -56,8 +56,8 @@ class How(NamedTuple):
     """How a model is to be computed. Scripted models and GGUF files know nothing of it.
 
     Attributes:
-        runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, the Llama family, on cpu); or "auto": openvino where it is installed and agrees with
-            the model, else torch.
+        runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, the Llama family, on cpu); or
+            "auto": openvino where it is installed and agrees with the model, else torch.
         lean: use our own decoder where the model has one; False keeps to the model's own modules.
         deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
             computed with it (`specwire.lm.runners.deterministic`; cpu and torch only). The same bits come from the same

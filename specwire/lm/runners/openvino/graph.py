@@ -27,6 +27,7 @@ from torch import nn
 
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed
+from specwire.lm.kv_memory import forget, unused
 from specwire.lm.runners.linear import rounded
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ def _example(stateless: Stateless) -> tuple[torch.Tensor, ...]:
 # ----------------------------------------------------------------------------------------------------------------------
 # Graphs as they are run.
 
-DEVICE = "CPU"
+DEVICE, CPU = "CPU", torch.device("cpu")
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 CACHES = ("key_cache.", "value_cache.")
 
@@ -323,13 +324,13 @@ class Pages:
     def _allocate(self, port: Any, slots: int) -> tuple[torch.Tensor, Any]:
         """One layer's keys or values, zero: (slots x pages, heads, page, head_dim x size) bytes, and as a tensor."""
         shape = [slots * self.per_slot, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))]
-        memory = torch.zeros(*shape[:3], shape[3] * port.element_type.size, dtype=torch.uint8)
+        memory = unused([*shape[:3], shape[3] * port.element_type.size], torch.uint8, CPU)
         return memory, openvino.Tensor(memory.numpy(), openvino.Shape(shape), port.element_type)
 
     def zero(self, slot: int, stop: int) -> None:
         """Zero at least [0, stop): whole pages."""
         for memory in self._caches:
-            memory[self._up_to(slot, stop)].zero_()
+            forget(memory[self._up_to(slot, stop)])
 
     def copy(self, source: int, target: int, stop: int) -> None:
         """Whole pages, so the last one may hold more than [0, stop)."""
