@@ -7,7 +7,8 @@
 Numbers have 4 bytes, little-endian. The salt keeps callers from writing bytes into a payload that look like a frame.
 
 A frame that is not whole, with no whole one behind it, was being written when the process or the machine ended: it is
-cut. With a whole one behind it the file was damaged, and is refused.
+cut. With a whole one behind it the file was damaged, and is refused. A file that ends before its head does was cut by
+somebody: it is kept under another name, and a new one is begun, with a warning.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import itertools
 import logging
 import mmap
 import os
@@ -46,6 +48,8 @@ AT_ONCE_BYTES = 1 << 20
 LEAST_FREE_BYTES = 1 << 20
 # Appended to the file's name while another one is written to take its place.
 NEXT = ".next"
+# Likewise, and a number, to one that was cut within its head.
+CUT = ".cut-"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CLOSED = "the session log was closed"
 
@@ -164,17 +168,25 @@ class JournalFile:
         os.close(self._descriptor)
 
 
-def _locked(path: Path) -> int:
-    """A descriptor of the file at `path`, which is made if there is none; no other process gets it meanwhile."""
+def _locked(path: Path) -> tuple[int, bool]:
+    """A descriptor of the file at `path`, which no other process gets meanwhile; and whether it was made here."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        made = False
+        try:
+            descriptor = os.open(path, flags)
+        except FileNotFoundError:
+            try:
+                descriptor, made = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), True
+            except FileExistsError:
+                continue
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise JournalError("it is no regular file")
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Whoever had it may have put another file in its place before it was locked here.
             if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
+                return descriptor, made
         except BlockingIOError:
             os.close(descriptor)
             raise JournalError("another process has it") from None
@@ -186,13 +198,18 @@ def _locked(path: Path) -> int:
 
 def _opened(path: Path, replay: Callable[[bytes], None]) -> JournalFile:
     """The file at `path`, its payloads told to `replay`. Raises JournalError, OSError."""
-    descriptor = _locked(path)
+    descriptor, made = _locked(path)
     try:
         size = os.fstat(descriptor).st_size
         begin = os.pread(descriptor, HEAD_BYTES, 0)
-        if size < HEAD_BYTES and MAGIC.startswith(begin[: len(MAGIC)]):  # new, or its writer ended at once
+        if made:
             file = JournalFile.begun(descriptor)
             _sync_folder(path)
+            return file
+        if size < HEAD_BYTES and MAGIC.startswith(begin[: len(MAGIC)]):
+            _keep_aside(path, size)
+            file = _opened(path, replay)
+            os.close(descriptor)
             return file
         salt = NUMBERS.unpack(begin[len(MAGIC) :])[0] if len(begin) == HEAD_BYTES else 0
         if begin != head(salt):
@@ -207,6 +224,19 @@ def _opened(path: Path, replay: Callable[[bytes], None]) -> JournalFile:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _keep_aside(path: Path, size: int) -> None:
+    """Rename a file of `size` bytes, which is less than any log has: what it held may be had from elsewhere."""
+    names = (path.with_name(f"{path.name}{CUT}{number}") for number in itertools.count(1))
+    aside = next(name for name in names if not name.exists())
+    path.rename(aside)
+    _sync_folder(path)
+    logger.warning(
+        "%s has %d bytes, less than a session log begins with: it was cut, and the sessions in it are lost (or its "
+        "first process was killed at once); it is kept as %s, and a new log begins",
+        *(path, size, aside),
+    )
 
 
 def _sync_folder(path: Path) -> None:

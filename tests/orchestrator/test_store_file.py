@@ -22,7 +22,6 @@ from orchestrator.store import file as module
 from orchestrator.store.file import FileStore
 from orchestrator.store.journal import (
     HEAD_BYTES,
-    MAGIC,
     MARK,
     MOST_PAYLOAD_BYTES,
     NUMBERS,
@@ -321,12 +320,41 @@ async def test_what_is_no_session_log_is_refused_and_left_alone(file: LogFile, t
             await open_store(url)
 
 
-async def test_a_file_whose_maker_was_killed_is_begun_again(file: LogFile) -> None:
-    for begun in range(len(MAGIC) + 1):
-        file.write(MAGIC[:begun])
-        store = FileStore(file.at)
-        assert held(store) == ({}, {}, {}, b"")
+@pytest.mark.parametrize("left_over", range(HEAD_BYTES))
+async def test_a_file_that_was_cut_within_its_head_is_said_and_kept_and_a_new_one_begun(
+    left_over: int, file: LogFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To nothing, too. Every time: what was kept before stays."""
+    for number in (1, 2):
+        store, _ = await one_log(file)
         await store.close()
+        cut = file.read()[:left_over]
+        file.write(cut)
+        caplog.clear()
+        again = FileStore(file.at, clock=Clock())
+        assert held(again) == ({}, {}, {}, b"")
+        aside = file.at.with_name(f"log.cut-{number}")
+        assert aside.read_bytes() == cut
+        assert f"{file.at} has {left_over} bytes, less than a session log begins with" in caplog.text
+        assert f"it is kept as {aside}" in caplog.text
+        await again.create(record_of("new"), TTL)
+        await again.close()
+        assert set((await left(file))[0]) == {"new"}
+        file.at.unlink()
+
+
+async def test_a_new_file_is_begun_without_a_word(file: LogFile, caplog: pytest.LogCaptureFixture) -> None:
+    store, _ = await one_log(file)
+    await store.close()
+    assert (file.beside(), caplog.text) == (["log"], "")
+
+
+async def test_of_two_that_find_a_cut_file_one_has_the_new_one(file: LogFile) -> None:
+    file.write(b"")
+    store = FileStore(file.at)
+    with pytest.raises(JournalError, match="another process has it"):
+        FileStore(file.at)
+    await store.close()
 
 
 # One process
