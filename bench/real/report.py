@@ -167,9 +167,14 @@ def _product(times: Sequence[NDArray[np.float64]], powers: Sequence[int], drawn:
 
 def results_of(name: str, lines: Lines) -> RealResults:
     found = Measured(lines)
-    facts = {(line["piece"], line["row"]): line["facts"] for line in lines if "facts" in line}
-    failed = {(line["piece"], row): why for line in lines for row, why in line.get("failed", {}).items()}
-    here = {(piece, row) for piece, row, _ in found.took}
+    facts: dict[tuple[str, str], Mapping[str, Any]] = {}
+    failed: dict[tuple[str, str], str] = {}
+    for line in lines:
+        if "facts" in line:
+            place = line["piece"], line["row"]
+            facts[place] = line["facts"]
+            failed.pop(place, None)  # it failed in an earlier run
+        failed |= {(line["piece"], row): why for row, why in line.get("failed", {}).items()}
     return RealResults(
         name,
         lines[0]["head"],
@@ -177,7 +182,7 @@ def results_of(name: str, lines: Lines) -> RealResults:
         dict(_by_task(found)),
         list(bars(name, found, facts)),
         facts,
-        {place: why for place, why in failed.items() if place not in here or "left out" not in why},
+        failed,
         [line["note"] for line in lines if "note" in line],
     )
 

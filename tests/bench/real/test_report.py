@@ -65,6 +65,8 @@ def lines() -> Iterator[dict[str, Any]]:
         yield {"facts": FACTS, "row": OFF, "piece": piece}
         yield {"facts": FACTS, "row": DEFAULT, "piece": piece}
     yield {"failed": {"vLLM": "not set up"}, "piece": "vllm"}
+    yield {"failed": {LLAMACPP: "it was not there at first"}, "piece": "main"}
+    yield {"facts": FACTS, "row": LLAMACPP, "piece": "main"}
 
 
 LINES = list(lines())
@@ -137,6 +139,7 @@ def test_what_is_written_is_what_is_printed(tmp_path: Path) -> None:
     found = results_of(NAME, LINES)
     printed = report(found)
     assert "vllm: vLLM was not measured: not set up" in printed
+    assert "at first" not in printed
     assert "HumanEval was not asked." in printed
     path = tmp_path / "real.json"
     write(found, LINES, path)
