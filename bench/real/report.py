@@ -116,7 +116,7 @@ class Measured:
 
     def __init__(self, lines: Lines) -> None:
         self.took: dict[tuple[str, str, RealPlace], dict[Group, Mapping[str, Any]]] = {}
-        self.tasks: list[str] = next((line["tasks"] for line in lines if "tasks" in line), [])
+        self.tasks: list[str] = lines[0]["head"]["tasks"]
         for line in lines:
             if turn := line.get("turn"):
                 place = RealPlace(turn["level"], turn["temperature"], turn["tokens"])
@@ -446,7 +446,7 @@ def write(found: RealResults, lines: Lines, path: Path) -> None:
         "model": found.name,
         "bars": [asdict(bar) for bar in found.bars],
         "rows": [asdict(line) for line in found.lines],
-        "tasks": [
+        "by_task": [
             {"row": row, **place._asdict(), "task": task, "to_off": asdict(ratio)}
             for (row, place, task), ratio in found.tasks.items()
         ],

@@ -235,12 +235,15 @@ class Journal:
         return [line for line in self.lines if key in line]
 
 
-def journal_of(settings: RealSettings) -> Journal:
+def journal_of(settings: RealSettings, asked: Sequence[RealPrompt]) -> Journal:
+    """asked: the whole sample, whatever part of it is measured now."""
     made = machine.describe()
     made.pop("load_average")
     commit = machine.commit() or "unknown"
     name = f"{settings.name}{'-short' if settings.short else ''}-{commit[:12]}{'+' if commit.endswith('+') else ''}"
-    return Journal(JOURNALS / f"{name}.jsonl", {"commit": commit, "machine": made, "arguments": settings.shown()})
+    head = {"commit": commit, "machine": made, "arguments": settings.shown(), "tasks": [each.task for each in asked]}
+    texts = zlib.crc32("\0".join(each.text for each in asked).encode())
+    return Journal(JOURNALS / f"{name}.jsonl", {**head, "texts": texts})
 
 
 def turns_of(piece: Piece, settings: RealSettings, prompts: int) -> list[RealTurn]:
@@ -270,21 +273,21 @@ def groups(level: int, prompts: int) -> list[tuple[int, ...]]:
     return found
 
 
-def measure(settings: RealSettings, journal: Journal, until: float) -> None:
-    """Go on with the journal until it is whole, or time is over. Raises BenchError."""
+def measure(settings: RealSettings, until: float) -> Journal:
+    """Go on with the journal until it is whole, or time is over; the journal. Raises BenchError."""
     found, notes = asked_for.sample(settings.questions, packages_of(settings.models.peers))
-    found = found[: settings.prompts]
-    if not journal.of("tasks"):
-        journal.add({"tasks": [each.task for each in found]})
+    journal = journal_of(settings, found)
     for note in notes:
         if note not in (line["note"] for line in journal.of("note")):
             journal.add({"note": note})
+    found = found[: settings.prompts]
     for number, piece in enumerate(settings.pieces):
         left = until - time.monotonic()
         # A short run has some of each piece; a whole one may go on another time.
         share = left / (len(settings.pieces) - number) if settings.short else left
         if share > 0:
             _piece(piece, settings, journal, found, time.monotonic() + share)
+    return journal
 
 
 def packages_of(python: Path) -> list[Path]:
@@ -418,10 +421,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     became = 0
     for number, settings in enumerate(asked):
         try:
-            journal = journal_of(settings)
             share = until if not args.short else time.monotonic() + (until - time.monotonic()) / (len(asked) - number)
             with terminable():
-                measure(settings, journal, share)
+                journal = measure(settings, share)
         except (BenchError, InvalidParameter, ModelError) as error:
             say(f"bench: error: {settings.name}: {error}")
             became = 1

@@ -107,7 +107,7 @@ def real_table(results: dict[str, Any]) -> str:
             ]
         )
     tasks = [["task", "at once, temperature, tokens", "default, x off"]]
-    for each in results["tasks"]:
+    for each in results["by_task"]:
         place = f"{each['level']}, {each['temperature']:g}, {each['tokens']}"
         tasks.append([each["task"], place, interval(each["to_off"])])
     missing = [f"{each['piece']}: {each['row']} was not measured: {each['why']}" for each in results["failed"]]

@@ -44,8 +44,8 @@ def run(seconds: float, row: str) -> dict[str, Any]:
 
 
 def lines() -> Iterator[dict[str, Any]]:
-    yield {"head": {"commit": "c0ffee", "machine": {"cpu": "A CPU", "cores": 2}, "arguments": {"model": NAME}}}
-    yield {"tasks": TASKS}
+    asked = {"arguments": {"model": NAME}, "tasks": TASKS}
+    yield {"head": {"commit": "c0ffee", "machine": {"cpu": "A CPU", "cores": 2}, **asked}}
     yield {"note": "HumanEval was not asked."}
     for piece, rows in SECONDS.items():
         level = 4 if piece == "many" else 1

@@ -140,8 +140,13 @@ def test_a_row_that_fails_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch, 
         FAR_20: "it needs two cores",
     }
     # What is whole is not measured again.
-    monkeypatch.setattr(MadeField, "start", lambda *_: pytest.fail("nothing is left to measure"))
+    with monkeypatch.context() as context:
+        context.setattr(MadeField, "start", lambda *_: pytest.fail("nothing is left to measure"))
+        assert run.main(words) == 0
+    # More of the sample is added to it.
+    words[words.index("--prompts") + 1] = "3"
     assert run.main(words) == 0
+    assert len(json.loads((tmp_path / "real_demo.json").read_text())["raw"]) == 6
 
 
 def test_what_was_measured_before_it_was_interrupted_is_kept(
