@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from demo_pair import DEMO_SEED, Prompt
+from demo_pair import DEMO_SEED
 from demo_pair import TARGET as REAL
 from deploy.cli.clients.demo import (
     Comparison,
     Demo,
+    DemoPrompt,
     Divergence,
     Pair,
     as_object,
@@ -67,7 +68,7 @@ def compared(
 def test_report_adds_up() -> None:
     same = pair((1, 2, 3, 4))
     lines = report([compared([same, same]), compared([same], temperature=0.8)], headed=True).splitlines()
-    head = ["temperature", "tokens/s", "off", "on", "ratio", "per", "forward", "text", "head", "drafter"]
+    head = ["temperature", "tokens/s", "off", "on", "gain", "per", "forward", "text", "head", "drafter"]
     assert lines[0].split() == head
     assert lines[2].split() == ["0", "1.0", "2.0", "2.00", "2.00", "0%", "25%", "25%"]
     assert lines[3].split() == ["0.8", "1.0", "2.0", "2.00", "2.00", "0%", "25%", "25%"]
@@ -117,7 +118,7 @@ async def test_the_demo_prints_what_was_copied_and_what_the_head_guessed(
     monkeypatch.setattr("deploy.cli.clients.demo.SHOWN_TEXTS", 0)
     client: Any = Served()
     shown = Demo(client, StackOptions(TARGET, None, heads="head"), 4, as_json=False)
-    assert await shown.run([Prompt("one", "1 2"), Prompt("two", "3 4")]) == 0
+    assert await shown.run([DemoPrompt("one", "1 2"), DemoPrompt("two", "3 4")]) == 0
     printed = capsys.readouterr().out
     assert "head   head\n" in printed
     assert printed.count("[4 tokens, 2 forwards; guessed: text 1, head 1, drafter 1; tokens/s 1 off, 2 on]") == 4
@@ -140,7 +141,7 @@ async def test_the_demo_warms_up_both_ways_and_begins_each_pair_with_what_a_head
     monkeypatch.setattr("deploy.cli.clients.demo.SHOWN_TEXTS", 0)
     client: Any = Served()
     shown = Demo(client, StackOptions(TARGET, None, heads="head"), 4, as_json=False)
-    assert await shown.run([Prompt("a", "1"), Prompt("b", "2")]) == 0
+    assert await shown.run([DemoPrompt("a", "1"), DemoPrompt("b", "2")]) == 0
     of_pair = [(-1, True, 2), (DEMO_SEED, True, 4), (DEMO_SEED, False, 4)]
     other_way = [of_pair[0], of_pair[2], of_pair[1]]
     warming = [(DEMO_SEED + 1, True, 4), (DEMO_SEED + 1, False, 4)]

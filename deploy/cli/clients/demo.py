@@ -1,7 +1,7 @@
-"""`specwire demo`: real completions through the whole stack, with drafting and without, and who guessed what.
+"""`specwire demo`: real answers through the whole stack, with drafting and without, and who guessed what.
 
-Copied text is told apart from what a model guessed, and the default prompts are ones behind which there is little to
-copy (`demo_pair.train.demo_prompts`).
+The demo asks SmolLM2 twelve questions, if its file is there (`make setup-models`). Else it completes code with the
+included pair, from prompts behind which there is little to copy (`demo_pair.train.demo_prompts`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import math
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -24,24 +26,40 @@ from deploy.cli.main import run_owned
 from deploy.cli.terminal import dim, legend, number, painter, shortened, table, wants_colour
 from deploy.stack.options import StackError, StackOptions, add_stack_arguments, included_head, stack_options
 from deploy.stack.stack import start_shown
-from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
+from specwire.client import AsyncClient, Chat, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.core.messages import FinishReason
-from specwire.core.model import LLAMACPP, OPENVINO, TORCH
+from specwire.core.model import LLAMACPP, OPENVINO, TORCH, Feed
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
 
 TIMEOUT = 60.0
 # Texts that are shown at each temperature, and how much of the prompt before.
 SHOWN_TEXTS, SHOWN_LINES = 2, 3
+# Prompts whose texts are not measured: see `Demo._warm_up`.
+WARM_UP_PROMPTS = 3
+QUESTIONS = Path(__file__).with_name("demo_questions.json")
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPrompt:
+    """text: what is completed; of a question (`chat`) what is asked, by the target's chat template."""
+
+    name: str
+    text: str
+    chat: bool = False
+
+    @property
+    def prompt(self) -> str | Chat:
+        return Chat([{"role": "user", "content": self.text}]) if self.chat else self.text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--count", type=int, default=8, metavar="N", help="how many prompts (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=12, metavar="N", help="prompts at most (default: %(default)s)")
     parser.add_argument(
         "--max-tokens",
         type=int,
@@ -52,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts",
         metavar="F",
-        help="JSON list of texts, or of {name, text} (default: held out from training, with little to copy)",
+        help="JSON list of texts to complete, of {name, text}, or of {name, question} (default: twelve questions; for "
+        "the included pair, code that it was not trained on)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of texts and table")
     add_stack_arguments(parser)
@@ -74,33 +93,38 @@ def run(args: argparse.Namespace) -> int:
     return run_owned("demo", lambda folder: _demo(options, prompts, args.max_tokens, args.json, folder))
 
 
-def prompts_of(args: argparse.Namespace) -> list[demo_pair.Prompt]:
+def prompts_of(args: argparse.Namespace) -> list[DemoPrompt]:
     """Return the prompts that the command line asks for; InvalidParameter names what is wrong."""
     if args.count < 1:
         raise InvalidParameter("count", f"must be at least 1, not {args.count}")
-    if args.prompts is None:
-        return demo_pair.demo_prompts()[: args.count]
+    if args.prompts is None and args.target is None:
+        return [DemoPrompt(each.name, each.text) for each in demo_pair.demo_prompts()][: args.count]
+    path = QUESTIONS if args.prompts is None else Path(args.prompts)
     try:
-        rows = json.loads(Path(args.prompts).read_text(encoding="utf-8"))
+        rows = json.loads(path.read_text(encoding="utf-8"))
         prompts = [_prompt_of(row) for row in rows]
     except (OSError, ValueError, TypeError) as error:
-        raise InvalidParameter("prompts", f"{args.prompts} cannot be used: {error}") from None
+        raise InvalidParameter("prompts", f"{path} cannot be used: {error}") from None
     if not prompts:
-        raise InvalidParameter("prompts", f"{args.prompts} holds none")
+        raise InvalidParameter("prompts", f"{path} holds none")
     return prompts[: args.count]
 
 
-def _prompt_of(row: object) -> demo_pair.Prompt:
+def _prompt_of(row: object) -> DemoPrompt:
     """TypeError says what it is not."""
-    if isinstance(row, str):
-        row = {"name": shortened(row, NAME_WIDTH), "text": row}
-    if not isinstance(row, dict) or row.keys() != {"name", "text"} or not all(isinstance(v, str) for v in row.values()):
-        raise TypeError(f"{shortened(json.dumps(row), NAME_WIDTH)} is neither a text nor an object of name and text")
-    return demo_pair.Prompt(**row)
+    match row:
+        case str(text):
+            return DemoPrompt(shortened(text, NAME_WIDTH), text)
+        case {"name": str(name), "text": str(text), **rest} if not rest:
+            return DemoPrompt(name, text)
+        case {"name": str(name), "question": str(text), **rest} if not rest:
+            return DemoPrompt(name, text, chat=True)
+    told = shortened(json.dumps(row), NAME_WIDTH)
+    raise TypeError(f"{told} is neither a text nor an object of name and text, or of name and question")
 
 
 async def _demo(
-    options: StackOptions, prompts: Sequence[demo_pair.Prompt], max_tokens: int, as_json: bool, folder: Path
+    options: StackOptions, prompts: Sequence[DemoPrompt], max_tokens: int, as_json: bool, folder: Path
 ) -> int:
     LAST_LINE.quiet = as_json
     running = await start_shown(options, folder)
@@ -123,7 +147,7 @@ class Demo:
         self._as_json = as_json
         self._colour = wants_colour()
 
-    async def run(self, prompts: Sequence[demo_pair.Prompt]) -> int:
+    async def run(self, prompts: Sequence[DemoPrompt]) -> int:
         """Print completions and the comparison; 1 if a difference is no near-tie."""
         models = {"target": self._options.target, "head": self._options.heads or None, "draft": self._options.draft}
         self._tell("\n" + "".join(f"{name:6} {model}\n" for name, model in models.items() if model is not None))
@@ -143,31 +167,31 @@ class Demo:
         if not self._as_json:
             print(text, end="", flush=True)
 
-    async def _warm_up(self, prompts: Sequence[demo_pair.Prompt]) -> None:
-        """Complete each prompt once with and once without drafting, by another seed.
+    async def _warm_up(self, prompts: Sequence[DemoPrompt]) -> None:
+        """Complete a few prompts once with and once without drafting, by another seed.
 
         The first texts of a new service pay for what it learns of its machine, and of who guesses.
         """
-        self._tell("first completing all prompts both ways, unmeasured\n")
+        self._tell("first a few texts both ways, unmeasured\n")
         for temperature in demo_pair.DEMO_TEMPERATURES:
-            for prompt in prompts:
+            for prompt in prompts[:WARM_UP_PROMPTS]:
                 for drafting in (True, False):
                     asked = self._asked(temperature, drafting)
                     asked["seed"] = demo_pair.DEMO_SEED + 1
-                    _checked(await self._client.complete(prompt.text, timeout=TIMEOUT, **asked))
+                    _checked(await self._client.complete(prompt.prompt, timeout=TIMEOUT, **asked))
 
-    async def _compare(self, prompts: Sequence[demo_pair.Prompt], temperature: float) -> Comparison:
+    async def _compare(self, prompts: Sequence[DemoPrompt], temperature: float) -> Comparison:
         pairs = [await self._pair(index, prompt, temperature) for index, prompt in enumerate(prompts)]
         return Comparison(temperature, pairs, [await self._parting(pair) for pair in pairs])
 
-    async def _pair(self, index: int, prompt: demo_pair.Prompt, temperature: float) -> Pair:
+    async def _pair(self, index: int, prompt: DemoPrompt, temperature: float) -> Pair:
         """Complete with and without drafting, in alternating order, so that neither gains by its place.
 
         Both start from the prompt's keys and values, which a short request left at the verifier before. It drafts: else
         what a head reads of the prompt would not be kept, and a head would miss the text's first half. It asks for as
         many tokens as a draft needs room for.
         """
-        await self._client.complete(prompt.text, max_tokens=2, timeout=TIMEOUT)
+        await self._client.complete(prompt.prompt, max_tokens=2, timeout=TIMEOUT)
         shown = index < SHOWN_TEXTS and not self._as_json
         blank = "\n" if index <= SHOWN_TEXTS else ""
         self._tell(f"{blank}--- temperature {temperature:g}, {painter().plain(prompt.name)}\n")
@@ -185,17 +209,17 @@ class Demo:
         seed = demo_pair.DEMO_SEED
         return RequestOptions(max_tokens=self._max_tokens, temperature=temperature, seed=seed, drafting=drafting)
 
-    async def _complete(self, prompt: demo_pair.Prompt, temperature: float, drafting: bool = True) -> Completion:
+    async def _complete(self, prompt: DemoPrompt, temperature: float, drafting: bool = True) -> Completion:
         asked = self._asked(temperature, drafting)
-        return _checked(await self._client.complete(prompt.text, timeout=TIMEOUT, **asked))
+        return _checked(await self._client.complete(prompt.prompt, timeout=TIMEOUT, **asked))
 
-    async def _show(self, prompt: demo_pair.Prompt, temperature: float) -> Completion:
+    async def _show(self, prompt: DemoPrompt, temperature: float) -> Completion:
         """Complete with drafting, painting the text as it comes."""
         lines = prompt.text.splitlines(keepends=True)[-SHOWN_LINES:]
         paint, gathered = painter(), PartialCompletion()
         self._tell(dim(paint.plain("".join(lines)), self._colour))
         asked = self._asked(temperature)
-        async with aclosing(self._client.generate(prompt.text, timeout=TIMEOUT, **asked)) as events:
+        async with aclosing(self._client.generate(prompt.prompt, timeout=TIMEOUT, **asked)) as events:
             async for event in events:
                 gathered.add(event)
                 if isinstance(event, Chunk):
@@ -279,10 +303,8 @@ def examine(
     Above temperature 0 scores are log-probabilities with the noise of the position. runtime: as the verifier's, since
     in bfloat16 two runtimes differ by more than a tie has room for.
     """
-    # torch comes with it; needed only when texts differ
-    from specwire.lm import Feed, load_model
-
-    target = load_model(model, slots=1, dtype=dtype, runtime=runtime if runtime in (OPENVINO, LLAMACPP) else TORCH)
+    target = _examiner(model, dtype, runtime)
+    target.rollback(0, 0)
     scores = target.forward([Feed(0, 0, list(text), 1)])[0].numpy()
     allowed = tolerance(target.info.dtype, float(scores.max()))
     if sampling.temperature > 0.0:
@@ -294,8 +316,17 @@ def examine(
     return Divergence(len(text), tokens, gaps, allowed)
 
 
-HEAD = ("temperature", "tokens/s off", "on", "ratio", "per forward", "text", "head", "drafter")
+@cache
+def _examiner(model: str, dtype: str, runtime: str) -> Any:
+    """The target again, loaded for the first two texts that differ: torch comes with it."""
+    from specwire.lm import load_model
+
+    return load_model(model, slots=1, dtype=dtype, runtime=runtime if runtime in (OPENVINO, LLAMACPP) else TORCH)
+
+
+HEAD = ("temperature", "tokens/s off", "on", "gain", "per forward", "text", "head", "drafter")
 EXPLAINED = (
+    "gain: on / off of a prompt, the median; tokens/s: of all prompts together\n"
     "per forward: tokens that one forward of the target decided, drafting on\n"
     "text, head, drafter: the part of all tokens that each guessed; text: copied from\n"
     "what stood before\n"
@@ -346,6 +377,7 @@ class Figures:
     tokens_per_second_off: float
     tokens_per_second_on: float
     ratio: float
+    median_ratio: float
     tokens_per_forward: float
     acceptance: float | None
     guessed: Guessed
@@ -396,6 +428,7 @@ def figures(pairs: Sequence[Pair]) -> Figures:
         tokens_per_second_off=slow,
         tokens_per_second_on=fast,
         ratio=_ratio(fast, slow),
+        median_ratio=median(_ratio(_speed([pair.on]), _speed([pair.off])) for pair in pairs),
         tokens_per_forward=_ratio(tokens, _sum(on, "target_forwards")),
         acceptance=_acceptance(on),
         guessed=Guessed(*(_ratio(count, tokens) for count in (guessed.text, guessed.head, guessed.drafter))),
@@ -425,7 +458,7 @@ def _row(compared: Comparison) -> tuple[str, ...]:
         f"{compared.temperature:g}",
         f"{found.tokens_per_second_off:.1f}",
         f"{found.tokens_per_second_on:.1f}",
-        f"{found.ratio:.2f}",
+        f"{found.median_ratio:.2f}",
         f"{found.tokens_per_forward:.2f}",
         f"{found.guessed.text:.0%}",
         f"{found.guessed.head:.0%}",
