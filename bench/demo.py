@@ -21,14 +21,14 @@ from bench.harness.entry import terminable
 from bench.harness.interval import Estimate, estimate
 from bench.harness.report import Bar, at_most, bar_lines, table
 from bench.harness.runs import BenchError
-from demo_pair import DEMO_TOKENS, demo_prompts
+from demo_pair import DEMO_TOKENS
 from specwire.rpc.process import say
 
 OUT = RESULTS / "demo.json"
 COMMAND = "import sys; from deploy.cli.main import main; sys.exit(main())"
 # Seconds: for one run of the demo, and for its services to end.
 LIMIT_S, ENDING_S = 600.0, 30.0
-SPEEDS = ("ratio", "tokens_per_second_off", "tokens_per_second_on")
+SPEEDS = ("median_ratio", "tokens_per_second_off", "tokens_per_second_on")
 SOURCES = ("text", "head", "drafter")
 
 
@@ -83,10 +83,10 @@ def bars_of(rows: Sequence[dict[str, Any]]) -> list[Bar]:
 
 
 def report(found: dict[str, Any], bars: Sequence[Bar]) -> str:
-    head = ("temperature", "tokens/s off", "on", "ratio", "from", "to", "per forward", *SOURCES)
+    head = ("temperature", "tokens/s off", "on", "gain", "from", "to", "per forward", *SOURCES)
     body = []
     for row in found["rows"]:
-        ratio = (row["ratio"][part] for part in ("value", "low", "high"))
+        ratio = (row["median_ratio"][part] for part in ("value", "low", "high"))
         speeds = (f"{row[name]['value']:.0f}" for name in SPEEDS[1:])
         shares = (f"{row['guessed'][name]:.0%}" for name in SOURCES)
         numbers = (f"{each:.2f}" for each in (*ratio, row["tokens_per_forward"]))
@@ -112,7 +112,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], list[Bar]]:
 def parser() -> argparse.ArgumentParser:
     line = argparse.ArgumentParser(prog="python -m bench.demo", description=(__doc__ or "").partition(":")[0])
     line.add_argument("--repeats", type=int, default=7, metavar="N", help="runs of the demo (default: %(default)s)")
-    line.add_argument("--count", type=int, default=len(demo_prompts()), metavar="N", help="prompts (default: all)")
+    line.add_argument("--count", type=int, default=12, metavar="N", help="prompts at most (default: %(default)s)")
     line.add_argument(
         "--max-tokens", type=int, default=DEMO_TOKENS, metavar="N", help="of a text (default: %(default)s)"
     )

@@ -63,6 +63,10 @@ NAMED = {
 }
 
 
+# The one that whoever has none is pointed to.
+REAL = "smollm2-135m"
+
+
 def file_of(name: str) -> Path:
     """Where the file of a named model is, once it is there."""
     return FOLDER / f"{name}{GGUF}"

@@ -154,7 +154,15 @@ def demo_table(results: dict[str, Any]) -> str:
         speeds = [f"{row[f'tokens_per_second_{name}']['value']:.0f}" for name in ("off", "on")]
         shares = [f"{row['guessed'][name]:.0%}" for name in ("text", "head", "drafter")]
         per_forward = f"{row['tokens_per_forward']:.2f}"
-        rows.append([f"{row['temperature']:g}", *speeds, interval(row["ratio"]), per_forward, *shares])
+        rows.append(
+            [
+                f"{row['temperature']:g}",
+                *speeds,
+                interval(row.get("median_ratio") or row["ratio"]),
+                per_forward,
+                *shares,
+            ]
+        )
     arguments = results["arguments"]
     how = f"{arguments['count']} prompts x {arguments['max_tokens']} tokens, {arguments['repeats']} runs"
     return f"{grid(rows)}\n\n{how}; {results['runtime']} in {results['dtype']}, {results['machine']['cpu']}."

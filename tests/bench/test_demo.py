@@ -20,7 +20,7 @@ def run(ratio: float, tokens: int = 100, text: float = 0.25, parting: bool | Non
         "tokens": tokens,
         "tokens_per_second_off": 50.0,
         "tokens_per_second_on": 50.0 * ratio,
-        "ratio": ratio,
+        "median_ratio": ratio,
         "tokens_per_forward": 2.0,
         "guessed": {"text": text, "head": 0.125, "drafter": 0.0},
     }
@@ -30,7 +30,7 @@ def run(ratio: float, tokens: int = 100, text: float = 0.25, parting: bool | Non
 def test_runs_become_medians_and_shares_of_all_tokens() -> None:
     (row,) = rows_of([run(1.0), run(1.5, tokens=300, text=0.75), run(1.25)])
     assert (row["temperature"], row["tokens"], row["tokens_per_forward"]) == (0.8, 500, 2.0)
-    assert (row["ratio"]["value"], row["ratio"]["low"], row["ratio"]["high"]) == (1.25, 1.0, 1.5)
+    assert (row["median_ratio"]["value"], row["median_ratio"]["low"], row["median_ratio"]["high"]) == (1.25, 1.0, 1.5)
     assert row["tokens_per_second_on"]["value"] == 62.5
     assert row["guessed"] == {"text": (0.25 * 200 + 0.75 * 300) / 500, "head": 0.125, "drafter": 0.0}
 

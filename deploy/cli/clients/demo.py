@@ -34,6 +34,7 @@ from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.core.messages import FinishReason
 from specwire.core.model import LLAMACPP, OPENVINO, TORCH, Feed
+from specwire.named_models import NAMED, REAL, file_of, how_to_get
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
 
@@ -70,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts",
         metavar="F",
-        help="JSON list of texts to complete, of {name, text}, or of {name, question} (default: twelve questions; for "
-        "the included pair, code that it was not trained on)",
+        help="JSON list of texts to complete, of {name, text}, or of {name, question} (default: twelve questions for a "
+        "named model, else code that the included pair was not trained on)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of texts and table")
     add_stack_arguments(parser)
@@ -79,6 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
+        if args.target is None and not args.draft and file_of(REAL).is_file():
+            args.target = REAL
+        elif args.target is None:
+            say(
+                f"specwire demo: the included pair of 11 and 2 million weights; {how_to_get(REAL)} fetches a real model"
+            )
         if args.heads is None:
             args.heads = included_head(args)
         options = stack_options(args)
@@ -97,7 +104,7 @@ def prompts_of(args: argparse.Namespace) -> list[DemoPrompt]:
     """Return the prompts that the command line asks for; InvalidParameter names what is wrong."""
     if args.count < 1:
         raise InvalidParameter("count", f"must be at least 1, not {args.count}")
-    if args.prompts is None and args.target is None:
+    if args.prompts is None and args.target not in NAMED:
         return [DemoPrompt(each.name, each.text) for each in demo_pair.demo_prompts()][: args.count]
     path = QUESTIONS if args.prompts is None else Path(args.prompts)
     try:

@@ -31,6 +31,7 @@ from orchestrator.options import (
 )
 from orchestrator.tenants import access_of, add_tenant_arguments
 from specwire.core.invalid import InvalidParameter
+from specwire.named_models import REAL, how_to_get
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import Footprint, say
 from specwire.rpc.server_options import add_listening_arguments, drain_grace
@@ -83,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     except InvalidParameter as error:
         say(f"specwire up: error: {error}")
         return 2
+    if args.target is None:
+        say(f"specwire up: the included pair; for a real model: {how_to_get(REAL)}, then --target {REAL}")
     telemetry.start("orchestrator")
     return run_owned("up", lambda folder: _serve(options, folder, args.json, args.unlisted))
 
