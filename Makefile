@@ -157,14 +157,15 @@ test-ordinary: $(STAMP) ## all tests as an ordinary, busy machine runs them: wit
 
 test-unit: $(STAMP)
 	echo "test: unit"
-	$(PYTEST) -n $(WORKERS) --dist loadfile --session-timeout=3600 --ignore=tests/integration --ignore=tests/faults tests $(AGAIN)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --session-timeout=3600 --ignore=tests/integration --ignore=tests/faults --ignore=tests/bench tests $(AGAIN)
 
 test-integration: $(STAMP) $(CLIENTS)
 	echo "test: integration (real processes)"
 	$(BIN)/python -m tests.documents
 	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=600 --session-timeout=3600 -m "not cluster and not bench" tests/integration $(AGAIN)
 
-test-benches: $(STAMP) ## each benchmark in short: it runs, and its table has what it should (five minutes)
+test-benches: $(STAMP) ## what measures, tested, and each benchmark in short: it runs, and its table has what it should (ten minutes)
+	$(PYTEST) -n $(INTEGRATION_WORKERS) --dist loadfile --timeout=600 --session-timeout=3600 tests/bench
 	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=600 --session-timeout=1800 -m bench tests/integration
 
 # What speaks to each of these dependencies; without the tests that ask for what .venv has beside them.
