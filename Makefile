@@ -17,7 +17,7 @@ EXTRAS := services,lm,ray,embedded-redis,http,openvino,constrained,rag,otel,benc
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.
-statistics statistics-vllm test-unit test-integration test-faults test-faults-all test-floors test-cluster bench-failover: export OMP_NUM_THREADS ?= 1
+statistics statistics-vllm test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches bench-failover: export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
