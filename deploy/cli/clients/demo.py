@@ -224,7 +224,7 @@ class Demo:
         """Complete with drafting, painting the text as it comes."""
         lines = prompt.text.splitlines(keepends=True)[-SHOWN_LINES:]
         paint, gathered = painter(), PartialCompletion()
-        self._tell(dim(paint.plain("".join(lines)), self._colour))
+        self._tell(dim(paint.plain("".join(lines)), self._colour) + ("\n" if prompt.chat else ""))
         asked = self._asked(temperature)
         async with aclosing(self._client.generate(prompt.prompt, timeout=TIMEOUT, **asked)) as events:
             async for event in events:
