@@ -6,20 +6,23 @@ The event loop awaits compilations without being held up, so other sessions are 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
+import time
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import numpy as np
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, Mask, Matcher
-from specwire.text.sandbox import Busy, ForkServer, Lost, packed, readable, receive, send
+from specwire.text.sandbox import HEAD, Busy, ForkServer, Lost, lengths_of, packed, readable, receive, send
 
 PROCESS = "specwire.text.constraint_process"
 # Seconds for one constraint. Its process has a limit of its own, for processor time.
@@ -240,6 +243,8 @@ class Beginnings:
 PATIENCE_S = 10.0
 # Tokens that are asked about at once.
 MOST_AHEAD = 32
+# Bytes that are read at a time.
+MOST_READ = 1 << 18
 
 
 class RemoteMatching:
@@ -266,6 +271,9 @@ class RemoteMatching:
         self._window: tuple[int, ...] = ()
         self._rows: list[Mask | None] = []
         self._asked: tuple[int, tuple[int, ...]] | None = None
+        self._give_up_s = 0.0
+        # Of the answer, so far.
+        self._said = bytearray()
         self._trouble = ""
 
     @property
@@ -300,16 +308,19 @@ class RemoteMatching:
         if self._asked is None and not self._ended and not self._trouble and not self._knows(tuple(window)):
             said = {"back": self._told, "take": self._tokens[self._told :], "window": list(window)}
             self._told, self._asked = self.length, (self.length, tuple(window))
+            self._give_up_s = time.monotonic() + PATIENCE_S
             try:
                 send(self._fd, said)
             except Lost as lost:
                 self._lose(lost)
 
     def heard(self, limit_s: float) -> bool:
-        if self._asked is None or self._trouble:
-            return True
-        if readable(self._fd, limit_s):
-            self._hear()
+        """A process that stands still, in the middle of an answer, too, is lost after PATIENCE_S."""
+        until_s = time.monotonic() + limit_s
+        while self._asked is not None and readable(self._fd, max(0.0, until_s - time.monotonic())):
+            self._read()
+        if self._asked is not None and time.monotonic() > self._give_up_s:
+            self._lose(Lost(f"did not answer within {PATIENCE_S:g} s"))
         return self._asked is None
 
     @property
@@ -341,15 +352,33 @@ class RemoteMatching:
         return self.masks(tokens)[0]
 
     def _hear(self) -> None:
-        """The answer that is due, if one is."""
-        if self._asked is None or self._trouble:
+        """Wait for the answer that is due, if one is."""
+        while not self.heard(max(0.0, self._give_up_s - time.monotonic())):
+            pass  # the limit has just passed
+
+    def _read(self) -> None:
+        """Take in what is there of the answer."""
+        try:
+            part = os.read(self._fd, MOST_READ)
+        except OSError as error:
+            self._lose(Lost(f"the process that holds it is gone: {error.strerror}"))
+            return
+        if not part:
+            self._lose(Lost("took more time or memory than it may"))
+            return
+        self._said += part
+        if len(self._said) >= HEAD:
+            object_size, data_size = lengths_of(bytes(self._said[:HEAD]))
+            if len(self._said) >= HEAD + object_size + data_size:
+                said = json.loads(self._said[HEAD : HEAD + object_size])
+                self._answered(said, bytes(self._said[HEAD + object_size :]))
+
+    def _answered(self, said: dict[str, Any], data: bytes) -> None:
+        """Take in an answer."""
+        if self._asked is None:
             return
         (self._at, self._window), self._asked = self._asked, None
-        try:
-            said, data = receive(self._fd, PATIENCE_S)
-        except Lost as lost:
-            self._lose(lost)
-            return
+        self._said.clear()
         bits = np.frombuffer(data, dtype=np.uint8).reshape(said["rows"], -1)
         rows = np.unpackbits(bits, axis=1, count=self._vocabulary).view(np.bool_)
         known = [*rows, *[None] * (len(self._window) + 1 - len(rows))]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
+import signal
 import socket
+import time
 import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,8 +27,8 @@ from demo_pair import TARGET
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask
 from specwire.text.constraint_process import Grammars, Matching
-from specwire.text.constraints import LEAST, LIBRARY, Beginnings, Compiler, Found, NotInstalled
-from specwire.text.sandbox import Busy
+from specwire.text.constraints import LEAST, LIBRARY, Beginnings, Compiler, Found, NotInstalled, RemoteMatching
+from specwire.text.sandbox import Busy, packed
 from tests.text.schemas import constraints, fits
 from tests.text.tokenizers_for_tests import byte_level, id_of, sentencepiece_like, word_level
 from tests.wait import until
@@ -423,6 +426,44 @@ async def test_a_session_that_is_over_leaves_no_process(compiler: Compiler) -> N
     await until(lambda: not children_of(process.pid))
     compiler.stop()
     assert process.returncode is not None
+
+
+@pytest.mark.parametrize("waited_for", [False, True])
+async def test_a_process_that_stands_still_is_given_up_at_a_limit(
+    waited_for: bool, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who only looks whether it has answered, as a step does, waits for nothing; who needs the answer, that long."""
+    monkeypatch.setattr(specwire.text.constraints, "PATIENCE_S", 0.3)
+    matcher = await compiler.begin(regex("a+"), ())
+    process = compiler._forks.process
+    assert process is not None
+    (child,) = children_of(process.pid)
+    os.kill(int(child), signal.SIGSTOP)
+    began = time.monotonic()
+    matcher.ask(())
+    if not waited_for:
+        assert not matcher.heard(0.0)
+        assert time.monotonic() - began < 0.3
+        await until(lambda: matcher.heard(0.0))
+    assert not any(mask.any() for mask in matcher.masks(()) if mask is not None)
+    assert matcher.trouble == "did not answer within 0.3 s"
+    assert 0.3 <= time.monotonic() - began < 10 * LIMIT_S
+    os.kill(int(child), signal.SIGCONT)
+
+
+async def test_an_answer_that_comes_in_parts_is_taken_in_as_it_comes() -> None:
+    ours, theirs = socket.socketpair()
+    matcher = RemoteMatching(ours.detach(), (), 8, (0,))
+    matcher.ask((3,))
+    answer = packed({"taken": 0, "rows": 2, "trouble": ""}, bytes([0b00010000, 0b10000000]))
+    with theirs:
+        for byte in answer[:-1]:
+            theirs.send(bytes([byte]))
+            assert not matcher.heard(0.0)
+        theirs.send(answer[-1:])
+        assert matcher.heard(LIMIT_S)
+    assert matcher.known == (3,)
+    assert [list(np.flatnonzero(mask)) for mask in matcher.masks((3,)) if mask is not None] == [[3], [0]]
 
 
 def children_of(process: int) -> list[str]:
