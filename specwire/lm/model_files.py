@@ -69,14 +69,23 @@ def read_text(spec: str) -> ModelText:
     return ModelText(serialised, template, _special_tokens(spec) if template else {}, tokens)
 
 
+# Of a configuration that does not say how many ids there are.
+MOST_VOCABULARY = 1 << 32
+
+
 def check_files(spec: str, config: PreTrainedConfig) -> None:
     """ModelError for a directory whose weights are not all there or are cut off, or fewer than its configuration needs,
-    or whose EOS ids cannot be read.
+    or whose EOS ids cannot be read, or are none of its ids: every text would look for them, every peer be told.
 
     transformers silently ignores a broken generation_config.json and takes what config.json has.
     """
+    text: Any = config.get_text_config()
+    vocabulary = getattr(text, "vocab_size", MOST_VOCABULARY)
     with file_of(spec, GENERATION):
-        _check_eos(stated_eos(spec))
+        stated = stated_eos(spec)
+        _check_eos(stated, vocabulary)
+    with file_of(spec, CONFIG):
+        _check_eos(getattr(text, "eos_token_id", None) if stated is None else None, vocabulary)
     if Path(spec).is_dir():
         check_weights(spec, config)
 
@@ -98,10 +107,10 @@ def stated_eos(spec: str) -> Any:
     return _object(spec, GENERATION).get("eos_token_id")
 
 
-def _check_eos(found: object) -> None:
+def _check_eos(found: object, vocabulary: int) -> None:
     ids = found if isinstance(found, list) else [] if found is None else [found]
-    if any(type(each) is not int or each < 0 for each in ids):
-        raise ValueError(f"eos_token_id: must be an id or several, not {found!r:.80}")
+    if any(type(each) is not int or not 0 <= each < vocabulary for each in ids):
+        raise ValueError(f"eos_token_id: must be an id or several, from 0 to {vocabulary - 1}, not {found!r:.80}")
 
 
 def _weights_of(spec: str) -> list[Path]:

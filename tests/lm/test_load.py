@@ -248,6 +248,14 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         replaced("generation_config.json", b'{"eos_token_id": "x"}'),
         "generation_config.json .*eos_token_id",
     ),
+    "an end beyond all ids": (
+        stating("generation_config.json", eos_token_id=[2, 10**12]),
+        r"generation_config\.json cannot be read: eos_token_id: must be .* from 0 to \d+, not \[2, 1000000000000\]",
+    ),
+    "an end of config.json": (
+        lambda folder: (stating("config.json", eos_token_id=-1)(folder), (folder / "generation_config.json").unlink()),
+        r"config\.json cannot be read: eos_token_id: must be .* from 0 to \d+, not -1",
+    ),
     "tokenizer": (replaced("tokenizer.json", b"nonsense"), r"tokenizer\.json cannot be read: expected"),
     "its settings": (
         replaced("tokenizer_config.json", b"[]"),
