@@ -232,6 +232,11 @@ def without_a_tensor(folder: Path) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
+def ending_by_its_config_alone(folder: Path) -> None:
+    stating("config.json", eos_token_id=-1)(folder)
+    (folder / "generation_config.json").unlink()
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "config": (replaced("config.json", b"nonsense"), r"config\.json"),
     "a field of it": (
@@ -253,7 +258,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         r"generation_config\.json cannot be read: eos_token_id: must be .* from 0 to \d+, not \[2, 1000000000000\]",
     ),
     "an end of config.json": (
-        lambda folder: (stating("config.json", eos_token_id=-1)(folder), (folder / "generation_config.json").unlink()),
+        ending_by_its_config_alone,
         r"config\.json cannot be read: eos_token_id: must be .* from 0 to \d+, not -1",
     ),
     "tokenizer": (replaced("tokenizer.json", b"nonsense"), r"tokenizer\.json cannot be read: expected"),
