@@ -198,7 +198,7 @@ def test_calibration_fits_a_small_context() -> None:
     assert tuple(calibrate(load_model("scripted:3", slots=1, context=4), budget_s=0.01).points) == (1, 2)
 
 
-@pytest.mark.parametrize(("long_us", "turns"), [(1e9, 2 * 3 * WIDTHS), (0.0, (*WIDTHS, 1, 1))])
+@pytest.mark.parametrize(("long_us", "turns"), [(1e9, 2 * 3 * WIDTHS), (0.0, (1, 1, 1))])
 def test_long_forwards_are_measured_once(
     monkeypatch: pytest.MonkeyPatch, long_us: float, turns: tuple[int, ...]
 ) -> None:
@@ -215,8 +215,8 @@ def test_long_forwards_are_measured_once(
     monkeypatch.setattr(lm, "forward", counted)
     assert tuple(calibrate(lm, budget_s=0.0).points) == WIDTHS
     prefix, widths = fed[0], fed[1:]
-    assert (prefix, *widths[: len(WIDTHS)]) == (64, *WIDTHS)  # the first time, which may compile
-    assert sorted(widths[len(WIDTHS) :]) == sorted(turns)
+    assert (prefix, *widths[: len(WIDTHS) + 1]) == (64, 1, *WIDTHS)  # the first time, which may compile
+    assert sorted(widths[len(WIDTHS) + 1 :]) == sorted(turns)
 
 
 def batch_costs() -> StepCosts:

@@ -150,3 +150,16 @@ def test_texts_of_gemma_are_those_of_transformers() -> None:
     lm = load_model(str(GEMMA), slots=1, context=1024, dtype="float32")
     assert lm.info.eos_ids == (1, 106, 212)
     held_against_transformers(GEMMA, lm, [[2, 818, 5279, 529, 7001, 563]])
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="smollm2-135m is not there: make setup-models MODELS=smollm2-135m")
+@pytest.mark.skipif("openvino" not in RUNTIMES, reason="openvino is not there")
+def test_smollm2_is_served_with_rounded_activations() -> None:
+    """In thirty layers rounding moves its logits by more than a sixteenth of the largest."""
+    from specwire.lm.runners.openvino.runner import rounds_activations
+
+    if not rounds_activations():
+        pytest.skip("the processor has no VNNI")
+    lm = load_model(str(REAL), slots=1, context=256, runtime="openvino", quantization="int8-dynamic")
+    row = lm.forward([Feed(0, 0, PROMPTS[0], 1)])[0]
+    assert int(row.argmax()) == 504  # " The", as in float32

@@ -30,7 +30,7 @@ from specwire.lm.runners.compiled import CompiledRunner
 from specwire.lm.runners.deterministic import ALONE, DeterministicRunner, agreeing_widths
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.hybrid import STATES, HybridRunner
-from specwire.lm.runners.linear import check_int8, is_dynamic, round_layers
+from specwire.lm.runners.linear import Int8Linear, check_int8, is_dynamic, round_layers
 from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
 from specwire.lm.runners.tensor_parallel import Rank
 
@@ -46,8 +46,9 @@ LEAST_TREE = 5
 # Largest deviation from the model's own cache-less forward, relative to the largest logit (at least 1).
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1 / 64, torch.bfloat16: 1 / 16}
 # Likewise where activations are rounded: a sum in another order moves some of them to the next integer, which is up to
-# 1/127 of the largest of their group away, and those move others. So no trial of a whole model can tell such rounding
-# from none: `specwire.lm.runners.openvino.runner.rounds_activations` tries one product.
+# 1/127 of the largest of their group away, and those move others, in a deep model as far as the rounding itself moves
+# logits: a trial measures that, and allows twice as much. So no trial of a whole model can tell such rounding from none:
+# `specwire.lm.runners.openvino.runner.rounds_activations` tries one product.
 DYNAMIC_TOLERANCE = 1 / 16
 OPENVINO_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -344,8 +345,21 @@ class Trial:
     @torch.inference_mode()
     def __init__(self, model: PreTrainedModel, sizes: Sizes, dtype: torch.dtype) -> None:
         self._text, self._sizes, self._tolerance = trial_text(sizes), sizes, tolerance_of(model, dtype)
-        device = next(model.parameters()).device
-        self._expected = model(input_ids=torch.tensor([self._text], device=device), use_cache=False).logits[0].float()
+        self._expected = self._plain(model)
+        dynamic = [module for module in model.modules() if isinstance(module, Int8Linear) and module.dynamic]
+        if dynamic:
+            for module in dynamic:
+                module.dynamic = False
+            moved = float((self._plain(model) - self._expected).abs().max() / self._expected.abs().max().clamp(min=1.0))
+            for module in dynamic:
+                module.dynamic = True
+            self._tolerance = max(self._tolerance, 2 * moved)  # both may be as far from unrounded ones
+
+    def _plain(self, model: PreTrainedModel) -> torch.Tensor:
+        """Logits (tokens, vocabulary) of the text."""
+        tokens = torch.tensor([self._text], device=next(model.parameters()).device)
+        logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits[0].float()
+        return logits
 
     @torch.inference_mode()
     def deviation(self, runner: Runner, slots: int | None = None) -> float:
