@@ -47,8 +47,8 @@ LEAST_TREE = 5
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1 / 64, torch.bfloat16: 1 / 16}
 # Likewise where activations are rounded: a sum in another order moves some of them to the next integer, which is up to
 # 1/127 of the largest of their group away, and those move others, in a deep model as far as the rounding itself moves
-# logits: a trial measures that, and allows twice as much. So no trial of a whole model can tell such rounding from none:
-# `specwire.lm.runners.openvino.runner.rounds_activations` tries one product.
+# logits: a trial measures that, and allows twice as much. So no trial of a whole model can tell such rounding from
+# none: `specwire.lm.runners.openvino.runner.rounds_activations` tries one product.
 DYNAMIC_TOLERANCE = 1 / 16
 OPENVINO_DTYPES = (torch.float32, torch.bfloat16)
 
