@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from deploy.cli.diagnosis.doctor_models import measure
 from specwire.core.model import Loading
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.gguf_file import read_gguf
@@ -119,6 +121,12 @@ def test_options_of_llama_cpp_are_not_for_other_runtimes(tmp_path: Path) -> None
     path = write(build(config("llama")), tmp_path / "a.gguf")
     with pytest.raises(ModelError, match=r"kv-type: is for \.gguf files that llamacpp computes, not for .* on torch"):
         load_model(path, slots=1, runtime="torch", kv_type="f16")
+
+
+def test_the_doctor_times_each_runtime_that_computes_the_file(tmp_path: Path) -> None:
+    told = [each.text for each in measure(write(build(config("llama")), tmp_path / "a.gguf"), "float32")]
+    assert [text.partition(":")[0] for text in told] == ["openvino", "llamacpp", "torch"]
+    assert re.fullmatch(r"torch: V\(1\) \d+\.\d ms, V\(4\) \d+\.\d ms, V\(8\) \d+\.\d ms", told[-1])
 
 
 def held_against_transformers(path: Path, lm: LanguageModel, prompts: Sequence[Sequence[int]]) -> None:

@@ -64,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", metavar="ADDR", help=f"is this HOST:PORT free? (default: {DEFAULT_LISTEN})")
     parser.add_argument("--http", metavar="ADDR", help=f"and this one? (default: {DEFAULT_HTTP})")
     parser.add_argument("--address", metavar="ADDR", help="does a stack serve there? (default: any that run here)")
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="load the target on each runtime in turn, and tell how long forwards of 1, 4 and 8 rows take there",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_client_arguments(parser, "the stack at --address", variable=True)
 
@@ -119,6 +124,8 @@ def _models(args: argparse.Namespace) -> Iterator[Finding]:
     yield from models.check_devices()
     yield from models.check_choices()
     yield from models.check_models(args.target, args.draft, args.dtype, args.slots, available_memory())
+    if args.measure and args.target:
+        yield from models.measure(args.target, args.dtype)
 
 
 def _addresses(args: argparse.Namespace) -> list[str]:

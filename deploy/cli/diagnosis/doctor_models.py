@@ -6,6 +6,8 @@ Imports torch and transformers, unlike the other checks: `specwire doctor` must 
 from __future__ import annotations
 
 import importlib.util
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,8 +16,9 @@ from pathlib import Path
 import torch
 
 from deploy.cli.diagnosis.doctor import Finding, bad, ok, warn
-from specwire.core.model import AUTO, AUTO_KV, INT8_DYNAMIC, ModelError, is_gguf
+from specwire.core.model import AUTO, AUTO_KV, INT8_DYNAMIC, LLAMACPP, OPENVINO, TORCH, ModelError, is_gguf
 from specwire.core.policy.tunables import LEAST_SHARED
+from specwire.lm import Feed, load_model
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
 from specwire.lm.kv_memory import position_bytes, readable
@@ -29,6 +32,8 @@ from specwire.named_models import located
 from specwire.text.tokenizer import TokenizerError, vocabulary_fingerprint
 from specwire.text.vocabulary_map import TokenTable, VocabularyMap
 
+# Rows of the forwards that `--measure` times, positions before them, and how often.
+MEASURED_ROWS, MEASURED_BEHIND, MEASURED_ROUNDS = (1, 4, 8), 128, 5
 # Share of the available memory that weights and caches may take: forwards need some, too.
 SHARE = 0.9
 
@@ -102,6 +107,32 @@ def check_models(
     for facts in known.values():
         yield _describe(facts, slots)
     yield from _check_fit(list(known.values()), slots, available)
+
+
+def measure(model: str, dtype: str) -> Iterator[Finding]:
+    """V(1), V(4) and V(8) of each runtime that computes the model, by as many threads as PyTorch takes."""
+    for runtime in (OPENVINO, LLAMACPP, TORCH):
+        try:
+            times = _seconds_by_rows(model, dtype, runtime)
+        except ModelError as error:
+            yield ok("speed", f"{runtime}: {error}")
+        else:
+            told = ", ".join(f"V({rows}) {1000 * seconds:.1f} ms" for rows, seconds in times.items())
+            yield ok("speed", f"{runtime}: {told}")
+
+
+def _seconds_by_rows(model: str, dtype: str, runtime: str) -> dict[int, float]:
+    """The quickest of several forwards behind a text: other work of the machine can only add time."""
+    lm = load_model(model, slots=1, dtype=dtype, runtime=runtime, threads=torch.get_num_threads())
+    ids = [(7 * at + 3) % lm.info.vocabulary for at in range(min(MEASURED_BEHIND, lm.info.context // 2) + 8)]
+    behind, found = len(ids) - 8, dict.fromkeys(MEASURED_ROWS, math.inf)
+    lm.forward([Feed(0, 0, ids[:behind], 1)])
+    for rows in sorted(MEASURED_ROWS * MEASURED_ROUNDS):  # a change of shape takes time of its own
+        began = time.perf_counter()
+        lm.forward([Feed(0, behind, ids[behind : behind + rows], rows)])
+        found[rows] = min(found[rows], time.perf_counter() - began)
+        lm.rollback(0, behind)
+    return found
 
 
 def facts_of(model: str, dtype: str) -> Facts:
