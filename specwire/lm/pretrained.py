@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -322,6 +323,10 @@ def load_gguf(
 
     file = read_gguf(spec)
     positions, kept = file.context(asked.context), file.kv_type(asked.kv_type)
+    # The whole file's hash takes as long as reading it: beside what llama.cpp does with it.
+    hashing = ThreadPoolExecutor(1, thread_name_prefix="fingerprint")
+    fingerprint = hashing.submit(file.fingerprint)
+    hashing.shutdown(wait=False)
     text, weights = text_of(file), GgufWeights(file, asked.gpu_layers)
     if text.tokenizer_json and not file.text().tokenizer_json and not weights.agrees(text.tokenizer_json):
         logger.warning("%s: llama.cpp cuts texts otherwise than the tokenizer; it serves ids only", file.path.name)
@@ -353,7 +358,7 @@ def load_gguf(
         eos_ids=tuple(id_ for id_ in weights.eos_ids if id_ < vocabulary),
         dtype=file.dtype,
         device=f"gpu ({asked.gpu_layers} layers)" if asked.gpu_layers else "cpu",
-        weights_fingerprint=file.fingerprint(),
+        weights_fingerprint=fingerprint.result(),
         vocabulary_fingerprint=vocabulary_fingerprint(text.tokens),
         runtime=LLAMACPP,
         tokenizer_json=text.tokenizer_json,

@@ -68,6 +68,45 @@ def test_any_growing_and_pruning_gives_each_node_the_logits_of_its_line(
     assert walk.moved > 30
 
 
+@pytest.mark.parametrize("what", ["texts", "trees"])
+def test_cells_are_taken_as_texts_grow(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held moves to a context with more; branches are fed again."""
+    monkeypatch.setattr(llamacpp, "CELLS", 8)
+    made: list[int] = []
+    right = LlamaCppRunner._made
+
+    def counted(runner: LlamaCppRunner, cells: int) -> Any:
+        made.append(cells)
+        return right(runner, cells)
+
+    monkeypatch.setattr(LlamaCppRunner, "_made", counted)
+    model = build(config("llama"))
+    lm = load(model, tmp_path)
+    assert made[0] == 8  # in truth one for each sequence
+    walk = Texts(model, lm, seed=5) if what == "texts" else Trees(model, lm, seed=5)
+    for _ in range(40):
+        walk.step()
+    assert len(made) > 2
+    assert made == sorted(made)
+    assert made[-1] <= SLOTS * CONTEXT
+
+
+def test_a_context_that_cannot_grow_is_told_as_a_want_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llamacpp, "CELLS", 48)
+    model = build(config("llama"))
+    lm = load(model, tmp_path)
+    text = list(range(1, 31))
+    lm.forward([Feed(0, 0, text[:20], 0)])
+    with monkeypatch.context() as patch:
+        patch.setattr(llamacpp.library().functions, "llama_init_from_model", lambda *_: None)
+        with pytest.raises(MemoryError, match="no cells for 112 positions"):
+            lm.forward([Feed(1, 0, [5] * 46, 1), Feed(2, 0, [5] * 46, 1)])
+    (row,) = lm.forward([Feed(0, 20, text[20:], 1)])
+    torch.testing.assert_close(row, plain(model, text)[-1], atol=1e-4, rtol=1e-4)
+
+
 def test_a_drafter_branches(tmp_path: Path) -> None:
     model = build(config("llama"))
     drafting = DraftedTrees(model, load(model, tmp_path), seed=3)

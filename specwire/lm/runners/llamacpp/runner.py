@@ -30,6 +30,10 @@ from specwire.text import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
+# Cells that are taken at once beyond those in use, at least, and as a part of those.
+CELLS, MORE_CELLS = 2048, 1 / 4
+# Rows that are computed together. llama.cpp sets aside memory for the logits of all of them.
+TOGETHER = 128
 # Sequences of one llama.cpp context (LLAMA_MAX_SEQ).
 MOST_SEQUENCES = 256
 # For branches, beside the slots'; trees need two. For each llama.cpp sets aside the memory of two rows of logits.
@@ -145,7 +149,12 @@ class LlamaMemory:
     """The sequences of a llama.cpp context; see `SequenceMemory`."""
 
     def __init__(self, llama: Any, context: Any) -> None:
-        self._llama, self._memory = llama, llama.llama_get_memory(context)
+        self._llama = llama
+        self.move(context)
+
+    def move(self, context: Any) -> None:
+        """Be another context's."""
+        self._memory = self._llama.llama_get_memory(context)
 
     def remove(self, sequence: int, start: int) -> None:
         if not self._llama.llama_memory_seq_rm(self._memory, sequence, start, -1):
@@ -160,7 +169,11 @@ class LlamaMemory:
 
 
 class LlamaCppRunner:
-    """`Runner` over llama.cpp."""
+    """`Runner` over llama.cpp.
+
+    Invariant: the context has cells for all rows that are held or fed. It is made for few, and for more as texts grow:
+    llama.cpp fills the memory of all its cells when a context is made.
+    """
 
     def __init__(
         self, weights: GgufWeights, file: GgufFile, sizes: Sizes, kv_type: str, threads: tuple[int, int]
@@ -176,12 +189,14 @@ class LlamaCppRunner:
         sequences = min(MOST_SEQUENCES, sizes.slots + FOR_BRANCHES)
         # Whoever tries the runner may find that its model takes none.
         self.branches = sequences - sizes.slots >= LEAST_FOR_BRANCHES
-        parameters = self._parameters(sizes, sequences, kv_type, threads)
-        self._context = llama.llama_init_from_model(weights.model, parameters)
+        self._most = sizes.slots * sizes.context
+        self._position_bytes = file.position_bytes(kv_type)
+        self._params = self._parameters(sizes, sequences, kv_type, threads)
+        # Where the length of the cache says how positions are turned, it must not change.
+        self._context = self._made(self._most if file.turns_longer else min(self._most, CELLS))
         if not self._context:
             raise ModelError(f"runtime: llamacpp cannot make a cache of {kv_type}: {self._library.reason()}")
         self._free = weakref.finalize(self, llama.llama_free, self._context)
-        self.kv_bytes = int(int(llama.llama_n_ctx(self._context)) * file.position_bytes(kv_type))
         self._memory = LlamaMemory(llama, self._context)
         self._table = SequenceTable(self._memory, sizes.slots, sequences)
         self._batch = LlamaBatch(llama, 64)
@@ -190,7 +205,9 @@ class LlamaCppRunner:
     def _parameters(self, sizes: Sizes, sequences: int, kv_type: str, threads: tuple[int, int]) -> Any:
         llama, on_gpu = self._llama, self._weights.gpu_layers > 0
         params = llama.llama_context_default_params()
-        params.n_ctx = params.n_batch = sizes.slots * sizes.context
+        # llama.cpp ends the process where there are fewer of these, or of cells, than sequences.
+        params.n_batch = max(self._most, sequences)
+        params.n_ubatch = max(min(self._most, TOGETHER), sequences)
         params.n_seq_max = sequences
         params.n_threads = params.n_threads_batch = threads[0]
         params.kv_unified = True  # streams of their own cannot share the cells of a part of a text
@@ -200,8 +217,38 @@ class LlamaCppRunner:
         params.offload_kqv = params.op_offload = on_gpu
         return params
 
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the cells that there are now."""
+        return int(int(self._llama.llama_n_ctx(self._context)) * self._position_bytes)
+
+    def _made(self, cells: int) -> Any:
+        """A context of so many cells, or None."""
+        self._cells = self._params.n_ctx = max(cells, self._params.n_seq_max)
+        return self._llama.llama_init_from_model(self._weights.model, self._params)
+
+    def _reserve(self, feeds: Sequence[Feed]) -> None:
+        """Have cells for these feeds beside all that is held. Raises MemoryError."""
+        needed = min(self._most, self._table.rows + sum(len(feed.tokens) for feed in feeds))
+        if needed <= self._cells:
+            return
+        before, old = self._cells, self._context
+        self._table.give_trees_up()
+        context = self._made(min(self._most, needed + max(CELLS, int(needed * MORE_CELLS))))
+        if not context:
+            self._cells = before
+            raise MemoryError(f"llama.cpp has no cells for {needed} positions: {self._library.reason()}")
+        for line in self._table.lines:
+            self._put(context, line, self._state(line))
+        self._context = context
+        self._memory.move(context)
+        self._free.detach()
+        self._free = weakref.finalize(self, self._llama.llama_free, context)
+        self._llama.llama_free(old)
+
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Raises MemoryError, or RuntimeError with what llama.cpp told."""
+        self._reserve(feeds)
         # By itself llama.cpp would compute all batches, of windows too, with the threads of prompts.
         threads, prompts = self._threads
         self._llama.llama_set_n_threads(self._context, threads, prompts if feeds_prompt(feeds) else threads)
@@ -265,14 +312,16 @@ class LlamaCppRunner:
 
         Only texts are: put back, two sequences share no cells, and branches would need more than there are.
         """
-        llama = self._llama
         self._table.give_trees_up()
         held = {line: self._state(line) for line in self._table.lines}
         self._memory.zero()
         for line, state in held.items():
-            buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
-            if llama.llama_state_seq_set_data(self._context, buffer, len(state), line) != len(state):
-                raise RuntimeError(f"llama.cpp cannot put back what sequence {line} held: {self._library.reason()}")
+            self._put(self._context, line, state)
+
+    def _put(self, context: Any, sequence: int, state: bytearray) -> None:
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
+        if self._llama.llama_state_seq_set_data(context, buffer, len(state), sequence) != len(state):
+            raise RuntimeError(f"llama.cpp cannot put back what sequence {sequence} held: {self._library.reason()}")
 
     def _state(self, sequence: int) -> bytearray:
         llama = self._llama

@@ -91,6 +91,11 @@ class SequenceTable:
         """Sequences of the slots' lines that hold anything."""
         return [held.sequence for held in self._slots if held.line]
 
+    @property
+    def rows(self) -> int:
+        """Rows of all slots."""
+        return sum(held.line + len(held.rows) for held in self._slots)
+
     def runs(self, feeds: Sequence[Feed]) -> Iterator[list[SequenceRun]]:
         """What to feed in one forward, mostly; in one after another where a branch begins at what is fed itself.
 
