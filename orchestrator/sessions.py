@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import grpc
 
+from orchestrator.admission import Admission
 from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership.ownership import Cancellations, Ownership
 from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
@@ -263,8 +264,9 @@ ORCHESTRATOR = "orchestrator"
 class Orchestrator:
     """Begins sessions, joins those of others, keeps them while they run, leaves them.
 
-    `pool`: the peers they get. `roster`: those that are known here. `registry`: where this process's figures are read
-    (`orchestrator.metrics`). `log`: whether the log takes writes. `on_readiness`: is awaited when that has changed.
+    `admission`: what callers may have done. `pool`: the peers they get. `roster`: those that are known here.
+    `registry`: where this process's figures are read (`orchestrator.metrics`). `log`: whether the log takes writes.
+    `on_readiness`: is awaited when that has changed.
 
     Args:
         local: see Pool.
@@ -280,7 +282,8 @@ class Orchestrator:
         self._warming = Warming(store, options.access, lambda: self.pool.verifiers)
         self.pool = Pool(options, lambda: list(self.sessions.values()), local, self._warming.look)
         self.owner = secrets.token_hex(OWNER_BYTES)
-        self._allowances = Allowances(options.access, asyncio.get_running_loop().time)
+        self._allowances = Allowances(options.access, asyncio.get_running_loop().time, options.retention)
+        self.admission = Admission(self._allowances.charge)
         self._accounting = SessionAccounting(self._allowances, self._prompt_of if options.log_prompts else None)
         self.totals, self.tally = self._accounting.totals, self._accounting.tally
         self._host = SessionHost(store, options, self._notice, self.owner, self.tally, self.pool.missing_for)
@@ -335,6 +338,7 @@ class Orchestrator:
         await self._warming.stop()
         await self.pool.stop()
         await self.roster.close(drivers)
+        self.admission.stop()
         await self.store.close()
 
     async def open(self, record: SessionRecord, deadline: float | None, span: Span = NO_SPAN) -> SessionDriver:
@@ -377,7 +381,12 @@ class Orchestrator:
 
     def dismiss(self, record: SessionRecord, used: int = 0) -> None:
         """A session that was admitted does not begin. used: tokens that its tenant is charged for all the same."""
-        self._allowances.settle(record, used)
+        self._allowances.settle(record, used, logged=False)
+
+    def deleted(self, session_id: str) -> None:
+        """The log has nothing of the session any more, nor may a verifier, nor does it count."""
+        self.pool.forget(session_id)
+        self._allowances.deleted(session_id)
 
     async def begin(self, record: SessionRecord, deadline: float | None, span: Span = NO_SPAN) -> SessionDriver:
         """`open` what was admitted."""

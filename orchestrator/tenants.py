@@ -7,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import secrets
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import GUESSING_RULES, Rule, Sampling
 from specwire.rpc.errors import RETRY_AFTER, StatusError
 from specwire.rpc.keys import Keys, read_keys, read_secret
+from specwire.rpc.server_options import size_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Tenants: whose a session is, and how much each tenant may have.
@@ -58,30 +60,82 @@ def _tag(random: str, tenant: str) -> str:
     return base64.urlsafe_b64encode(digest).decode()
 
 
+# Bytes of the log that a session takes by itself, and for each token of its text.
+SESSION_BYTES, LOGGED_TOKEN_BYTES = 1024, 8
+# Where no --tenant-log says otherwise: what tokens a minute come to while they are kept, and room for conversations.
+KEPT_TOKEN_BYTES, LEAST_KEPT = 64, 64 << 20
+
+
+def logged_bytes(record: SessionRecord, tokens: int | None = None) -> int:
+    """Of a session in the log. tokens: of its whole text; None for as many as it may come to."""
+    length = len(record.prompt) + record.stopping.max_tokens if tokens is None else tokens
+    texts = len(record.note.encode()) + len(record.chat.encode()) + sum(len(each.encode()) for each in record.stop)
+    return SESSION_BYTES + texts + LOGGED_TOKEN_BYTES * (length + len(record.prediction))
+
+
+class KeptLogs:
+    """What one tenant has in the log, running and ended: the bytes of each session until its retention is over.
+
+    Invariant: `total` is the sum over `_sizes`.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._sizes: dict[str, int] = {}
+        self._leaving: deque[tuple[float, str]] = deque()
+
+    def put(self, session_id: str, size: int) -> None:
+        self.drop(session_id)
+        self._sizes[session_id] = size
+        self.total += size
+
+    def drop(self, session_id: str) -> None:
+        """Idempotent."""
+        self.total -= self._sizes.pop(session_id, 0)
+
+    def ended(self, session_id: str, size: int, until: float) -> None:
+        if session_id in self._sizes:
+            self.put(session_id, size)
+            self._leaving.append((until, session_id))
+
+    def forget(self, now: float) -> None:
+        """Those whose retention is over."""
+        while self._leaving and self._leaving[0][0] <= now:
+            self.drop(self._leaving.popleft()[1])
+
+    def next_s(self, now: float) -> float:
+        """Until the next one leaves, if any has ended."""
+        return self._leaving[0][0] - now if self._leaving else 0.0
+
+
 @dataclass(slots=True)
 class _Account:
     """What a tenant has left: `tokens` at the time `since`, and the sessions that run with the tokens set aside.
 
-    references: of those that have some, tokens of all.
+    references: of those that have some, tokens of all. kept: what is in the log of all its sessions.
     """
 
     tokens: float
     since: float
     running: dict[str, int]
     references: dict[str, int] = field(default_factory=dict)
+    kept: KeptLogs = field(default_factory=KeptLogs)
 
 
 class Allowances:
     """How much each tenant has running and has used up. Each orchestrator counts, and grants, for itself.
 
     A session is charged its prompt and max_tokens when it begins, and gets back at its end what it did not use. So no
-    tenant gets more than a minute's tokens at once, or more than its share in the long run.
+    tenant gets more than a minute's tokens at once, or more than its share in the long run. What the log keeps of it
+    counts until the session's retention is over.
 
     Args:
-        clock: seconds.
+        clock: seconds. retention: seconds that the log keeps a session after its end.
     """
 
-    def __init__(self, access: Access, clock: Callable[[], float]) -> None:
+    def __init__(self, access: Access, clock: Callable[[], float], retention: float = 0.0) -> None:
+        self._retention = retention
+        self._most_kept = access.most_kept(retention)
         self._sessions = access.sessions
         self._per_minute = access.tokens_per_minute
         self._clock = clock
@@ -105,12 +159,30 @@ class Allowances:
             )
             message += f", and {references} more exceed {MOST_TENANT_REFERENCES}"
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        size = logged_bytes(record)
+        self._check_kept(account, size)
         cost = len(record.prompt) + record.stopping.max_tokens
         if self._per_minute is not None:
             self._charge(account, cost, self._per_minute)
         account.running[record.session_id] = cost
+        account.kept.put(record.session_id, size)
         if references:
             account.references[record.session_id] = references
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Charge work that begins without a session. StatusError: RESOURCE_EXHAUSTED, there is no room for it now."""
+        if self._per_minute is not None:
+            self._charge(self._account(tenant), min(tokens, self._per_minute), self._per_minute)
+
+    def _check_kept(self, account: _Account, size: int) -> None:
+        if self._most_kept is None:
+            return
+        now = self._clock()
+        account.kept.forget(now)
+        if account.kept.total + size > self._most_kept:
+            message = f"the log keeps {account.kept.total} bytes of this tenant's sessions, and {size} more exceed"
+            message += f" {self._most_kept}: delete some, or wait until they are not kept any longer"
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, max(RETRY_AFTER, account.kept.next_s(now)))
 
     def _charge(self, account: _Account, cost: int, per_minute: int) -> None:
         if cost > per_minute:
@@ -128,21 +200,36 @@ class Allowances:
 
     def adopt(self, record: SessionRecord) -> None:
         """Count a session that is driven here from now on, wherever it was admitted; it is charged only once."""
-        self._account(record.tenant).running.setdefault(record.session_id, 0)
+        account = self._account(record.tenant)
+        account.running.setdefault(record.session_id, 0)
+        account.kept.put(record.session_id, logged_bytes(record))
 
     def leave(self, record: SessionRecord) -> None:
         """Stop counting a session that another orchestrator has taken over. Nothing is given back."""
         account = self._account(record.tenant)
-        account.running.pop(record.session_id, None)
         account.references.pop(record.session_id, None)
+        if account.running.pop(record.session_id, None) is not None:
+            account.kept.ended(record.session_id, logged_bytes(record), self._clock() + self._retention)
 
-    def settle(self, record: SessionRecord, used: int) -> None:
-        """Note that the session has ended, `used` tokens long, prompt included. Idempotent."""
+    def settle(self, record: SessionRecord, used: int, logged: bool = True) -> None:
+        """Note that the session has ended, `used` tokens long, prompt included. Idempotent.
+
+        logged: the log keeps it for a while.
+        """
         account = self._account(record.tenant)
         cost = account.running.pop(record.session_id, None)
         account.references.pop(record.session_id, None)
+        if not logged:
+            account.kept.drop(record.session_id)
+        elif cost is not None:
+            account.kept.ended(record.session_id, logged_bytes(record, used), self._clock() + self._retention)
         if cost is not None and self._per_minute is not None:
             account.tokens = min(self._per_minute, account.tokens + max(0, cost - used))
+
+    def deleted(self, session_id: str) -> None:
+        """The log has nothing of it any more."""
+        for account in self._accounts.values():
+            account.kept.drop(session_id)
 
     def _account(self, tenant: str) -> _Account:
         """The tenant's share, with the tokens that time has brought it."""
@@ -167,6 +254,7 @@ class Access:
     drafter_keys: tokens of the drafters that dial in. operator_keys: of those who may see what all tenants do.
     sessions: how many a tenant may have running at once; None for no limit.
     tokens_per_minute: prompt and output together, for each tenant; None for no limit.
+    log_bytes: that the log may keep of each tenant's sessions; None: see `most_kept`.
     rules: what a session's draft tokens may be judged by; None for the default, see `allowed_rules`.
     cache_salt: of `cache_scope`. Between orchestrators with equal ones a tenant's sessions share verifiers' caches.
     """
@@ -176,13 +264,28 @@ class Access:
     operator_keys: Keys | None = None
     sessions: int | None = None
     tokens_per_minute: int | None = None
+    log_bytes: int | None = None
     rules: frozenset[Rule] | None = None
     cache_salt: bytes = field(default_factory=lambda: secrets.token_bytes(SALT_BYTES), repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for flag, value in (("sessions", self.sessions), ("tokens", self.tokens_per_minute)):
+        for flag, value in (
+            ("sessions", self.sessions),
+            ("tokens", self.tokens_per_minute),
+            ("log", self.log_bytes),
+        ):
             if value is not None and value < 1:
                 raise InvalidParameter(f"--tenant-{flag}", f"must be at least 1, not {value}")
+
+    def most_kept(self, retention: float) -> int | None:
+        """Bytes that the log may keep of a tenant for so many seconds.
+
+        By default what its tokens a minute may come to, so that nobody who is held to few tokens fills the log with
+        what takes none; None, for no limit, where its tokens have none either.
+        """
+        if self.log_bytes is not None or self.tokens_per_minute is None:
+            return self.log_bytes
+        return max(LEAST_KEPT, round(KEPT_TOKEN_BYTES * self.tokens_per_minute * (1 + retention / MINUTE_S)))
 
     def cache_scope(self, tenant: str) -> bytes:
         """A tenant's name for verifiers. Without the salt it cannot be traced back or forged."""
@@ -222,6 +325,12 @@ def add_tenant_arguments(parser: argparse.ArgumentParser) -> None:
         "--tenant-tokens", type=int, metavar="N", help="tokens that a tenant may have a minute, prompts included"
     )
     group.add_argument(
+        "--tenant-log",
+        metavar="SIZE",
+        help="what the log may keep of a tenant's sessions, such as 1G; default: with --tenant-tokens"
+        f" {KEPT_TOKEN_BYTES} bytes for each token within --retention, at least {LEAST_KEPT >> 20}M",
+    )
+    group.add_argument(
         "--operator-keys", metavar="FILE", help="who shows a token of FILE may see what all tenants do: specwire top"
     )
     group.add_argument(
@@ -246,6 +355,7 @@ def access_of(args: argparse.Namespace, drafter_keys: str | None = None) -> Acce
         operator_keys=read_keys("--operator-keys", args.operator_keys),
         sessions=args.tenant_sessions,
         tokens_per_minute=args.tenant_tokens,
+        log_bytes=size_of("--tenant-log", args.tenant_log),
         rules=rules_of(args.rules),
         cache_salt=hashlib.sha256(salt.encode()).digest() if salt else secrets.token_bytes(SALT_BYTES),
     )

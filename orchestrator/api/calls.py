@@ -298,13 +298,13 @@ class GenerationHandler:
             if isinstance(shown, ProvisionalDraft):
                 yield _provisional(shown)
                 continue
-            yield _chunk(shown, view.output.timings, None if answer is None else answer.feed(shown.text))
+            yield _chunk(shown, view.output.timings, None if answer is None else await answer.feed(shown.text))
             view.tell(ClientTook(shown.position + len(shown.tokens)))
         end = view.output.end
         if end is not None:
             _check_end(view, end, known is not None)
             text = view.output.since(cursor).text
-            yield _finished(view, end, text, None if answer is None else answer.finish(text))
+            yield _finished(view, end, text, None if answer is None else await answer.finish(text))
 
 
 def _check_end(view: SessionView, end: End, known: bool) -> None:
@@ -364,7 +364,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         target = chat = None
         if request.n > 1 or request.HasField("chat"):  # before the prompt is copied for each of them
             target = await self._handler.target_for(request, tenant)
-            chat = await self._chat(request.chat, target) if request.HasField("chat") else None
+            chat = await self._chat(request.chat, target, tenant) if request.HasField("chat") else None
             check_size(
                 chat.text if chat else request.text or request.tokens.ids, target, "messages" if chat else "prompt"
             )
@@ -373,9 +373,10 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         more: dict[str, Any] = {"traceparent": parent, "target": target, "chat": chat}
         return [self._handler.generate(each, tenant, left, seed, **more) for each in singles], chat
 
-    async def _chat(self, chat: pb.Chat, target: Target) -> ChatPrompt:
+    async def _chat(self, chat: pb.Chat, target: Target, tenant: str) -> ChatPrompt:
         """What a session is asked for. Raises InvalidParameter; StatusError: too many wait for their template."""
-        talk, model = talk_of(chat), self._chats.of(target)
+        talk = await self._orchestrator.admission.aside(tenant, chat.ByteSize(), talk_of, chat)
+        model = self._chats.of(target)
         try:
             prompt = await model.prompt(talk)
         except Busy as busy:
@@ -409,6 +410,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         check_owner(request.session_id, self._tenant(context))
+        self._orchestrator.admission.charge(self._tenant(context), 0)
         log = await self._stored(request.session_id)
         return pb.GetSessionResponse(
             prompt_tokens=len(log.record.prompt),

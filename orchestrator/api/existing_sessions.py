@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import grpc
@@ -51,6 +51,9 @@ async def tokens_of(parent: str, tenant: str, vocabulary_fingerprint: str, store
 # ----------------------------------------------------------------------------------------------------------------------
 # Where a reader that comes back goes on, and whether it may: PROTOCOL.md, section 12.
 
+# Tokens whose hash takes long enough for others of the event loop to feel it.
+LONG_TEXT = 4096
+
 
 async def cursor_of(request: pb.WatchRequest, view: SessionView, store: SessionStore, timeout: float) -> Cursor:
     """The reader's place in the session's output.
@@ -69,8 +72,12 @@ async def cursor_of(request: pb.WatchRequest, view: SessionView, store: SessionS
         await _catch_up(view, store, position, timeout)
     elif not first <= position <= shown:
         raise InvalidParameter("from_position", f"must be from {first} to {shown}, not {position}")
-    if request.HasField("prefix_hash") and hash_before(view, position) != request.prefix_hash:
-        raise StatusError(grpc.StatusCode.DATA_LOSS, f"prefix_hash: the text before {position} is another one")
+    if request.HasField("prefix_hash"):
+        known = view.output.tokens[: position - first]
+        is_long = len(known) >= LONG_TEXT
+        found = await asyncio.to_thread(_hash_of, view, known) if is_long else _hash_of(view, known)
+        if found != request.prefix_hash:
+            raise StatusError(grpc.StatusCode.DATA_LOSS, f"prefix_hash: the text before {position} is another one")
     return view.output.cursor_at(position)
 
 
@@ -90,10 +97,10 @@ async def _catch_up(view: SessionView, store: SessionStore, position: int, timeo
         raise StatusError(grpc.StatusCode.UNAVAILABLE, message) from None
 
 
-def hash_before(view: SessionView, position: int) -> int:
-    """The hash of the text before `position`, which is not before the prompt's end."""
+def _hash_of(view: SessionView, output: Sequence[int]) -> int:
+    """Of the text that consists of the prompt and these tokens."""
     value = view.prompt_hash
-    for token in view.output.tokens[: position - len(view.record.prompt)]:
+    for token in output:
         value = extend_hash(value, token)
     return value
 
@@ -137,7 +144,7 @@ async def delete(orchestrator: Orchestrator, session_id: str) -> None:
         await driven.view.ended(END_LIMIT_S)
     with _to_be_repeated(session_id, "delete"):
         await orchestrator.cancellations.delete(session_id, None if driven is None else driven.view)
-    orchestrator.pool.forget(session_id)
+    orchestrator.deleted(session_id)
     left = orchestrator.sessions.pop(session_id, None)
     if left is not None:
         gone = deleted(session_id)

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import grpc
 
+from orchestrator.admission import MOST_COMPLETIONS, MOST_NOTE_BYTES, MOST_REFERENCE_BYTES, MOST_REQUEST_ID
 from orchestrator.chat.answer import ChatPrompt
 from orchestrator.peers.models import Target
 from orchestrator.session.appender import store_statuses
@@ -41,12 +42,8 @@ from specwire.text import check_stops, encode_aside
 from specwire.v1 import common_pb2, generation_pb2
 from specwire.v1 import generation_pb2 as pb
 
-MOST_REQUEST_ID = 128
-MOST_NOTE_BYTES = 1 << 22
 SECRET_BYTES = 32
 DIGEST_BYTES = 16
-# Bytes of the references of all sessions that one call begins.
-MOST_REFERENCE_BYTES = 1 << 24
 # Characters of a reference that are encoded at once.
 DOCUMENT_PIECE = 1 << 16
 
@@ -412,8 +409,6 @@ def check_same(bound: Bound, record: SessionRecord) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Several completions of one prompt: each a session of its own.
-
-MOST_COMPLETIONS = 64
 
 
 def single_requests(request: pb.GenerateRequest) -> list[pb.GenerateRequest]:

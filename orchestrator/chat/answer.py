@@ -19,6 +19,7 @@ from specwire.text.tool_calls.parser import (
     OutputEvent,
     OutputParser,
     ReasoningDelta,
+    merged_events,
 )
 from specwire.text.tool_calls.readers import ToolFunction
 from specwire.v1 import generation_pb2 as pb
@@ -85,17 +86,22 @@ class AnswerReader:
 
     async def skip(self, text: str) -> None:
         """Read what was told before."""
-        for start in range(0, len(text), PORTION):
-            self._parser.feed(text[start : start + PORTION])
-            await asyncio.sleep(0)
+        await self._read(text)
 
-    def feed(self, text: str) -> pb.ChatDelta | None:
+    async def feed(self, text: str) -> pb.ChatDelta | None:
         """What more of the text is; None for nothing yet."""
-        return self._delta(self._parser.feed(text))
+        return self._delta(await self._read(text))
 
-    def finish(self, text: str) -> pb.ChatDelta | None:
+    async def finish(self, text: str) -> pb.ChatDelta | None:
         """Likewise of its last part, and of what was withheld."""
-        return self._delta([*self._parser.feed(text), *self._parser.finish()])
+        return self._delta([*await self._read(text), *self._parser.finish()])
+
+    async def _read(self, text: str) -> list[OutputEvent]:
+        events = self._parser.feed(text[:PORTION])
+        for start in range(PORTION, len(text), PORTION):
+            await asyncio.sleep(0)
+            events += self._parser.feed(text[start : start + PORTION])
+        return merged_events(events) if len(text) > PORTION else events
 
     def _delta(self, events: Sequence[OutputEvent]) -> pb.ChatDelta | None:
         reasoning: list[str] = []

@@ -10,6 +10,8 @@ from orchestrator.chat.templates import ChatMessage
 from specwire.core.invalid import InvalidParameter
 
 MOST_MESSAGES = 4096
+# Of a response and those before it: several may be one message.
+MOST_ITEMS = 2 * MOST_MESSAGES
 # By what templates call each: OpenAI's newer name for instructions means the same.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # Content parts that are text.

@@ -10,11 +10,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakValueDictionary
 
+from orchestrator.admission import LONG_BYTES, Admission
 from orchestrator.chat.fields import MOST_DEPTH, JsonBounds, no_number
 from orchestrator.http.errors import INVALID, Failure
 from specwire.core.invalid import MOST_PARTS, InvalidParameter
@@ -29,8 +28,6 @@ BODY_LIMIT_S = 30.0
 # as much.
 MOST_TENANT_BYTES = 64 * 1024 * 1024
 RETRY_S = 1.0
-# Bytes of JSON from which parsing takes long enough for other sessions to feel it.
-LONG_BODY = 64 * 1024
 # JSON escapes that may be half a character (surrogates).
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -108,29 +105,15 @@ class Bodies:
                 del self.held[tenant]
 
 
-class BodyParser:
-    """Large bodies in a thread, one at a time; tenants take turns."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "json")
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    async def parse(self, body: bytes, tenant: str) -> dict[str, Any]:
-        """The JSON object in a request's body; NaN and infinities are no JSON. InvalidParameter of `body`."""
-        if len(body) < LONG_BODY:
-            return parsed(body)
-        turn = self._turns.setdefault(tenant, asyncio.Lock())
-        async with turn:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, parsed, body, *HOOKS)
-
-    def stop(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+async def parse(admission: Admission, body: bytes, tenant: str) -> dict[str, Any]:
+    """The JSON object in a request's body; NaN and infinities are no JSON. InvalidParameter of `body`."""
+    return await admission.aside(tenant, len(body), parsed, body, *(HOOKS if len(body) >= LONG_BYTES else ()))
 
 
 def parsed(
     body: bytes, parse_int: Callable[[str], int] = int, parse_float: Callable[[str], float] = float
 ) -> dict[str, Any]:
-    """See `BodyParser.parse`."""
+    """See `parse`."""
     try:
         _check_body(body)
         found = json.loads(body.decode(), parse_int=parse_int, parse_float=parse_float, parse_constant=no_number)

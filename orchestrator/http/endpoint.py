@@ -16,7 +16,7 @@ from orchestrator.api.calls import GenerationHandler
 from orchestrator.chat.fields import Fields
 from orchestrator.chat.models import ChatModel, ChatModels
 from orchestrator.chat.talk import Talk
-from orchestrator.http.bodies import RETRY_S, Bodies, BodyParser, check_length, most_body_bytes, read_body
+from orchestrator.http.bodies import RETRY_S, Bodies, check_length, most_body_bytes, parse, read_body
 from orchestrator.http.errors import INVALID, SERVER, Failure, failure_of
 from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
@@ -77,7 +77,6 @@ class HttpService:
         self.started = int(time.time())
         self._chats = chats
         self._served: dict[Identity, Served] = {}
-        self._parser = BodyParser()
         self._left: set[asyncio.Task[None]] = set()
 
     def served(self, model: str | None = None) -> Served:
@@ -124,7 +123,7 @@ class HttpService:
 
     async def fields(self, call: Call) -> Fields:
         """Fields of the JSON object in the body. Raises InvalidParameter."""
-        return Fields(await self._parser.parse(call.body, call.tenant))
+        return Fields(await parse(self.orchestrator.admission, call.body, call.tenant))
 
     async def prompt(self, served: Served, talk: Talk) -> str:
         """As `ChatModel.prompt`. Raises Failure (503) where too many wait."""
@@ -142,7 +141,6 @@ class HttpService:
     async def stop(self) -> None:
         """Idempotent."""
         await asyncio.gather(*self._left, return_exceptions=True)
-        self._parser.stop()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

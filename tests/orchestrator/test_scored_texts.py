@@ -152,7 +152,7 @@ async def test_a_score_whose_caller_leaves_is_charged_and_recorded_and_ends(
 
     charged: list[int] = []
     monkeypatch.setattr(Scorer, "_advance", held)
-    monkeypatch.setattr(Allowances, "settle", lambda self, record, used: charged.append(used))
+    monkeypatch.setattr(Allowances, "settle", lambda self, record, used, logged: charged.append(used))
     text = [3 + index % 40 for index in range(15 * CHUNK_ROWS)]
     async with stack(usage_log=file) as parts:
         asking = asyncio.create_task(parts.client.score_text(text[:2], [[text[2:]]]))

@@ -160,6 +160,62 @@ def test_tokens_come_back_with_time_and_with_what_was_not_taken() -> None:
     assert refusal(allowances, record("7")).message == "this tenant's 120 tokens a minute are used up"
 
 
+def noted(session_id: str, size: int, tenant: str = "ada") -> SessionRecord:
+    return replace(record(session_id, tenant), note="x" * size)
+
+
+def test_what_the_log_keeps_is_counted_by_tenant_until_it_is_kept_no_longer() -> None:
+    """Notes of ended sessions took no tokens, and filled the log for everybody."""
+    clock = Clock()
+    allowances = Allowances(Access(log_bytes=10_000), clock, retention=60.0)
+    for n in range(2):
+        allowances.admit(noted(str(n), 3000))
+        clock.now = float(n)
+        allowances.settle(noted(str(n), 3000), 20)
+        allowances.settle(noted(str(n), 3000), 20)
+    kept = 2 * (1024 + 3000 + 8 * 20)
+    error = refusal(allowances, noted("2", 3000))
+    assert f"the log keeps {kept} bytes of this tenant's sessions, and {1024 + 3000 + 8 * 50} more" in error.message
+    assert error.retry_after == pytest.approx(59.0)
+    allowances.admit(noted("3", 3000, "bob"))
+    clock.now = 60.0
+    allowances.admit(noted("2", 3000))
+    refusal(allowances, noted("4", 3000))
+    allowances.deleted("1")
+    allowances.admit(noted("4", 3000))
+    allowances.settle(noted("4", 3000), 0, logged=False)
+    allowances.admit(noted("5", 3000))
+
+
+def test_what_came_from_elsewhere_and_what_is_driven_elsewhere_is_kept_too() -> None:
+    clock = Clock()
+    allowances = Allowances(Access(log_bytes=10_000), clock, retention=60.0)
+    allowances.adopt(noted("1", 8000))
+    allowances.leave(noted("1", 8000))
+    refusal(allowances, noted("2", 3000))
+    clock.now = 60.0
+    allowances.admit(noted("2", 3000))
+
+
+def test_few_tokens_a_minute_bound_what_is_kept() -> None:
+    assert Access().most_kept(3600.0) is None
+    assert Access(tokens_per_minute=1000).most_kept(3600.0) == 64 << 20
+    assert Access(tokens_per_minute=10**6).most_kept(3600.0) == 64 * 61 * 10**6
+    assert Access(tokens_per_minute=1000, log_bytes=5).most_kept(3600.0) == 5
+
+
+def test_work_without_a_session_is_charged() -> None:
+    clock = Clock()
+    allowances = Allowances(Access(tokens_per_minute=60), clock)
+    allowances.charge("ada", 1000)  # no more than there can be
+    with pytest.raises(StatusError, match="60 tokens a minute are used up"):
+        allowances.charge("ada", 1)
+    allowances.charge("bob", 10)
+    clock.now = 1.0
+    allowances.charge("ada", 1)
+    Allowances(Access(), clock).charge("ada", 10**9)
+
+
 def test_what_can_never_be_admitted_is_invalid() -> None:
     allowances = Allowances(Access(tokens_per_minute=49), Clock())
     with pytest.raises(InvalidParameter) as refused:
@@ -170,6 +226,8 @@ def test_what_can_never_be_admitted_is_invalid() -> None:
 def test_limits_are_positive() -> None:
     with pytest.raises(InvalidParameter, match=r"--tenant-sessions: must be at least 1, not 0"):
         Access(sessions=0)
+    with pytest.raises(InvalidParameter, match=r"--tenant-log: must be at least 1, not 0"):
+        Access(log_bytes=0)
     with pytest.raises(InvalidParameter, match=r"--tenant-tokens: must be at least 1, not -1"):
         Access(tokens_per_minute=-1)
 

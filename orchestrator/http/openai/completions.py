@@ -62,7 +62,7 @@ class Completions:
     async def chat(self, call: Call) -> ASGIApp:
         fields = await self._service.fields(call)
         newer = "max_completion_tokens" in fields.names()
-        talk = take_talk(fields)
+        talk = await self._service.orchestrator.admission.aside(call.tenant, len(call.body), take_talk, fields)
         request = take_chat(fields, call.headers.get(REQUEST_ID, ""))
         fields.end()
         served = await self._service.served_for(request.template, call.tenant)

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from orchestrator.api.calls import merged
 from orchestrator.api.existing_sessions import cancel, delete
 from orchestrator.chat.fields import Fields, shown
+from orchestrator.chat.messages import MOST_ITEMS, check_count
 from orchestrator.chat.talk import Talk, take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import INVALID, Failure, failure_of
@@ -47,6 +48,8 @@ from specwire.v1 import generation_pb2 as pb
 Json = dict[str, Any]
 
 PREFIX = "resp_"
+# What goes through of a stored answer, for each token; of an item, beside its text.
+TOKEN_BYTES, ITEM_BYTES = 16, 64
 VERSION = 1
 # Fields that mean here what they mean for a chat.
 SHARED = (
@@ -164,6 +167,10 @@ class ResponseAnswer:
             **self._note.shown,
         }
 
+    def written(self) -> bytes:
+        """As JSON."""
+        return json.dumps(self.body(), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
 
 def _usage(stats: pb.Stats) -> Json:
     told = usage_of([stats], 1, predicted=False)
@@ -182,6 +189,7 @@ class Responses:
 
     def __init__(self, service: HttpService) -> None:
         self._service = service
+        self._admission = service.orchestrator.admission
         self._quiet = service.orchestrator.options.sse_keep_alive
 
     async def create(self, call: Call) -> ASGIApp:
@@ -189,19 +197,22 @@ class Responses:
         previous = fields.text("previous_response_id")
         before = await self._items_before(previous, call.tenant)
         items, store = [*before, *items_of(fields.take("input"))], fields.flag("store", default=True)
-        chat, told = _as_chat(fields, items)
+        check_count("input", len(items), MOST_ITEMS)
+        size = len(call.body) + sum(map(_text_bytes, before))
+        chat, told = await self._admission.aside(call.tenant, size, _as_chat, fields, items)
         fields.end()
         told["previous_response_id"] = previous
         try:
-            return await self._as_chat(call, chat, ResponseNote(items, told, store))
+            return await self._as_chat(call, chat, ResponseNote(items, told, store), size)
         except (InvalidParameter, StatusError) as error:
             failure = failure_of(error)
             name, dot, rest = (failure.param or "").partition(".")
             failure.param = (NAMES.get(name, name) + dot + rest) or None
             raise failure from None
 
-    async def _as_chat(self, call: Call, chat: Fields, note: ResponseNote) -> ASGIApp:
-        talk, request = take_talk(chat), take_chat(chat, "")
+    async def _as_chat(self, call: Call, chat: Fields, note: ResponseNote, size: int) -> ASGIApp:
+        """size: bytes of its items."""
+        talk, request = await self._admission.aside(call.tenant, size, take_talk, chat), take_chat(chat, "")
         chat.end()
         previous = note.shown["previous_response_id"]
         if previous is not None:
@@ -211,7 +222,7 @@ class Responses:
         await _constrain(request, talk, served, prompt)
         note = replace(note, names=[each.name for each in talk.tools.functions], thinking=talk.opens_thought(prompt))
         asked = request.for_prompt(prompt)
-        asked.note = str(note)
+        asked.note = await self._admission.aside(call.tenant, size, str, note)
         seeds = await self._service.handler.seeds.of(request.template, call.tenant)
         more: dict[str, Any] = {"traceparent": call.headers.get(TRACEPARENT, ""), "target": served.target}
         events: Events = merged([self._service.handler.generate(asked, call.tenant, request.timeout, seeds[0], **more)])
@@ -286,68 +297,97 @@ class Responses:
         for name in call.query:
             if name not in ("include_obfuscation",):
                 raise InvalidParameter(name, "is not served: a stored response is told whole")
-        return JSONResponse((await self._stored(call)).body())
+        return await self._shown(call, *await self._stored(call))
+
+    async def _shown(self, call: Call, answer: ResponseAnswer, size: int) -> ASGIApp:
+        return Response(await self._admission.aside(call.tenant, size, answer.written), media_type="application/json")
 
     async def cancel(self, call: Call) -> ASGIApp:
         """One that is over stays as it is."""
-        answer = await self._stored(call)
-        if answer.status == "in_progress":
-            await cancel(self._service.orchestrator, answer.session_id)
-            driver = self._service.orchestrator.sessions.get(answer.session_id)
+        stored, _, _ = await self._read(call.path["response"], call.tenant, "response_id", charged=False)
+        if stored.reason is None:
+            session_id = stored.record.session_id
+            await cancel(self._service.orchestrator, session_id)
+            driver = self._service.orchestrator.sessions.get(session_id)
             if driver is not None:
                 await driver.view.ended(END_LIMIT_S)
-            answer = await self._stored(call)
-        return JSONResponse(answer.body())
+        return await self._shown(call, *await self._stored(call))
 
     async def delete(self, call: Call) -> ASGIApp:
-        answer = await self._stored(call)
-        await delete(self._service.orchestrator, answer.session_id)
-        return JSONResponse({"id": PREFIX + answer.session_id, "object": "response", "deleted": True})
+        stored, _, _ = await self._read(call.path["response"], call.tenant, "response_id", charged=False)
+        session_id = stored.record.session_id
+        await delete(self._service.orchestrator, session_id)
+        return JSONResponse({"id": PREFIX + session_id, "object": "response", "deleted": True})
 
-    async def _stored(self, call: Call) -> ResponseAnswer:
-        return self._told_again(*await self._read(call.path["response"], call.tenant, "response_id"))
+    async def _stored(self, call: Call) -> tuple[ResponseAnswer, int]:
+        """The response, and how many bytes it goes through."""
+        stored, note, size = await self._read(call.path["response"], call.tenant, "response_id")
+        return await self._told_again(stored, note, call.tenant, size), size
 
     async def _items_before(self, previous: str | None, tenant: str) -> list[Json]:
         """The conversation that a response ends with."""
         if previous is None:
             return []
-        stored, note = await self._read(previous, tenant, "previous_response_id")
+        stored, note, size = await self._read(previous, tenant, "previous_response_id")
         if stored.reason is None:
             message = f"previous_response_id: {previous!r} is still in progress"
             raise Failure(400, message, INVALID, "previous_response_id", "failed_precondition")
-        return [*note.items, *self._told_again(stored, note).output]
+        return [*note.items, *(await self._told_again(stored, note, tenant, size)).output]
 
-    async def _read(self, response: str, tenant: str, field: str) -> tuple[StoredSession, ResponseNote]:
-        """Raises Failure: 404, there is none, its log is gone, or it was not to be stored."""
+    async def _read(
+        self, response: str, tenant: str, field: str, charged: bool = True
+    ) -> tuple[StoredSession, ResponseNote, int]:
+        """What is stored, and how many bytes that is. charged: its tenant is charged for them.
+
+        Raises:
+            Failure: 404, there is none, its log is gone, or it was not to be stored.
+            StatusError: RESOURCE_EXHAUSTED, the tenant has no tokens left.
+        """
         session_id, missing = (
             _session_of(response),
             Failure(404, f"{field}: no response {shown(response)}", INVALID, field, "not_found"),
         )
         try:
             check_owner(session_id, tenant, field)
+            if charged:
+                self._admission.charge(tenant, 0)
             stored = await self._service.handler.read(session_id)
         except StatusError as error:
             if error.code is grpc.StatusCode.NOT_FOUND:
                 raise missing from None
             raise
-        note = None if stored is None else ResponseNote.read(stored.record.note)
-        if stored is None or note is None or not note.store:
+        if stored is None:
             raise missing
-        return stored, note
+        size = len(stored.record.note) + TOKEN_BYTES * len(stored.tokens)
+        if charged:
+            self._admission.charge(tenant, size)
+        note = await self._admission.aside(tenant, size, ResponseNote.read, stored.record.note)
+        if note is None or not note.store:
+            raise missing
+        return stored, note, size
 
-    def _told_again(self, stored: StoredSession, note: ResponseNote) -> ResponseAnswer:
+    async def _told_again(self, stored: StoredSession, note: ResponseNote, tenant: str, size: int) -> ResponseAnswer:
         record, orchestrator = stored.record, self._service.orchestrator
         served = self._service.served(orchestrator.pool.models.name_of(record))
         answer = ResponseAnswer(note, served, record.session_id, record.created)
         text = OutputText(orchestrator.pool.models.tokenizer_of(record), record.stop)
-        list(answer.add(text.push(stored.tokens).text))
-        if stored.reason is None:
-            return answer
-        list(answer.add(text.finish()))
         driver = orchestrator.sessions.get(record.session_id)
         known = stats_of(driver.view.stats, len(record.prompt)) if driver is not None else _counted(stored)
-        list(answer.finish(convert.reason_to_wire(stored.reason), "", known))
+        await self._admission.aside(tenant, size, _tell_again, answer, stored, text, known)
         return answer
+
+
+def _tell_again(answer: ResponseAnswer, stored: StoredSession, text: OutputText, known: pb.Stats) -> None:
+    list(answer.add(text.push(stored.tokens).text))
+    if stored.reason is not None:
+        list(answer.add(text.finish()))
+        list(answer.finish(convert.reason_to_wire(stored.reason), "", known))
+
+
+def _text_bytes(item: Json) -> int:
+    """About as many as it is told in."""
+    texts = (item.get("content"), item.get("output"), item.get("arguments"))
+    return ITEM_BYTES + sum(len(each) if isinstance(each, str) else ITEM_BYTES for each in texts)
 
 
 def _told(answer: ResponseAnswer, part: object) -> Iterator[Json]:

@@ -97,7 +97,7 @@ def gathered(events: Iterable[OutputEvent]) -> ParsedOutput:
     return ParsedOutput(reasoning, content, tuple(calls))
 
 
-def _merged(events: Iterable[OutputEvent]) -> list[OutputEvent]:
+def merged_events(events: Iterable[OutputEvent]) -> list[OutputEvent]:
     """Neighbours of one kind as one."""
     found: list[OutputEvent] = []
     for _, alike in groupby(events, lambda event: (type(event), getattr(event, "index", None))):
@@ -161,7 +161,7 @@ class ToolParser:
         return self._given()
 
     def _given(self) -> list[OutputEvent]:
-        events, self._events = _merged(self._events), []
+        events, self._events = merged_events(self._events), []
         return events
 
     def _content(self, text: str) -> None:
@@ -418,7 +418,7 @@ class OutputParser:
 
     def finish(self) -> list[OutputEvent]:
         events = self._both(*self._reasoning.finish()) if self._reasoning is not None else []
-        return _merged([*events, *(self._tools.finish() if self._tools is not None else ())])
+        return merged_events([*events, *(self._tools.finish() if self._tools is not None else ())])
 
     def _both(self, reasoning: str, rest: str) -> list[OutputEvent]:
         first: list[OutputEvent] = [ReasoningDelta(reasoning)] if reasoning else []

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.admission import LONG_BYTES, Admission
 from orchestrator.chat.fields import MOST_DEPTH, SHOWN, shown
 from orchestrator.http import bodies
-from orchestrator.http.bodies import HOOKS, BodyParser, parsed
+from orchestrator.http.bodies import HOOKS, parse, parsed
 from orchestrator.options import HttpAccess
 from specwire.core.invalid import MOST_PARTS, InvalidParameter
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, MODEL, Front, another
@@ -93,7 +94,7 @@ def test_what_is_wrong_is_shown_in_part() -> None:
 
 async def test_the_loop_goes_on_while_a_large_body_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsing waits here for something that only the loop can do."""
-    parser, loop, told = BodyParser(), asyncio.get_running_loop(), asyncio.Event()
+    admission, loop, told = Admission(lambda tenant, tokens: None), asyncio.get_running_loop(), asyncio.Event()
 
     def waiting(body: bytes, *hooks: Any) -> dict[str, Any]:
         asyncio.run_coroutine_threadsafe(told.wait(), loop).result(LIMIT_S)
@@ -101,11 +102,11 @@ async def test_the_loop_goes_on_while_a_large_body_is_parsed(monkeypatch: pytest
 
     monkeypatch.setattr(bodies, "parsed", waiting)
     body = b'{"x": %s}' % LARGE["ids"]
-    both = [asyncio.create_task(parser.parse(body, tenant)) for tenant in ("ada", "bob")]
+    both = [asyncio.create_task(parse(admission, body, tenant)) for tenant in ("ada", "bob")]
     await asyncio.sleep(0)
     told.set()
     assert all(len(found["x"]) > 1000 for found in await asyncio.gather(*both))
-    parser.stop()
+    admission.stop()
 
 
 def test_a_prompt_that_cannot_fit_is_not_copied(door: Front) -> None:
@@ -123,5 +124,5 @@ def test_a_prompt_that_cannot_fit_is_not_copied(door: Front) -> None:
 def test_large_bodies_are_served(door: Front) -> None:
     """Beyond what is parsed at once: with spaces, which clients may send."""
     wish = {"model": MODEL, "prompt": list(PROMPT), "max_tokens": 2}
-    answer = door.client.post(COMPLETIONS, content=json.dumps(wish).encode().ljust(bodies.LONG_BODY + 1))
+    answer = door.client.post(COMPLETIONS, content=json.dumps(wish).encode().ljust(LONG_BYTES + 1))
     assert answer.json()["usage"]["completion_tokens"] == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import openai
 import pytest
 
+from orchestrator.http.openai.response_items import OutputItems
+from orchestrator.http.openai.responses import ResponseAnswer, ResponseNote
 from orchestrator.tenants import Access
 from specwire.rpc.keys import read_keys
 from tests.orchestrator.http.front import LIMIT_S, MODEL, Front, another
@@ -236,3 +239,61 @@ def test_another_tenant_sees_nothing(door: Front, tmp_path: Path) -> None:
                     call(done.id)
             with pytest.raises(openai.NotFoundError):
                 created(other, previous_response_id=done.id)
+
+
+def test_reading_again_is_charged_by_its_size_and_done_beside_the_loop(
+    door: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A note of megabytes was read, walked and written on the event loop, and charged to nobody."""
+    threads: set[str] = set()
+    keys = tmp_path / "keys"
+    keys.write_text("ada a-secret-of-many-letters\n")
+    keys.chmod(0o600)
+    for kind, name in ((ResponseAnswer, "written"), (OutputItems, "take")):
+        monkeypatch.setattr(kind, name, noting_thread(getattr(kind, name), threads))
+    monkeypatch.setattr(ResponseNote, "read", staticmethod(noting_thread(ResponseNote.read, threads)))
+    access = Access(keys=read_keys("--api-keys", str(keys)), tokens_per_minute=10**6)
+    with another(door, access=access) as guarded:
+        client = openai.OpenAI(
+            base_url=f"{guarded.url}/v1", api_key="a-secret-of-many-letters", timeout=LIMIT_S, max_retries=0
+        )
+        told = {"type": "reasoning", "summary": [], "content": "x" * (1 << 20)}
+        done = created(client, [told, {"role": "user", "content": WORDS}])
+        threads.clear()
+        charged: list[int] = []
+        allowances = guarded.serving.orchestrator._allowances
+        monkeypatch.setattr(allowances, "charge", lambda tenant, tokens: charged.append(tokens))
+        monkeypatch.setattr(guarded.serving.orchestrator.admission, "_charge", allowances.charge)
+        assert client.responses.retrieve(done.id).output_text == WHOLE
+        assert charged[0] == 1
+        assert (1 << 20) // 1024 < charged[1] < 2 * (1 << 20) // 1024
+        assert threads == {"aside_0"}
+        created(client, previous_response_id=done.id)
+        assert len(charged) == 4
+
+
+def noting_thread(work: Any, threads: set[str]) -> Any:
+    def noted(*args: Any, **more: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return work(*args, **more)
+
+    return noted
+
+
+def test_a_tenant_without_tokens_reads_nothing_again(door: Front, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("ada a-secret-of-many-letters\n")
+    keys.chmod(0o600)
+    with another(door, access=Access(keys=read_keys("--api-keys", str(keys)), tokens_per_minute=30)) as guarded:
+        client = openai.OpenAI(
+            base_url=f"{guarded.url}/v1", api_key="a-secret-of-many-letters", timeout=LIMIT_S, max_retries=0
+        )
+        done = created(client)
+        with pytest.raises(openai.RateLimitError, match="30 tokens a minute are used up"):
+            for _ in range(100):
+                client.responses.retrieve(done.id)
+
+
+def test_items_are_bounded_with_those_before_them(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="input: at most 8192 are allowed, not 8193"):
+        created(client, [{"role": "user", "content": ""}] * 8193)
