@@ -15,6 +15,7 @@ import grpc
 
 from orchestrator.admission import MOST_COMPLETIONS, MOST_NOTE_BYTES, MOST_REFERENCE_BYTES, MOST_REQUEST_ID
 from orchestrator.chat.answer import ChatPrompt
+from orchestrator.chat.messages import check_count
 from orchestrator.peers.models import Target
 from orchestrator.session.appender import store_statuses
 from orchestrator.session.driver import SessionDriver
@@ -184,12 +185,11 @@ async def prediction_tokens(request: generation_pb2.GenerateRequest, target: Tar
 
 async def reference_tokens(request: generation_pb2.GenerateRequest, target: Target) -> tuple[array[int], ...]:
     """Tokens of the request's references, each a document. Too many, or too long ones, are refused unread."""
+    check_count("references", len(request.references), MOST_REFERENCES)
     texts = sum(len(part.text) for part in request.references)
     most = MOST_REFERENCE_TOKENS * target.longest
     if texts > most:
         raise InvalidParameter("references", f"{texts} characters of text are more than are read (at most {most})")
-    if len(request.references) > MOST_REFERENCES:
-        raise InvalidParameter("references", f"at most {MOST_REFERENCES} are allowed, not {len(request.references)}")
     documents: list[array[int]] = []
     for part in request.references:
         convert.check_known(part, "references")
@@ -224,6 +224,7 @@ async def _document_tokens(text: str, target: Target, most: int) -> array[int]:
 
 def check_copies(request: generation_pb2.GenerateRequest, sessions: int) -> None:
     """Refuse references that are too long to be copied for each of so many sessions."""
+    check_count("references", len(request.references), MOST_REFERENCES)
     size = sum(part.ByteSize() for part in request.references)
     if size * sessions > MOST_REFERENCE_BYTES:
         message = f"{size} bytes for each of {sessions} sessions are more than {MOST_REFERENCE_BYTES} for all of them"

@@ -31,7 +31,7 @@ EVENTS = "text/event-stream"
 
 def tell(services: Services, name: str, raw: Raw) -> Counter[str]:
     """Send it; the status, and codes of what is refused. AssertionError if it is our own failure, or nothing comes."""
-    answer = _answer(services.http, raw)
+    answer = answer_of(services.http, raw)
     logged = services.failures.take()
     assert not logged, f"{name}: {raw.data!r}: {logged}"
     if answer is None:
@@ -46,7 +46,7 @@ def tell(services: Services, name: str, raw: Raw) -> Counter[str]:
 
 def tell_figures(services: Services, raw: Raw) -> Counter[str]:
     """The same of the listener for figures, which knows no codes."""
-    answer = _answer(services.figures, raw)
+    answer = answer_of(services.figures, raw)
     logged = services.failures.take()
     assert not logged, f"figures: {raw.data!r}: {logged}"
     if answer is None:
@@ -76,7 +76,7 @@ def tell_flood(services: Services, flood: Flood) -> Counter[str]:
 def _flooded(services: Services, flood: Flood) -> tuple[Counter[str], float, float]:
     """What came of it, the longest turn of the loop, and by how many seconds the computing is above its bar."""
     with services.watched() as watch, ThreadPoolExecutor(1) as pool:
-        told = pool.submit(_answer, services.http, Raw(flood.data, whole=True))
+        told = pool.submit(answer_of, services.http, Raw(flood.data, whole=True))
         neighbours = Counter(_ask_health(services, told))
     logged = services.failures.take()
     assert not logged, f"{flood}: {logged}"
@@ -93,7 +93,7 @@ def _flooded(services: Services, flood: Flood) -> tuple[Counter[str], float, flo
 def _ask_health(services: Services, told: Future[Any]) -> Iterator[int]:
     """Once at least, and again until the other one is told."""
     while True:
-        answer = _answer(services.http, Raw(HEALTH, whole=True))
+        answer = answer_of(services.http, Raw(HEALTH, whole=True))
         yield 0 if answer is None else answer[0]
         if told.done():
             return
@@ -112,7 +112,7 @@ def tell_template(services: Services, source: str) -> Counter[str]:
     return Counter({said: 1})
 
 
-def _answer(url: str, raw: Raw) -> tuple[int, str, bytes] | None:
+def answer_of(url: str, raw: Raw) -> tuple[int, str, bytes] | None:
     """Status, content type and body; None where the connection ended without."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=LIMIT_S) as line:

@@ -22,9 +22,11 @@ from hypothesis import HealthCheck, given, seed, settings
 
 from tests.fuzz import configs, registry
 from tests.fuzz.http import tell, tell_figures, tell_flood, tell_template
+from tests.fuzz.large import Large, tell_large
+from tests.fuzz.large import requests as large_requests
 from tests.fuzz.logs import meet
 from tests.fuzz.messages import Values
-from tests.fuzz.record import MINUTES, OUT, Record, lines, started
+from tests.fuzz.record import MINUTES, MOST_WAIT_MS, OUT, Record, lines, started
 from tests.fuzz.requests import endpoints, figures, floods, sources
 from tests.fuzz.services import Services, services
 from tests.fuzz.targets import Target, targets
@@ -42,6 +44,8 @@ FRESH = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 MOST_TOLD = 200
+# Of a large request behind which a neighbour waited too long.
+MORE_TRIES = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,7 +83,7 @@ def try_until(until: float, log: RedisServer, running: Services, record: Record)
     """until: on the monotonic clock."""
     failed: set[str] = set()
     while not record.sizes or time.monotonic() < until:
-        for name, strategy, call in _everything(log, running):
+        for name, strategy, call in _everything(log, running, record):
             late = record.sizes and time.monotonic() > until  # the first round is whole
             if late or name in failed:
                 continue
@@ -95,9 +99,18 @@ def try_until(until: float, log: RedisServer, running: Services, record: Record)
             return
 
 
-def _everything(log: RedisServer, running: Services) -> list[tuple[str, Values, Callable[[Any], Counter[str]]]]:
+def _everything(
+    log: RedisServer, running: Services, record: Record
+) -> list[tuple[str, Values, Callable[[Any], Counter[str]]]]:
     def telling(target: Target) -> Callable[[Any], Counter[str]]:
         return lambda data: target.call(running, data)
+
+    def large(asked: Large) -> Counter[str]:
+        answers, wait_s = tell_large(running, asked)
+        if wait_s > MOST_WAIT_MS / 1000:  # what else goes on in this process may have come between
+            wait_s = min(wait_s, *(tell_large(running, asked)[1] for _ in range(MORE_TRIES)))
+        record.waited(f"{asked!r}", wait_s)
+        return answers
 
     said = [(target.name, target.strategy, telling(target)) for target in targets(running)]
     asked = [(f"HTTP {name}", sent, partial(tell, running, name)) for name, sent in endpoints().items()]
@@ -105,6 +118,7 @@ def _everything(log: RedisServer, running: Services) -> list[tuple[str, Values, 
         *said,
         *asked,
         ("options of sessions in one step", neighbours, hurt_nobody),
+        ("large requests", large_requests(), large),
         ("HTTP floods", floods(), partial(tell_flood, running)),
         ("chat templates", sources, partial(tell_template, running)),
         ("HTTP figures", figures(), partial(tell_figures, running)),

@@ -18,6 +18,8 @@ OUT = Path(__file__).resolve().parents[2] / "bench" / "results" / "fuzz.json"
 MINUTES = 30.0
 # By which the process, which holds all services, may grow after its first round.
 MOST_GROWTH_MIB = 256.0
+# For which another tenant's /health or text may wait while a request is served whose fields are as large as can be.
+MOST_WAIT_MS = 250.0
 MIB = 1 << 20
 
 
@@ -26,7 +28,8 @@ class Record:
     """A run.
 
     tallies: by target, how often it was `tried`, and each answer. sizes: bytes of memory after each round.
-    findings: a line for each target that has failed. minutes: that it took.
+    findings: a line for each target that has failed. minutes: that it took. waits_s: of neighbours, while a large
+    request was served: seconds of computing between two turns of the loop, by that request.
     """
 
     examples: int
@@ -34,6 +37,17 @@ class Record:
     sizes: list[int] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     minutes: float = 0.0
+    waits_s: dict[str, float] = field(default_factory=dict)
+
+    def waited(self, request: str, seconds: float) -> None:
+        """The shortest of several tries counts: what else goes on in this process may come between."""
+        self.waits_s[request] = min(seconds, self.waits_s.get(request, seconds))
+
+    @property
+    def longest(self) -> tuple[str, float]:
+        """The request behind which a neighbour waited longest, and for how many milliseconds."""
+        name = max(self.waits_s, key=self.waits_s.__getitem__, default="")
+        return name, 1000 * self.waits_s.get(name, 0.0)
 
     @property
     def growth_mib(self) -> float:
@@ -46,6 +60,7 @@ class Record:
             at_least("minutes", _just(self.minutes), MINUTES),
             at_most("findings", _just(len(self.findings)), 0),
             at_most("growth of memory after the first round, MiB", _just(self.growth_mib), MOST_GROWTH_MIB),
+            at_most("longest wait of another tenant, ms", _just(self.longest[1]), MOST_WAIT_MS),
         ]
 
     @property
@@ -64,6 +79,7 @@ class Record:
             "resident_mib": [round(size / MIB) for size in self.sizes[:1] + self.sizes[-1:]],
             "targets": [_target(name, tally) for name, tally in self.tallies.items()],
             "findings": self.findings,
+            "longest_wait": {"request": self.longest[0], "of": len(self.waits_s)},
         }
 
     def write(self, out: Path, ran_on: dict[str, object], commit: str | None) -> None:
@@ -95,6 +111,8 @@ def lines(record: Record) -> Iterator[str]:
         answers = ", ".join(f"{code} {count}" for code, count in target["answers"].items())
         yield f"{target['name']}: {target['tried']}: {answers}"
     yield f"{len(record.sizes)} rounds in {record.minutes:.1f} minutes; memory grew by {record.growth_mib:.0f} MiB"
+    name, wait_ms = record.longest
+    yield f"{len(record.waits_s)} large requests; a neighbour waited {wait_ms:.0f} ms at most ({name or 'none'})"
     yield from (f"FOUND: {each}" for each in record.findings)
 
 

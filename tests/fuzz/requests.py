@@ -241,31 +241,31 @@ def _requests(draw: st.DrawFn, method: str, paths: Values, body: Values) -> Raw:
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if draw(ODD) != ODD_ONE:
         framed = lines if method == "GET" else [*lines, f"Content-Length: {len(data)}"]
-        return Raw(_written(framed) + (b"" if method == "GET" else data), whole=True)
+        return Raw(written(framed) + (b"" if method == "GET" else data), whole=True)
     return Raw(draw(st.sampled_from(_damaged(lines, data))), whole=False)
 
 
-def _written(lines: list[str]) -> bytes:
+def written(lines: list[str]) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
 def _damaged(lines: list[str], body: bytes) -> list[bytes]:
     size = f"Content-Length: {len(body)}"
     chunked = "Transfer-Encoding: chunked"
-    whole = _written([*lines, size]) + body
+    whole = written([*lines, size]) + body
     return [
         whole[: len(whole) // 2],  # and then nothing
-        _written([*lines, f"Content-Length: {len(body) + 9}"]) + body,
-        _written([*lines, "Content-Length: -1"]) + body,
-        _written([*lines, size, "Content-Length: 1"]) + body,
-        _written([*lines, size, chunked]) + body,
-        _written([*lines, chunked]) + b'5\r\n{"pro\r\nzz\r\n' + body,
-        _written([*lines, chunked]) + f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n",
-        _written([*lines, "X: " + "x" * 20_000]),
-        _written([*lines, "no colon"]),
-        _written([lines[0].replace("HTTP/1.1", "HTTP/9.9"), *lines[1:]]),
-        _written([lines[0] + " more", *lines[1:]]),
-        _written(["\x00\x16\x03\x01", *lines[1:]]),
+        written([*lines, f"Content-Length: {len(body) + 9}"]) + body,
+        written([*lines, "Content-Length: -1"]) + body,
+        written([*lines, size, "Content-Length: 1"]) + body,
+        written([*lines, size, chunked]) + body,
+        written([*lines, chunked]) + b'5\r\n{"pro\r\nzz\r\n' + body,
+        written([*lines, chunked]) + f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n",
+        written([*lines, "X: " + "x" * 20_000]),
+        written([*lines, "no colon"]),
+        written([lines[0].replace("HTTP/1.1", "HTTP/9.9"), *lines[1:]]),
+        written([lines[0] + " more", *lines[1:]]),
+        written(["\x00\x16\x03\x01", *lines[1:]]),
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         whole + whole,
     ]
@@ -332,13 +332,13 @@ def floods(draw: st.DrawFn) -> Flood:
     host = draw(st.sampled_from(["localhost", "localhost", "localhost", "evil.example"]))
     unit = draw(st.sampled_from(UNITS)).encode() or b" "
     lines = [f"POST {path} HTTP/1.1", f"Host: {host}"]
-    chunked = _written([*lines, "Transfer-Encoding: chunked"])
+    chunked = written([*lines, "Transfer-Encoding: chunked"])
     match way:
         case "headers":
             line = draw(st.sampled_from([b"x: y\r\n", b"x: " + b"y" * 1000 + b"\r\n", b"x:" + b" " * 5000 + b"\r\n"]))
-            return Flood(_written(lines)[:-2] + line * (size // len(line)) + b"\r\n")
+            return Flood(written(lines)[:-2] + line * (size // len(line)) + b"\r\n")
         case "requests":
-            one = draw(st.sampled_from([b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", _written(lines)]))
+            one = draw(st.sampled_from([b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", written(lines)]))
             count = min(size, 20_000) // len(one) + 1
             return Flood(one * count, requests=count)
         case "trailers":
@@ -346,7 +346,7 @@ def floods(draw: st.DrawFn) -> Flood:
     before, behind = draw(st.sampled_from(AROUND))
     body = before.encode() + unit * (size // len(unit)) + behind.encode()
     if way == "body":
-        return Flood(_written([*lines, f"Content-Length: {len(body)}"]) + body)
+        return Flood(written([*lines, f"Content-Length: {len(body)}"]) + body)
     step = draw(st.sampled_from([1, 2, 16, 64, 1000, 65_536]))
     pieces = [body[at : at + step] for at in range(0, min(len(body), 200_000 * step), step)]
     data = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from scripts.figures.fuzz import fuzz_table
-from tests.fuzz.record import MIB, MINUTES, MOST_GROWTH_MIB, Record, lines
+from tests.fuzz.record import MIB, MINUTES, MOST_GROWTH_MIB, MOST_WAIT_MS, Record, lines
 
 MACHINE: dict[str, object] = {"cpu": "a CPU", "cores": 2}
 TALLY = Counter(
@@ -34,6 +34,18 @@ def test_findings_and_growth_count() -> None:
     assert (missed(found), found.clean) == (["findings"], False)
     assert (missed(grown), grown.clean) == (["growth of memory after the first round, MiB"], False)
     assert "FOUND: x: AssertionError: no" in lines(found)
+
+
+def test_a_neighbour_that_waits_too_long_each_time_counts() -> None:
+    record = run()
+    record.waited("a body", 0.001 * MOST_WAIT_MS)
+    record.waited("a message", 2.0)
+    assert (missed(record), record.clean) == (["longest wait of another tenant, ms"], False)
+    record.waited("a message", 0.1)
+    assert (missed(record), record.clean) == ([], True)
+    assert record.longest == ("a body", MOST_WAIT_MS)
+    assert "2 large requests; a neighbour waited 250 ms at most (a body)" in lines(record)
+    assert record.results()["longest_wait"] == {"request": "a body", "of": 2}
 
 
 def test_its_table(tmp_path: Path) -> None:
