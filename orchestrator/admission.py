@@ -12,10 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from orchestrator.chat.fields import MOST_DEPTH
-from orchestrator.chat.messages import MOST_ITEMS, MOST_MESSAGES
-from orchestrator.chat.talk import MOST_TOOLS
-from orchestrator.chat.wire import MOST_JSON_BYTES
 from orchestrator.tenants import MOST_TENANT_REFERENCES
 from specwire.core.invalid import (
     MOST_NUMBERS,
@@ -32,6 +28,15 @@ from specwire.core.text import MOST_STOP_IDS
 from specwire.rpc.channel import MOST_MESSAGE_BYTES
 from specwire.text.output import MOST_STOP_CHARACTERS, MOST_STOPS
 
+# How deep lists and objects may be nested. Of how many there are, the longest accepted chat has some ten for each
+# message; token ids are numbers.
+MOST_DEPTH = 128
+MOST_MESSAGES = 4096
+# Of a response and those before it: several may be one message.
+MOST_ITEMS = 2 * MOST_MESSAGES
+MOST_TOOLS = 128
+# Bytes of the JSON that describes tools, and of what a template is told besides, over gRPC.
+MOST_JSON_BYTES = 1 << 20
 MOST_COMPLETIONS = 64
 MOST_REQUEST_ID = 128
 MOST_NOTE_BYTES = 1 << 22

@@ -7,15 +7,13 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, NoReturn
 
+from orchestrator.admission import MOST_DEPTH
 from specwire.core.invalid import MOST_PARTS, InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What values of one request may come to.
 
-# How deep lists and objects may be nested. Of how many there are, the longest accepted chat has some ten for each
-# message; token ids are numbers.
-MOST_DEPTH = 128
 STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 NO_BRACKETS = bytes(byte for byte in range(256) if byte not in STEPS)
 

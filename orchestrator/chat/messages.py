@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from orchestrator.admission import MOST_MESSAGES
 from orchestrator.chat.fields import Fields, JsonBounds, no_number, shown
 from orchestrator.chat.templates import ChatMessage
 from specwire.core.invalid import InvalidParameter
 
-MOST_MESSAGES = 4096
-# Of a response and those before it: several may be one message.
-MOST_ITEMS = 2 * MOST_MESSAGES
 # By what templates call each: OpenAI's newer name for instructions means the same.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # Content parts that are text.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from orchestrator.admission import MOST_TOOLS
 from orchestrator.chat.fields import Fields, JsonBounds, made_constraint, shown
 from orchestrator.chat.messages import check_count, take_messages
 from orchestrator.chat.templates import ChatMessage
@@ -22,7 +23,6 @@ from specwire.text.tool_calls.readers import ToolFunction
 # ----------------------------------------------------------------------------------------------------------------------
 # The fields: `tools`, `tool_choice`, `parallel_tool_calls`.
 
-MOST_TOOLS = 128
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}

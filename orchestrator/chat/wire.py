@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from orchestrator.admission import MOST_JSON_BYTES, MOST_MESSAGES, MOST_TOOLS
 from orchestrator.chat.fields import Fields, JsonBounds, no_number, shown
-from orchestrator.chat.messages import MOST_MESSAGES, check_count
-from orchestrator.chat.talk import MOST_TOOLS, Talk, take_talk
+from orchestrator.chat.messages import check_count
+from orchestrator.chat.talk import Talk, take_talk
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.convert import check_known
 from specwire.v1 import generation_pb2 as pb
 
-# Bytes of the JSON that describes tools, and of what the template is told besides.
-MOST_JSON_BYTES = 1 << 20
 CHOICES = {
     pb.TOOL_CHOICE_UNSPECIFIED: None,
     pb.TOOL_CHOICE_AUTO: "auto",

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from orchestrator.admission import LONG_BYTES, Admission
-from orchestrator.chat.fields import MOST_DEPTH, JsonBounds, no_number
+from orchestrator.admission import LONG_BYTES, MOST_DEPTH, Admission
+from orchestrator.chat.fields import JsonBounds, no_number
 from orchestrator.http.errors import INVALID, Failure
 from specwire.core.invalid import MOST_PARTS, InvalidParameter
 

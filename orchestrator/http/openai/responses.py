@@ -17,10 +17,11 @@ import grpc
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from orchestrator.admission import MOST_ITEMS
 from orchestrator.api.calls import merged
 from orchestrator.api.existing_sessions import cancel, delete
 from orchestrator.chat.fields import Fields, shown
-from orchestrator.chat.messages import MOST_ITEMS, check_count
+from orchestrator.chat.messages import check_count
 from orchestrator.chat.talk import Talk, take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import INVALID, Failure, failure_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.admission import LONG_BYTES, Admission
-from orchestrator.chat.fields import MOST_DEPTH, SHOWN, shown
+from orchestrator.admission import LONG_BYTES, MOST_DEPTH, Admission
+from orchestrator.chat.fields import SHOWN, shown
 from orchestrator.http import bodies
 from orchestrator.http.bodies import HOOKS, parse, parsed
 from orchestrator.options import HttpAccess

@@ -11,9 +11,10 @@ import grpc
 import jsonschema
 import pytest
 
+from orchestrator.admission import MOST_JSON_BYTES
 from orchestrator.api.requests import digest_of
 from orchestrator.chat.answer import AnswerForm, call_id
-from orchestrator.chat.wire import MOST_JSON_BYTES, talk_of
+from orchestrator.chat.wire import talk_of
 from specwire.client import Chat, Chunk, Client, Completion, Finished, SpecwireError, Started
 from specwire.client.events import Event, PartialCompletion
 from specwire.client.requests import generate_request
