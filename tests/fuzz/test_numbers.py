@@ -19,7 +19,9 @@ from orchestrator.peers.peer import DrafterPeer, Peer, VerifierPeer
 from specwire.client import Completion, SpecwireError
 from specwire.core.law.sampling import Sampling
 from specwire.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
+from tests.fuzz.http import tell
 from tests.fuzz.numbers import NumberField, asking, deciding, drafting, numbers, put, put_into
+from tests.fuzz.requests import Raw
 from tests.fuzz.services import VOCABULARY, Failures, Services, services
 from tests.fuzz.targets import targets
 from tests.orchestrator.stack import SLOW_TARGET, Stack, plain, stack
@@ -119,6 +121,32 @@ def test_no_number_of_a_request_hurts_anybody_else(running: Services, name: str)
                 replace(target, beside=at == 0).call(running, [each.SerializeToString() for each in data])
             except AssertionError as error:
                 raise AssertionError(f"{name}: {field}: {error}") from error
+    running.check()
+
+
+JSON_NUMBERS = (
+    *("0", "-1", "0.5", "2147483648", "9223372036854775807", "18446744073709551616"),
+    *("1e999", "-1e308", "5e-324", "NaN", "1" * 400),
+)
+HTTP_KEYS = (
+    *("max_tokens", "min_tokens", "n", "temperature", "top_p", "top_k", "min_p", "seed", "logprobs", "timeout"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "priority", "stop_token_ids", "logit_bias"),
+)
+WRITTEN = {"stop_token_ids": "[%s]", "logit_bias": '{"5": %s}'}
+
+
+def test_no_number_of_a_body_hurts_anybody_else(running: Services) -> None:
+    for key in HTTP_KEYS:
+        for number in (*JSON_NUMBERS, "1" * 400, "NaN"):
+            value = (
+                f"[{number}]" if key == "stop_token_ids" else f'{{"5": {number}}}' if key == "logit_bias" else number
+            )
+            body = f'{{"prompt": [5, 6, 7], "max_tokens": 3, "{key}": {value}}}'.encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+            sent = f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + body
+            seen = tell(running, key, Raw(sent, whole=True))
+            own = "504" if key == "timeout" else "400"  # its own has passed
+            assert seen["200"] or seen["400"] or seen[own], (key, number, seen)
     running.check()
 
 
