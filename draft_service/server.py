@@ -34,7 +34,7 @@ from specwire.registry.service import RemoteDirectory
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token, read_peer_token
 from specwire.rpc.model_info import model_info_to_wire
-from specwire.rpc.process import keep_loaded, one_line, run_until_signalled, say, share_interpreter
+from specwire.rpc.process import keep_loaded, one_line, run_until_signalled, say, share_machine
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
@@ -296,7 +296,7 @@ async def load(options: ModelServiceOptions, name: str = "", cores: frozenset[in
     """
     if followed(options.model):
         raise ModelError(f"model {options.model}: has a learner's versions; `specwire draft --follow DIR` serves them")
-    share_interpreter()
+    share_machine()
     figures = DrafterFigures()
     thread = ServiceThread(DRAFTER, _loader(options, figures), cores=cores)
     info = await thread.start()

@@ -23,7 +23,7 @@ from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
 from specwire.registry.registrar import LoadReader, Registrar
 from specwire.rpc.model_info import model_info_to_wire
-from specwire.rpc.process import say, share_interpreter
+from specwire.rpc.process import say, share_machine
 from specwire.rpc.renewal import Origin, Renewal
 from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
@@ -268,7 +268,7 @@ async def load(
     Raises ModelError. registry: where its metrics are read. meter: where its load is read. gather_us: see `Engine`.
     cores: see ServiceThread. For the rest see `start`.
     """
-    share_interpreter()
+    share_machine()
     ranks = Ranks(options.ranks, {"spec": options.model, **options.loading()}) if options.ranks > 1 else None
     # Who waits for all that is due tests no guesses of its own.
     text_memory = options.text_memory if options.ngram and not patient else 0

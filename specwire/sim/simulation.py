@@ -18,7 +18,7 @@ from specwire.core.policy.controller import (
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.tunables import MOST_BRANCHES
 from specwire.core.session import buffer_for
-from specwire.sim.clock import Clock, Machine
+from specwire.sim.clock import STEADY, Clock, Drift, Machine
 from specwire.sim.drafter import SimDrafter
 from specwire.sim.guesses import RANKS, Guesses, drawn_trace, repeating_text
 from specwire.sim.orchestrator import Delays, Planned, SimOrchestrator, SimStats
@@ -121,6 +121,7 @@ class Cell:
     Attributes:
         V_us, slope: the target's forward takes V(m) = V_us (1 + slope (m - 1)).
         draft_us: a draft token.
+        steps: instead of slopes, V(m) / V_us of the first rows, as of quantised products.
         rtt_us: round trip between the edge (orchestrator, and the drafter with it) and the verifier.
         acceptance, seed: output token i is guessed right with this probability, independently of the others.
         ranks, scores: instead: where the target's token i stands among the drafter's best, None for nowhere, and the
@@ -139,6 +140,7 @@ class Cell:
         drafter_rtt_us: round trip between orchestrator and drafter.
         hop_us: software of every message on its way from one process to the next.
         step_us: software of the verifier between a forward and its verdicts.
+        drift: of the machine's speed, all that computes together.
         buffer: tokens that the verifier may decide beyond what is durable; more where the round trip asks for them.
     """
 
@@ -165,6 +167,8 @@ class Cell:
     drafter_rtt_us: float = 0.0
     hop_us: float = 0.0
     step_us: float = 0.0
+    steps: Sequence[float] = ()
+    drift: Drift = STEADY
     buffer: int = 64
 
     def __post_init__(self) -> None:
@@ -208,7 +212,8 @@ class Cell:
 
     @property
     def cost(self) -> ForwardCost:
-        return ForwardCost(self.V_us, self.slope, self.slope if self.session_slope is None else self.session_slope)
+        between = self.slope if self.session_slope is None else self.session_slope
+        return ForwardCost(self.V_us, self.slope, between, steps=self.steps)
 
     @property
     def delays(self) -> Delays:
@@ -220,7 +225,8 @@ class Result:
     """What a session's client saw, from its request on, and what was done for it.
 
     Attributes:
-        tokens, elapsed_us, time_to_first_us: until the last token, and the first.
+        tokens, elapsed_us, time_to_first_us: until the last token, and the first. undrifted_us: as elapsed_us would be
+            at the machine's own speed.
         steady_tokens_per_second: of what came after the first emission; opening and prefill do not count.
         forwards: steps of the verifier.
         extended: tokens that a forward of the drafter extended, on average; 0 without any.
@@ -233,6 +239,7 @@ class Result:
 
     tokens: int
     elapsed_us: float
+    undrifted_us: float
     time_to_first_us: float
     steady_tokens_per_second: float
     forwards: int
@@ -254,7 +261,7 @@ def simulate(cell: Cell, policy: Policy = AUTO, planner: Planner | None = None) 
     run = _Run(cell, policy, 1)
     run.begin(cell, planner or policy.planner(run.forward, cell.shared_host, cell.branching), run.drafters[0])
     run.clock.run()
-    return _result(run.ended[0], run.verifier, run.drafters[0])
+    return _result(run.ended[0], run.verifier, run.drafters[0], run.clock.drift)
 
 
 def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, sessions: int = 1, drafters: int = 1) -> Batch:
@@ -326,7 +333,7 @@ class _Run:
     """A verifier, its drafters, and the sessions there. on_ended: is told of each that ends."""
 
     def __init__(self, cell: Cell, policy: Policy, sessions: int, drafters: int = 1) -> None:
-        self.clock = Clock()
+        self.clock = Clock(cell.drift)
         self.forward = cell.cost.measured()
         self.ended: list[SimOrchestrator] = []
         target = Machine(self.clock)
@@ -363,12 +370,13 @@ class _Run:
         self.on_ended(orchestrator)
 
 
-def _result(orchestrator: SimOrchestrator, verifier: SimVerifier, drafter: SimDrafter) -> Result:
+def _result(orchestrator: SimOrchestrator, verifier: SimVerifier, drafter: SimDrafter, drift: Drift) -> Result:
     stats, forwards = orchestrator.stats, verifier.engine.steps
     rest_us = stats.last_us - stats.first_us
     return Result(
         tokens=stats.tokens,
         elapsed_us=stats.last_us,
+        undrifted_us=drift.undrifted_us(stats.last_us),
         time_to_first_us=stats.first_us,
         steady_tokens_per_second=(stats.tokens - stats.first_tokens) / rest_us * 1e6 if rest_us else 0.0,
         forwards=forwards,

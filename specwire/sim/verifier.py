@@ -44,17 +44,27 @@ class ForwardCost:
     """Time of a forward: V(1)(1 + slope * draft tokens + session_slope * further sessions), and of prompts beside it.
 
     V_us: V(1), microseconds. slope: share of it per draft token tested. session_slope: share of it per further session
-    of the batch. prefill_us: microseconds per prompt token.
+    of the batch. prefill_us: microseconds per prompt token. steps: instead of both slopes, V(m) / V(1) of the first
+    rows; of further ones it grows as between the first and the last of these.
     """
 
     V_us: float
     slope: float
     session_slope: float
     prefill_us: float = 0.0
+    steps: Sequence[float] = ()
 
     def at(self, sessions: int, drafted: int, prefill: int = 0) -> float:
         further = self.session_slope * max(0, sessions - 1) + self.slope * drafted
+        if self.steps:
+            further = self._stepped(max(1, sessions) + drafted)
         return self.V_us * (1.0 + further) + self.prefill_us * prefill
+
+    def _stepped(self, rows: int) -> float:
+        known, last = len(self.steps), self.steps[-1]
+        if rows <= known:
+            return self.steps[rows - 1] - 1.0
+        return last - 1.0 + (rows - known) * (last - 1.0) / max(1, known - 1)
 
     def of(self, feeds: Sequence[Feed]) -> float:
         drafted = sum(max(0, feed.wanted - 1) for feed in feeds)
@@ -149,12 +159,17 @@ class SimHead:
     """
 
     def __init__(
-        self, forward_us: float, tapped_us: float, most: int, says: Callable[[HeadRequest, int], list[int]]
+        self,
+        forward_us: float,
+        tapped_us: float,
+        most: int,
+        says: Callable[[HeadRequest, int], list[int]],
+        clock: Clock,
     ) -> None:
         self.depth = HeadDepth({1: forward_us}, min(most, MOST_HEAD_DEPTH), tapped_us={1: tapped_us})
         self.drafted_us = 0.0
         self._forward_us, self._tapped_us = forward_us, tapped_us
-        self._says = says
+        self._says, self._clock = says, clock
         self._heeded: frozenset[int] | None = None
         # Of slots whose features are kept: from which position on, and up to which.
         self._known: dict[int, tuple[int, int]] = {}
@@ -192,7 +207,7 @@ class SimHead:
 
     def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
         depths = [min(request.depth, self.depth.most) for request in requests]
-        self.drafted_us += self._forward_us * max(depths)
+        self.drafted_us += self._clock.computed_us(self._forward_us * max(depths))
         return [self._says(request, depth) for request, depth in zip(requests, depths, strict=True)]
 
 
@@ -254,7 +269,7 @@ class SimVerifier:
         self.model = SimModel(slots, self._forward_us)
         self._clock = clock
         self._texts = SimTexts()
-        self._head = SimHead(head_us, tapped_us, head_most, self._says) if head_most else None
+        self._head = SimHead(head_us, tapped_us, head_most, self._says, clock) if head_most else None
         self._headed: dict[str, HeadSays] = {}
         costs = StepCosts(cost.measured(), cost.batches())
         self.engine = SteppedEngine(

@@ -40,12 +40,15 @@ def test_forward_times_need_a_width(measured: dict[int, float]) -> None:
         ForwardTimes(measured)
 
 
-def test_a_hiccup_moves_a_forward_time_little_and_an_unmeasured_width_not_at_all() -> None:
+def test_a_hiccup_moves_a_forward_time_and_the_next_steps_move_it_back() -> None:
     times = ForwardTimes({1: 100.0})
     times.observe(1, 1e9)
-    assert 100.0 < times.at(1) <= 110.0
+    assert 100.0 < times.at(1) <= 180.0
+    times.observe(1, 100.0)
+    times.observe(1, 100.0)
+    assert times.at(1) <= 120.0
     times.observe(3, 5.0)
-    assert times.points.keys() == {1}
+    assert times.points.keys() == {1}, "nothing is learnt of what is wider than all that was measured"
     for _ in range(400):
         times.observe(1, 50.0)
     assert times.at(1) == pytest.approx(50.0, rel=0.01)
@@ -170,21 +173,10 @@ def test_a_wide_forward_in_a_bad_moment_does_not_make_rows_dear_for_ever() -> No
     assert times.row_us < 0.1 * before
 
 
-def test_wider_forwards_that_nobody_saw_keep_their_ratio_to_a_plain_one() -> None:
+def test_forwards_that_nobody_saw_keep_their_ratio_to_a_plain_one() -> None:
     """Measured in a slow moment, a window looked dear beside plain steps that had become faster: it was never tried."""
     times = ForwardTimes({1: 100.0, 2: 110.0, 8: 200.0})
-    times.observe(2, 110.0)
     for _ in range(200):
         times.observe(1, 50.0)
     assert times.at(1) == pytest.approx(50.0, rel=0.01)
-    assert times.at(2) == 110.0, "it was seen"
-    assert times.at(8) == pytest.approx(2 * times.at(1), rel=0.01)
-
-
-def test_they_do_not_grow_with_every_change_of_the_narrower_ones() -> None:
-    """A slow plain step lengthened them in proportion, a window that was faster cut the plain step, and so on."""
-    times = ForwardTimes({1: 100.0, 2: 110.0, 8: 200.0})
-    for _ in range(200):
-        times.observe(1, 300.0)
-        times.observe(2, 110.0)
-    assert times.at(8) <= 200.0 * 1.1
+    assert times.at(8) == pytest.approx(100.0, rel=0.01)

@@ -191,7 +191,7 @@ async def test_no_task_is_left_by_any_service(alone: bool, log: RedisServer, mon
     )
     serving = await orchestrator.server.start(known)
     joined = await draft_service.server.dial_in(ModelServiceOptions(DRAFT, metrics=ANY_PORT), serving.address, None)
-    monkeypatch.setattr(edge, "share_interpreter", lambda: None)  # that of the tests
+    monkeypatch.setattr(edge, "share_machine", lambda: None)  # that of the tests
     near = replace(known, drafters=(), accept_drafters=False)
     at_the_edge = await edge.start(edge.EdgeOptions(ModelServiceOptions(DRAFT), near))
     async with AsyncClient(at_the_edge.address) as client:

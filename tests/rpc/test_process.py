@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import textwrap
 
 import pytest
 
-from specwire.rpc.process import Footprint, one_line, say, visible
+from specwire.rpc.process import Footprint, one_line, say, share_machine, visible
 
 # What every script below begins with. A process that signals itself is one of its own: signals are the whole process's,
 # and in the tests' worker what other tests loaded would take part.
@@ -210,3 +211,18 @@ def test_what_a_process_takes_is_told() -> None:
     assert found.resident_bytes > 1 << 20
     assert found.age_s > 0
     assert str(Footprint(3 << 20, 1.25)) == "3 MiB of memory, 1.2 s after its start"
+
+
+def test_threads_of_a_forward_sleep_where_they_wait_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It must be said before the libraries are loaded, which read it once."""
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    share_machine()
+    assert os.environ["OMP_WAIT_POLICY"] == "active"
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    share_machine()
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    asked = "import sys, verify_service.server, draft_service.server; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0

@@ -22,7 +22,7 @@ from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.shares import TenantShares
-from specwire.core.policy.tunables import COLD_AFTER_US, DRAFTED_LATELY_US
+from specwire.core.policy.tunables import DRAFTED_LATELY_US
 from specwire.core.policy.windows import Share, StepCandidate, least_charge_us, longest_rest, schedule
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
@@ -101,11 +101,15 @@ class Pauses:
 
 
 class UnderWay(NamedTuple):
-    """A forward of `parts`, and its rows; see `RowSampler`."""
+    """A forward of `parts`, and its rows; see `RowSampler`.
+
+    drafting: a drafter may be at work beside it.
+    """
 
     parts: Sequence[Part]
     rows: Any
     began_us: float
+    drafting: bool
 
 
 class EngineTally(SpeculationCounts):
@@ -152,6 +156,12 @@ def _may_be_drafted(part: Part) -> bool:
     """Whether a drafter may be at work for its session: an answer is due or came, or the session has only begun."""
     session = part.held.session
     return session.allowance.due > 0 or part.held.running.proposed or session.ledger.elapsed_us == 0.0
+
+
+def _is_drafted(part: Part) -> bool:
+    """Whether a drafter may be at work for its session: it owes an answer, or the session has only begun."""
+    session = part.held.session
+    return (session.allowance.due > 0 and not part.held.running.proposed) or session.ledger.elapsed_us == 0.0
 
 
 def weight(command: Command) -> int:
@@ -270,7 +280,8 @@ class Engine:
         candidates = self._turns.ordered(shown, runnable)
         decoding = sum(each.uncached == 1 for each in candidates)
         V = self.costs.of(decoding)
-        plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, self._limits.most_rows)
+        most_rows = decoding if decoding == 1 and self.costs.forward.doubtful else self._limits.most_rows
+        plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, most_rows)
         if plan.wait_until_us is not None or not self._may_gather(plan.shares, V):
             self.tell()
         if plan.wait_until_us is not None and not (self._scorer.jobs and self._scorer.turn(idle=False)):
@@ -327,9 +338,11 @@ class Engine:
         decoding = {slot: held for slot, held in runnable.items() if held.session.position - self.lm.cached(slot) == 1}
         prompts = {slot: held for slot, held in runnable.items() if slot not in decoding}
         batch_us, V = self.costs.plain(max(1, len(decoding))), self.costs.of(len(decoding))
-        if runnable and drafting.works:
+        doubtful = len(decoding) == 1 and self.costs.forward.doubtful
+        if runnable and drafting.works and not doubtful:
             began_us = self._now_us()
-            drafting.draft(DraftedStep(decoding, prompts, V, plain_us, batch_us), self._now_us, self.tell)
+            step = DraftedStep(decoding, prompts, V, plain_us, batch_us, self.costs.forward.pace)
+            drafting.draft(step, self._now_us, self.tell)
             self._pauses.drafted_us += self._now_us() - began_us
         return batch_us, least_charge_us(1, len(decoding), V) if decoding else 0.0
 
@@ -469,9 +482,9 @@ class Engine:
     def begin(self, parts: Sequence[Part]) -> UnderWay:
         """The first half of a forward; nothing else may be done to the model before the second one."""
         feeds = [self._feed(part) for part in parts]
-        began_us = self._now_us()
+        began_us, drafting = self._now_us(), any(_is_drafted(part) for part in parts)
         with detect_out_of_memory():
-            return UnderWay(parts, self.lm.forward(feeds), began_us)
+            return UnderWay(parts, self.lm.forward(feeds), began_us, drafting)
 
     def end(self, under_way: UnderWay, ended_us: float) -> None:
         """The second half: choose and decide. ended_us: when the target had computed."""
@@ -485,14 +498,12 @@ class Engine:
             self._sharing.took(parts, timings.forward_us)
         # A proposal that arrived during the forward still meets the last row; what was closed is gone.
         self._take_commands()
-        self._decide(parts, told, failed, timings)
+        self._decide(parts, told, failed, timings, under_way.drafting)
 
     def _timed(self, parts: Sequence[Part], began_us: float, ended_us: float) -> StepTimings:
         """Account for a step whose tokens are chosen: its times, and what a plain step of so many sessions costs."""
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
-        if pauses.idle_us >= COLD_AFTER_US:
-            self.costs.idled()
         plain_us, drafts_us = self.costs.told(len(parts))
         timings = StepTimings(
             step=self.steps,
@@ -521,13 +532,18 @@ class Engine:
         return Feed(slot, start, [*part.held.session.text.tokens[start : start + fresh], *part.tokens], part.wanted)
 
     def _decide(
-        self, parts: Sequence[Part], told: Sequence[RowChoice], failed: frozenset[int], timings: StepTimings
+        self,
+        parts: Sequence[Part],
+        told: Sequence[RowChoice],
+        failed: frozenset[int],
+        timings: StepTimings,
+        drafting: bool,
     ) -> None:
         # The time that features take counts as the head's: plain decoding would not have kept any, nor other windows.
         tapped_us = 0.0 if self._drafting is None else min(timings.forward_us, self._drafting.tapped_us(len(parts)))
         forward_us = timings.forward_us - tapped_us
-        hiccup_us = self.costs.hiccup_us(len(parts), timings.rows, forward_us + timings.gap_us)
-        plain_us = self._learn(parts, timings, forward_us)
+        unexpected_us = self.costs.unexpected_us(len(parts), timings.rows, forward_us + timings.gap_us)
+        plain_us = self._learn(parts, timings, forward_us, drafting)
         windows = sum(part.share.window for part in parts)
         for part, choice in zip(parts, told, strict=True):
             if not self.roster.contains(part.held):
@@ -536,7 +552,7 @@ class Engine:
             report.timings = timings
             charged = part_of(part.share.window, windows, len(parts))
             head = part.share.kind is SourceKind.HEAD
-            charge = StepCharge(plain_us, timings.waited_us, charged, hiccup_us + tapped_us, head)
+            charge = StepCharge(plain_us, timings.waited_us, charged, unexpected_us + tapped_us, head)
             with self.sessions.containing(part.held):
                 self._decide_one(part, choice, part.share.slot in failed, report, charge)
 
@@ -564,12 +580,11 @@ class Engine:
             message = f"the target's logits before position {held.session.position} are not finite"
             self.sessions.fail(held, Code.ABORTED, message)
 
-    def _learn(self, parts: Sequence[Part], timings: StepTimings, forward_us: float) -> float | None:
+    def _learn(self, parts: Sequence[Part], timings: StepTimings, forward_us: float, drafting: bool) -> float | None:
         """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""
         if any(part.share.fresh > 1 or not part.share.decides for part in parts):
             self.costs.interrupted()
             return None
-        drafting = any(_may_be_drafted(part) for part in parts)
         waited, rows = timings.waited_us > 0, timings.rows
         plain_us = self.costs.observe(len(parts), rows, forward_us, timings.gap_us, drafting, waited)
         if self._drafting is not None:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Protocol
 
 from specwire.core.draft import GoOn, HeadRequest
-from specwire.core.policy.estimates import likely
 from specwire.core.policy.heads import FeatureRetention, HeadDepth
 from specwire.core.policy.tunables import (
     EXPLORED_SHARE,
@@ -50,7 +49,7 @@ class Heads(Protocol):
 class DraftedStep:
     """The next step: sessions by slot of which a token is decided, others whose prompts are fed, and V(m) of the step.
 
-    plain_us: of a session alone; batch_us: of these, by which their ledgers are kept.
+    plain_us: of a session alone; batch_us: of these, by which their ledgers are kept. pace: how slow the machine is.
     """
 
     decoding: Mapping[int, Held]
@@ -58,6 +57,7 @@ class DraftedStep:
     V: Callable[[int], float]
     plain_us: float
     batch_us: float
+    pace: float = 1.0
 
     @property
     def beginning(self) -> frozenset[int]:
@@ -154,7 +154,7 @@ class HeadDrafting:
         """Draft for those of the sessions that want it. tell: what is to be said, before anything is computed."""
         if self._heads is None:
             return
-        began_us = now_us()
+        began_us, self._depth.pace = now_us(), step.pace
         try:
             with detect_out_of_memory():
                 if began_us >= self._short_until_us:
@@ -422,11 +422,11 @@ class HeadDrafting:
                 heads.skip(each.slot, each.reads)
         heads.catch_up([each.request for each in behind])
         took_us = now_us() - began_us
-        likely_us = likely(took_us, self._depth.reading_us(rows))
+        charged_us = self._depth.reading_us(rows)
         self._depth.read(rows, took_us)
         for each in behind:
             if waiting := each.waiting(step):
-                each.session.ledger.charge(took_us, 0, 0.0, likely_us * waiting * each.reads / rows, head=True)
+                each.session.ledger.charge(took_us, 0, 0.0, charged_us * waiting * each.reads / rows, head=True)
             each.source.read, each.unread = True, 1
         return rows
 
@@ -459,12 +459,12 @@ class HeadDrafting:
             each.source.propose(tokens, sure)
         ended_us, forwards = now_us(), max(map(len, drafted))
         took_us = ended_us - began_us
-        likely_us = thought_us + self._depth.likely_us(len(asked), forwards, took_us)
         idle_rows = sum(max(0, each.unread - each.depth - 1) for each in asked)
+        charged_us = self._depth.charged_us(len(asked), forwards, idle_rows)
         self._depth.observe(len(asked), forwards, took_us, ended_us, idle_rows)
         parts = self._depth.parts([len(tokens) for tokens in drafted])
         for each, part in zip(asked, parts, strict=True):
-            own_us = thought_us / len(asked) + (likely_us - thought_us) * part
+            own_us = thought_us / len(asked) + charged_us * part
             each.session.ledger.charge(thought_us + took_us, 0, 0.0, own_us * len(step.decoding), head=True)
 
 

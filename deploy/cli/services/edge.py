@@ -27,7 +27,7 @@ from specwire.progress import LAST_LINE
 from specwire.redis.urls import MEMORY, without_password
 from specwire.registry.options import add_cloud_arguments, add_registry_arguments
 from specwire.rpc.channel import open_channel
-from specwire.rpc.process import Footprint, run_until_signalled, say, share_interpreter
+from specwire.rpc.process import Footprint, run_until_signalled, say, share_machine
 from specwire.rpc.server_options import (
     ModelServiceOptions,
     add_cache_arguments,
@@ -161,7 +161,7 @@ async def start(options: EdgeOptions) -> RunningEdge:
     wanted = [("listen", serving.listen), ("http", serving.http), ("metrics", serving.metrics)]
     check_all_free((name, address) for name, address in wanted if address)
     await _check_vocabulary(options)
-    share_interpreter()
+    share_machine()
     async with AsyncExitStack() as parts:
         figures = Registry()
         drafter = await draft_service.server.load(options.drafting)

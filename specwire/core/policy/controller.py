@@ -52,6 +52,8 @@ from specwire.core.policy.tunables import (
     PROBE_WINDOW,
     SHORT_CHAIN,
     TIMING_WEIGHT,
+    TOLERATED_SHARE,
+    TOLERATED_STEPS,
     TRIAL_VERDICTS,
     USEFUL_RUNS,
 )
@@ -326,6 +328,34 @@ class Tries:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Whether a verifier waits for a turn. One that its ledger could not bear it does not wait for, and a drafter that
+# drafts it all the same is in the way of the next forward. Pure; microseconds.
+
+
+@dataclass(slots=True)
+class LostTime:
+    """What a session has lost by drafting on the verifier's cores.
+
+    ledger_us: its balance, as the verifier told it. beside_us: drafting beside forwards, of which no ledger knows: it
+    delayed them. tokens: decided.
+    """
+
+    ledger_us: float = 0.0
+    beside_us: float = 0.0
+    tokens: int = 0
+
+    def verdict(self, ledger_us: float, beside_us: float, tokens: int) -> None:
+        self.ledger_us = ledger_us
+        self.beside_us += beside_us
+        self.tokens += tokens
+
+    def bears(self, cost_us: float, forward: ForwardTimes) -> bool:
+        """Whether the ledger bears a turn that costs so much if it is in vain."""
+        tolerated = TOLERATED_SHARE * self.tokens + TOLERATED_STEPS
+        return self.ledger_us + self.beside_us + cost_us <= tolerated * forward.at(1)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # What the sessions of a batch decide together. Pure; microseconds.
 
 
@@ -428,6 +458,8 @@ class Controller:
         self._verdicts = 0
         self._turns = InTurns(Estimates(), Tries(left=AWAITED_VERDICTS, first=True) if self._in_turn else Tries())
         self._batch: ForwardTimes | None = None
+        # Whether a turn was asked for with the last verdict's plan and not tested.
+        self._lost, self._vain = LostTime(), False
         self._chunk = 1
         self._changes = 0
         # Whether it is off now, and verdicts for which it was, alone, since it last had an answer drafted apart.
@@ -506,6 +538,7 @@ class Controller:
         apart = self._last_draft.apart
         if token_us is not None:
             self._learn_draft(token_us, apart)
+        self._observe_turn(verdict)
         self._known.agreement.decided(verdict.position, verdict.tokens)
         if verdict.width:
             accepted = verdict.outcomes[: verdict.width].count(Outcome.ACCEPTED)
@@ -525,6 +558,13 @@ class Controller:
         self._verdicts += 1
         self._probed(verdict, forward.sessions if forward is not None else 1, apart)
 
+    def _observe_turn(self, verdict: Verdict) -> None:
+        """Note what the ledger holds. A turn that was asked for and not tested was drafted beside the next forward."""
+        self._vain = self._in_turn and not (self._off or verdict.width) and self._last_draft.chunks > 0
+        draft_us = self._timed(self._known).draft_us or 0.0
+        beside_us = min(self._chunk * draft_us, self._forward.at(1)) if self._vain else 0.0
+        self._lost.verdict(verdict.ledger_us, beside_us, len(verdict.tokens))
+
     def _probed(self, verdict: Verdict, sessions: int, apart: bool) -> None:
         """Note a verdict for probes. That of a drafter on the verifier's host ends with an answer drafted apart.
 
@@ -541,10 +581,10 @@ class Controller:
             self._turns.changes += self._turns.probes.ended
 
     def _answered(self, verdict: Verdict) -> None:
-        """Count answers that were in time and still not tested: a full verifier tests what pays, maybe nothing."""
+        """Count answers that were not tested: a full verifier tests and awaits what pays, maybe nothing."""
         if verdict.width:
             self._turns.ignored = 0.0
-        elif verdict.delay_us:
+        elif verdict.delay_us or self._vain:
             self._turns.ignored += 1.0 / self._turns.sessions
 
     def _observe_overhead(self, overhead_us: float) -> None:
@@ -588,6 +628,8 @@ class Controller:
             return True
         if self._off:
             return self._verdicts % TRIAL_VERDICTS == 0
+        if self._vain and self._batch is None:
+            return True
         return self._verdicts <= ENOUGH or self._verdicts % PLAN_EVERY == 0
 
     def plan(self) -> Plan:
@@ -672,6 +714,9 @@ class Controller:
             self._turns.decide(best if pays else 0)
         if not pays:
             return self._probe_or_off()
+        turn_us = best * draft_us + (timed.overhead_us or 0.0) + self._forward.at(best + 1) - self._forward.at(1)
+        if self._batch is None and not self._lost.bears(turn_us, self._forward):
+            return off("no turn that its ledger could bear")
         if self._batch or not self._known.calibration.trusted:
             return in_turns(best, f"window {best}, gain {gain:.2f}", NEGLIGIBLE)
         floor = self._floor(rates, best, speeds[best], draft_us)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
-from specwire.core.policy.estimates import ForwardTimes, Hiccups, interpolated, likely, smoothed
+from specwire.core.policy.estimates import ForwardTimes, interpolated, likely, smoothed
 from specwire.core.policy.tunables import (
     CALM_STEPS,
     DECAY,
@@ -150,7 +150,6 @@ class StepCosts:
         # sessions it was, if nothing else came between.
         self._windowed = False
         self._windowed_sessions = 0
-        self._hiccups = Hiccups()
         # What windows add, by (sessions, rows), and steps of a session alone, by rows; forgotten when they are refined.
         self._windows_us: dict[tuple[int, int], float] = {}
         self._alone_us: dict[int, float] = {}
@@ -241,7 +240,7 @@ class StepCosts:
         A window is taken to last at least about as long as its forward. If plain steps met a busy machine and windows
         did not, the difference would be negative, and V with it.
         """
-        self.interrupted()
+        self._windowed_sessions = 0
         if rows > 1:
             window_us = forward_us + around_us - self._around[1]
             self.forward.observe(rows, max(window_us, forward_us / STEP_OUTLIER))
@@ -249,24 +248,18 @@ class StepCosts:
             self.forward.observe(rows, forward_us)
         self._windows_us.clear()
 
-    def idled(self) -> None:
-        """Nothing was computed for COLD_AFTER_US."""
-        self._hiccups.idled()
-        self.interrupted()
-
     def interrupted(self) -> None:
         """A step that is not observed, or a pause: what the next one finds, no windows left behind."""
         self._windowed_sessions = 0
+        self.forward.interrupted()
 
-    def hiccup_us(self, sessions: int, rows: int, step_us: float) -> float:
-        """How much longer a step took than such steps take, as far as that is the machine's doing; negative: shorter.
+    def unexpected_us(self, sessions: int, rows: int, step_us: float) -> float:
+        """How much longer a step with windows took than such steps take now; negative: shorter.
 
-        A plain step might have met the same. Charged for, it would leave a session in debt by no fault of its drafts,
-        and plain steps hardly repay that (LOG).
+        That is the machine's doing, and a plain step might have met the same. Charged for it, a session would be in
+        debt by no fault of its drafts, and plain steps hardly repay that (LOG).
         """
-        if rows <= sessions:
-            return 0.0
-        return step_us - self._hiccups.without(step_us, self.of(sessions, behind=False)(rows))
+        return step_us - self.of(sessions, behind=False)(rows) if rows > sessions else 0.0
 
     def _observe_batch(self, sessions: int, rows: int, step_us: float, calm: bool) -> None:
         plain_us, costs = self.plain(sessions), self._costs_of_windows(sessions)
@@ -528,8 +521,8 @@ class StepCharge(NamedTuple):
             or a prompt shared it.
         waited_us: the step waited for proposals, of whichever session.
         part: the share charged of what windows took beyond waiting and the plain step: see `part_of`.
-        uncharged_us: of the step: a hiccup (`StepCosts.hiccup_us`), and what a head's features took, which are charged
-            by themselves.
+        uncharged_us: of the step: what nobody expected (`StepCosts.unexpected_us`), and what a head's features took,
+            which are charged by themselves.
         head: the window was a head's.
     """
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, exp, inf, log, prod
+from math import ceil, exp, log, prod
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +15,7 @@ from specwire.core.policy.tunables import (
     APART_SHARE,
     CALIBRATED,
     DECAY,
+    DOUBTED_AFTER,
     ELSEWHERE_WEIGHT,
     ENOUGH,
     EXPLORED_SHARE,
@@ -23,13 +23,14 @@ from specwire.core.policy.tunables import (
     LATER_WEIGHT,
     LEAST_SPREAD,
     OUTLIER,
+    PACE_WEIGHT,
+    PLAIN_PACE_WEIGHT,
     PRIOR_RATES,
     PRIOR_WEIGHT,
     STEP_OUTLIER,
     STEP_WEIGHT,
     SURE_CLASSES,
     TIMING_WEIGHT,
-    WARMING_STEPS,
 )
 from specwire.core.text import Tree
 
@@ -57,70 +58,81 @@ def interpolated(points: Mapping[Any, float], at: float) -> float:
 class ForwardTimes:
     """V(m): time of one session's forward of m positions, in microseconds; measured at start, refined while running.
 
-    Between measured widths V is linear; beyond the last it grows by the last slope (at least zero).
+    Between known widths V is linear; beyond the last it grows by the last slope (at least zero).
+
+    A machine that others share may be twice as slow a second later, with all that it computes. So the widths' times are
+    kept as they would be on the machine as it was measured, and `pace` tells how many times as long they take now,
+    which every step shows, whatever its width. What another width takes beside it shows where one follows the other.
     """
 
     def __init__(self, measured: Mapping[int, float]) -> None:
         if not measured or min(measured) < 1:
             raise ValueError(f"measured: needs times of at least one width, from 1 on, not {dict(measured)}")
-        self._measured = dict(sorted(measured.items()))
-        self._times = dict(self._measured)
-        self._seen: set[int] = set()
-        # The times when a plain forward was last seen, and how often each other width was since.
-        self._then = dict(self._times)
-        self._since: Counter[int] = Counter()
+        self._times = dict(sorted(measured.items()))
+        self._plain = min(measured)
+        self.pace = 1.0
+        # Width of the last step, and the pace that it showed. Likewise the last plain one, and steps since.
+        self._last: tuple[int, float] | None = None
+        self._confirmed, self._since = 1.0, 0
 
     @property
     def points(self) -> dict[int, float]:
-        """Microseconds by measured width, as they are known by now."""
-        return dict(self._times)
+        """Microseconds by known width, as they are by now."""
+        return {rows: self.pace * time_us for rows, time_us in self._times.items()}
 
     def at(self, rows: int) -> float:
         """V(rows), in microseconds."""
-        widths = list(self._times)
-        return self._beyond(rows, widths) if rows > widths[-1] else interpolated(self._times, rows)
+        return self.pace * self._measured(rows)
 
-    def _beyond(self, rows: int, widths: Sequence[int]) -> float:
+    def _measured(self, rows: int) -> float:
+        widths = list(self._times)
+        if rows <= widths[-1] or len(widths) == 1:
+            return interpolated(self._times, rows)
         last = self._times[widths[-1]]
-        if len(widths) == 1:
-            return last
         slope = (last - self._times[widths[-2]]) / (widths[-1] - widths[-2])
         return last + max(0.0, slope) * (rows - widths[-1])
 
     def observe(self, rows: int, microseconds: float) -> None:
-        """Refine a width that was measured at start. A single slow step (a scheduler's hiccup) moves it little.
+        """Refine the pace, and a width beside another one. A single slow step (a scheduler's hiccup) moves it little.
 
-        Narrower widths take no longer than a wider one, so they are lowered to it. Wider ones that were not seen since
-        the start are scaled like the fastest of the narrower ones: else a plain step that has become faster would make
-        windows look dear that nobody has tried. A plain step that was not seen lately is scaled by what windows became
-        faster on average: else they would look cheap beside what nobody does any more.
+        The plain step's time is what the others are measured by, and is left as it is.
         """
-        known = self._times.get(rows)
-        if known is None:
-            return
-        bounded = min(microseconds, OUTLIER * known)
-        self._times[rows] = refined = known + STEP_WEIGHT * (bounded - known)
-        self._seen.add(rows)
-        fastest = inf  # of the narrower ones
-        for width, time_us in self._times.items():
-            if width < rows and time_us > refined:
-                self._times[width] = refined
-            elif width > rows and width not in self._seen:
-                self._times[width] = self._measured[width] * fastest
-            if width in self._seen:
-                fastest = min(fastest, self._times[width] / self._measured[width])
-        self._keep_pace(rows)
+        shown = min(max(microseconds / self._measured(rows), self.pace / OUTLIER), self.pace * OUTLIER)
+        last, self._last = self._last, (rows, shown)
+        plain = rows == self._plain
+        self.pace *= (shown / self.pace) ** (PLAIN_PACE_WEIGHT if plain else PACE_WEIGHT)
+        self._since += 1
+        if plain:
+            self._confirmed, self._since = shown, 0
+        if last is not None and last[0] != rows:
+            # Far apart they are either no widths that were measured well, or a machine that has just become another.
+            near = 1 / STEP_OUTLIER < shown / last[1] < STEP_OUTLIER
+            beyond = (shown / last[1]) ** (STEP_WEIGHT if near else PLAIN_PACE_WEIGHT)
+            self._correct(*((last[0], 1 / beyond) if plain else (rows, beyond)))
 
-    def _keep_pace(self, rows: int) -> None:
-        plain = next(iter(self._times))
-        if rows == plain:
-            self._then = dict(self._times)
-            self._since.clear()
+    def interrupted(self) -> None:
+        """What comes next does not follow the last step."""
+        self._last = None
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a plain step should show if the machine has changed, or what windows cost: windows alone cannot tell.
+
+        Two are asked for, of which the first may be slow for what the window left behind.
+        """
+        changed = not 1 / STEP_OUTLIER < self.pace / self._confirmed < STEP_OUTLIER
+        return changed and self._since >= DOUBTED_AFTER
+
+    def _correct(self, rows: int, factor: float) -> None:
+        """Widths in between are learnt, too: V may rise in steps. None takes less than a narrower one."""
+        if rows == self._plain or rows > max(self._times):
             return
-        self._since[rows] += 1
-        if (seen := self._since.total()) >= ENOUGH:
-            pace = sum(times * self._times[width] / self._then[width] for width, times in self._since.items()) / seen
-            self._times[plain] = min(pace, 1.0) * self._then[plain]
+        narrower_us = max(time_us for width, time_us in self._times.items() if width < rows)
+        corrected_us = max(narrower_us, factor * self._measured(rows))
+        times = self._times | {rows: corrected_us}
+        self._times = {
+            width: max(times[width], corrected_us) if width > rows else times[width] for width in sorted(times)
+        }
 
     def told(self, rows: int, step_us: float, plain_us: float) -> None:
         """Refine by a step of one session that its verifier tells of.
@@ -128,10 +140,10 @@ class ForwardTimes:
         A plain step counts as the verifier says (`plain_us`; 0: it did not say). This one may have taken longer, beside
         a drafter on the verifier's host, and where plain steps are thought too slow any window seems to pay.
         """
+        if plain_us:
+            self.pace = plain_us / self._times[self._plain]
         if rows > 1:
-            self.observe(rows, step_us)
-        elif plain_us:
-            self.observe(1, plain_us)
+            self._correct(rows, min(step_us / self.at(rows), OUTLIER) ** STEP_WEIGHT)
 
 
 class AcceptanceByPosition:
@@ -447,27 +459,6 @@ def smoothed(known: float | None, value: float, weight: float = TIMING_WEIGHT, l
 def likely(seen_us: float, expected_us: float) -> float:
     """Clip a step's time, so that a hiccup of the machine counts the same in steps with drafts and without."""
     return min(max(seen_us, expected_us / STEP_OUTLIER), STEP_OUTLIER * expected_us)
-
-
-class Hiccups:
-    """Tells a hiccup of the machine, in one step, from steps that have become longer, which are so twice in a row.
-
-    But a machine that was idle computes its first steps slowly: up to WARMING_STEPS of them tell nothing.
-    """
-
-    def __init__(self) -> None:
-        self._long, self._warming = False, 0
-
-    def idled(self) -> None:
-        """Nothing was computed for COLD_AFTER_US."""
-        self._warming = WARMING_STEPS
-
-    def without(self, seen_us: float, expected_us: float) -> float:
-        """What a step is charged for."""
-        before, self._long = self._long, seen_us > STEP_OUTLIER * expected_us
-        if self._long and self._warming:
-            self._warming, self._long = self._warming - 1, False
-        return seen_us if before and self._long else likely(seen_us, expected_us)
 
 
 def typical(values: Sequence[float]) -> float:

@@ -12,7 +12,6 @@ from specwire.core.policy.estimates import (
     AcceptanceByConfidence,
     AcceptanceByPosition,
     ForwardTimes,
-    Hiccups,
     affordable,
     smoothed,
 )
@@ -60,7 +59,8 @@ class HeadDepth:
         first_us: as forward_us, of the first forward of a draft, with what is done once; None: no longer than others.
         tapped_us: by which a step of so many sessions is longer where its features are kept; None: by nothing.
 
-    pays: whether it did when it was last asked, or nobody asked yet.
+    pays: whether it did when it was last asked, or nobody asked yet. pace: how slow the machine is now, as its steps
+    tell (`ForwardTimes.pace`): with it all of this takes longer.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class HeadDepth:
     ) -> None:
         self.most = most
         self.pays = True
+        self.pace = 1.0
         self._forward = ForwardTimes(forward_us)
         self._first = ForwardTimes(forward_us if first_us is None else first_us)
         self._tapped = ForwardTimes({1: 0.0} if tapped_us is None else tapped_us)
         self._scale = 1.0
-        self._hiccups = Hiccups()
         self._drafted_us = self._tried_us = 0.0
         self._row_us = row_us
         # Share of plain steps' time that drafting was last expected to save, and the tokens in a microsecond with it.
@@ -85,21 +85,22 @@ class HeadDepth:
 
     def drafting_us(self, sessions: int, depth: int) -> float:
         """What so many forwards are expected to take."""
-        return self._scale * self._measured_us(sessions, depth)
+        return self.pace * self._scale * self._measured_us(sessions, depth)
 
     def tapped_us(self, decoding: int) -> float:
         """What a step of so many sessions takes longer for its features."""
-        return self._tapped.at(decoding)
+        return self.pace * self._tapped.at(decoding)
 
     def _measured_us(self, sessions: int, depth: int) -> float:
         return self._first.at(sessions) + (depth - 1) * self._forward.at(sessions)
 
-    def likely_us(self, sessions: int, forwards: int, took_us: float) -> float:
-        """The part of the time of so many forwards that is charged: a hiccup of the machine is not the head's doing.
+    def charged_us(self, sessions: int, forwards: int, rows: int = 0) -> float:
+        """What so many forwards, which also read so many rows, are charged with: what they are expected to take.
 
-        One of 50 ms, charged as it is, left a session without a head for a thousand tokens.
+        A hiccup of the machine is not the head's doing: one of 50 ms, charged as it is, left a session without a head
+        for a thousand tokens.
         """
-        return self._hiccups.without(took_us, self.drafting_us(sessions, forwards))
+        return self.drafting_us(sessions, forwards) + self.pace * rows * self._row_us
 
     def observe(self, sessions: int, forwards: int, took_us: float, now_us: float, rows: int = 0) -> None:
         """The head has drafted for so many sessions, as deep as it ran forwards.
@@ -108,7 +109,7 @@ class HeadDepth:
         that rested for a while would seem too slow ever after.
         """
         if forwards:
-            expected_us = self._measured_us(sessions, forwards) + rows * self._row_us
+            expected_us = self.pace * (self._measured_us(sessions, forwards) + rows * self._row_us)
             self._scale = smoothed(self._scale, took_us / expected_us, STEP_WEIGHT)
         self._drafted_us = now_us
 
@@ -145,7 +146,7 @@ class HeadDepth:
 
     def further_us(self, sessions: int) -> float:
         """What one forward more is expected to take."""
-        return self._scale * self._forward.at(sessions)
+        return self.pace * self._scale * self._forward.at(sessions)
 
     def deepening(
         self,
@@ -170,7 +171,7 @@ class HeadDepth:
         parts = [0.0] * len(drafted)
         for depth in range(max(1, *drafted)):
             live = [at for at, tokens in enumerate(drafted) if tokens > depth or depth == 0]
-            took_us = self._scale * (self._forward if depth else self._first).at(len(live))
+            took_us = self.pace * self._scale * (self._forward if depth else self._first).at(len(live))
             for at in live:
                 parts[at] += took_us / len(live)
         return parts
@@ -182,14 +183,14 @@ class HeadDepth:
 
     def reading_us(self, rows: int) -> float:
         """What so many positions of a text are expected to take, in a forward of their own."""
-        return self.drafting_us(1, 1) + rows * self._row_us
+        return self.drafting_us(1, 1) + self.pace * rows * self._row_us
 
     def readable(self, time_us: float) -> float:
         """How many positions are expected to be read in so long; inf where only the forward takes time."""
         left_us = time_us - self.drafting_us(1, 1)
         if left_us <= 0.0:
             return 0.0
-        return left_us // self._row_us if self._row_us > 0.0 else inf
+        return left_us // (self.pace * self._row_us) if self._row_us > 0.0 else inf
 
     def worth_reading(self, rows: int, sessions: int, step_us: float) -> bool:
         """Whether the head should read so many positions of a text, of `sessions` that it drafts for in a step.
@@ -201,7 +202,7 @@ class HeadDepth:
     def read(self, rows: int, took_us: float) -> None:
         """It has read so many positions of texts."""
         further_us = max(0.0, took_us - self.drafting_us(1, 1))
-        self._row_us = smoothed(self._row_us or None, further_us / rows)
+        self._row_us = smoothed(self._row_us or None, further_us / rows / self.pace)
 
     def beats(self, guessed: Sequence[float], rates: Sequence[float], decoding: int, V: Callable[[int], float]) -> bool:
         """Whether at some depth more tokens are decided in a step's time than with a guess that is there already.

@@ -24,15 +24,17 @@ AGREEMENT_DECAY = 0.99
 TIMING_WEIGHT = 0.2
 # Weight of one step in what is known of steps like it; smaller, because the ledger charges by it.
 STEP_WEIGHT = 0.05
+# Weight of one step in how slow the machine is now: it is as some five steps say, which costs a text little when a
+# shared machine becomes half as fast (simulated cells).
+# A plain step tells more: what windows take is measured by it.
+PACE_WEIGHT, PLAIN_PACE_WEIGHT = 0.2, 0.5
+# Steps with windows, at least, before a plain one is made to show whether the machine has changed or what they cost.
+DOUBTED_AFTER = 4
 # Schedulers have hiccups, so a new timing counts for at most OUTLIER times what is known. More is known of a batch's
 # steps: they count for at most STEP_OUTLIER times, and at least 1 / STEP_OUTLIER times, what is expected. Beside a
 # forward a draft is taken to need at most OUTLIER times as long as apart.
 OUTLIER = 3.0
 STEP_OUTLIER = 1.3
-# Microseconds without a forward behind which a machine's first steps are slow, and how many slow ones are then no sign
-# that steps have become longer. Up to six took two to four times as long, with windows and without; charged for them, a
-# text was in debt before its head had begun.
-COLD_AFTER_US, WARMING_STEPS = 1e5, 8
 # Microseconds; what is known of a delay or an overhead counts as at least this for OUTLIER, or it stays near zero.
 LEAST_TIMING_US = 200.0
 # P(decided) of a node's children by rank, before anything was seen, and how many observations that is worth. Measured
