@@ -150,7 +150,9 @@ def test_a_width_between_two_is_learnt_and_no_wider_one_is_thought_cheaper() -> 
 
 
 @pytest.mark.parametrize(("plain_us", "share"), [(1000.0, 2.0), (2000.0, 1.3)])
-def test_where_windows_alone_tell_of_a_change_a_plain_step_shows_what_has_changed(plain_us: float, share: float) -> None:
+def test_where_windows_alone_tell_of_a_change_a_plain_step_shows_what_has_changed(
+    plain_us: float, share: float
+) -> None:
     """Windows take twice as long: it is they, or the machine."""
     times = ForwardTimes({1: 1000.0, 4: 1300.0})
     for _ in range(100):
