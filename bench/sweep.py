@@ -50,6 +50,8 @@ SETTINGS = (
     *("lockstep:1", "lockstep:2", "lockstep:4", "lockstep:8"),
     *("stream:1,4,0", "stream:1,16,0", "stream:1,8,2", "stream:4,32,4"),
 )
+# V(m) / V(1) of models that people run, of the first rows: bfloat16, and llama.cpp's quantised products.
+FLAT, STEPS = tuple(1.0 + 0.016 * rows for rows in range(64)), (1.0, *[1.55] * 3, *[2.7] * 4, *[3.1] * 8, *[6.0] * 16)
 # Of a drafter's pass, for each further session.
 DRAFT_SLOPE = 0.05
 
@@ -59,7 +61,7 @@ class Crowd:
     """Sessions at once in one place: V(n, m) = V_ms (1 + slope (draft tokens) + slope_between (further sessions)).
 
     shared: drafter and verifier share cores.
-    repeats: of the text, which the verifier then guesses from; 0: it does not.
+    steps: V(m) / V(1) of the first rows, instead. repeats: of the text, from which the verifier then guesses; 0: none.
     """
 
     draft_ms: float
@@ -71,17 +73,20 @@ class Crowd:
     sessions: int = 1
     slope_between: float = 0.0
     V_ms: float = V_MS
+    steps: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
         where = "shared" if self.shared else f"R{self.rtt_ms:g}"
         text = f"-g{self.repeats:g}" if self.repeats else ""
+        if self.steps:
+            text += f"-V{self.V_ms:g}-x{self.steps[3]:g}"
         return f"n{self.sessions}-{where}-d{self.draft_ms:g}-a{self.acceptance:g}-s{self.slope:g}{text}"
 
     def of(self, sessions: int) -> Crowd:
         """The same place with so many sessions."""
         kept = (self.draft_ms, self.acceptance, self.slope, self.shared, self.rtt_ms, self.repeats)
-        return Crowd(*kept, sessions, self.slope_between, self.V_ms)
+        return Crowd(*kept, sessions, self.slope_between, self.V_ms, self.steps)
 
     def cells(self) -> list[sim.Cell]:
         """Sessions that follow one another: the first ones, those that are counted, and those after them."""
@@ -103,6 +108,7 @@ class Crowd:
             session_slope=self.slope_between,
             draft_slope=DRAFT_SLOPE,
             repeats=self.repeats,
+            steps=self.steps,
         )
 
 
@@ -121,7 +127,13 @@ def places() -> list[Crowd]:
         *(Crowd(3.0, 0.6, 0.02, shared=True, repeats=0.5, slope_between=0.02),),
         *(Crowd(3.0, 0.4, 0.15, shared=True, repeats=0.5, slope_between=0.2),),
         *(Crowd(3.0, 0.6, 0.02, rtt_ms=20.0, repeats=0.5, slope_between=0.02),),
+        *(real(V_ms, share, steps) for V_ms in (16.0, 70.0) for share in (0.1, 0.25) for steps in (FLAT, STEPS)),
     ]
+
+
+def real(V_ms: float, share: float, steps: tuple[float, ...]) -> Crowd:
+    """A model that people run, and a drafter on its cores that takes so great a share of V(1) for a token."""
+    return Crowd(share * V_ms, 0.6, 0.0, shared=True, V_ms=V_ms, steps=steps)
 
 
 def crowds() -> Iterator[Crowd]:

@@ -22,7 +22,7 @@ from specwire.core.verify.table import KnownTexts
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
 from specwire.registry.registrar import LoadReader, Registrar
-from specwire.rpc.model_info import model_info_to_wire
+from specwire.rpc.model_info import core_numbers, model_info_to_wire
 from specwire.rpc.process import say, share_machine
 from specwire.rpc.renewal import Origin, Renewal
 from specwire.rpc.server import RunningServer, Service, check_free, serve
@@ -402,7 +402,7 @@ def check_patience(patience: QueuePatience) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
+    add_model_arguments(parser, threads=len(core_numbers()) or 1)
     add_telemetry_arguments(parser)
     add_deterministic_argument(parser)
     add_ranks_argument(parser)

@@ -423,9 +423,8 @@ def add_stack_arguments(parser: argparse.ArgumentParser, references: bool = True
     group.add_argument(
         "--target-threads",
         type=int,
-        default=target_threads(),
         metavar="N",
-        help="CPU threads (default: half of the cores, %(default)s here)",
+        help="CPU threads (default: all cores; half of them for the included target)",
     )
     group.add_argument(
         "--target-prompt-threads",
@@ -471,7 +470,7 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         kv_type=args.kv_type,
         deterministic=args.deterministic,
         tensor_parallel_size=args.tensor_parallel_size,
-        target_threads=args.target_threads,
+        target_threads=target_threads(args.target) if args.target_threads is None else args.target_threads,
         target_prompt_threads=args.target_prompt_threads,
         draft_threads=args.draft_threads,
         slots=args.slots,
@@ -516,9 +515,9 @@ def _check_named(option: str, model: str | None) -> None:
         raise InvalidParameter(option, str(error)) from None
 
 
-def target_threads() -> int:
-    """Threads of a target of which nothing is said."""
-    return max(1, cores() // 2)
+def target_threads(target: str | None) -> int:
+    """Threads of a target of which nothing is said. A forward of the included one is too short to be shared (LOG)."""
+    return max(1, min(cores(), MOST_THREADS) // (2 if target is None else 1))
 
 
 def cores() -> int:

@@ -255,7 +255,7 @@ def check_placement() -> Finding:
     options = StackOptions(
         str(demo_pair.TARGET),
         str(demo_pair.DRAFT),
-        target_threads=target_threads(),
+        target_threads=target_threads(None),
         target_prompt_threads=cores(),
     )
     services = options.services()
