@@ -410,11 +410,13 @@ def test_a_forward_of_a_draft_is_shared_by_those_that_it_drafts_for() -> None:
 
 def test_a_draft_is_charged_with_what_it_is_expected_to_take_on_the_machine_as_it_is_now() -> None:
     head = HeadDepth({1: 100.0}, row_us=5.0)
-    assert head.charged_us(1, 2, rows=4) == 220.0
+    assert head.charged_us(1, 2, 150.0, rows=4) == 220.0
+    assert head.charged_us(1, 2, 50_000.0, rows=4) == 220.0, "a hiccup"
+    assert head.charged_us(1, 2, 50_000.0, rows=4) == 50_000.0, "two in a row are none"
     head.pace = 2.0
-    assert head.charged_us(1, 2, rows=4) == 440.0
+    assert head.charged_us(1, 2, 440.0, rows=4) == 440.0
     head.observe(1, 2, 400.0, now_us=0.0)
-    assert head.charged_us(1, 2) == pytest.approx(400.0), "it is no slower than all else"
+    assert head.charged_us(1, 2, 400.0) == pytest.approx(400.0), "it is no slower than all else"
 
 
 def test_features_that_nobody_drafts_by_are_dropped_at_the_second_thought_and_the_next_time_at_the_first() -> None:

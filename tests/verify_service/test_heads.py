@@ -360,8 +360,9 @@ def test_features_are_charged_for_forwards_and_not_for_plans() -> None:
     for _ in range(5):
         rig.engine._draft(drafting, {held.slot: held}, 1000.0)
     assert held.session.ledger.spare_us(1000.0) == spare_us
+    taken_us = 200.0 * rig.engine.costs.forward.pace
     drafting.charge_features(1)
-    assert held.session.ledger.spare_us(1000.0) == pytest.approx(spare_us - 200.0)
+    assert held.session.ledger.spare_us(1000.0) == pytest.approx(spare_us - taken_us)
 
 
 def test_what_a_head_takes_is_told_apart_from_the_gap() -> None:

@@ -460,7 +460,7 @@ class HeadDrafting:
         ended_us, forwards = now_us(), max(map(len, drafted))
         took_us = ended_us - began_us
         idle_rows = sum(max(0, each.unread - each.depth - 1) for each in asked)
-        charged_us = self._depth.charged_us(len(asked), forwards, idle_rows)
+        charged_us = self._depth.charged_us(len(asked), forwards, took_us, idle_rows)
         self._depth.observe(len(asked), forwards, took_us, ended_us, idle_rows)
         parts = self._depth.parts([len(tokens) for tokens in drafted])
         for each, part in zip(asked, parts, strict=True):

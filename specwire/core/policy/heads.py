@@ -23,6 +23,7 @@ from specwire.core.policy.tunables import (
     PROBE_WINDOW,
     READ_FOR,
     RISKED_SHARE,
+    STEP_OUTLIER,
     STEP_WEIGHT,
 )
 
@@ -74,6 +75,7 @@ class HeadDepth:
         self.most = most
         self.pays = True
         self.pace = 1.0
+        self._long = False
         self._forward = ForwardTimes(forward_us)
         self._first = ForwardTimes(forward_us if first_us is None else first_us)
         self._tapped = ForwardTimes({1: 0.0} if tapped_us is None else tapped_us)
@@ -94,13 +96,15 @@ class HeadDepth:
     def _measured_us(self, sessions: int, depth: int) -> float:
         return self._first.at(sessions) + (depth - 1) * self._forward.at(sessions)
 
-    def charged_us(self, sessions: int, forwards: int, rows: int = 0) -> float:
+    def charged_us(self, sessions: int, forwards: int, took_us: float, rows: int = 0) -> float:
         """What so many forwards, which also read so many rows, are charged with: what they are expected to take.
 
         A hiccup of the machine is not the head's doing: one of 50 ms, charged as it is, left a session without a head
-        for a thousand tokens.
+        for a thousand tokens. But two long drafts in a row are none.
         """
-        return self.drafting_us(sessions, forwards) + self.pace * rows * self._row_us
+        expected_us = self.drafting_us(sessions, forwards) + self.pace * rows * self._row_us
+        before, self._long = self._long, took_us > STEP_OUTLIER * expected_us
+        return took_us if before and self._long else expected_us
 
     def observe(self, sessions: int, forwards: int, took_us: float, now_us: float, rows: int = 0) -> None:
         """The head has drafted for so many sessions, as deep as it ran forwards.
