@@ -28,6 +28,9 @@ MOST, MOST_DIMENSIONS, MOST_DEPTH = 1 << 20, 8, 4
 # Formats of numbers by type; a string and an array are types of their own.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+# Of an element of a tensor, scales of its block included; of the other types at least so many.
+BITS = {"f32": 32, "f64": 64, "f16": 16, "bf16": 16, "q8_0": 8.5, "q4_0": 4.5, "q4_1": 5, "q4_k": 4.5, "q6_k": 6.5625}
+LEAST_BITS = 1
 # Bytes that tensors begin at a multiple of, unless the file says another number.
 ALIGNMENT = 32
 # Tensors with a row for each token.
@@ -263,12 +266,29 @@ def read_gguf(spec: str) -> GgufFile:
             metadata, tensors = reader.head()
     except (OSError, ValueError, struct.error) as error:
         raise ModelError(f"model {spec!r} cannot be read as a GGUF file: {error}") from error
+    _check_sizes(spec, metadata, tensors, path.stat().st_size)
     elements: Counter[str] = Counter()
     for shape, kind, _ in tensors.values():
         elements[TENSOR_TYPES.get(kind, f"type {kind}")] += math.prod(shape)
     if not elements:
         raise ModelError(f"model {spec!r} has no tensors")
     return GgufFile(path, metadata, elements, tensors)
+
+
+def _check_sizes(spec: str, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor], length: int) -> None:
+    """ModelError for sizes that a file of `length` bytes cannot have."""
+    for name, tensor in tensors.items():
+        bits = math.prod(tensor.shape) * BITS.get(TENSOR_TYPES.get(tensor.kind, ""), LEAST_BITS)
+        if min(tensor.shape, default=1) < 1 or tensor.start + bits / 8 > length:
+            raise ModelError(
+                f"model {spec!r}: the tensor {name!r:.80} of {'x'.join(map(str, tensor.shape)):.80} elements from byte "
+                f"{tensor.start} on does not fit into its {length} bytes; is it cut off?"
+            )
+    kind = metadata.get("general.architecture")
+    for key in (f"{kind}.{each}" for each in ("vocab_size", "block_count", "embedding_length", "feed_forward_length")):
+        for value in metadata[key] if isinstance(metadata.get(key), list) else [metadata.get(key, 0)]:
+            if isinstance(value, int) and not 0 <= value <= length * 8 // LEAST_BITS:
+                raise ModelError(f"model {spec!r}: {key} is {value}, more than its {length} bytes can hold")
 
 
 class Reader:

@@ -92,6 +92,30 @@ def test_a_file_that_is_cut_anywhere_in_its_head_is_refused(draft: Path, tmp_pat
             read_gguf(str(path))
 
 
+@pytest.mark.parametrize("name", ["vocab_size", "block_count", "feed_forward_length"])
+def test_a_size_that_the_file_cannot_have_is_refused(name: str, tmp_path: Path) -> None:
+    """Before anything is made of it."""
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    whole = Path(path).read_bytes()
+    key = f"llama.{name}".encode()
+    at = whole.find(key) + len(key) if key in whole else -1
+    if at < 0:  # as for vocab_size, which the tokenizer's table tells
+        pytest.fail(f"{name} is not in the file")
+    assert whole[at : at + 4] == (4).to_bytes(4, "little")
+    Path(path).write_bytes(whole[: at + 4] + (1 << 31).to_bytes(4, "little") + whole[at + 8 :])
+    with pytest.raises(ModelError, match=rf"llama\.{name} is 2147483648, more than its \d+ bytes can hold"):
+        read_gguf(path)
+
+
+def test_a_file_that_is_cut_in_its_tensors_is_refused(draft: Path, tmp_path: Path) -> None:
+    whole, path = draft.read_bytes(), tmp_path / "cut.gguf"
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(
+        ModelError, match=r"the tensor '.*' of .* elements from byte \d+ on does not fit .* is it cut off"
+    ):
+        read_gguf(str(path))
+
+
 def test_a_missing_file_and_lengths_that_cannot_be_are_named(draft: Path) -> None:
     with pytest.raises(ModelError, match="there is no such file"):
         read_gguf("/no/such/file.gguf")
