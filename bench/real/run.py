@@ -323,12 +323,15 @@ def _piece(piece: Piece, settings: RealSettings, journal: Journal, found: Sequen
 def _turns(
     field: RealField, left: Sequence[RealTurn], texts: Sequence[Sequence[int]], journal: Journal, until: float
 ) -> None:
-    """Each turn through all rows, which rotate; a row that fails is left out from then on."""
+    """Each turn through all rows, which rotate; a row that fails is left out from then on.
+
+    The first prompt is asked however late it is: starting the rows would have been in vain.
+    """
     for temperature in TEMPERATURES:
         for key in list(field.rows):
             _ask(field, key, texts[-1:], WARM_UP_TOKENS, temperature)
     for number, turn in enumerate(tracked(left, len(left), left[0].piece)):
-        if time.monotonic() > until or rows.OFF not in field.rows:
+        if rows.OFF not in field.rows or (number >= len(TEMPERATURES) and time.monotonic() > until):
             return
         keys = list(field.rows)
         keys = keys[number % len(keys) :] + keys[: number % len(keys)]

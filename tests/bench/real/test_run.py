@@ -16,7 +16,7 @@ from bench.batch.rows import Together
 from bench.harness import machine
 from bench.harness.child import BenchChild
 from bench.harness.runs import BenchError, Run
-from bench.real import rows, run
+from bench.real import prompts, rows, run
 from bench.real.rows import FAR_20, LLAMACPP, OFF, RealRow
 from bench.real.run import DEMO, MODELS, PIECES, Journal, Piece, RealTurn, groups, parser, settings_of, turns_of
 from specwire.core.invalid import InvalidParameter
@@ -147,6 +147,15 @@ def test_a_row_that_fails_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch, 
     words[words.index("--prompts") + 1] = "3"
     assert run.main(words) == 0
     assert len(json.loads((tmp_path / "real_demo.json").read_text())["raw"]) == 6
+
+
+def test_a_piece_that_was_started_late_has_its_first_prompt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run, "RealField", MadeField)
+    monkeypatch.setattr(RealRow, "memory", lambda self: rows.Memory(1.0, 2.0))
+    (settings,) = settings_of(asked(DEMO))
+    journal = Journal(tmp_path / "journal.jsonl", {})
+    run._piece(Piece("main", (OFF,)), settings, journal, [prompts.RealPrompt("chat", "?")] * 3, until=0.0)
+    assert [line["turn"]["prompts"] for line in journal.of("turn")] == [(0,), (0,)]
 
 
 def test_what_was_measured_before_it_was_interrupted_is_kept(
