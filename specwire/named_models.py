@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ from specwire.core.model import GGUF, ModelError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 FOLDER = CHECKOUT / "build" / "models"
+# What is included for named models: a folder of the name each, with `head`, what drafts beside it.
+TRAINED = Path(__file__).resolve().parent / "trained"
 
 
 class NamedModel(NamedTuple):
@@ -95,3 +98,15 @@ def located(spec: str) -> str:
     if close and "/" not in spec and not Path(spec).exists():
         raise ModelError(f"model {spec!r}: {close[0]}?")
     return spec
+
+
+def included_head(spec: str) -> Path | None:
+    """The head that is included for a GGUF file, which is known by its sum; None if there is none."""
+    path = Path(spec).expanduser()
+    for name, model in NAMED.items():
+        folder = TRAINED / name / "head"
+        if folder.is_dir() and path.is_file() and path.stat().st_size == model.size:
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() == model.sha256:
+                    return folder
+    return None

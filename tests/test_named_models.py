@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import zipfile
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from deploy.cli.diagnosis.doctor import Grade
 from deploy.cli.diagnosis.doctor_models import check_models
 from deploy.cli.main import main
 from scripts import setup_models
 from specwire import named_models
-from specwire.core.model import ModelError
+from specwire.core.draft import HeadRequest
+from specwire.core.law.sampling import Sampling
+from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
-from specwire.named_models import NAMED, NamedModel, located
-from tests.real_models import NAMES, real_model
+from specwire.lm.heads.slots import HeadedModel
+from specwire.named_models import NAMED, TRAINED, NamedModel, included_head, located
+from tests.real_models import NAMES, SMOL, real_model
 
+ASKED = (
+    "<|im_start|>user\nWrite a Python function that adds two numbers, and explain it.<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
 PARTS = (b"GGUF, the first", b" and the second half")
 WHOLE = b"".join(PARTS)
 
@@ -160,3 +169,45 @@ def test_the_real_file_is_what_it_should_be() -> None:
     path = Path(real_model("smollm2-135m"))
     with path.open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == NAMED["smollm2-135m"].sha256
+
+
+def test_the_included_head_is_known_by_the_sum_of_its_target_s_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(named_models, "TRAINED", tmp_path / "trained")
+    tiny = NamedModel("Tiny", "MIT", "*", len(WHOLE), hashlib.sha256(WHOLE).hexdigest())
+    monkeypatch.setattr(named_models, "NAMED", {"tiny": tiny})
+    file = tmp_path / "renamed.gguf"
+    file.write_bytes(WHOLE)
+    assert included_head(str(file)) is None
+    (head := tmp_path / "trained" / "tiny" / "head").mkdir(parents=True)
+    assert included_head(str(file)) == head
+    file.write_bytes(WHOLE[::-1])
+    assert included_head(str(file)) is included_head(str(tmp_path)) is included_head("tiny") is None
+
+
+@pytest.mark.parametrize("runtime", ["openvino", "torch"])
+def test_a_real_target_takes_the_head_that_is_included_for_it(runtime: str) -> None:
+    """As `up` asks for; a good part of what it drafts first is what the target says next."""
+    lm = load_model(real_model(SMOL), heads="auto", runtime=runtime, context=128, slots=1, threads=1)
+    assert isinstance(lm, HeadedModel)
+    text: list[int] = Tokenizer.from_str(lm.info.tokenizer_json.decode()).encode(ASKED).ids
+    right = 0
+    for _ in range(48):
+        logits = lm.forward([Feed(0, lm.cached(0), text[lm.cached(0) :], 1)])
+        text.append(int(logits[-1].argmax()))
+        if lm.cached(0) + 1 < len(text):
+            continue
+        (drafted,) = lm.draft([HeadRequest(0, text, Sampling(), 1)])
+        said = int(lm.forward([Feed(0, lm.cached(0), text[-1:], 1)])[-1].argmax())
+        text.append(said)
+        right += drafted[0] == said
+    assert right / 48 > 0.25
+
+
+def test_what_is_included_tells_by_what_it_was_trained() -> None:
+    record = json.loads((TRAINED / SMOL / "head" / "training.json").read_text())
+    assert record["arguments"]["target-digest"] == NAMED[SMOL].sha256[:16]
+    assert record["held_out_acceptance"][-1]["by_position"][0] > 0.3
+    assert {"questions.jsonl", "HumanEval.jsonl"} <= set(record["arguments"]["apart"])
+    assert sum(path.stat().st_size for path in TRAINED.rglob("*") if path.is_file()) < 40 << 20

@@ -215,7 +215,8 @@ class StackOptions:
         device, compiled: see ModelServiceOptions. draft_device: of the drafters; "" for the target's.
         quantization: of both models' weights. kv_type: of keys and values of those that are GGUF files. deterministic,
             tensor_parallel_size, text_memory, references, table: of the verifier. See ModelServiceOptions.
-        ngram: the verifier proposes from the text itself, too. heads: directory of a head beside the target, or "".
+        ngram: the verifier proposes from the text itself, too. heads: directory of a head beside the target, or "";
+            auto: the one that is included for it, if any.
         insecure, tls, access, http, chat_template, tool_format, http_access, sse_keep_alive, log_prompts: see
             OrchestratorOptions; only it is reached remotely.
         metrics: HOST:PORT of the orchestrator's figures, encrypted as `tls` says; the others' at the ports behind
@@ -404,7 +405,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser, references: bool = True
     add_text_memory_argument(group)
     add_known_texts_arguments(group, references)
     heads = group.add_mutually_exclusive_group()
-    add_heads_argument(heads, default=None, told="none; `demo` takes the demo pair's, if the target is")
+    add_heads_argument(heads, default=None, told="auto; `demo` takes the demo pair's, if the target is")
     heads.add_argument("--no-heads", action="store_true", help="nothing drafts beside the target, as with --heads ''")
     group.add_argument(
         "--speculative-config", metavar="JSON", help="how to propose, in other servers' words (docs/CLI.md)"
@@ -478,19 +479,29 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         text_memory=text_memory_of(args.text_memory),
         references=tuple(args.reference),
         table=args.table,
-        heads=args.heads or "",
+        heads=_heads(args),
         ray=not args.no_ray,
         one_process=args.one_process,
         plan=speculative.plan,
     )
 
 
+def _heads(args: argparse.Namespace) -> str:
+    """See StackOptions. Who says what proposes gets nothing else."""
+    if args.heads is not None:
+        return str(args.heads)
+    return "" if args.no_heads or args.speculative_config is not None else AUTO
+
+
 def included_head(args: argparse.Namespace) -> str:
-    """The demo target's head; "" where the user says what proposes, or how the target is served rules heads out.
+    """The demo target's head; what `up` takes where another target is named; "" where the user says what proposes, or
+    how the target is served rules heads out.
 
     It is not for everything: where text is copied a good deal, n-grams on the fastest runtime gain more.
     """
-    otherwise = args.no_heads or args.target is not None or args.speculative_config is not None
+    if args.target is not None:
+        return _heads(args)
+    otherwise = args.no_heads or args.speculative_config is not None
     headless = args.compile or args.deterministic or args.tensor_parallel_size > 1 or args.device != "cpu"
     return "" if otherwise or headless or not demo_pair.HEAD.is_dir() else str(demo_pair.HEAD)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, Unpack
@@ -37,7 +38,7 @@ from specwire.lm.kv_cache import LanguageModel
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.lm.table_model import PREFIX as TABLE_PREFIX
 from specwire.lm.table_model import load_table_model
-from specwire.named_models import located
+from specwire.named_models import included_head, located
 
 
 def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
@@ -58,6 +59,8 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
         return _scripted(spec, asked)
     if spec.startswith(TABLE_PREFIX):
         return _table(spec, asked)
+    if asked.heads == AUTO:
+        asked = replace(asked, heads=_included(spec, asked))
     by_llamacpp = is_gguf(spec) and computes_gguf(asked) == LLAMACPP
     if by_llamacpp:
         _check_for_llamacpp(asked)
@@ -81,6 +84,16 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
             _refuse({"runtime": asked.runtime not in (TORCH, AUTO), **_of_our_runtimes(asked)}, f"--engine {VLLM}")
             return pretrained.load_in_vllm(spec, size, dtype, asked)
         return pretrained.load_pretrained(spec, size, dtype, asked)
+
+
+def _included(spec: str, asked: Loading) -> str | None:
+    """The head that `auto` means: the included one, where it is served and does not change what computes the target."""
+    bare = replace(asked, heads=None)
+    otherwise = asked.deterministic or asked.compiled or asked.ranks is not None or asked.engine == VLLM
+    if otherwise or asked.device != "cpu" or not is_gguf(spec) or computes_gguf(bare) == LLAMACPP:
+        return None
+    folder = included_head(spec)
+    return None if folder is None else str(folder)
 
 
 class Precision(NamedTuple):

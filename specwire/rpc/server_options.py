@@ -422,7 +422,7 @@ def add_heads_argument(parser: argparse._ActionsContainer, default: str | None =
         metavar="HEAD",
         help="what drafts beside this target, where that pays: the folder of an EAGLE-3, Medusa or Hydra head "
         "trained for it, of MTP layers, mostly its own, or of `specwire learn`; self:skip=LAYER,..., self:exit=LAYER "
-        f"or self:FILE, itself without some layers (default: {told})",
+        f"or self:FILE, itself without some layers; auto: the one included for it, if any (default: {told})",
     )
 
 

@@ -58,7 +58,6 @@ def test_a_target_without_a_device_is_refused() -> None:
     [
         ("--no-heads",),
         ("--heads", ""),
-        ("--target", "t"),
         ("--compile",),
         ("--deterministic",),
         ("--tensor-parallel-size", "2"),
@@ -80,7 +79,8 @@ def test_the_included_head_comes_with_its_target(
     assert included() == included("--no-draft", "--no-ngram") == str(tmp_path)
     if words[0] != "--heads":
         assert included(*words) == ""
-    assert asked().heads == asked(*words).heads == "", "nothing else takes it unasked"
+    assert included("--target", "t") == asked("--target", "t").heads == asked().heads == "auto"
+    assert asked("--target", "t", "--no-heads").heads == asked("--target", "t", "--heads", "").heads == ""
     assert asked("--target", "t", "--heads", "h").heads == asked("--heads", "h").heads == "h"
     monkeypatch.setattr(demo_pair, "HEAD", tmp_path / "none")
     assert included() == ""
