@@ -1,23 +1,23 @@
-"""GGUF files on torch and OpenVINO: the logits of the model that they were written of, the real ones transformers'."""
+"""GGUF files on torch and OpenVINO: logits of the model that they were written of, weights as transformers reads."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from deploy.cli.diagnosis.doctor_models import measure
 from specwire.core.model import Loading
-from specwire.lm import Feed, LanguageModel, ModelError, load_model
+from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.gguf_file import read_gguf
-from specwire.lm.gguf_weights import config_of
+from specwire.lm.gguf_weights import config_of, model_of_file
 from specwire.lm.load import computes_gguf
 from tests.lm.gguf_files import rounded, write
 from tests.lm.models import TOLERANCE, build, config, plain
@@ -129,35 +129,33 @@ def test_the_doctor_times_each_runtime_that_computes_the_file(tmp_path: Path) ->
     assert re.fullmatch(r"torch: V\(1\) \d+\.\d ms, V\(4\) \d+\.\d ms, V\(8\) \d+\.\d ms", told[-1])
 
 
-def held_against_transformers(path: Path, lm: LanguageModel, prompts: Sequence[Sequence[int]]) -> None:
-    """Greedy texts are transformers' own, but where its own top two scores are nearly one."""
-    theirs: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        str(path.parent), gguf_file=path.name, dtype=torch.float32
-    )
-    for prompt in prompts:
-        text, row = [*prompt], lm.forward([Feed(0, 0, prompt, 1)])[-1]
-        for _ in range(NEW):
-            text.append(int(row.argmax()))
-            row = lm.forward([Feed(0, len(text) - 1, text[-1:], 1)])[-1]
-        lm.rollback(0, 0)
-        rows = plain(theirs, text)[len(prompt) - 1 : -1]
-        for token, scores in zip(text[len(prompt) :], rows, strict=True):
-            assert float(scores.max() - scores[token]) <= NEAR_TIE * float(scores.abs().max())
-
-
-@pytest.mark.skipif(not REAL.exists(), reason="smollm2-135m is not there: make setup-models MODELS=smollm2-135m")
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_texts_of_smollm2_are_those_of_transformers(runtime: str) -> None:
-    lm = load_model(str(REAL), slots=1, context=512, dtype="float32", runtime=runtime)
-    assert lm.info.eos_ids == (0, 2, 4)  # as llama.cpp has them
-    held_against_transformers(REAL, lm, PROMPTS)
-
-
-@pytest.mark.skipif(not GEMMA.exists(), reason="gemma-3-270m is not there: make setup-models MODELS=gemma-3-270m")
-def test_texts_of_gemma_are_those_of_transformers() -> None:
-    lm = load_model(str(GEMMA), slots=1, context=1024, dtype="float32")
-    assert lm.info.eos_ids == (1, 106, 212)
-    held_against_transformers(GEMMA, lm, [[2, 818, 5279, 529, 7001, 563]])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(each, marks=pytest.mark.skipif(not each.exists(), reason=f"make setup-models MODELS={each.stem}"))
+        for each in (REAL, GEMMA)
+    ],
+    ids=lambda path: path.stem,
+)
+def test_weights_and_configuration_of_real_files_are_those_that_transformers_reads(path: Path) -> None:
+    file = read_gguf(str(path))
+    own = model_of_file(file, config_of(file), torch.float32)
+    read = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=own)
+    theirs = AutoConfig.for_model(**read["config"])
+    for name in (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "rope_parameters",
+    ):
+        assert getattr(own.config, name) == getattr(theirs, name)
+    assert own.config.rms_norm_eps == pytest.approx(theirs.rms_norm_eps)
+    weights = own.state_dict()
+    assert len(read["tensors"]) == len(dict(own.named_parameters()))
+    for name, tensor in read["tensors"].items():
+        assert torch.equal(weights[name], tensor), name
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="smollm2-135m is not there: make setup-models MODELS=smollm2-135m")
