@@ -584,7 +584,7 @@ class Controller:
         """Count answers that were not tested: a full verifier tests and awaits what pays, maybe nothing."""
         if verdict.width:
             self._turns.ignored = 0.0
-        elif verdict.delay_us or self._vain:
+        elif verdict.delay_us or (self._vain and self._batch is None):
             self._turns.ignored += 1.0 / self._turns.sessions
 
     def _observe_overhead(self, overhead_us: float) -> None:

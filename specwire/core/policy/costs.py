@@ -53,7 +53,8 @@ class BatchTimes:
 
     def at(self, sessions: int, rows: int) -> float:
         """It takes at least one row's time: the addition is negative where V(m) was measured in a hiccup."""
-        return max(self._forward.at(1), self._forward.at(rows) + self._of_further(sessions, rows / sessions))
+        alone = self._forward.measured
+        return max(alone(1), alone(rows) + self._of_further(sessions, rows / sessions))
 
     def _of_further(self, sessions: int, depth: float) -> float:
         if not self._added or sessions < 2:

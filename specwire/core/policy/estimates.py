@@ -82,9 +82,10 @@ class ForwardTimes:
 
     def at(self, rows: int) -> float:
         """V(rows), in microseconds."""
-        return self.pace * self._measured(rows)
+        return self.pace * self.measured(rows)
 
-    def _measured(self, rows: int) -> float:
+    def measured(self, rows: int) -> float:
+        """V(rows) on the machine as it was measured."""
         widths = list(self._times)
         if rows <= widths[-1] or len(widths) == 1:
             return interpolated(self._times, rows)
@@ -97,7 +98,7 @@ class ForwardTimes:
 
         The plain step's time is what the others are measured by, and is left as it is.
         """
-        shown = min(max(microseconds / self._measured(rows), self.pace / OUTLIER), self.pace * OUTLIER)
+        shown = min(max(microseconds / self.measured(rows), self.pace / OUTLIER), self.pace * OUTLIER)
         last, self._last = self._last, (rows, shown)
         plain = rows == self._plain
         self.pace *= (shown / self.pace) ** (PLAIN_PACE_WEIGHT if plain else PACE_WEIGHT)
@@ -128,7 +129,7 @@ class ForwardTimes:
         if rows == self._plain or rows > max(self._times):
             return
         narrower_us = max(time_us for width, time_us in self._times.items() if width < rows)
-        corrected_us = max(narrower_us, factor * self._measured(rows))
+        corrected_us = max(narrower_us, factor * self.measured(rows))
         times = self._times | {rows: corrected_us}
         self._times = {
             width: max(times[width], corrected_us) if width > rows else times[width] for width in sorted(times)
