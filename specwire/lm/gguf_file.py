@@ -135,6 +135,11 @@ class GgufFile:
         return name
 
     @property
+    def is_quantised(self) -> bool:
+        """Whether most weights have 8 bits or fewer."""
+        return self.dtype not in ("f64", "f32", "f16", "bf16")
+
+    @property
     def products(self) -> int:
         """Multiplications of a forward of one token without logits, attention apart."""
         return sum(math.prod(each.shape) for name, each in self.tensors.items() if name not in EMBEDDINGS)

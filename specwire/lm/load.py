@@ -17,6 +17,7 @@ from specwire.core.model import (
     AUTO_KV,
     ENGINES,
     GGUF,
+    INT8,
     INT8_DYNAMIC,
     LLAMACPP,
     NONE,
@@ -32,6 +33,7 @@ from specwire.core.model import (
     RankGroup,
     is_gguf,
 )
+from specwire.lm.gguf_file import read_gguf
 from specwire.lm.heads.scripted import HeadedScript
 from specwire.lm.heads.self_speculation import is_self
 from specwire.lm.kv_cache import LanguageModel
@@ -70,6 +72,8 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
         check_directory(spec)
     elif asked.engine == VLLM:
         raise ModelError(f"engine: {VLLM} is not served with a {GGUF} file here")
+    elif not by_llamacpp and _keeps_8_bits(spec, asked):
+        asked = replace(asked, quantization=INT8)
     # Imported here because transformers takes seconds to import: neither a scripted model, nor a table, nor whoever is
     # told of a mistake needs to wait for it.
     from specwire.lm import pretrained
@@ -87,13 +91,27 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
 
 
 def _included(spec: str, asked: Loading) -> str | None:
-    """The head that `auto` means: the included one, where it is served and does not change what computes the target."""
-    bare = replace(asked, heads=None)
+    """The head that `auto` means: the included one, where a runtime that serves heads computes the file quickly.
+
+    Rows matter beside a head, and are cheap on OpenVINO: for its sake that is taken where auto would be llama.cpp.
+    """
     otherwise = asked.deterministic or asked.compiled or asked.ranks is not None or asked.engine == VLLM
-    if otherwise or asked.device != "cpu" or not is_gguf(spec) or computes_gguf(bare) == LLAMACPP:
+    for_llamacpp = asked.runtime == LLAMACPP or asked.kv_type != AUTO_KV or asked.gpu_layers > 0
+    quick = asked.runtime != AUTO or (find_spec("openvino") is not None and native_dtype() != "float32")
+    if otherwise or for_llamacpp or not quick or asked.device != "cpu" or not is_gguf(spec):
         return None
     folder = included_head(spec)
     return None if folder is None else str(folder)
+
+
+def _keeps_8_bits(spec: str, asked: Loading) -> bool:
+    """Whether OpenVINO keeps a file's weights in 8 bits: where they have no more in the file, unless a dtype is named.
+
+    A forward reads all weights, so it takes half as long as with 16 bits (docs/MODELS.md).
+    """
+    said = asked.dtype != AUTO or asked.quantization != NONE or asked.deterministic or asked.compiled
+    elsewhere = asked.runtime == TORCH or asked.device != "cpu" or asked.ranks is not None
+    return not (said or elsewhere) and find_spec("openvino") is not None and read_gguf(spec).is_quantised
 
 
 class Precision(NamedTuple):
@@ -172,16 +190,14 @@ def computes_gguf(asked: Loading) -> str:
     """Which runtime computes a GGUF file, or auto for the quicker one of those that are not llama.cpp.
 
     llama.cpp alone has keys and values in few bits, and layers on a GPU; the others alone have what `_of_our_runtimes`
-    names. Else auto is OpenVINO where it is installed and the processor computes bfloat16: rows are then free, while
-    llama.cpp's products of few bits cost more with each (docs/MODELS.md).
+    names. Else auto is llama.cpp where it is installed: a row alone is quickest there (docs/MODELS.md).
     """
     if asked.runtime != AUTO:
         return asked.runtime
     if asked.kv_type != AUTO_KV or asked.gpu_layers:
         return LLAMACPP
     ours = any(_of_our_runtimes(asked).values()) or asked.ranks is not None or asked.device != "cpu"
-    quick = find_spec("openvino") is not None and native_dtype(asked.device) != "float32"
-    return AUTO if ours or quick or find_spec("llama_cpp") is None else LLAMACPP
+    return AUTO if ours or find_spec("llama_cpp") is None else LLAMACPP
 
 
 def _check_for_llamacpp(asked: Loading) -> None:

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from specwire.rpc.process import Footprint, one_line, say, share_machine, visible
+from specwire.rpc.process import SPINS, Footprint, one_line, say, share_machine, visible
 
 # What every script below begins with. A process that signals itself is one of its own: signals are the whole process's,
 # and in the tests' worker what other tests loaded would take part.
@@ -213,16 +213,21 @@ def test_what_a_process_takes_is_told() -> None:
     assert str(Footprint(3 << 20, 1.25)) == "3 MiB of memory, 1.2 s after its start"
 
 
-def test_threads_of_a_forward_sleep_where_they_wait_unless_the_environment_says_otherwise(
+def test_threads_of_a_forward_spin_briefly_where_they_wait_unless_the_environment_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It must be said before the libraries are loaded, which read it once."""
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     share_machine()
-    assert os.environ["OMP_WAIT_POLICY"] == "active"
+    assert "GOMP_SPINCOUNT" not in os.environ
     monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
     share_machine()
-    assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    assert os.environ["GOMP_SPINCOUNT"] == "5"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    share_machine()
+    assert os.environ["GOMP_SPINCOUNT"] == SPINS
     asked = "import sys, verify_service.server, draft_service.server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
