@@ -33,7 +33,6 @@ from specwire.core.model import (
     RankGroup,
     is_gguf,
 )
-from specwire.lm.gguf_file import read_gguf
 from specwire.lm.heads.scripted import HeadedScript
 from specwire.lm.heads.self_speculation import is_self
 from specwire.lm.kv_cache import LanguageModel
@@ -111,7 +110,11 @@ def _keeps_8_bits(spec: str, asked: Loading) -> bool:
     """
     said = asked.dtype != AUTO or asked.quantization != NONE or asked.deterministic or asked.compiled
     elsewhere = asked.runtime == TORCH or asked.device != "cpu" or asked.ranks is not None
-    return not (said or elsewhere) and find_spec("openvino") is not None and read_gguf(spec).is_quantised
+    if said or elsewhere or find_spec("openvino") is None:
+        return False
+    from specwire.lm.gguf_file import read_gguf  # imports transformers, as above
+
+    return read_gguf(spec).is_quantised
 
 
 class Precision(NamedTuple):

@@ -20,7 +20,7 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 SESSIONS, DEPTHS = (4, 16), (1, 4)
 PREFIX = 64
 # Seconds, least and most rounds: of one session, and of several, which every step refines.
-BUDGET_S, LEAST_ROUNDS, MOST_ROUNDS = 1.0, 5, 15
+BUDGET_S, LEAST_ROUNDS, MOST_ROUNDS = 1.0, 3, 15
 BATCH_BUDGET_S, LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS = 0.25, 1, 5
 # Tokens that a head drafts in a turn, and turns: the first ones are slow, while the call is being optimised.
 HEAD_DEPTH, HEAD_ROUNDS = 4, 12
