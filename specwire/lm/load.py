@@ -56,12 +56,12 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
     spec, asked = located(spec), Loading(**options)
     _check(asked)
     _set_threads(asked)
+    if asked.heads == AUTO:
+        asked = replace(asked, heads=_included(spec, asked))
     if spec.startswith(PREFIX):
         return _scripted(spec, asked)
     if spec.startswith(TABLE_PREFIX):
         return _table(spec, asked)
-    if asked.heads == AUTO:
-        asked = replace(asked, heads=_included(spec, asked))
     by_llamacpp = is_gguf(spec) and computes_gguf(asked) == LLAMACPP
     if by_llamacpp:
         _check_for_llamacpp(asked)

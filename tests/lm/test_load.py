@@ -487,3 +487,8 @@ sys.exit("transformers" in sys.modules)
 def test_services_of_a_scripted_model_do_not_wait_for_transformers() -> None:
     """Importing it takes seconds, in each of the hundreds of processes that tests start."""
     subprocess.run([sys.executable, "-c", SERVICES], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("spec", ["scripted:3", "scripted:3:vocab=64"])
+def test_a_model_without_an_included_head_is_loaded_where_heads_are_chosen(spec: str) -> None:
+    assert load_model(spec, slots=1, heads="auto").info.runtime == "scripted"
