@@ -92,7 +92,7 @@ setup-llamacpp: $(LLAMACPP) ## llama.cpp for GGUF files, compiled into .venv (ne
 $(LLAMACPP): constraints.txt $(STAMP)
 	known=; for one in -mno-amx-tile -mno-amx-int8 -mno-amx-bf16; do \
 	    echo | $${CC:-cc} $$one -E - >/dev/null 2>&1 && known="$$known $$one"; done; \
-	CMAKE_ARGS="$${CMAKE_ARGS:--DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS='$$known' -DCMAKE_CXX_FLAGS='$$known'}" \
+	CFLAGS="$${CFLAGS:-}$$known" CXXFLAGS="$${CXXFLAGS:-}$$known" CMAKE_ARGS="$${CMAKE_ARGS:--DLLAVA_BUILD=OFF}" \
 	    $(BIN)/python -m pip install -q --no-compile --constraint constraints.txt llama-cpp-python
 	$(BIN)/python -m scripts.llamacpp_check
 	touch $@
