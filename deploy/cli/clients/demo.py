@@ -26,6 +26,7 @@ from deploy.cli.main import run_owned
 from deploy.cli.terminal import dim, legend, number, painter, shortened, table, wants_colour
 from deploy.stack.options import StackError, StackOptions, add_stack_arguments, included_head, stack_options
 from deploy.stack.stack import start_shown
+from specwire import named_models
 from specwire.client import AsyncClient, Chat, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
@@ -33,8 +34,8 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.core.messages import FinishReason
-from specwire.core.model import LLAMACPP, OPENVINO, TORCH, Feed
-from specwire.named_models import NAMED, REAL, file_of, how_to_get
+from specwire.core.model import AUTO, LLAMACPP, OPENVINO, TORCH, Feed
+from specwire.named_models import NAMED, REAL, file_of, how_to_get, located
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
 
@@ -150,13 +151,14 @@ class Demo:
     def __init__(self, client: AsyncClient, options: StackOptions, max_tokens: int, as_json: bool) -> None:
         self._client = client
         self._options = options
+        self._head = head_of(options)
         self._max_tokens = max_tokens
         self._as_json = as_json
         self._colour = wants_colour()
 
     async def run(self, prompts: Sequence[DemoPrompt]) -> int:
         """Print completions and the comparison; 1 if a difference is no near-tie."""
-        models = {"target": self._options.target, "head": self._options.heads or None, "draft": self._options.draft}
+        models = {"target": self._options.target, "head": self._head, "draft": self._options.draft}
         self._tell("\n" + "".join(f"{name:6} {model}\n" for name, model in models.items() if model is not None))
         self._tell(f"{legend()}\n" if self._colour else "")
         await self._warm_up(prompts)
@@ -167,7 +169,7 @@ class Demo:
             computed = {"dtype": served.dtype, "runtime": served.runtime}
             print(json.dumps({**models, **computed, "temperatures": [as_object(each) for each in compared]}))
         else:
-            print("\n" + report(compared, headed=bool(self._options.heads)))
+            print("\n" + report(compared, headed=self._head is not None))
         return 0 if all(parting.near_tie for parting in partings) else 1
 
     def _tell(self, text: str) -> None:
@@ -209,7 +211,7 @@ class Demo:
         else:
             on = await complete(prompt, temperature)
             off = await self._complete(prompt, temperature, drafting=False)
-        self._tell(f"[{counts(off, on, headed=bool(self._options.heads))}]\n")
+        self._tell(f"[{counts(off, on, headed=self._head is not None)}]\n")
         return Pair(prompt.name, off, on)
 
     def _asked(self, temperature: float, drafting: bool = True) -> RequestOptions:
@@ -248,6 +250,14 @@ class Demo:
         drawn = Sampling(temperature=pair.off.sampling.temperature, seed=pair.off.seed)
         told = (await self._client.server_info()).target  # what the verifier made of auto
         return await asyncio.to_thread(examine, self._options.target, told.dtype, text, tokens, drawn, told.runtime)
+
+
+def head_of(options: StackOptions) -> str | None:
+    """The head that the stack has, if any: of a target for which it chooses, the included one."""
+    if options.heads != AUTO:
+        return options.heads or None
+    found = named_models.included_head(located(options.target))
+    return None if found is None else str(found)
 
 
 def _checked(completion: Completion) -> Completion:
