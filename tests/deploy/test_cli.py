@@ -140,6 +140,10 @@ def test_generate_refuses(arguments: tuple[str, ...], message: str, capsys: pyte
             ("demo", "--no-draft", "--no-ngram", "--no-heads"),
             "specwire demo: error: draft: there is nothing to compare without anything that guesses",
         ),
+        (
+            ("demo", "--target", "scripted:7", "--no-draft", "--no-ngram"),
+            "specwire demo: error: draft: there is nothing to compare without anything that guesses",
+        ),
         (("demo", "--prompts", "no/such"), "specwire demo: error: prompts: no/such cannot be used: "),
         (("up", "--slotz=3"), "specwire up: error: unrecognized arguments: --slotz=3: --slots?"),
         (

@@ -34,7 +34,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.core.messages import FinishReason
-from specwire.core.model import AUTO, LLAMACPP, OPENVINO, TORCH, Feed
+from specwire.core.model import AUTO, LLAMACPP, OPENVINO, TORCH, Feed, ModelError
 from specwire.named_models import NAMED, REAL, file_of, how_to_get, located
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
@@ -93,9 +93,9 @@ def run(args: argparse.Namespace) -> int:
         prompts = prompts_of(args)
         if args.max_tokens < 1:
             raise InvalidParameter("max_tokens", f"must be at least 1, not {args.max_tokens}")
-        if options.draft is None and not options.heads and not options.ngram:
+        if options.draft is None and not options.ngram and head_of(options) is None:
             raise InvalidParameter("draft", "there is nothing to compare without anything that guesses")
-    except InvalidParameter as error:
+    except (InvalidParameter, ModelError) as error:
         say(f"specwire demo: error: {error}")
         return 2
     return run_owned("demo", lambda folder: _demo(options, prompts, args.max_tokens, args.json, folder))

@@ -104,9 +104,3 @@ def test_a_verifier_that_has_one_writes_the_target_s_text(agree: float) -> None:
 def test_what_does_not_fit_is_refused(head: str, wrong: str) -> None:
     with pytest.raises(ModelError, match=wrong):
         load_model(TARGET, slots=1, heads=head)
-
-
-def test_none_is_included_for_a_scripted_model() -> None:
-    """A stack asks for the included head of whatever it serves."""
-    lm = load_model(TARGET, slots=1, heads="auto")
-    assert not isinstance(lm, DraftingModel)
