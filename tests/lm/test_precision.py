@@ -89,11 +89,12 @@ def test_a_model_tells_what_was_chosen_and_is_that_one(machine: Machine, tmp_pat
 
 
 def test_where_texts_part_is_examined_in_what_was_chosen(machine: Machine, tmp_path: Path) -> None:
-    folder = save(build(config("llama")), tmp_path)
+    """Two folders, as a target that was examined stays loaded."""
+    folder, elsewhere = (save(build(config("llama")), tmp_path / name) for name in ("one", "other"))
     machine.is_("x86_64", True, True)
     wide = examine(folder, "auto", [1, 3, 9], (4, 5), Sampling())
     machine.is_("x86_64")
-    assert examine(folder, "auto", [1, 3, 9], (4, 5), Sampling()).tolerance == 1e-4
+    assert examine(elsewhere, "auto", [1, 3, 9], (4, 5), Sampling()).tolerance == 1e-4
     assert wide.tolerance == examine(folder, "bfloat16", [1, 3, 9], (4, 5), Sampling()).tolerance > 1e-4
 
 
