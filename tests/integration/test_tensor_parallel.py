@@ -10,6 +10,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 from tokenizers import Tokenizer
@@ -37,7 +38,8 @@ async def verifier() -> AsyncIterator[tuple[Process, str, int]]:
         assert process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
             ready = json.loads(await process.stdout.readline())
-        (other,) = descendants(process.pid)
+        below = descendants(process.pid)
+        other = next(pid for pid in below if "rank_process" in Path(f"/proc/{pid}/cmdline").read_text())
         yield process, ready["address"], other
     finally:
         if process.returncode is None:

@@ -34,7 +34,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.core.messages import FinishReason
-from specwire.core.model import AUTO, LLAMACPP, OPENVINO, TORCH, Feed, ModelError
+from specwire.core.model import AUTO, LLAMACPP, NONE, OPENVINO, TORCH, Feed, ModelError
 from specwire.named_models import NAMED, REAL, file_of, how_to_get, located
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
@@ -249,7 +249,8 @@ class Demo:
         tokens = (pair.off.tokens[at], pair.on.tokens[at])
         drawn = Sampling(temperature=pair.off.sampling.temperature, seed=pair.off.seed)
         told = (await self._client.server_info()).target  # what the verifier made of auto
-        return await asyncio.to_thread(examine, self._options.target, told.dtype, text, tokens, drawn, told.runtime)
+        served = told.runtime, told.quantization or NONE
+        return await asyncio.to_thread(examine, self._options.target, told.dtype, text, tokens, drawn, *served)
 
 
 def head_of(options: StackOptions) -> str | None:
@@ -313,14 +314,20 @@ def tolerance(dtype: str, top_score: float) -> float:
 
 
 def examine(
-    model: str, dtype: str, text: Sequence[int], tokens: tuple[int, int], sampling: Sampling, runtime: str = TORCH
+    model: str,
+    dtype: str,
+    text: Sequence[int],
+    tokens: tuple[int, int],
+    sampling: Sampling,
+    runtime: str = TORCH,
+    quantization: str = NONE,
 ) -> Divergence:
     """Return how the target scores two tokens after `text`, by a forward of its own in this process.
 
-    Above temperature 0 scores are log-probabilities with the noise of the position. runtime: as the verifier's, since
-    in bfloat16 two runtimes differ by more than a tie has room for.
+    Above temperature 0 scores are log-probabilities with the noise of the position. runtime, quantization: as the
+    verifier's, since in bfloat16 two runtimes differ by more than a tie has room for.
     """
-    target = _examiner(model, dtype, runtime)
+    target = _examiner(model, dtype, runtime, quantization)
     target.rollback(0, 0)
     scores = target.forward([Feed(0, 0, list(text), 1)])[0].numpy()
     allowed = tolerance(target.info.dtype, float(scores.max()))
@@ -334,11 +341,12 @@ def examine(
 
 
 @cache
-def _examiner(model: str, dtype: str, runtime: str) -> Any:
+def _examiner(model: str, dtype: str, runtime: str, quantization: str) -> Any:
     """The target again, loaded for the first two texts that differ: torch comes with it."""
     from specwire.lm import load_model
 
-    return load_model(model, slots=1, dtype=dtype, runtime=runtime if runtime in (OPENVINO, LLAMACPP) else TORCH)
+    runtime = runtime if runtime in (OPENVINO, LLAMACPP) else TORCH
+    return load_model(model, slots=1, dtype=dtype, runtime=runtime, quantization=quantization)
 
 
 HEAD = ("temperature", "tokens/s off", "on", "gain", "per forward", "text", "head", "drafter")
