@@ -38,13 +38,16 @@ async def verifier() -> AsyncIterator[tuple[Process, str, int]]:
         assert process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
             ready = json.loads(await process.stdout.readline())
-        below = descendants(process.pid)
-        other = next(pid for pid in below if "rank_process" in Path(f"/proc/{pid}/cmdline").read_text())
-        yield process, ready["address"], other
+        yield process, ready["address"], rank_below(process.pid)
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+def rank_below(pid: int) -> int:
+    """The other rank's process, among all that one started."""
+    return next(each for each in descendants(pid) if "rank_process" in Path(f"/proc/{each}/cmdline").read_text())
 
 
 async def test_serves_and_ends_on_a_signal_with_its_other_rank() -> None:
