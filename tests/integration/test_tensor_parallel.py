@@ -10,7 +10,6 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 from tokenizers import Tokenizer
@@ -38,16 +37,12 @@ async def verifier() -> AsyncIterator[tuple[Process, str, int]]:
         assert process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
             ready = json.loads(await process.stdout.readline())
-        yield process, ready["address"], rank_below(process.pid)
+        (other,) = descendants(process.pid)
+        yield process, ready["address"], other
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
-
-
-def rank_below(pid: int) -> int:
-    """The other rank's process, among all that one started."""
-    return next(each for each in descendants(pid) if "rank_process" in Path(f"/proc/{each}/cmdline").read_text())
 
 
 async def test_serves_and_ends_on_a_signal_with_its_other_rank() -> None:
