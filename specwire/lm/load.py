@@ -56,6 +56,8 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
     spec, asked = located(spec), Loading(**options)
     _check(asked)
     _set_threads(asked)
+    if asked.ranks is not None and asked.runtime == AUTO:
+        asked = replace(asked, runtime=TORCH)  # a rank needs no OpenVINO, which leaves a process behind
     if asked.heads == AUTO:
         asked = replace(asked, heads=_included(spec, asked))
     if spec.startswith(PREFIX):
