@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, NoReturn
@@ -20,7 +19,7 @@ import torch
 
 from specwire.lm import load_model
 from specwire.lm.kv_cache import CachedLM
-from specwire.lm.runners.tensor_parallel import obey
+from specwire.lm.runners.vllm import obey
 from specwire.rpc.process import one_line
 from specwire.telemetry.options import inherited
 from verify_service.ranks import LENGTH_BYTES
@@ -52,9 +51,6 @@ class RankFollower:
 
     def loss(self) -> str:
         return ""
-
-    def at_end(self, leave: Callable[[], None]) -> None:
-        """Nothing: the process ends by itself."""
 
     def next(self) -> bytes:
         """Wait for the next order; the end of orders ends the process."""

@@ -69,9 +69,6 @@ class Ranks:
             return self.lost.result(LOSS_LIMIT_S if self._others else 0.0)
         return ""
 
-    def at_end(self, leave: Callable[[], None]) -> None:
-        self._at_end.callback(leave)
-
     def close(self) -> None:
         """End the others. Idempotent; from any thread."""
         with self._lock:

@@ -33,7 +33,6 @@ from specwire.rpc.server_options import (
     add_heads_argument,
     add_known_texts_arguments,
     add_model_arguments,
-    add_ranks_argument,
     add_text_memory_argument,
     check_deterministic,
     check_ranks,
@@ -405,7 +404,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, threads=len(core_numbers()) or 1)
     add_telemetry_arguments(parser)
     add_deterministic_argument(parser)
-    add_ranks_argument(parser)
     add_engine_arguments(parser)
     add_registry_arguments(parser, "orchestrators look for it")
     add_tenants_argument(parser)

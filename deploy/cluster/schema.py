@@ -11,8 +11,8 @@ pools:
     accelerator_type: H100
     num_gpus: 1
     num_cpus: 4
-    tensor_parallel_size: 1
     engine: specwire                  or vllm, then engine_options: {...} are its EngineArgs, and there may be
+    tensor_parallel_size: 1
     pipeline_parallel_size: 1
     python: /opt/vllm/bin/python      on the nodes, of an environment with specwire[vllm]; else that of Ray's workers
     min_replicas: 1
@@ -319,10 +319,7 @@ def _pool(name: str, keys: YamlKeys, shared: Mapping[str, str], runtime_env: Map
     if stages > MOST_RANKS // tensor:
         most_stages = f"must be at most {MOST_RANKS // tensor} beside {TENSOR} {tensor}"
         raise InvalidConfig(keys.of(PIPELINE), f"{most_stages}, not {stages}")
-    if tensor > 1 and kind != "verify":
-        raise InvalidConfig(keys.of(TENSOR), f"is of verifiers only, not {tensor}")
-    split = (f"--tensor-parallel-size={tensor}",) if tensor > 1 else ()
-    first = (*split, *_engine(keys, kind, stages))
+    first = _engine(keys, kind, tensor, stages)
     options = _options(keys)
     if kind == "verify":
         options = {"grace": VERIFY_GRACE_S, **options}
@@ -354,7 +351,7 @@ def _python(keys: YamlKeys) -> str:
     return python
 
 
-def _engine(keys: YamlKeys, kind: str, stages: int) -> tuple[str, ...]:
+def _engine(keys: YamlKeys, kind: str, tensor: int, stages: int) -> tuple[str, ...]:
     """What a verifier's forwards are computed with, as on its command line."""
     engine, options = keys.text("engine", SPECWIRE), keys.mapping("engine_options")
     if kind != "verify" and engine != SPECWIRE:
@@ -362,9 +359,10 @@ def _engine(keys: YamlKeys, kind: str, stages: int) -> tuple[str, ...]:
     words: tuple[str, ...] = (f"--engine={engine}",) if engine != SPECWIRE else ()
     if options and engine == SPECWIRE:
         raise InvalidConfig(keys.of("engine_options"), f"are of engine: vllm only, not {options}")
-    if stages > 1 and engine == SPECWIRE:
-        raise InvalidConfig(keys.of(PIPELINE), f"is of engine: vllm only, not {stages}")
-    words += (f"--pipeline-parallel-size={stages}",) if stages > 1 else ()
+    for name, size in ((TENSOR, tensor), (PIPELINE, stages)):
+        if size > 1 and engine == SPECWIRE:
+            raise InvalidConfig(keys.of(name), f"is of engine: vllm only, not {size}")
+        words += (f"--{name.replace('_', '-')}={size}",) if size > 1 else ()
     return words + ((f"--engine-options={json.dumps(options)}",) if options else ())
 
 

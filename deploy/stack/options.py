@@ -37,7 +37,6 @@ from specwire.rpc.server_options import (
     add_heads_argument,
     add_known_texts_arguments,
     add_kv_type_argument,
-    add_ranks_argument,
     add_runtime_argument,
     add_text_memory_argument,
     check_exposure,
@@ -214,7 +213,7 @@ class StackOptions:
         runtime: what computes the forwards of both models.
         device, compiled: see ModelServiceOptions. draft_device: of the drafters; "" for the target's.
         quantization: of both models' weights. kv_type: of keys and values of those that are GGUF files. deterministic,
-            tensor_parallel_size, text_memory, references, table: of the verifier. See ModelServiceOptions.
+            text_memory, references, table: of the verifier. See ModelServiceOptions.
         ngram: the verifier proposes from the text itself, too. heads: directory of a head beside the target, or "";
             auto: the one that is included for it, if any.
         insecure, tls, access, http, chat_template, tool_format, http_access, sse_keep_alive, log_prompts: see
@@ -242,7 +241,6 @@ class StackOptions:
     quantization: str = "none"
     kv_type: str = AUTO_KV
     deterministic: bool = False
-    tensor_parallel_size: int = 1
     target_threads: int = 1
     target_prompt_threads: int = 0
     draft_threads: int = 1
@@ -280,8 +278,6 @@ class StackOptions:
         twice = [model for model in self.also if (self.target, *self.also).count(model) > 1]
         if twice:
             raise InvalidParameter("also", f"{twice[0]} is named twice; requests tell models by their names")
-        if self.one_process and self.tensor_parallel_size > 1:
-            raise InvalidParameter("one-process", f"--tensor-parallel-size {self.tensor_parallel_size} takes several")
         check_drafters_per_session(self.drafters_per_session)
         if not self.start_timeout > 0:
             raise InvalidParameter("start_timeout", f"must be positive, not {self.start_timeout}")
@@ -301,7 +297,6 @@ class StackOptions:
             quantization=self.quantization,
             kv_type=self._kv_type(self.target),
             deterministic=self.deterministic,
-            tensor_parallel_size=self.tensor_parallel_size,
             threads=self.target_threads,
             prompt_threads=self.target_prompt_threads,
             slots=self.slots,
@@ -420,7 +415,6 @@ def add_stack_arguments(parser: argparse.ArgumentParser, references: bool = True
     add_runtime_argument(group, AUTO)
     add_kv_type_argument(group)
     add_deterministic_argument(group)
-    add_ranks_argument(group)
     group.add_argument(
         "--target-threads",
         type=int,
@@ -470,7 +464,6 @@ def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOpti
         quantization=args.quantization,
         kv_type=args.kv_type,
         deterministic=args.deterministic,
-        tensor_parallel_size=args.tensor_parallel_size,
         target_threads=target_threads(args.target) if args.target_threads is None else args.target_threads,
         target_prompt_threads=args.target_prompt_threads,
         draft_threads=args.draft_threads,
@@ -502,7 +495,7 @@ def included_head(args: argparse.Namespace) -> str:
     if args.target is not None:
         return _heads(args)
     otherwise = args.no_heads or args.speculative_config is not None
-    headless = args.compile or args.deterministic or args.tensor_parallel_size > 1 or args.device != "cpu"
+    headless = args.compile or args.deterministic or args.device != "cpu"
     return "" if otherwise or headless or not demo_pair.HEAD.is_dir() else str(demo_pair.HEAD)
 
 

@@ -146,8 +146,6 @@ class PlainService:
             own += ["--kv-type", o.kv_type]
         if o.gpu_layers:
             own += ["--gpu-layers", str(o.gpu_layers)]
-        if o.tensor_parallel_size > 1:
-            own += ["--tensor-parallel-size", str(o.tensor_parallel_size)]
         if o.text_memory != TEXT_MEMORY:
             own += ["--text-memory", str(o.text_memory)]
         own += [word for path in o.references for word in ("--reference", path)]

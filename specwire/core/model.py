@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, Required, TypedDict
@@ -19,7 +19,7 @@ KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 KV_TYPES = (AUTO_KV, *KV_BYTES)
 # What weights may be rounded to beyond the dtype; under the last one what they multiply, too.
 NONE, INT8, INT8_DYNAMIC = QUANTIZATIONS = ("none", "int8", "int8-dynamic")
-# The options that split a model over several processes, its ranks: every layer, or the layers into stages.
+# The options by which vLLM splits a model over several processes, its ranks: every layer, or the layers into stages.
 RANKS, STAGES = "tensor-parallel-size", "pipeline-parallel-size"
 
 
@@ -195,7 +195,7 @@ class SlotModel(Protocol):
 
 
 class RankGroup(Protocol):
-    """The processes of a model that is split: rank 0 computes for the caller, the others do what it tells them."""
+    """The processes of a model that vLLM splits: rank 0 computes for the caller, the others do what it tells them."""
 
     @property
     def size(self) -> int: ...
@@ -217,10 +217,6 @@ class RankGroup(Protocol):
 
     def loss(self) -> str:
         """Why a rank is gone; "" if none is known to be."""
-        ...
-
-    def at_end(self, leave: Callable[[], None]) -> None:
-        """End the other ranks."""
         ...
 
 
@@ -404,8 +400,7 @@ class Loading:
             fit. If not one does with all states of a window, a slot has fewer, and windows are shorter.
         heads: directory of a head (`specwire.lm.heads`), or which of the model's own layers draft
             (`specwire.lm.heads.self_speculation`), then `auto` is torch; of a scripted model, another one.
-        ranks: those that the model is split over (`runners.tensor_parallel`), which all load it with the same options;
-            None for one process.
+        ranks: those that vLLM splits the model over, which all load it with the same options; None for one process.
         dtype: float32, bfloat16, float16, or "auto": what `specwire.lm.native_dtype` says of the device, with
             int8-dynamic float32, which the model then tells as its own.
         threads: threads that PyTorch computes with in this process; unchanged if None.

@@ -56,8 +56,6 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
     spec, asked = located(spec), Loading(**options)
     _check(asked)
     _set_threads(asked)
-    if asked.ranks is not None and asked.runtime == AUTO:
-        asked = replace(asked, runtime=TORCH)  # a rank needs no OpenVINO, which leaves a process behind
     if asked.heads == AUTO:
         asked = replace(asked, heads=_included(spec, asked))
     if spec.startswith(PREFIX):
@@ -84,11 +82,11 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
     if by_llamacpp:
         return pretrained.load_gguf(spec, size, asked)
     dtype = _computed_in(asked)
-    with _told_by(asked.ranks):
-        if asked.engine == VLLM:
-            _refuse({"runtime": asked.runtime not in (TORCH, AUTO), **_of_our_runtimes(asked)}, f"--engine {VLLM}")
-            return pretrained.load_in_vllm(spec, size, dtype, asked)
+    if asked.engine != VLLM:
         return pretrained.load_pretrained(spec, size, dtype, asked)
+    _refuse({"runtime": asked.runtime not in (TORCH, AUTO), **_of_our_runtimes(asked)}, f"--engine {VLLM}")
+    with _told_by(asked.ranks):
+        return pretrained.load_in_vllm(spec, size, dtype, asked)
 
 
 def _included(spec: str, asked: Loading) -> str | None:
@@ -96,7 +94,7 @@ def _included(spec: str, asked: Loading) -> str | None:
 
     Rows matter beside a head, and are cheap on OpenVINO: for its sake that is taken where auto would be llama.cpp.
     """
-    otherwise = asked.deterministic or asked.compiled or asked.ranks is not None or asked.engine == VLLM
+    otherwise = asked.deterministic or asked.compiled or asked.engine == VLLM
     for_llamacpp = asked.runtime == LLAMACPP or asked.kv_type != AUTO_KV or asked.gpu_layers > 0
     quick = asked.runtime != AUTO or (find_spec("openvino") is not None and native_dtype() != "float32")
     if otherwise or for_llamacpp or not quick or asked.device != "cpu" or not is_gguf(spec):
@@ -111,7 +109,7 @@ def _keeps_8_bits(spec: str, asked: Loading) -> bool:
     A forward reads all weights, so it takes half as long as with 16 bits (docs/MODELS.md).
     """
     said = asked.dtype != AUTO or asked.quantization != NONE or asked.deterministic or asked.compiled
-    elsewhere = asked.runtime == TORCH or asked.device != "cpu" or asked.ranks is not None
+    elsewhere = asked.runtime == TORCH or asked.device != "cpu"
     if said or elsewhere or find_spec("openvino") is None:
         return False
     from specwire.lm.gguf_file import read_gguf  # imports transformers, as above
@@ -161,6 +159,8 @@ def _check(asked: Loading) -> None:
     ):
         if value not in known:
             raise ModelError(f"{name}: must be one of {', '.join(known)}, not {value!r}")
+    if asked.ranks is not None and asked.engine != VLLM:
+        raise ModelError(f"{RANKS}: is vLLM's, and goes with --engine {VLLM} only, not {asked.ranks.size}")
 
 
 def _computed_in(asked: Loading) -> str:
@@ -201,14 +201,14 @@ def computes_gguf(asked: Loading) -> str:
         return asked.runtime
     if asked.kv_type != AUTO_KV or asked.gpu_layers:
         return LLAMACPP
-    ours = any(_of_our_runtimes(asked).values()) or asked.ranks is not None or asked.device != "cpu"
+    ours = any(_of_our_runtimes(asked).values()) or asked.device != "cpu"
     return AUTO if ours or find_spec("llama_cpp") is None else LLAMACPP
 
 
 def _check_for_llamacpp(asked: Loading) -> None:
     if asked.device != "cpu":
         raise ModelError(f"device: is not served with {LLAMACPP}; a file's layers go to a GPU by --gpu-layers")
-    _refuse({**_of_our_runtimes(asked), RANKS: asked.ranks, "engine": asked.engine != SPECWIRE}, LLAMACPP)
+    _refuse({**_of_our_runtimes(asked), "engine": asked.engine != SPECWIRE}, LLAMACPP)
 
 
 def _check_for_llamacpp_only(spec: str, asked: Loading) -> None:

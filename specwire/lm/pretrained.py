@@ -22,14 +22,12 @@ from specwire.core.model import (
     AUTO,
     LLAMACPP,
     NONE,
-    RANKS,
     TORCH,
     VLLM,
     Loading,
     ModelError,
     ModelInfo,
     ModelLost,
-    RankGroup,
     is_gguf,
     out_of_memory,
 )
@@ -74,10 +72,8 @@ from specwire.lm.runners.select import (
     cache_dtype,
     check_recurrent,
     runner_for,
-    split_way,
     takes_trees,
 )
-from specwire.lm.runners.tensor_parallel import LeadingRunner, join, rank_device, split, turn
 from specwire.lm.weights_file import given_back
 from specwire.progress import LAST_LINE
 from specwire.text.tokenizer import vocabulary_fingerprint
@@ -126,39 +122,26 @@ def load_pretrained(
     asked: Loading,
 ) -> LanguageModel:
     """The part of `load_model` for directories, hub ids, and GGUF files that llama.cpp does not compute."""
-    device, heads, ranks, how = asked.device, asked.heads, asked.ranks, How.of(asked)
-    target = usable_device(device if ranks is None else rank_device(device, ranks))
+    heads, how, target = asked.heads, How.of(asked), usable_device(asked.device)
     if how.deterministic and target.type != "cpu":
-        raise ModelError(f"deterministic: is known to hold on cpu only, not on {device}")
-    if heads is not None and ranks is not None:
-        raise ModelError(f"heads: are not served with {RANKS}, over {ranks.size} ranks")
+        raise ModelError(f"deterministic: is known to hold on cpu only, not on {asked.device}")
     known = outline(spec, asked.context)
     plan = ComputePlan(known.config, _dtype(dtype), target, how._replace(skims=heads is not None and is_self(heads)))
-    plan.settle_runtime(ranks)
+    plan.settle_runtime()
     memory = plan.slot_memory(known.context)
     memory.slots(slots)  # whoever asks for too much need not wait for weights
-    rank, pages = None, LargePages() if target.type == CPU.type else None
-    if ranks is not None:
-        plan.how = split_way(known.config, plan.how, ranks.size)
-        rank = join(ranks, target)
-    with turn(rank):
-        model = pretrained(spec, _dtype(dtype), target if rank is None else CPU)
-        info, unassigned = _describe(spec, model, known, dtype, plan.how)
-        skimmed, head = _drafting(heads, model, info, plan.how)
-        if head is not None:
-            memory = plan.with_head(head, known.context)
-        if is_recurrent(known.config):
-            memory = plan.with_states(slots, state_bytes(model), memory)
-        if rank is not None:
-            split(model, rank)
-            plan.how = plan.how._replace(rank=rank)
-            nn.Module.to(model, target)
+    pages = LargePages() if target.type == CPU.type else None
+    model = pretrained(spec, _dtype(dtype), target)
+    info, unassigned = _describe(spec, model, known, dtype, plan.how)
+    skimmed, head = _drafting(heads, model, info, plan.how)
+    if head is not None:
+        memory = plan.with_head(head, known.context)
+    if is_recurrent(known.config):
+        memory = plan.with_states(slots, state_bytes(model), memory)
     count = memory.slots(slots)
     with _memory_told(count, memory), given_back(model):
         runner, used = runner_for(model, Sizes(count, known.context, info.vocabulary), plan.how)
         drafter = None if head is None else head.make(count, known.context, memory.dtype, used)
-    if ranks is not None and ranks.rank == 0:
-        runner = LeadingRunner(runner, ranks)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
     lm = _over_slots(runner, info, count, unassigned, skimmed, drafter, _threads_of_prompts(plan.how, info))
     if pages is not None and sum(weights.nbytes for weights in model.parameters()) > SMALL_BYTES:
@@ -187,10 +170,10 @@ class ComputePlan:
     device: torch.device
     how: How
 
-    def settle_runtime(self, ranks: RankGroup | None) -> None:
+    def settle_runtime(self) -> None:
         """ModelError for what recurrent layers are not served with."""
         if is_recurrent(self.config):
-            check_recurrent(self.config, self.how, None if ranks is None else ranks.size)
+            check_recurrent(self.config, self.how)
             if self.how.runtime == AUTO:
                 self.how = self.how._replace(runtime=TORCH)
         if self.how.skims and self.how.runtime == AUTO:
@@ -264,7 +247,7 @@ def load_in_vllm(
     Of `asked`, engine_options: further arguments of vLLM's EngineArgs; stages: into how many groups vLLM splits the
     layers; the ranks are as many times more.
     """
-    from specwire.lm.runners.vllm import VllmMemory, VllmRank, VllmRunner, prepare, reason_of
+    from specwire.lm.runners.vllm import LeadingRunner, VllmMemory, VllmRank, VllmRunner, prepare, reason_of
 
     options, ranks = asked.engine_options, asked.ranks
     prepare(asked.device, options)
@@ -392,7 +375,7 @@ def _over_slots(
 
 def _threads_of_prompts(how: How, info: ModelInfo) -> int:
     """PyTorch's, in forwards that feed a long part of a prompt; 0 for as many as in others. See `How`."""
-    if info.runtime != TORCH or info.device != CPU.type or how.rank is not None:
+    if info.runtime != TORCH or info.device != CPU.type:
         return 0
     # A graph that was compiled for one number of threads is compiled anew for another, in the middle of a step.
     return 0 if how.deterministic or how.compiled else how.prompt_threads

@@ -146,8 +146,8 @@ class ModelServiceOptions:
         compiled: run the model as compiled graphs of static shapes (`specwire.lm.load.load_model`).
         heads: what drafts beside a verifier's target (`specwire.lm.load_model`); "" for none. Nothing to a drafter.
         deterministic: a verifier's logits are a function of the text alone, bit for bit; nothing to a drafter.
-        tensor_parallel_size: processes over which a verifier splits its model; nothing to a drafter.
-        pipeline_parallel_size: stages that vLLM splits its layers into; each has so many processes.
+        tensor_parallel_size, pipeline_parallel_size: processes over which vLLM splits each layer of a verifier, and
+            stages that it splits the layers into; each has so many processes.
         engine: what a verifier's forwards are computed with, specwire or vllm; nothing to a drafter.
         engine_options: further arguments of vLLM's EngineArgs, as a JSON object.
         kv_type: of a GGUF file's keys and values. gpu_layers: how many of its layers lie on a GPU.
@@ -279,13 +279,14 @@ def engine_options(engine: str, text: str) -> dict[str, Any]:
 
 
 def check_ranks(size: int, stages: int = 1, engine: str = SPECWIRE) -> None:
-    """InvalidParameter unless a model may be split into stages of this many processes each."""
+    """InvalidParameter unless vLLM may split a model into stages of this many processes each."""
     if not 1 <= size <= MOST_RANKS:
         raise InvalidParameter(RANKS, f"must be from 1 to {MOST_RANKS}, not {size}")
     if not 1 <= stages <= MOST_RANKS // size:
         raise InvalidParameter(STAGES, f"must be from 1 to {MOST_RANKS // size} beside {RANKS} {size}, not {stages}")
-    if stages > 1 and engine == SPECWIRE:
-        raise InvalidParameter(STAGES, f"is vLLM's, and goes with --engine vllm only, not {stages}")
+    for name, value in ((RANKS, size), (STAGES, stages)):
+        if value > 1 and engine == SPECWIRE:
+            raise InvalidParameter(name, f"is vLLM's, and goes with --engine vllm only, not {value}")
 
 
 def add_model_arguments(
@@ -434,17 +435,14 @@ def add_deterministic_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_ranks_argument(parser: argparse._ActionsContainer) -> None:
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tensor-parallel-size",
         type=int,
         default=1,
         metavar="N",
-        help="split the target over N processes, on GPUs one for each (default: %(default)s)",
+        help="with --engine vllm: split each layer over N processes, on GPUs one for each (default: %(default)s)",
     )
-
-
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pipeline-parallel-size",
         type=int,

@@ -44,6 +44,7 @@ pools:
     accelerator_type: H100
     num_gpus: 2
     num_cpus: 4
+    engine: vllm
     tensor_parallel_size: 2
     min_replicas: 1
     max_replicas: 4
@@ -73,8 +74,8 @@ def test_the_smallest_file() -> None:
 def test_the_whole_file() -> None:
     config = parse(WHOLE)
     large, small, orchestrators = config.groups
-    assert large.words[:3] == ("verify", "scripted:7", "--tensor-parallel-size=2")
-    assert large.words[3:] == ("--grace=120", "--slots=64", "--no-ngram", "--insecure", "--log-format=json")
+    assert large.words[:4] == ("verify", "scripted:7", "--engine=vllm", "--tensor-parallel-size=2")
+    assert large.words[4:] == ("--grace=120", "--slots=64", "--no-ngram", "--insecure", "--log-format=json")
     assert (large.resources, large.accelerator_type, large.num_gpus, large.most) == ({"big": 1.0}, "H100", 2.0, 4)
     assert small.runtime_env == {"env_vars": {"A": "b"}}
     assert large.environment == {"SPECWIRE_REGISTRY": "redis://127.0.0.1:6380/0", "SPECWIRE_REGION": "eu-1"}
@@ -169,34 +170,39 @@ def test_a_head_that_is_none_is_refused_with_the_file(pool: str, named: str) -> 
 
 
 def test_a_drafter_is_not_split() -> None:
-    with pytest.raises(InvalidConfig, match=r"pools\.small\.tensor_parallel_size: is of verifiers only, not 2"):
+    with pytest.raises(InvalidConfig, match=r"pools\.small\.tensor_parallel_size: is of engine: vllm only, not 2"):
         parse(WHOLE.replace("num_cpus: 0.5", "tensor_parallel_size: 2"))
 
 
 def test_a_verifier_on_vllm() -> None:
-    said = "tensor_parallel_size: 2\n    engine: vllm\n    engine_options: {enforce_eager: true}"
-    large = parse(WHOLE.replace("tensor_parallel_size: 2", said)).groups[0]
-    assert large.words[3:5] == ("--engine=vllm", '--engine-options={"enforce_eager": true}')
+    said = "engine: vllm\n    engine_options: {enforce_eager: true}"
+    large = parse(WHOLE.replace("engine: vllm", said)).groups[0]
+    assert large.words[3:5] == ("--tensor-parallel-size=2", '--engine-options={"enforce_eager": true}')
     with pytest.raises(InvalidConfig, match=r"pools\.small\.engine: is of verifiers only, not vllm"):
         parse(WHOLE.replace("num_cpus: 0.5", "engine: vllm"))
     with pytest.raises(InvalidConfig, match=r"pools\.small\.engine_options: are of engine: vllm only"):
         parse(WHOLE.replace("num_cpus: 0.5", "engine_options: {enforce_eager: true}"))
     with pytest.raises(InvalidConfig, match=r"pools\.large\.options: .*--engine: invalid choice: 'own'"):
-        parse(WHOLE.replace("tensor_parallel_size: 2", "engine: own"))
+        parse(WHOLE.replace("engine: vllm", "engine: own"))
 
 
 def test_a_verifier_on_vllm_is_split_by_layers_too_and_has_a_python_of_its_own() -> None:
-    split = "tensor_parallel_size: 2\n    pipeline_parallel_size: 2\n    engine: vllm\n    python: /opt/vllm/bin/python"
+    split = "tensor_parallel_size: 2\n    pipeline_parallel_size: 2\n    python: /opt/vllm/bin/python"
     text = WHOLE.replace("tensor_parallel_size: 2", split).replace("num_gpus: 2", "num_gpus: 4")
     large = parse(text).groups[0]
-    assert large.words[2:5] == ("--tensor-parallel-size=2", "--engine=vllm", "--pipeline-parallel-size=2")
+    assert large.words[2:5] == ("--engine=vllm", "--tensor-parallel-size=2", "--pipeline-parallel-size=2")
     assert (large.ranks, large.python) == (4, "/opt/vllm/bin/python")
     assert fleet._bundle(large) == {"CPU": 4.0, "GPU": 4.0, "big": 1.0, "accelerator_type:H100": 0.001}
     order = ReplicaSpec(large.words, large.port, large.http_port, large.environment, large.python)
     assert command(order, "10.0.0.1")[:4] == ["/opt/vllm/bin/python", "-m", "deploy", "verify"]
     for now, then, named in (
         ("num_gpus: 4", "num_gpus: 2", "num_gpus: must be at least 4, one for each rank, or 0, not 2"),
-        ("engine: vllm", "engine: specwire", "pipeline_parallel_size: is of engine: vllm only, not 2"),
+        ("engine: vllm", "engine: specwire", "tensor_parallel_size: is of engine: vllm only, not 2"),
+        (
+            "engine: vllm\n    tensor_parallel_size: 2",
+            "engine: specwire",
+            "pipeline_parallel_size: is of engine: vllm only, not 2",
+        ),
         (
             "pipeline_parallel_size: 2",
             "pipeline_parallel_size: 33",

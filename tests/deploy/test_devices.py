@@ -60,7 +60,6 @@ def test_a_target_without_a_device_is_refused() -> None:
         ("--heads", ""),
         ("--compile",),
         ("--deterministic",),
-        ("--tensor-parallel-size", "2"),
         ("--device", "cuda:0"),
         ("--speculative-config", "{}"),
     ],

@@ -18,7 +18,6 @@ from deploy.stack import stack
 from deploy.stack.local_host import CorePlan, threads_told
 from deploy.stack.options import StackError, StackOptions
 from specwire.client import AsyncClient, Chunk, SpecwireError, Started
-from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
 from specwire.rpc.model_info import core_numbers
@@ -168,11 +167,6 @@ async def test_where_its_threads_run_is_told_and_is_over_with_it(tmp_path: Path)
     finally:
         await parts.stop()
     assert core_numbers() == before
-
-
-def test_several_processes_are_refused() -> None:
-    with pytest.raises(InvalidParameter, match="one-process: --tensor-parallel-size 2 takes several"):
-        StackOptions("scripted:7", None, one_process=True, tensor_parallel_size=2)
 
 
 async def test_figures_are_told_together(tmp_path: Path) -> None:

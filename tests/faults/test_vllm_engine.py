@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from importlib.metadata import distribution
 from pathlib import Path
 
+import grpc
 import pytest
 
 from bench.harness import ROOT
@@ -26,7 +27,9 @@ from specwire.client import AsyncClient, Completion
 from specwire.client.requests import RequestOptions
 from specwire.core.messages import FinishReason, Outcome
 from specwire.core.model import RANKS, STAGES
+from specwire.lm import Feed, LanguageModel
 from specwire.text.constraints import LIBRARY
+from specwire.v1 import common_pb2, verify_pb2_grpc
 from tests.faults.cells import Cell
 from tests.faults.hostile import ATTACKS, Victim, hostile
 from tests.faults.matrix import CELLS
@@ -35,10 +38,11 @@ from tests.faults.place import Place, place
 from tests.faults.scene import BEGUN, PATIENCE_S, Asked
 from tests.faults.streams import Stream
 from tests.faults.test_demo_pair import LENGTH, WORDS, asked, check_choices, play, target
-from tests.integration.test_tensor_parallel import COUNT, NEAR_TIE, largest_gap, written
 from tests.orchestrator import test_constrained as constrained
+from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.test_every_option import ALONE, DRAWN, GREEDY
 from tests.text.schemas import fits
+from tests.verify_service.peer import Peer
 from tests.vllm.sockets import reachable
 from tests.vllm.walk_in_vllm import FAMILIES
 from tests.wait import eventually
@@ -54,6 +58,8 @@ MANY, FEW_TOKENS = 200, 4
 # Texts of each option: as many at once as each verifier has slots; completions of one prompt.
 FEW_OF_EACH, SLOTS, SEVERAL = 16, 8, 3
 LIES = ("garbage", "right_once", "repeated", "wild_trees", "flood")
+# Tokens of a text that is decided by ranks, and of one that outlives one; two scores that are closer are a near-tie.
+COUNT, LONG, NEAR_TIE = 48, 800, 1e-4
 # Log-probabilities of two engines in float32.
 CLOSE = 1e-3
 # vLLM takes longer to start than a restarted verifier is waited for unless told.
@@ -265,6 +271,50 @@ async def test_split_over_two_processes_it_is_the_same_model_and_ends_with_eithe
         os.kill(other, signal.SIGKILL)
         assert verifier.wait() == 1
         assert "error: rank 1 of 2 ended by SIGKILL" in verifier.said()
+
+
+async def written(address: str, prompt: Sequence[int]) -> tuple[common_pb2.GetModelInfoResponse, list[int]]:
+    """What the verifier says of itself, and COUNT tokens of its behind the prompt."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        info = await stub.GetModelInfo(common_pb2.GetModelInfoRequest(), timeout=PATIENCE_S)
+        call = stub.Connect()
+        peer = Peer(call, info)
+        await peer.open(1, prompt, stopping=common_pb2.Stopping(max_tokens=COUNT, ignore_eos=True))
+        await peer.until_finished(1)
+        call.cancel()
+        return info, peer.tokens[1]
+
+
+def largest_gap(lm: LanguageModel, prompt: Sequence[int], tokens: Sequence[int]) -> float:
+    """By how much a token was ever worse than the best one behind the text before it."""
+    logits = lm.forward([Feed(0, 0, [*prompt, *tokens[:-1]], len(tokens))])
+    chosen = [float(row[token]) for row, token in zip(logits, tokens, strict=True)]
+    return max(float(row.max()) - score for row, score in zip(logits, chosen, strict=True))
+
+
+def test_sessions_move_from_a_split_verifier_that_lost_a_rank_to_a_whole_one() -> None:
+    """Of three sessions at two verifiers at least one is at each."""
+    words = (str(TARGET), "--dtype=float32", "--threads=1", "--slots=4", "--context=1024")
+    with RedisServer() as redis, parts() as owned:
+        split = owned.start("verify", *words, f"--{RANKS}=2", *ENGINE, python=PYTHON)
+        whole = owned.start("verify", *words)
+        named = [word for service in (split, whole) for word in ("--verifier", service.ready())]
+        front = owned.start("orchestrate", *named, "--redis-url", redis.url)
+        front.ready()
+        (rank,) = ranks_of(split.process.pid)
+        one = Asked()
+        streams = [Stream(front.address, one.prompt, max_tokens=LONG) for _ in range(3)]
+        for stream in streams:
+            stream.until(1)
+        os.kill(rank, signal.SIGKILL)
+        assert split.wait() == 1
+        assert "rank 1 of 2 ended by SIGKILL" in split.said()
+        for stream in streams:
+            stream.rest()
+            assert stream.error is None
+            assert len(stream.tokens) == LONG
+            check_choices(one, stream.tokens)
 
 
 def ranks_of(pid: int) -> list[int]:

@@ -32,17 +32,16 @@ def test_flags_reach_the_services_that_they_are_for() -> None:
     parser = argparse.ArgumentParser()
     add_stack_arguments(parser)
     words = ["--target", "scripted:1", "--draft", "scripted:1", "--deterministic", "--quantization", "int8"]
-    words += ["--tensor-parallel-size", "2"]
     services = stack_options(parser.parse_args(words)).services()
-    for role, deterministic, ranks in ((VERIFIER, True, 2), (DRAFTER, False, 1)):
-        assert (services[role].deterministic, services[role].tensor_parallel_size) == (deterministic, ranks)
+    for role, deterministic in ((VERIFIER, True), (DRAFTER, False)):
+        assert services[role].deterministic is deterministic
         assert services[role].quantization == "int8"
 
     verifier = PlainService(VERIFIER, services[VERIFIER], 1.0, print)._command("127.0.0.1:0")
     own = argparse.ArgumentParser()
     add_arguments(own)
     args = own.parse_args(verifier[3:])
-    assert (args.deterministic, args.quantization, args.tensor_parallel_size) == (True, "int8", 2)
+    assert (args.deterministic, args.quantization) == (True, "int8")
     assert "--deterministic" not in PlainService(DRAFTER, services[DRAFTER], 1.0, print)._command("127.0.0.1:0")
 
 

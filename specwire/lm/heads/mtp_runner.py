@@ -77,7 +77,7 @@ class MtpLayers(HeadLayers):
         found = self._gathered(layer, normed, rotation, slots, starts, counts, masks, batch)
         if self.gated:
             found = found * torch.sigmoid(self.gating(normed, self.gate_weights[layer], self.gate_biases[layer]))
-        x = x + self._summed(4 * layer + 1, found)
+        x = x + self._multiply(4 * layer + 1, found)
         x = self._normed(own + 2, x + self._fed_forward(layer, x))
         logits = x.new_empty(0)
         if telling:

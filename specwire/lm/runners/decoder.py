@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from specwire.core.model import Feed, TreeFeed
 from specwire.lm.runners.linear import LinearWeights, pack
-from specwire.lm.runners.tensor_parallel import Rank, adding, joining
 
 # ----------------------------------------------------------------------------------------------------------------------
 # One attention for several short feeds, so that the dozen small operations of an attention are paid once for all
@@ -219,12 +218,11 @@ class DecoderLayers(nn.Module):
         model: Model,
         cache: torch.Tensor,
         apart: bool = False,
-        rank: Rank | None = None,
         packing: Callable[[Sequence[LinearWeights]], tuple[nn.Module, list[LinearWeights]]] = pack,
     ) -> None:
         """apart: nothing but matrix products is computed for several rows at once (`runners.deterministic`).
 
-        rank: of which shape, model and cache are the share; logits are whole. packing: see `runners.linear`.
+        packing: see `runners.linear`.
         """
         super().__init__()
         self.apart = apart
@@ -244,7 +242,6 @@ class DecoderLayers(nn.Module):
         self.linear, packed = packing([*linears, model.head])
         self.weights = [part.weight for part in packed]
         self.biases = [part.bias for part in packed]
-        self.adding, self.joining = adding(rank), joining(rank)
 
     def _masks(self, starts: list[int], counts: list[int], batch: AttentionBatch) -> list[torch.Tensor]:
         """Of the feeds behind the batch."""
@@ -300,7 +297,7 @@ class DecoderLayers(nn.Module):
         batch: AttentionBatch,
     ) -> torch.Tensor:
         """What attention adds to the residual stream (rows, hidden), from normed x (rows, any)."""
-        return self._summed(4 * layer + 1, self._gathered(layer, x, rotation, slots, starts, counts, masks, batch))
+        return self._multiply(4 * layer + 1, self._gathered(layer, x, rotation, slots, starts, counts, masks, batch))
 
     def _gathered(
         self,
@@ -335,7 +332,7 @@ class DecoderLayers(nn.Module):
     def _fed_forward(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         """What the gated layers add to the residual stream x (rows, hidden)."""
         gate, up = self._multiply(4 * layer + 2, self._normed(2 * layer + 1, x)).chunk(2, dim=-1)
-        return self._summed(4 * layer + 3, self._activated(gate).mul_(up))
+        return self._multiply(4 * layer + 3, self._activated(gate).mul_(up))
 
     def _activated(self, gate: torch.Tensor) -> torch.Tensor:
         if not self.apart:
@@ -429,11 +426,6 @@ class DecoderLayers(nn.Module):
         y: torch.Tensor = self.linear(x, self.weights[index], self.biases[index])
         return y
 
-    def _summed(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """Like `_multiply`, by a layer of which a rank has a part of the inputs."""
-        y: torch.Tensor = self.adding(self._multiply(index, x))
-        return y
-
 
 class Decoder(DecoderLayers):
     """Forward over several feeds."""
@@ -517,10 +509,7 @@ class Decoder(DecoderLayers):
         for feed in range(len(slots)):
             end += counts[feed]
             rows.append(x.narrow(0, end - wanted[feed], wanted[feed]))
-        logits: torch.Tensor = self.joining(
-            self._multiply(4 * self.layers, self._normed(2 * self.layers, torch.cat(rows)))
-        )
-        return logits, tapped
+        return self._multiply(4 * self.layers, self._normed(2 * self.layers, torch.cat(rows))), tapped
 
 
 def compiled(decoder: DecoderLayers) -> Any:

@@ -24,7 +24,6 @@ from specwire.lm.runners.decoder import (
     tree_rows,
 )
 from specwire.lm.runners.linear import LinearWeights, side_by_side
-from specwire.lm.runners.tensor_parallel import Rank
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # Positions of a slot of the cache are a multiple of this where rows are computed apart.
@@ -49,14 +48,11 @@ class LlamaRunner:
         context: int,
         vocabulary: int,
         apart: bool = False,
-        rank: Rank | None = None,
         taps: Sequence[int] = (),
     ) -> None:
-        """apart, taps: as `Decoder`. rank: whose share the model is. Unsuited for what only looks like the family."""
+        """apart, taps: as `Decoder`. Unsuited for what only looks like the family."""
         shape = shape_of(model)
-        if rank is not None:
-            shape = shape._replace(heads=shape.heads // rank.size, kv_heads=shape.kv_heads // rank.size)
-        weights = model_of(model, shape, context, vocabulary if rank is None else None)
+        weights = model_of(model, shape, context, vocabulary)
         # Kernels may go by where their arguments lie: then every slot begins at a cache line.
         room = -(-context // ALIGNED) * ALIGNED if apart else context
         size = (shape.layers, slots, 2 * shape.kv_heads, room, shape.head_dim)
@@ -66,7 +62,7 @@ class LlamaRunner:
         )
         self._apart, self._taps, self.tapping = apart, list(taps), True
         self.tapped = weights.embedding.new_empty(0)
-        self.decoder = Decoder(shape, weights, self._cache, apart, rank)
+        self.decoder = Decoder(shape, weights, self._cache, apart)
         self._decode = compiled(self.decoder)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from specwire.core.model import (
     INT8_DYNAMIC,
     NONE,
     OPENVINO,
-    RANKS,
     TORCH,
     Feed,
     Loading,
@@ -32,7 +31,6 @@ from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.hybrid import STATES, HybridRunner
 from specwire.lm.runners.linear import Int8Linear, check_int8, is_dynamic, round_layers
 from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
-from specwire.lm.runners.tensor_parallel import Rank
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +68,6 @@ class How(NamedTuple):
         prompt_threads: CPU threads of a forward that feeds a long part of a prompt, where more than a step's pay; 0: as
             many as others have. On cpu, of PyTorch and of OpenVINO's small graphs; not under
             `deterministic` and `compiled`.
-        rank: of a model that is split already.
         taps: see `specwire.lm.runners.decoder.Decoder`. fuse: what OpenVINO makes of them; None for nothing.
         skims: by a runner that can leave layers out.
         states: of a slot with recurrent layers.
@@ -82,7 +79,6 @@ class How(NamedTuple):
     quantization: str = NONE
     compiled: bool = False
     prompt_threads: int = 0
-    rank: Rank | None = None
     taps: tuple[int, ...] = ()
     fuse: nn.Module | None = None
     skims: bool = False
@@ -95,32 +91,10 @@ class How(NamedTuple):
         )
 
 
-def split_way(config: PreTrainedConfig, how: How, size: int) -> How:
-    """How each rank computes; ModelError unless it can be so, with whole heads and the same number on each rank."""
-    for name, given, needed in (
-        ("quantization", how.quantization, NONE),
-        ("compile", how.compiled, False),
-        ("deterministic", how.deterministic, False),
-        ("runtime", OPENVINO if how.runtime == OPENVINO else TORCH, TORCH),
-        ("heads", bool(how.taps), False),
-    ):
-        if given != needed:
-            raise ModelError(f"{RANKS}: {size} ranks need {name} to be {needed}, not {given}")
-    text: Any = config.get_text_config()
-    if not (getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None)):
-        raise ModelError(f"{RANKS}: {config.model_type} models have no plan by which to split them over {size} ranks")
-    heads = text.num_attention_heads
-    for kind, count in (("attention", heads), ("key", getattr(text, "num_key_value_heads", None) or heads)):
-        if count % size:
-            raise ModelError(f"{RANKS}: {size} ranks cannot share the {count} {kind} heads of this model equally")
-    return how._replace(runtime=TORCH)
-
-
-def check_recurrent(config: PreTrainedConfig, how: How, ranks: int | None) -> None:
+def check_recurrent(config: PreTrainedConfig, how: How) -> None:
     """ModelError, which names it, for what models with recurrent layers are not served with."""
     for name, given in (
         ("heads", how.skims),
-        (RANKS, ranks is not None),
         ("deterministic", how.deterministic),
         ("quantization", how.quantization != NONE),
         ("compile", how.compiled),
@@ -309,10 +283,7 @@ def takes_trees(trial: TreeTrial, runner: Runner, name: str) -> bool:
 
 def _lean_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner | None:
     try:
-        if how.deterministic:
-            runner = _deterministic_runner(model, sizes)
-        else:
-            runner = LlamaRunner(model, *sizes, rank=how.rank, taps=how.taps)
+        runner = _deterministic_runner(model, sizes) if how.deterministic else LlamaRunner(model, *sizes, taps=how.taps)
     except (Unsuited, AttributeError) as reason:
         logger.info("%s is served by its own modules: %s", type(model).__name__, reason)
         return None

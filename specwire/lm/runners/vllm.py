@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import traceback
 import warnings
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -24,11 +26,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specwire.core.model import Feed, ModelError
-from specwire.lm.kv_cache import LineRunner, Sizes
+from specwire.core.model import Feed, ModelError, ModelLost, RankGroup
+from specwire.lm.kv_cache import LineRunner, Runner, Sizes
 from specwire.lm.kv_memory import readable
 from specwire.lm.model_config import first_line
-from specwire.lm.runners.tensor_parallel import stay_on_this_machine
 
 # Versions, by their first two numbers, that the tests have run with. vLLM calls what is used of it internal.
 TESTED = ((0, 32),)
@@ -106,7 +107,7 @@ def prepare(device: str, options: Mapping[str, Any]) -> None:
             raise ModelError(f"{FIELD}-options: {name!r:.80} is not taken here, but {', '.join(OPTIONS)}")
     os.environ.update(THREADS | dict(os.environ) | ENVIRONMENT)
     os.environ.pop("VLLM_LOGGING_CONFIG_PATH", None)  # refused together with a log that is left as it is
-    stay_on_this_machine()
+    _stay_on_this_machine()
     logging.getLogger("vllm").setLevel(logging.ERROR)  # beside its errors it says what it chose, at length
     try:
         with _quietly():
@@ -117,6 +118,14 @@ def prepare(device: str, options: Mapping[str, Any]) -> None:
         raise ModelError(f"{FIELD}: vLLM cannot be imported: {first_line(error)}; {tested()}") from error
     if device not in ("cpu", own, f"{own}:0"):
         raise ModelError(f"device: vLLM computes on {own} here, from the first one on, not on {device}")
+
+
+def _stay_on_this_machine() -> None:
+    """Let only this machine reach the sockets by which ranks talk."""
+    names = [name for _, name in socket.if_nameindex()]
+    loopback = next((name for name in names if name.startswith("lo")), "lo")
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
 
 
 @contextmanager
@@ -408,3 +417,88 @@ def _in_order(feeds: Sequence[Feed], parts: Sequence[torch.Tensor], most: int) -
     keep = [bool(each.wanted) or each.stop == stops[each.slot] for each in told for _ in range(max(each.wanted, 1))]
     rows = torch.cat(list(parts))
     return rows[torch.tensor(keep, device=rows.device)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A model that vLLM splits over several processes, the ranks: the runners of the others repeat each call of rank 0's.
+# Calls are encoded as integers, in order; feeds are lines.
+
+RUN, ZERO, COPY = range(3)
+# int64, for this machine only.
+WIDE = "q"
+
+
+def to_run(feeds: Sequence[Feed]) -> bytes:
+    numbers = [RUN]
+    for feed in feeds:
+        numbers += [feed.slot, feed.start, feed.wanted, len(feed.tokens), *feed.tokens]
+    return _packed(numbers)
+
+
+def to_zero(slot: int, stop: int) -> bytes:
+    return _packed([ZERO, slot, stop])
+
+
+def to_copy(source: int, target: int, stop: int) -> bytes:
+    return _packed([COPY, source, target, stop])
+
+
+def obey(runner: Runner, order: bytes) -> None:
+    """Do it on this rank's share; what comes out is rank 0's to use."""
+    kind, *numbers = array(WIDE, order)
+    if kind == RUN:
+        runner.run(list(_feeds(iter(numbers))))
+    elif kind == ZERO:
+        runner.zero(*numbers)
+    else:
+        runner.copy(*numbers)
+
+
+def _packed(numbers: Sequence[int]) -> bytes:
+    return array(WIDE, numbers).tobytes()
+
+
+def _feeds(numbers: Iterator[int]) -> Iterator[Feed]:
+    for slot in numbers:
+        start, wanted, count = (next(numbers) for _ in range(3))
+        yield Feed(slot, start, tuple(next(numbers) for _ in range(count)), wanted)
+
+
+class LeadingRunner(LineRunner):
+    """`Runner` over all ranks.
+
+    A failure within a forward leaves the ranks at different places in it, so it ends the model: ModelLost.
+    """
+
+    def __init__(self, runner: Runner, ranks: RankGroup) -> None:
+        self.runner = runner
+        self._ranks = ranks
+
+    def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        self._tell(to_run(feeds))
+        try:
+            return self.runner.run(feeds)
+        except Exception as error:
+            raise self._lost(error) from error
+
+    def zero(self, slot: int, stop: int) -> None:
+        self._tell(to_zero(slot, stop))
+        self.runner.zero(slot, stop)
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        self._tell(to_copy(source, target, stop))
+        self.runner.copy(source, target, stop)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes on all ranks, which hold equal shares."""
+        return self.runner.kv_bytes * self._ranks.size
+
+    def _tell(self, order: bytes) -> None:
+        try:
+            self._ranks.tell(order)
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> ModelLost:
+        return ModelLost(self._ranks.loss() or f"{self._ranks.size} ranks failed together: {first_line(error)}")
