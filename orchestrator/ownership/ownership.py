@@ -165,12 +165,9 @@ def must_end(log: StoredSession) -> FinishReason | None:
     return FinishReason.DEADLINE if 0 < log.record.deadline <= time.time() else None
 
 
-def floor(view: SessionView) -> int:
-    """What a claim's fence must exceed: every fence of the session that is known here, and this host's clock.
-
-    The log may have lost a claim, and its own clock, of a replica's host, may be behind.
-    """
-    return max(view.newest_fence, int(time.time() * MICROSECONDS))
+def known_here(view: SessionView) -> tuple[int, int]:
+    """For a claim's fence: the newest one of the session that is known here, and this host's time in microseconds."""
+    return view.newest_fence, int(time.time() * MICROSECONDS)
 
 
 class Ownership:
@@ -216,7 +213,7 @@ class Ownership:
                 unfit = self._unfit(log.record)
                 if unfit is not None and not (end or must_end(log)):
                     raise StatusError(grpc.StatusCode.UNAVAILABLE, f"session_id: {unfit}")
-                log = await self._store.claim(log.record.session_id, self._owner, floor(driver.view))
+                log = await self._store.claim(log.record.session_id, self._owner, *known_here(driver.view))
         await self._show(driver, replay, log, end)
 
     def follow(self, driver: SessionDriver) -> None:
@@ -306,7 +303,7 @@ class Ownership:
         give_up = asyncio.get_running_loop().time() + self._store_timeout
         while True:
             try:
-                return await self._store.claim(driver.view.record.session_id, self._owner, floor(driver.view))
+                return await self._store.claim(driver.view.record.session_id, self._owner, *known_here(driver.view))
             except StoreUnavailable:
                 if asyncio.get_running_loop().time() > give_up:
                     raise

@@ -45,7 +45,7 @@ class Fenced(StoreError):
 
 
 class StaleLog(StoreError):
-    """The log stands under an older fence than the caller's: an older state of the store came back. `recreate` it."""
+    """The log stands under an older fence than the caller's, whose claim it has lost. `recreate` it."""
 
 
 class ContentMismatch(StoreError):
@@ -221,6 +221,9 @@ def unmet_settings(settings: dict[str, str]) -> str:
 # - Only the holder of the newest fence writes. A fence comes from `create`, `claim` or `recreate`, and only rises.
 # - An append is compare-content: what the log holds already must be equal, what lies behind its end is added. So an
 #   append whose outcome is unknown may be repeated, and where content differs the log wins.
+# - A text that the log holds only grows: what was acknowledged may have been shown. A log that came back as it was some
+#   seconds ago may be claimed again before the owner of a claim that it lost writes there: whichever of the two has the
+#   higher fence, it goes on from what the other one wrote.
 # - A missing log is never claimed: its tokens may have been shown to a client, so only someone who still has them all
 #   may write it again (`recreate`).
 # - A running log expires `ttl_s` seconds after its owner's last write; an ended one `retention_s` seconds after its
@@ -230,8 +233,8 @@ def unmet_settings(settings: dict[str, str]) -> str:
 #   is a hint and never the truth: it is kept apart from the logs, and only a log's fence says who owns a session.
 # - A request id is *bound* to the session that its first call began, and to that call's content.
 
-# Microseconds: a claim's fence is higher by a random step below this. A log may have lost a claim, and its clock may be
-# behind: the next claim must not get the lost claim's fence.
+# Microseconds: a claim's fence is a time. Where that is not above the newest fence, it is higher than that one by a
+# random step below this: a log whose clock is behind may have lost a claim, whose fence the next one must not get.
 MOST_STEP_US = 1 << 20
 # Seconds of silence after which a running session's owner is taken to be gone. A wrong guess costs a pause, never text:
 # who claims gets a newer fence.
@@ -423,8 +426,11 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
-        """Become the owner, with a new fence above `floor`, which no other claim gets; the log as it now stands.
+    async def claim(self, session_id: str, owner: str, known: int = 0, now_us: int = 0) -> StoredSession:
+        """Become the owner, with a new fence, which no other claim gets; the log as it now stands.
+
+        known: the newest fence that the claimer knows; the new one is above it. now_us: Unix time by its clock: the
+        log's own may be behind, and have lost a claim.
 
         Raises MissingSession.
 
@@ -446,8 +452,8 @@ class SessionStore(Protocol):
     ) -> None:
         """Write a lost log again from its owner's memory, under the owner's fence.
 
-        A log under an older fence is replaced: the highest fence wins. One under the same fence is compared, and
-        what it lacks at its end is added; it never becomes shorter. Raises Fenced, ContentMismatch.
+        The highest fence wins. The log that is there is compared, and what it lacks at its end is added; it never
+        becomes shorter. Raises Fenced, ContentMismatch.
         cancelled: the owner knows that somebody asked for the end. The flag is kept then, also if the log has lost it.
         """
         ...

@@ -212,10 +212,10 @@ class FileStore(MemoryStore):
         await self._journal.settled()
         return fence
 
-    async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
+    async def claim(self, session_id: str, owner: str, known: int = 0, now_us: int = 0) -> StoredSession:
         await self._journal.ready()
         with self._noted(session_id):
-            claimed = await super().claim(session_id, owner, floor)
+            claimed = await super().claim(session_id, owner, known, now_us)
         await self._journal.settled()
         return claimed
 

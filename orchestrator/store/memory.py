@@ -117,9 +117,9 @@ class MemoryStore:
         text, outcomes, logprobs = [*record.prompt, *logged.tokens], list(logged.outcomes), list(logged.logprobs)
         return MemoryLog(record, fence, owner, text, outcomes, logprobs, ttl_s, kept, self._wall(), expires)
 
-    async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
+    async def claim(self, session_id: str, owner: str, known: int = 0, now_us: int = 0) -> StoredSession:
         log = self._log(session_id)
-        log.fence = self._next_fence(max(log.fence, floor)) + self._step()
+        log.fence = self._next_fence(max(log.fence, known), now_us, self._step())
         log.owner, log.claimed = owner, self._wall()
         if log.reason is None:
             self._touch(log)
@@ -140,19 +140,25 @@ class MemoryStore:
         held = self._held(record.session_id)
         if self._is_deleted(record.session_id) or (held is not None and held.fence > fence):
             raise fenced(record.session_id, fence)
-        if held is None or held.fence < fence:
-            fresh = self._log_of(record, logged, fence, ttl_s, owner, retention_s)
-            fresh.cancelled = cancelled or (held is not None and held.cancelled)
-            self._logs[record.session_id] = fresh
-            return
-        text, length = [*record.prompt, *logged.tokens], len(held.tokens)
+        fresh = self._log_of(record, logged, fence, ttl_s, owner, retention_s)
+        if held is not None:
+            self._keep(held, fresh)
+        fresh.cancelled |= cancelled
+        self._logs[record.session_id] = fresh
+        self._touch(fresh)
+
+    def _keep(self, held: MemoryLog, fresh: MemoryLog) -> None:
+        """What the log holds stays, and the fresh one goes on from there. Raises ContentMismatch."""
+        length, text = len(held.tokens), fresh.tokens
         if held.tokens[: len(text)] != text[:length] or (len(text) > length and held.reason):
-            raise mismatch(record.session_id, 0)
-        held.outcomes.extend(logged.outcomes[len(held.outcomes) :])
-        held.logprobs.extend(logged.logprobs[len(held.logprobs) :])
-        held.tokens.extend(text[length:])
-        held.cancelled |= cancelled
-        self._touch(held)
+            raise mismatch(held.record.session_id, 0)
+        fresh.tokens = held.tokens + text[length:]
+        fresh.outcomes = held.outcomes + fresh.outcomes[len(held.outcomes) :]
+        fresh.logprobs = held.logprobs + fresh.logprobs[len(held.logprobs) :]
+        fresh.reason, fresh.text_length, fresh.ended = held.reason, held.text_length, held.ended
+        fresh.cancelled, fresh.read = held.cancelled, held.read
+        if held.fence == fresh.fence:
+            fresh.claimed = held.claimed
 
     async def append(self, session_id: str, fence: int, append: Append) -> AppendReply:
         log, end, behind = self._owned(session_id, fence), append.end, append.position + len(append.tokens)
@@ -251,8 +257,9 @@ class MemoryStore:
     async def close(self) -> None:
         return
 
-    def _next_fence(self, old: int) -> int:
-        return max(old + 1, int(self._wall() * 1e6))
+    def _next_fence(self, newest: int, now_us: int = 0, step: int = 0) -> int:
+        now_us = max(now_us, int(self._wall() * 1e6))
+        return now_us if now_us > newest else newest + 1 + step
 
     def _touch(self, log: MemoryLog) -> None:
         log.expires = self._clock() + (log.ttl_s if log.reason is None else log.retention_s)

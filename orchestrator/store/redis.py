@@ -161,7 +161,7 @@ class RedisStore:
             raise SessionExists(f"session {record.session_id} has a log")
         return int(_bytes(reply[1]))
 
-    async def claim(self, session_id: str, owner: str, floor: int = 0) -> StoredSession:
+    async def claim(self, session_id: str, owner: str, known: int = 0, now_us: int = 0) -> StoredSession:
         """Claim a log that can be read. A damaged one stays its owner's, which, if it lives, has all of it."""
         keys = session_keys(session_id)
         for _ in range(MOST_CLAIMS):
@@ -170,7 +170,7 @@ class RedisStore:
                 raise missing(session_id)
             await self._whole(session_id, seen)
             record, fence, *_ = cast("list[bytes]", seen[1])
-            reply = await self._batcher.call(self.CLAIM, keys, owner, fence, record, floor, self._step())
+            reply = await self._batcher.call(self.CLAIM, keys, owner, fence, record, known, now_us, self._step())
             if reply[0] == ScriptAnswer.MISSING:
                 raise missing(session_id)
             if reply[0] != ScriptAnswer.CHANGED:

@@ -75,9 +75,10 @@ def ping_key(number: int) -> str:
     return f"specwire:ping:{number}"
 
 
-# Everything is computed before anything is written: so a damaged value makes the script fail without a change. fence =
-# max(old + 1, Redis time in microseconds): it rises, even where Redis lost the old one, unless Redis' clock is behind.
-# So the claimer adds the fences that it knows and its own clock.
+# Everything is computed before anything is written: so a damaged value makes the script fail without a change. A fence
+# is the time in microseconds, by Redis' clock or by the claimer's, whichever is ahead: so claims have their order even
+# where Redis lost one of them. It rises above the newest that is known where both clocks are behind that; `step` then
+# tells the next claim from a lost one.
 NEXT_FENCE = """
 local function whole(text)
   local number = tonumber(text)
@@ -89,7 +90,10 @@ local function now_us()
   return now[1] * 1000000 + now[2]
 end
 local function decimal(number) return string.format('%.0f', number) end
-local function next_fence(old) return decimal(math.max((whole(old) or 0) + 1, now_us())) end
+local function next_fence(newest, clock, step)
+  local now = math.max(now_us(), clock)
+  return decimal(now > newest and now or newest + 1 + step)
+end
 """
 
 # A damaged lifetime must not leave a key without any.
@@ -159,16 +163,16 @@ end
 # ARGV: record, prompt length, owner, ttl_ms, retention_ms, prompt tokens. Reply: {OK, fence} or {EXISTS}.
 CREATE = f"""{NEXT_FENCE}{EXPIRE_ALL}{WRITE_LOG}
 if redis.call('EXISTS', KEYS[1]) == 1 then return {{5}} end
-local fence = next_fence(0)
+local fence = next_fence(0, 0, 0)
 write_log(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], '', fence, 0)
 expire_all(ARGV[4])
 return {{0, fence}}
 """
 
 # ARGV: record, prompt length, owner, ttl_ms, retention_ms, tokens with the prompt, outcomes, fence, cancelled, logprobs
-# ... Reply: {OK}, {FENCED, the fence held} or {MISMATCH}. The highest fence wins: several may still hold the lost log's
-# text, and only the newest owner's counts. Under the same fence it only adds, unless the log is damaged: if this call
-# comes late, what was appended meanwhile stays. So does a promised end.
+# ... Reply: {OK}, {FENCED, the fence held} or {MISMATCH}. The highest fence wins. The text only grows, whoever wins,
+# unless the log is damaged: what it holds may have been shown, by an owner whose claim came later on a log that had
+# lost this one's, or by this call's owner if the call comes late. So a promised end stays, too.
 RECREATE = f"""{NEXT_FENCE}{EXPIRE_ALL}{SIZE}{ADD_LOGPROBS}{WRITE_LOG}
 local held = redis.pcall('HMGET', KEYS[1], 'fence', 'reason', 'cancelled', 'damaged')
 if held.err then
@@ -182,7 +186,7 @@ if held[1] and (whole(held[1]) or 0) > tonumber(fence) then return {{2, held[1]}
 local length = size(KEYS[2])
 local count = length / 4 - ARGV[2]
 local is_whole = size(KEYS[3]) == count and not held[4]
-if held[1] == fence and is_whole then
+if held[1] and is_whole then
   local overlap = math.min(length, #tokens)
   if redis.call('GETRANGE', KEYS[2], 0, overlap - 1) ~= string.sub(tokens, 1, overlap) then return {{3}} end
   if #tokens > overlap then
@@ -191,16 +195,18 @@ if held[1] == fence and is_whole then
     redis.call('APPEND', KEYS[3], string.sub(outcomes, count + 1))
     add_logprobs(10 + count, count)
   end
-  redis.call('HSET', KEYS[1], 'cancelled', cancelled)
+  redis.call('HSET', KEYS[1], 'fence', fence, 'owner', ARGV[3], 'ttl_ms', ARGV[4], 'retention_ms', ARGV[5],
+    'cancelled', cancelled)
+  if held[1] ~= fence then redis.call('HSET', KEYS[1], 'claimed_us', decimal(now_us())) end
 else
   write_log(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tokens, outcomes, fence, cancelled)
   add_logprobs(10, 0)
 end
-expire_all(ARGV[4])
+expire_all(is_whole and held[2] and ARGV[5] or ARGV[4])
 return {{0}}
 """
 
-# ARGV: owner, the fence and the record that were read, what the new fence is to exceed beside the old one, and by what
+# ARGV: owner, the fence and the record that were read, the newest fence and the time that the claimer knows, and a
 # random step. Reply: the snapshot under the new fence, {CHANGED} where fence or record have changed, or {MISSING}: a
 # lost log is not claimed, its tokens are unknown.
 CLAIM = f"""{NEXT_FENCE}{EXPIRE_ALL}{SNAPSHOT}
@@ -208,7 +214,7 @@ local held = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ttl_ms', 'reason')
 if not held[1] then return {{1}} end
 if held[1] ~= ARGV[3] or held[2] ~= ARGV[2] then return {{7}} end
 local newest = math.max(whole(held[2]) or 0, whole(ARGV[4]) or 0)
-local fence = decimal(next_fence(newest) + ARGV[5])
+local fence = next_fence(newest, whole(ARGV[5]) or 0, whole(ARGV[6]) or 0)
 redis.call('HSET', KEYS[1], 'fence', fence, 'owner', ARGV[1], 'claimed_us', decimal(now_us()))
 redis.call('HDEL', KEYS[1], 'damaged')
 if not held[4] then expire_all(held[3]) end

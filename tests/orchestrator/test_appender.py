@@ -193,7 +193,9 @@ async def test_a_log_that_came_back_shorter_gets_its_tail() -> None:
     assert await played.logged() == (7, 8, 9, 10)
 
 
-async def test_a_log_that_came_back_from_before_the_claim_is_replaced() -> None:
+@pytest.mark.parametrize("meanwhile", [False, True])
+async def test_a_log_that_came_back_from_before_the_claim_is_written_again(meanwhile: bool) -> None:
+    """Unless the former owner has written otherwise meanwhile: its readers have seen that."""
     store = MemoryStore()
     former = await scene(store)
     await former.write(7)
@@ -202,8 +204,13 @@ async def test_a_log_that_came_back_from_before_the_claim_is_replaced() -> None:
     present.output = former.output
     present.appender = Appender(store, present.record, claimed.fence, present.output, "me", LIFETIMES, 30.0)
     store._logs["s"].fence = former.fence
-    store._logs["s"].tokens[3:] = [1, 1]
-    store._logs["s"].outcomes[:] = [A, A]
+    store._logs["s"].tokens[3:] = [1, 1] if meanwhile else []
+    store._logs["s"].outcomes[:] = [A, A] if meanwhile else []
+    if meanwhile:
+        with pytest.raises(ContentMismatch):
+            await present.write(8)
+        assert await present.logged() == (1, 1)
+        return
     await present.write(8)
     assert await present.logged() == (7, 8)
     with pytest.raises(Fenced):

@@ -120,9 +120,10 @@ async def test_only_what_is_new_is_read() -> None:
 
 
 async def test_all_is_read_where_it_may_have_changed() -> None:
-    """Another owner, who has written what was there again: behind the same beginning it is another text."""
+    """The log was lost, and another owner has written it again: behind the same beginning it is another text."""
     now = await scene()
     await now.append(3, 1, 2)
+    now.log._logs.clear()
     await now.log.recreate(RECORD, Append(2, (3, 7, 2, 2), (D,) * 4), now.fence + 1, TTL_S, "other")
     with pytest.raises(OtherText):
         await now.result()
@@ -289,6 +290,7 @@ async def test_a_log_that_is_gone_is_said_to_be() -> None:
 async def test_a_log_that_contradicts_what_was_shown_ends_it() -> None:
     now = await scene()
     await now.append(3, 1)
+    now.log._logs.clear()
     await now.log.recreate(RECORD, Append(2, (2,), (D,)), now.fence + 1, TTL_S, "them")
     with pytest.raises(OtherText):
         await now.result()

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,12 +115,24 @@ async def test_a_claim_s_fence_is_above_all_that_the_claimer_knows(
     store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the log's clock says, and whatever claim it has lost: by one and a step."""
-    session_id, first = await started(store, "floor")
+    session_id, first = await started(store, "newest")
     ahead = first + 3_600_000_000
     steps = iter([5, 0])
     monkeypatch.setattr(store, "_step", lambda: next(steps))
     assert (await store.claim(session_id, "second", ahead)).fence == ahead + 1 + 5
     assert (await store.claim(session_id, "third", first)).fence == ahead + 1 + 5 + 1
+
+
+async def test_a_claim_s_fence_is_its_time_by_the_clock_that_is_ahead(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no step later: two claims of the same second have their order, whoever has lost the first of them."""
+    session_id, first = await started(store, "clock")
+    ahead = first + 3_600_000_000
+    monkeypatch.setattr(store, "_step", lambda: 1_000_000)
+    assert (await store.claim(session_id, "second", first, ahead)).fence == ahead
+    assert (await store.claim(session_id, "third", ahead, ahead + 1)).fence == ahead + 1
+    assert (await store.claim(session_id, "fourth", first, ahead)).fence == ahead + 1 + 1 + 1_000_000
 
 
 async def test_a_claim_that_the_log_has_lost_has_another_fence_than_the_next() -> None:
@@ -173,7 +186,7 @@ async def test_what_is_reported_of_tokens_is_kept_with_them(store: SessionStore)
     await store.recreate(record, Append(3, (7,), (A,), logprobs=told[:1]), claimed.fence + 1, TTL, "third")
     log = await store.read(session_id)
     assert log is not None
-    assert (log.tokens, log.logprobs) == ((7,), tuple(told[:1]))
+    assert (log.tokens, log.logprobs, log.fence) == ((7, 8, 9, 1, 2), told, claimed.fence + 1)
 
 
 async def test_an_equal_append_repeated_changes_nothing(store: SessionStore) -> None:
@@ -252,8 +265,8 @@ async def test_a_lost_log_is_written_again_and_the_highest_fence_wins(store: Ses
         await store.recreate(record, Append(3, (7, 8), (A, B)), 1999, TTL)
     log = await store.read(session_id)
     assert log is not None
-    assert (log.record, log.tokens, log.outcomes, log.fence, log.owner) == (record, (7,), (A,), 2000, "newer")
-    assert (await store.append(session_id, 2000, Append(4, (8,), (A,)))).length == 5
+    assert (log.record, log.tokens, log.outcomes, log.fence, log.owner) == (record, (7, 8), (A, B), 2000, "newer")
+    assert (await store.append(session_id, 2000, Append(4, (8, 9), (A, D)))).length == 6
 
 
 async def test_what_a_log_lost_at_its_end_is_supplied_and_never_taken_away(store: SessionStore) -> None:
@@ -281,7 +294,7 @@ async def test_what_a_log_lost_at_its_end_is_supplied_and_never_taken_away(store
 
 async def test_an_older_state_that_came_back_gives_way_to_the_newest_fence(store: SessionStore) -> None:
     session_id, old = await started(store, "older")
-    await store.append(session_id, old, Append(3, (1, 2), (A, A)))
+    await store.append(session_id, old, Append(3, (7,), (A,)))
     newer = old + 5_000_000
     with pytest.raises(StaleLog, match=f"older fence {old}, not {newer}"):
         await store.append(session_id, newer, Append(5, (9,), (A,)))
@@ -291,6 +304,34 @@ async def test_an_older_state_that_came_back_gives_way_to_the_newest_fence(store
     assert (log.tokens, log.fence, log.owner) == ((7, 8), newer, "newest")
     with pytest.raises(Fenced):
         await store.append(session_id, old, Append(5, (3,), (A,)))
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_what_an_owner_of_an_older_fence_wrote_is_never_taken_away(store: SessionStore, ends: bool) -> None:
+    """Its claim may be the later one, on a log that had lost the other: its readers have seen what it wrote."""
+    session_id, fence = await started(store, f"wrote-{ends}")
+    record, newer = record_of(session_id), fence + 5_000_000
+    end = End(FinishReason.EOS, "", 2) if ends else None
+    await store.append(session_id, fence, Append(3, (1, 2), (A, R), end))
+    for other in ((1, 3), (1, 3, 4), (2,)):
+        with pytest.raises(ContentMismatch, match=session_id):
+            await store.recreate(record, Append(3, other, (A,) * len(other)), newer, TTL, owner="lost")
+    if ends:
+        with pytest.raises(ContentMismatch, match=session_id):
+            await store.recreate(record, Append(3, (1, 2, 5), (A, R, D)), newer, TTL, owner="lost")
+    log = await store.read(session_id)
+    assert log is not None
+    assert (log.tokens, log.fence, log.owner, log.reason is not None) == ((1, 2), fence, "", ends)
+    await store.recreate(record, Append(3, (1,), (D,)), newer, 30.0, owner="newest")
+    log = await store.read(session_id)
+    assert log is not None
+    assert (log.tokens, log.outcomes, log.fence, log.owner) == ((1, 2), (A, R), newer, "newest")
+    assert (log.reason is not None, log.text_length) == (ends, 2 if ends else 0)
+    with pytest.raises(Fenced):
+        await store.append(session_id, fence, Append(5, (5,), (D,)))
+    refusal = pytest.raises(ContentMismatch) if ends else nullcontext()
+    with refusal:
+        await store.append(session_id, newer, Append(4, (2, 5), (A, D)))
 
 
 async def test_a_deleted_session_is_gone_and_comes_back_from_nobodys_memory(store: SessionStore) -> None:

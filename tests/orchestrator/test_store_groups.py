@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,15 @@ from redis import Redis
 from redis.crc import key_slot
 
 from bench.harness.certificates import Authority
-from orchestrator.store import AppendReply, SessionStore, StoreUnavailable, open_store
+from orchestrator.store import (
+    AppendReply,
+    ContentMismatch,
+    Fenced,
+    SessionStore,
+    StaleLog,
+    StoreUnavailable,
+    open_store,
+)
 from orchestrator.store.scripts import session_keys
 from specwire.core.messages import Append, Outcome
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -92,6 +101,62 @@ async def test_a_primary_that_became_a_replica_is_left() -> None:
 async def test_a_service_that_no_sentinel_knows_is_named() -> None:
     with replicated() as (primary, _), sentinel(primary) as address, pytest.raises(StoreUnavailable, match="other"):
         await open_store(f"redis+sentinel://:secret@{address}/other", 2.0)
+
+
+@asynccontextmanager
+async def two_claims(apart_us: int) -> AsyncIterator[tuple[SessionStore, int, int]]:
+    """A replica that was promoted without a claim and what its owner wrote then, and was claimed itself; both fences.
+
+    Both servers' clocks are two seconds behind those of the claimers, who claim `apart_us` one after the other.
+    """
+    at_us = int(time.time() * 1e6) + 2_000_000
+    with replicated() as (primary, replica):
+        async with opened(primary.url) as log:
+            fence = await log.create(record_of("s"), TTL, "first")
+            await log.append("s", fence, Append(3, (7,), (A,)))
+            await asyncio.to_thread(ask_until, lambda: log_bytes(replica, "s") == 4 * 4)
+            with client_of(replica) as client:
+                ask(client, "REPLICAOF", "NO", "ONE")
+            lost = await log.claim("s", "second", fence, at_us)
+            await log.append("s", lost.fence, Append(4, (8, 9), (A, A)))
+            primary.stop()
+        async with opened(replica.url) as log:
+            claimed = await log.claim("s", "third", fence, at_us + apart_us)
+            assert claimed.tokens == (7,)
+            yield log, lost.fence, claimed.fence
+
+
+async def test_of_two_claims_the_later_one_is_newer_on_a_replica_that_lacks_the_other() -> None:
+    async with two_claims(1) as (log, lost, claimed):
+        assert claimed == lost + 1
+        with pytest.raises(Fenced):
+            await log.append("s", lost, Append(6, (1,), (A,)))
+
+
+@pytest.mark.parametrize("meanwhile", [(), (8,), (8, 9, 1), (5,)])
+async def test_two_claims_out_of_order_leave_one_text(meanwhile: tuple[int, ...]) -> None:
+    """The later claimer's clock is behind, so the lost claim has the newer fence.
+
+    What the later one wrote stays: the other goes on from it, or, where it has shown another text, gives way.
+    """
+    async with two_claims(-1_000_000) as (log, lost, claimed):
+        assert claimed < lost
+        await log.append("s", claimed, Append(4, meanwhile, (A,) * len(meanwhile)))
+        with pytest.raises(StaleLog):
+            await log.append("s", lost, Append(6, (1,), (A,)))
+        mine = record_of("s"), Append(3, (7, 8, 9), (A, A, A)), lost, TTL, "second"
+        if meanwhile == (5,):
+            with pytest.raises(ContentMismatch):
+                await log.recreate(*mine)
+            assert (await log.append("s", claimed, Append(5, (6,), (A,)))).length == 6
+            return
+        await log.recreate(*mine)
+        with pytest.raises(Fenced):
+            await log.append("s", claimed, Append(4 + len(meanwhile), (2,), (A,)))
+        assert (await log.append("s", lost, Append(6, (1,), (A,)))).length == 7
+        kept = await log.read("s")
+        assert kept is not None
+        assert (kept.tokens, kept.owner) == ((7, 8, 9, 1), "second")
 
 
 async def test_a_write_counts_when_replicas_have_it() -> None:

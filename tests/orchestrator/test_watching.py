@@ -169,7 +169,7 @@ async def test_a_claim_is_above_what_the_claimer_s_own_clock_says(monkeypatch: p
             now, store = time.time(), running.orchestrator.orchestrator.store
             assert isinstance(store, MemoryStore)
             driver = running.orchestrator.orchestrator.sessions[started.session_id]
-            monkeypatch.setattr(store, "_clock", lambda: 5.0)
+            monkeypatch.setattr(store, "_wall", lambda: 5.0)
             store._logs[started.session_id].fence += 1  # somebody has claimed it, and is us again
         assert await tokens_of(events)
         assert driver.fence > now * 1_000_000
@@ -281,8 +281,8 @@ async def test_what_is_claimed_while_the_orchestrator_leaves_is_not_driven(
         leaving, claimed, answer = both.other.orchestrator, asyncio.Event(), asyncio.Event()
         claim = leaving.store.claim
 
-        async def late(session_id: str, owner: str, floor: int) -> StoredSession:
-            log = await claim(session_id, owner, floor)
+        async def late(session_id: str, owner: str, known: int, now_us: int) -> StoredSession:
+            log = await claim(session_id, owner, known, now_us)
             claimed.set()
             await answer.wait()
             return log

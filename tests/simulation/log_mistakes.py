@@ -108,15 +108,15 @@ def same_fence_granted_twice(patch: Patch) -> None:
     """Nor does it count what the claimer knows."""
     original = MemoryStore.claim
 
-    async def deaf(self: MemoryStore, session_id: str, owner: str, floor: int = 0) -> StoredSession:
+    async def deaf(self: MemoryStore, session_id: str, owner: str, known: int = 0, now_us: int = 0) -> StoredSession:
         return await original(self, session_id, owner)
 
     patch.setattr(MemoryStore, "claim", deaf)
-    patch.setattr(MemoryStore, "_next_fence", lambda self, old: max(1, old))
+    patch.setattr(MemoryStore, "_next_fence", lambda self, newest, *_: max(1, newest))
 
 
 def fences_by_the_log_s_clock_alone(patch: Patch) -> None:
-    always_returning(patch, ownership, "floor", 0)
+    always_returning(patch, ownership, "known_here", (0, 0))
 
 
 def stale_at_the_verifier_for_good(patch: Patch) -> None:
