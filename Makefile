@@ -38,7 +38,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-dtypes bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
 .SILENT:
 
 help: ## show this list
@@ -330,9 +330,6 @@ bench-tools: $(STAMP) ## count what drafting and chunking change in forced tool 
 
 bench-step: $(STAMP) ## measure a step of the target on each runtime, beside OpenVINO GenAI
 	$(BIN)/python -m bench.step.run
-
-bench-dtypes: $(STAMP) ## measure bfloat16 and 8-bit weights beside float32: speed, acceptance, loss
-	$(BIN)/python -m bench.dtypes
 
 bench-deterministic: $(STAMP) ## measure what --deterministic keeps equal, and what it costs (64 sessions, alone and mixed)
 	$(BIN)/python -m bench.deterministic

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scripts.figures.cluster import cluster_faults_table, cluster_table, ingress_table
-from scripts.figures.exact import deterministic_table, dtypes_table, laws_table, peers_table
+from scripts.figures.exact import deterministic_table, laws_table, peers_table
 from scripts.figures.fuzz import fuzz_table, simulation_table
 from scripts.figures.markdown import bars_table, grid, interval, with_table
 from scripts.figures.reliability import (
@@ -142,7 +142,6 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "draft-rows": ("draft_rows.json", "python -m bench.branching.draft_rows", draft_rows_table),
     "branch-bytes": ("wan.json", "make bench-wan", branch_bytes_table),
     "capacity": ("capacity.json", "make bench-capacity", capacity_table),
-    "dtypes": ("dtypes.json", "make bench-dtypes", dtypes_table),
     "deterministic": ("deterministic.json", "make bench-deterministic", deterministic_table),
     "suffix": ("suffix.json", "make bench-suffix", suffix_table),
     "learn": ("learn.json", "make bench-learn", learn_table),

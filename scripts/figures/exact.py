@@ -1,4 +1,4 @@
-"""Tables of what is exact and what it costs: laws, engines beside, bit-for-bit texts, dtypes."""
+"""Tables of what is exact and what it costs: laws, engines beside, bit-for-bit texts."""
 
 from __future__ import annotations
 
@@ -55,22 +55,6 @@ def deterministic_table(results: dict[str, Any]) -> str:
     return (
         f"{grid(rows)}\n\n{grid(costs)}\n\n{_where(results)}: {how}; steps: {arguments['repeats']} repeats, by turns."
     )
-
-
-def dtypes_table(results: dict[str, Any]) -> str:
-    """Render `make bench-dtypes`: each way of computing beside the first one."""
-    head = ["", "plain, tokens/s", "x", "drafted, tokens/s", "x", "acceptance", "loss, target", "loss, drafter"]
-    rows = [[*head, "same texts"]]
-    for row in results["rows"]:
-        rounded = "" if row["quantization"] == "none" else f", {row['quantization']}"
-        cells = [f"{row['runtime']}, {row['dtype']}{rounded}"]
-        for name in ("plain", "drafted"):
-            cells += [f"{row[name]['value']:.0f}", interval(row["to_first"][name])]
-        figures = [f"{row[name]:.4f}" for name in ("target_loss", "draft_loss")]
-        rows.append([*cells, f"{row['acceptance']:.3f}", *figures, f"{row['same_texts']:.2f}"])
-    arguments = results["arguments"]
-    how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, {arguments['ahead']} drafted a step"
-    return f"{grid(rows)}\n\n{_where(results)}: {how}; by turns, prompt by prompt."
 
 
 def _p(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ from specwire.lm.table_model import PREFIX as TABLE_PREFIX
 from specwire.lm.table_model import load_table_model
 from specwire.named_models import included_head, located
 
+logger = logging.getLogger(__name__)
+
 
 def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
     """Load a causal language model.
@@ -71,8 +74,6 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
         check_directory(spec)
     elif asked.engine == VLLM:
         raise ModelError(f"engine: {VLLM} is not served with a {GGUF} file here")
-    elif not by_llamacpp and _keeps_8_bits(spec, asked):
-        asked = replace(asked, quantization=INT8)
     # Imported here because transformers takes seconds to import: neither a scripted model, nor a table, nor whoever is
     # told of a mistake needs to wait for it.
     from specwire.lm import pretrained
@@ -83,6 +84,11 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
         return pretrained.load_gguf(spec, size, asked)
     dtype = _computed_in(asked)
     if asked.engine != VLLM:
+        if _keeps_8_bits(spec, asked):
+            try:
+                return pretrained.load_pretrained(spec, size, dtype, replace(asked, quantization=INT8))
+            except ModelError as reason:
+                logger.info("%s keeps no 8 bits: %s", spec, reason)
         return pretrained.load_pretrained(spec, size, dtype, asked)
     _refuse({"runtime": asked.runtime not in (TORCH, AUTO), **_of_our_runtimes(asked)}, f"--engine {VLLM}")
     with _told_by(asked.ranks):
@@ -109,8 +115,8 @@ def _keeps_8_bits(spec: str, asked: Loading) -> bool:
     A forward reads all weights, so it takes half as long as with 16 bits (docs/MODELS.md).
     """
     said = asked.dtype != AUTO or asked.quantization != NONE or asked.deterministic or asked.compiled
-    elsewhere = asked.runtime == TORCH or asked.device != "cpu"
-    if said or elsewhere or find_spec("openvino") is None:
+    elsewhere = asked.runtime == TORCH or asked.device != "cpu" or (asked.heads is not None and is_self(asked.heads))
+    if said or elsewhere or not is_gguf(spec) or find_spec("openvino") is None:
         return False
     from specwire.lm.gguf_file import read_gguf  # imports transformers, as above
 

@@ -40,7 +40,6 @@ from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_laye
 from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes, SkimmingRunner, TappedRunner
 from specwire.lm.kv_memory import KvMemory, SlotMemory, position_bytes, readable, slots_of_size
-from specwire.lm.large_pages import SMALL_BYTES, LargePages
 from specwire.lm.model_config import (
     check_class,
     check_kind,
@@ -130,7 +129,6 @@ def load_pretrained(
     plan.settle_runtime()
     memory = plan.slot_memory(known.context)
     memory.slots(slots)  # whoever asks for too much need not wait for weights
-    pages = LargePages() if target.type == CPU.type else None
     model = pretrained(spec, _dtype(dtype), target)
     info, unassigned = _describe(spec, model, known, dtype, plan.how)
     skimmed, head = _drafting(heads, model, info, plan.how)
@@ -144,8 +142,6 @@ def load_pretrained(
         drafter = None if head is None else head.make(count, known.context, memory.dtype, used)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
     lm = _over_slots(runner, info, count, unassigned, skimmed, drafter, _threads_of_prompts(plan.how, info))
-    if pages is not None and sum(weights.nbytes for weights in model.parameters()) > SMALL_BYTES:
-        logger.debug("%d bytes lie on large pages", pages.take())
     if head is not None and head.load_version is not None and isinstance(lm, HeadedModel):
         lm.current = head.current
         lm.load_version = partial(_load_version, head.load_version, count, known.context, memory.dtype, used)
@@ -171,7 +167,7 @@ class ComputePlan:
     how: How
 
     def settle_runtime(self) -> None:
-        """ModelError for what recurrent layers are not served with."""
+        """ModelError for what recurrent layers are not served with, and for 8 bits that OpenVINO cannot compute."""
         if is_recurrent(self.config):
             check_recurrent(self.config, self.how)
             if self.how.runtime == AUTO:
@@ -183,6 +179,11 @@ class ComputePlan:
                     "them it is openvino, which is often the faster of the two: compare them"
                 )
             self.how = self.how._replace(runtime=TORCH)
+        if self.how.quantization != NONE and not self._may_be_openvino:
+            raise ModelError(
+                f"quantization: {self.how.quantization} is computed by openvino (pip install 'specwire[openvino]') for "
+                f"{', '.join(sorted(MODEL_TYPES))} models on cpu, without deterministic, compile and skipped layers"
+            )
 
     def slot_memory(self, positions: int) -> SlotMemory:
         kept = cache_dtype(self.dtype, self.how) if self.device.type == "cpu" else self.dtype

@@ -357,8 +357,8 @@ def add_runtime_argument(parser: argparse._ActionsContainer, default: str) -> No
         "--quantization",
         default="none",
         choices=QUANTIZATIONS,
-        help="int8: round the weights of linear layers to 8 bits; int8-dynamic: and what they multiply, in float32; "
-        "quick with openvino (default: none)",
+        help="with openvino alone; int8: round the weights of linear layers to 8 bits; int8-dynamic: and what they "
+        "multiply, in float32 (default: none)",
     )
 
 

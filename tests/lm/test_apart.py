@@ -24,11 +24,9 @@ from tests.lm.models import CONTEXT, ROTARY, VOCABULARY, build, config, save
 LENGTH = 40
 # Long sums, for which the kernels here go another way where there is a single row.
 LONG = LlamaConfig(**{**ROTARY, "hidden_size": 64, "intermediate_size": 1408})
-INT8 = "int8"
 MODELS: dict[str, PreTrainedConfig] = {
     "llama": config("llama-biased-tied"),
     "long": LONG,
-    INT8: LONG,
     "qwen3": config("qwen3"),
     **{name: family.config() for name, family in (("moe", SERVED[-1]), ("sliding", SLIDING[3]), ("alibi", ALIBI[0]))},
 }
@@ -72,9 +70,8 @@ def _mixed(lm: LanguageModel, texts: list[list[int]], seed: int) -> torch.Tensor
 @pytest.mark.parametrize(("kind", "threads"), RUNS, indirect=["threads"])
 def test_rows_have_the_same_bits_alone_and_in_any_company(kind: str, dtype: str, tmp_path: Path) -> None:
     folder = save(build(MODELS[kind]), tmp_path)
-    quantization = kind if kind == INT8 else "none"
     lone, shared = (
-        load_model(folder, slots=slots, dtype=dtype, context=context, deterministic=True, quantization=quantization)
+        load_model(folder, slots=slots, dtype=dtype, context=context, deterministic=True)
         for slots, context in ((1, CONTEXT), (3, CONTEXT - 5))
     )
     assert lone.info.deterministic

@@ -218,7 +218,6 @@ def test_a_model_of_another_family_is_refused() -> None:
     [
         ("gpt2", {}, "serves the Llama family"),
         ("llama", {"deterministic": True}, "needs torch, without"),
-        ("llama", {"quantization": "int8"}, "needs torch, without"),
     ],
 )
 def test_what_cannot_be_compiled_is_not_served_otherwise(

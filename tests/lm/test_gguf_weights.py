@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from tests.lm.walk import Texts
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ["llama", "llama-biased-tied", "mistral", "qwen2", "qwen3"]
-RUNTIMES = ["torch", *(["openvino"] if importlib.util.find_spec("openvino") else [])]
+RUNTIMES = ["torch", *(["openvino"] if find_spec("openvino") else [])]
 REAL = ROOT / "build" / "models" / "smollm2-135m.gguf"
 GEMMA = REAL.with_name("gemma-3-270m.gguf")
 # Ids of questions behind the model's template: "What is the capital of France?" and others.
@@ -108,6 +108,29 @@ def test_the_runtime_is_one_that_serves_what_was_asked_for(options: dict[str, An
 def test_what_does_not_fit_is_named(changed: dict[str, int], message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=message):
         load_model(write(build(config("llama")), tmp_path / "a.gguf", changed=changed), slots=1)
+
+
+@pytest.mark.skipif("openvino" not in RUNTIMES, reason="openvino is not there")
+def test_a_quantised_file_keeps_8_bits_where_openvino_computes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(build(config("llama")), tmp_path / "a.gguf", Type.Q8_0)
+    monkeypatch.setattr("specwire.lm.load.find_spec", lambda name: None if name == "llama_cpp" else find_spec(name))
+    for options, runtime, quantization in (
+        ({"runtime": "auto"}, "openvino", "int8"),
+        ({"runtime": "openvino"}, "openvino", "int8"),
+        ({"runtime": "auto", "dtype": "float32"}, "openvino", "none"),
+        ({"runtime": "auto", "heads": "self:skip=1"}, "torch", "none"),
+    ):
+        info = load_model(path, slots=1, **{"dtype": "auto", **options}).info  # type: ignore[arg-type]  # by name
+        assert (info.runtime, info.quantization) == (runtime, quantization), options
+
+    def unsuited(*_: object) -> None:
+        raise ModelError("runtime: openvino cannot run this")
+
+    monkeypatch.setattr("specwire.lm.runners.select._openvino_runner", unsuited)
+    info = load_model(path, slots=1, dtype="auto", runtime="auto").info
+    assert (info.runtime, info.quantization) == ("torch", "none")
 
 
 def test_a_cut_file_is_refused_with_the_tensor_that_is_cut(tmp_path: Path) -> None:

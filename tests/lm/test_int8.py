@@ -1,4 +1,4 @@
-"""8 bits: the same integers for every runtime, fingerprints of their own, refused where weights are elsewhere."""
+"""8 bits: integers that OpenVINO multiplies with, fingerprints of their own, refused where OpenVINO does not serve."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from demo_pair import DRAFT
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
@@ -19,14 +20,14 @@ from specwire.lm.runners.linear import (
     LinearWeights,
     pack,
     pack_rounded,
+    round_layers,
     rounded,
     rounded_activations,
 )
 from specwire.lm.runners.openvino import runner as openvino
 from specwire.lm.runners.openvino.graph import PagedGraph, compile_options
 from specwire.lm.runners.select import DYNAMIC_TOLERANCE
-from tests.lm.families import SERVED
-from tests.lm.models import VOCABULARY, build, config, save
+from tests.lm.models import VOCABULARY, build, config, plain, save
 from tests.lm.walk import Texts
 
 TEXT = [(7 * index + 3) % VOCABULARY for index in range(24)]
@@ -74,51 +75,48 @@ def _logits(lm: LanguageModel) -> torch.Tensor:
     return lm.forward([Feed(0, 13, TEXT[13:], 11)])
 
 
+def _rounded(model: PreTrainedModel, dynamic: bool) -> torch.Tensor:
+    """Logits of the model's own modules over rounded layers."""
+    round_layers(model, dynamic)
+    return plain(model, TEXT)[13:].float()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama-biased-tied", "qwen3"])
-def test_runtimes_agree_on_the_rounded_model(kind: str, dtype: str, tmp_path: Path) -> None:
-    folder = save(build(config(kind)), tmp_path)
-    whole = _logits(load_model(folder, slots=1))
-    torch_lm, openvino_lm = (
-        load_model(folder, slots=1, dtype=dtype, quantization="int8", runtime=runtime, threads=1)
-        for runtime in ("torch", "openvino")
-    )
-    on_torch, on_openvino = _logits(torch_lm), _logits(openvino_lm)
+def test_openvino_computes_the_rounded_model(kind: str, dtype: str, tmp_path: Path) -> None:
+    model = build(config(kind))
+    folder, whole = save(model, tmp_path), plain(model, TEXT)[13:]
+    lm = load_model(folder, slots=1, dtype=dtype, quantization="int8", runtime="openvino", threads=1)
+    found, expected = _logits(lm), _rounded(model.to(getattr(torch, dtype)), dynamic=False)
     scale = float(whole.abs().max())
-    assert float((on_torch - on_openvino).abs().max()) < scale * (1e-4 if dtype == "float32" else 1 / 16)
-    assert float((on_torch - whole).abs().max()) > scale * 1e-3  # it was rounded
-    assert openvino_lm.info.runtime == "openvino"
-    assert torch_lm.info.quantization == openvino_lm.info.quantization == "int8"
-    assert torch_lm.info.weights_fingerprint == openvino_lm.info.weights_fingerprint
+    assert float((found - expected).abs().max()) < scale * (1e-4 if dtype == "float32" else 1 / 16)
+    assert float((found - whole).abs().max()) > scale * 1e-3  # it was rounded
+    assert (lm.info.runtime, lm.info.quantization) == ("openvino", "int8")
 
 
+@pytest.mark.skipif(not openvino.rounds_activations(), reason="needs VNNI, without which int8-dynamic is refused")
 @pytest.mark.parametrize("kind", ["llama-biased-tied", "qwen3"])
-def test_runtimes_round_activations_alike(kind: str, tmp_path: Path) -> None:
-    """Where the processor cannot, torch is taken; near the other runtime is all that can be asked of whole models."""
+def test_openvino_rounds_activations_as_our_layers_do(kind: str, tmp_path: Path) -> None:
+    """Near them is all that can be asked of whole models."""
     sizes = config(kind)
     sizes.hidden_size, sizes.intermediate_size = GROUP, GROUP + 32
-    folder = save(build(sizes), tmp_path)
-    exact = _logits(load_model(folder, slots=1, quantization="int8"))
-    on_torch, other = (
-        load_model(folder, slots=1, quantization="int8-dynamic", runtime=runtime, threads=1)
-        for runtime in ("torch", "auto")
-    )
-    found, scale = _logits(on_torch), float(exact.abs().max())
-    assert float((found - _logits(other)).abs().max()) <= scale * DYNAMIC_TOLERANCE
+    model = build(sizes)
+    folder = save(model, tmp_path)
+    exact = _logits(load_model(folder, slots=1, quantization="int8", runtime="openvino"))
+    lm = load_model(folder, slots=1, quantization="int8-dynamic", runtime="auto", threads=1)
+    found, scale = _logits(lm), float(exact.abs().max())
+    assert float((found - _rounded(model, dynamic=True)).abs().max()) <= scale * DYNAMIC_TOLERANCE
     assert float((found - exact).abs().max()) > scale * 1e-3  # they were rounded
-    assert other.info.runtime == ("openvino" if openvino.rounds_activations() else "torch")
-    assert on_torch.info.quantization == other.info.quantization == "int8-dynamic"
-    assert on_torch.info.weights_fingerprint == other.info.weights_fingerprint
+    assert (lm.info.runtime, lm.info.quantization) == ("openvino", "int8-dynamic")
 
 
+@pytest.mark.skipif(not openvino.rounds_activations(), reason="needs VNNI, without which int8-dynamic is refused")
 def test_dynamic_windows_and_other_sessions_change_no_bit_on_openvino() -> None:
     """Other bits would be rounded to other integers, and the text depend on who shares a forward."""
     lm = load_model(str(DRAFT), slots=2, context=64, quantization="int8-dynamic", runtime="auto", threads=1)
     text = [(7 * index + 3) % lm.info.vocabulary for index in range(44)]
     lm.forward([Feed(0, 0, text[:20], 1)])
     plain = torch.cat([lm.forward([Feed(0, at, [text[at]], 1)]).clone() for at in range(20, 44)])
-    if lm.info.runtime != "openvino":  # torch is asked with --deterministic
-        return
     for window in (2, 5, 8):
         lm.discard(1)
         lm.rollback(0, 20)
@@ -151,32 +149,50 @@ def test_an_openvino_that_multiplies_floats_is_found_out(tmp_path: Path, monkeyp
     assert not openvino.rounds_activations.__wrapped__()
     monkeypatch.setattr(openvino, "rounds_activations", lambda: False)
     folder = save(build(config("llama")), tmp_path)
-    with pytest.raises(ModelError, match="runtime: openvino needs VNNI instructions for int8-dynamic"):
-        load_model(folder, slots=1, quantization="int8-dynamic", runtime="openvino")
-    assert load_model(folder, slots=1, quantization="int8-dynamic", runtime="auto").info.runtime == "torch"
+    for runtime in ("openvino", "auto"):
+        with pytest.raises(ModelError, match="runtime: openvino needs VNNI instructions for int8-dynamic"):
+            load_model(folder, slots=1, quantization="int8-dynamic", runtime=runtime)
 
 
-def test_activations_are_rounded_in_float32_only(tmp_path: Path) -> None:
+def test_activations_are_rounded_in_float32_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(build(config("llama")), tmp_path)
-    assert load_model(folder, slots=1, dtype="auto", quantization="int8-dynamic").info.dtype == "float32"
+    monkeypatch.setattr(openvino, "rounds_activations", lambda: True)
+    lm = load_model(folder, slots=1, dtype="auto", quantization="int8-dynamic", runtime="openvino")
+    assert lm.info.dtype == "float32"
     with pytest.raises(ModelError, match="dtype: must be float32 with quantization int8-dynamic, not bfloat16"):
-        load_model(folder, slots=1, dtype="bfloat16", quantization="int8-dynamic")
+        load_model(folder, slots=1, dtype="bfloat16", quantization="int8-dynamic", runtime="openvino")
 
 
-def test_rounding_and_dtype_are_in_the_fingerprint(tmp_path: Path) -> None:
+def test_rounding_and_dtype_are_in_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(build(config("llama")), tmp_path)
+    monkeypatch.setattr(openvino, "rounds_activations", lambda: True)
     kinds = [(dtype, quantization) for dtype in ("float32", "bfloat16") for quantization in ("none", "int8")]
     kinds.append(("float32", "int8-dynamic"))
-    infos = [load_model(folder, slots=1, dtype=dtype, quantization=quantization).info for dtype, quantization in kinds]
+    infos = [
+        load_model(folder, slots=1, dtype=dtype, quantization=quantization, runtime="openvino").info
+        for dtype, quantization in kinds
+    ]
     assert len({info.weights_fingerprint for info in infos}) == len(kinds)
     assert len({info.vocabulary_fingerprint for info in infos}) == 1
 
 
-@pytest.mark.parametrize("name", ["GPT-2", "Qwen3-MoE"])
-def test_weights_outside_of_linear_layers_are_refused(name: str, tmp_path: Path) -> None:
-    family = next(family for family in SERVED if family.name == name)
-    with pytest.raises(ModelError, match=r"int8 rounds linear layers, and \w+ keeps .* outside of them"):
-        load_model(save(build(family.config()), tmp_path), slots=1, quantization="int8")
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("gpt2", {}),
+        ("llama", {"runtime": "torch"}),
+        ("llama", {"deterministic": True}),
+        ("llama", {"compiled": True}),
+        ("llama", {"heads": "self:skip=1"}),
+    ],
+)
+def test_what_openvino_does_not_compute_is_refused_before_weights_are_read(
+    kind: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(build(config(kind)), tmp_path)
+    monkeypatch.setattr("specwire.lm.pretrained.pretrained", None)
+    with pytest.raises(ModelError, match=r"^quantization: int8 is computed by openvino .* for llama, mistral, qwen2, "):
+        load_model(folder, slots=1, quantization="int8", **{"runtime": "auto", **options})
 
 
 def test_an_unknown_quantization_is_named() -> None:

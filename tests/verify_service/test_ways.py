@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,20 @@ from tests.verify_service.peer import connected, serving
 from verify_service.server import add_arguments, run, start
 
 
-async def test_a_verifier_tells_its_quantization_and_that_it_is_deterministic(llama: Path) -> None:
-    running = await start(ModelServiceOptions(str(llama), slots=2, quantization="int8", deterministic=True))
+@pytest.mark.parametrize(
+    ("runtime", "quantization", "deterministic"), [("openvino", "int8", False), ("torch", "none", True)]
+)
+async def test_a_verifier_tells_its_quantization_and_that_it_is_deterministic(
+    runtime: str, quantization: str, deterministic: bool, llama: Path
+) -> None:
+    options = ModelServiceOptions(str(llama), slots=2, runtime=runtime)
+    running = await start(replace(options, quantization=quantization, deterministic=deterministic))
     try:
-        assert (running.info.quantization, running.info.deterministic) == ("int8", True)
-        whole = await start(ModelServiceOptions(str(llama), slots=2))
+        assert (running.info.quantization, running.info.deterministic) == (quantization, deterministic)
+        whole = await start(options)
         await whole.stop()
         assert (whole.info.quantization, whole.info.deterministic) == ("none", False)
-        assert whole.info.weights_fingerprint != running.info.weights_fingerprint
+        assert (whole.info.weights_fingerprint == running.info.weights_fingerprint) is (quantization == "none")
         assert whole.info.vocabulary_fingerprint == running.info.vocabulary_fingerprint
     finally:
         await running.stop()

@@ -67,7 +67,7 @@ def check_devices() -> Iterator[Finding]:
 
 
 def check_choices() -> Iterator[Finding]:
-    """What `--dtype auto` and `--runtime auto` mean on this machine, and why; whether int8-dynamic is quick here."""
+    """What `--dtype auto` and `--runtime auto` mean on this machine, and why; whether int8-dynamic is computed here."""
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     precision = native_precision(device)
     yield ok("dtype", f"auto is {precision.dtype}: {precision.reason}")
@@ -84,8 +84,8 @@ def check_choices() -> Iterator[Finding]:
     kept = f"keys and values in {computed}, which it computes in here"
     why = "as it is installed and the quicker one"
     yield ok("runtime", f"auto is openvino for the Llama family, {why}, {kept}; torch for others")
-    slow = "is slow here: openvino needs VNNI instructions for it, and auto is torch"
-    yield ok("int8", f"{INT8_DYNAMIC} {'multiplies integers on openvino' if rounds_activations() else slow}")
+    refused = "is refused here: openvino needs VNNI instructions for it"
+    yield ok("int8", f"{INT8_DYNAMIC} {'multiplies integers on openvino' if rounds_activations() else refused}")
 
 
 def check_models(

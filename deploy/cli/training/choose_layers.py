@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from specwire.core.model import QUANTIZATIONS, ModelError
+from specwire.core.model import ModelError
 from specwire.corpus import SEARCHED, texts_of
 from specwire.rpc.process import say
 from specwire.rpc.server_options import add_dtype_argument
@@ -15,7 +15,7 @@ FILES are texts, or lines of JSON with a "text" (.jsonl); in folders these are r
 {SEARCHED},
 but no lock files, packages (node_modules) or hidden files. The target reads windows of them. Layers are left out one
 after the other, as long as what it then drafts is right often enough for the time that is saved. What is written is for
---heads self:FILE of `specwire up` and `specwire verify`, with the same target, dtype and quantization. For L layers up
+--heads self:FILE of `specwire up` and `specwire verify`, with the same target and dtype. For L layers up
 to L (L + 1) / 2 sets are tried, over all windows."""
 
 
@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of each, at most half its context (default: %(default)s)",
     )
     add_dtype_argument(parser, "of weights and arithmetic, as the verifier's")
-    add("--quantization", default="none", choices=QUANTIZATIONS, help="(default: %(default)s)")
     add("--device", default="cpu", help="such as cpu or cuda:0 (default: %(default)s)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: as many as there are cores)")
 
@@ -58,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
             slots=args.windows,
             context=2 * args.window,
             dtype=args.dtype,
-            quantization=args.quantization,
             device=args.device,
             threads=args.threads,
         )

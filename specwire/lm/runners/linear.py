@@ -9,8 +9,6 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from specwire.core.model import ModelError
-
 PROBE_ROWS = 3
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
@@ -108,11 +106,10 @@ pointwise = _compiled_pointwise()
 # ----------------------------------------------------------------------------------------------------------------------
 # Weights in 8 bits: each row of a linear layer as integers from -127 to 127 and one scale. Activations, embeddings,
 # norms and biases keep the model's dtype ("weight-only"). Rounding is ours, so that the same weights come out for every
-# runtime and fingerprint; the products are PyTorch's and OpenVINO's own.
+# fingerprint; the products are OpenVINO's of a whole model, and PyTorch's of a head (`pack_rounded`).
 #
 # "Dynamic": what these layers multiply is rounded likewise, by row and group, while it is computed. OpenVINO then
-# multiplies integers (src/cpu/x64/jit_brgemm_src_quantization_kernel.cpp of its oneDNN); PyTorch multiplies what the
-# integers stand for, which is slow, and what OpenVINO is held to.
+# multiplies integers (src/cpu/x64/jit_brgemm_src_quantization_kernel.cpp of its oneDNN).
 
 LARGEST = 127
 # Activations that share a scale: 32, 64 and 256 took more time with half a billion weights. No fingerprint has it, so
@@ -192,7 +189,7 @@ def _rounding_works() -> bool:
 
 
 class Int8Linear(nn.Module):
-    """x (..., in) -> (x @ integers.T) * scale + bias; x rounded before that if `dynamic`.
+    """x (..., in) -> (x @ integers.T) * scale + bias; x rounded before that if `dynamic`: what OpenVINO is held to.
 
     Where x is narrower than a group OpenVINO rounds none of it, and so does nobody.
     """
@@ -211,28 +208,11 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        y = self._product(rounded_activations(rows) if self.dynamic else rows)
+        if self.dynamic:
+            rows = rounded_activations(rows)
+        y = functional.linear(rows, self.integers.to(rows.dtype)) * self.scale
         y = y.reshape(*x.shape[:-1], len(self.integers))
         return y if self.bias is None else y + self.bias
-
-    def _product(self, rows: torch.Tensor) -> torch.Tensor:
-        if len(rows) <= FEW and rows.dtype == torch.bfloat16 and rows.device.type == "cpu":
-            product: torch.Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.integers, self.scale)
-            return product
-        return functional.linear(rows, self.integers.to(rows.dtype)) * self.scale
-
-
-def check_int8(model: PreTrainedModel, quantization: str) -> None:
-    """ModelError for a model whose weights lie outside of linear layers: most of them would not be rounded."""
-    covered = {
-        f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)
-    }
-    other = next((name for name, weight in model.named_parameters() if weight.dim() > 1 and name not in covered), None)
-    if other is not None:
-        raise ModelError(
-            f"quantization: {quantization} rounds linear layers, and {type(model).__name__} keeps {other} outside of "
-            "them"
-        )
 
 
 def round_layers(model: PreTrainedModel, dynamic: bool) -> None:

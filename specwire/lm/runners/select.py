@@ -29,7 +29,7 @@ from specwire.lm.runners.compiled import CompiledRunner
 from specwire.lm.runners.deterministic import ALONE, DeterministicRunner, agreeing_widths
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.hybrid import STATES, HybridRunner
-from specwire.lm.runners.linear import Int8Linear, check_int8, is_dynamic, round_layers
+from specwire.lm.runners.linear import Int8Linear, is_dynamic, round_layers
 from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
 
 logger = logging.getLogger(__name__)
@@ -61,8 +61,8 @@ class How(NamedTuple):
         deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
             computed with it (`specwire.lm.runners.deterministic`; cpu and torch only). The same bits come from the same
             machine, build and number of threads. A scripted model always does so.
-        quantization: "none", "int8": linear layers' weights rounded to 8 bits, or "int8-dynamic": what they multiply,
-            too, in float32 (`specwire.lm.runners.linear`).
+        quantization: "none"; of OpenVINO alone "int8": linear layers' weights rounded to 8 bits, and "int8-dynamic":
+            what they multiply, too, in float32 (`specwire.lm.runners.linear`).
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
             (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer.
         prompt_threads: CPU threads of a forward that feeds a long part of a prompt, where more than a step's pay; 0: as
@@ -121,7 +121,7 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
     """The runner, and the runtime that it is of; ModelError if the model cannot be served by that runtime.
 
     What an allocator raises is let through (`specwire.core.model.out_of_memory`).
-    Under int8 the model's linear layers are rounded meanwhile.
+    Under int8 the model's linear layers are rounded meanwhile, and no runtime stands in for OpenVINO.
     """
     if (how.taps or how.skims) and how.deterministic:
         raise ModelError("heads: are not served with deterministic")
@@ -135,15 +135,14 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
         return _checked(model, hybrid, sizes), TORCH
     if how.compiled:
         return _compiled_runner(model, sizes, how), TORCH
-    if how.quantization != NONE:
-        check_int8(model, how.quantization)
     if how.runtime == TORCH:
         return _torch_runner(model, sizes, how), TORCH
     try:
         return _openvino_runner(model, sizes, how), OPENVINO
     except Exception as reason:
         # OpenVINO needs more memory while it loads than torch does.
-        if how.runtime != AUTO or not (isinstance(reason, ModelError) or out_of_memory(reason)):
+        stands_in = how.runtime == AUTO and how.quantization == NONE
+        if not stands_in or not (isinstance(reason, ModelError) or out_of_memory(reason)):
             raise
         logger.info("%s is served by torch: %s", type(model).__name__, reason)
     # Behind the block: an exception that is looked at keeps alive what OpenVINO had begun to build.
@@ -153,8 +152,8 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
 def _compiled_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     """The compiled runner; ModelError where the model cannot be compiled: nothing else is served instead."""
     name = type(model).__name__
-    if how.runtime == OPENVINO or how.deterministic or how.quantization != NONE:
-        raise ModelError("compiled: needs torch, without deterministic and without quantization")
+    if how.runtime == OPENVINO or how.deterministic:
+        raise ModelError("compiled: needs torch, without deterministic")
     if model.config.model_type not in MODEL_TYPES:
         raise ModelError(f"compiled: serves the Llama family ({', '.join(sorted(MODEL_TYPES))}), not {name}")
     try:
@@ -191,7 +190,8 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     if how.quantization == INT8_DYNAMIC and not rounds_activations():
         raise ModelError(f"runtime: openvino needs VNNI instructions for {INT8_DYNAMIC}, and has none here")
     try:
-        _round(model, how)
+        if how.quantization != NONE:
+            round_layers(model, how.quantization == INT8_DYNAMIC)
         threads = torch.get_num_threads(), how.prompt_threads
         runner = OpenvinoRunner(model, *sizes, dtype, threads, how.quantization, how.taps, how.fuse)
         off = deviation(model, runner, *sizes, dtype)
@@ -216,7 +216,6 @@ def _last_line(error: BaseException) -> str:
 
 def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     """Our own decoder where it agrees with the model, else the model itself where it agrees; ModelError if not."""
-    _round(model, how)
     if how.lean and model.config.model_type in MODEL_TYPES:
         runner = _lean_runner(model, sizes, how)
         if runner is not None:
@@ -227,11 +226,6 @@ def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         except ModelError as reason:
             logger.info("%s is run with one text at a time: %s", type(model).__name__, reason)
     return _generic_runner(model, sizes, how, alone=True)
-
-
-def _round(model: PreTrainedModel, how: How) -> None:
-    if how.quantization != NONE:
-        round_layers(model, how.quantization == INT8_DYNAMIC)
 
 
 def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool) -> Runner:
