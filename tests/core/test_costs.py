@@ -149,7 +149,33 @@ def test_a_width_between_two_is_learnt_and_no_wider_one_is_thought_cheaper() -> 
     assert times.at(8) >= times.at(5)
 
 
-@pytest.mark.parametrize(("plain_us", "share"), [(1000.0, 2.0), (2000.0, 1.3)])
+def test_what_a_busy_machine_made_of_a_width_is_forgotten() -> None:
+    """Thought to take as long as 32 plain steps it was never tried again, on a machine that had long been quiet."""
+    times = ForwardTimes({1: 1000.0, 2: 1200.0, 4: 1400.0})
+    for _ in range(20):
+        times.observe(1, 1000.0)
+        times.observe(2, 90_000.0)
+    assert times.at(2) <= 2.0 * times.at(1), "two plain steps would do the same"
+    for _ in range(3):
+        times.observe(1, 1000.0)
+        times.observe(4, 1800.0)
+        times.observe(1, 1000.0)
+    assert times.at(4) == pytest.approx(1800.0, rel=0.3)
+    for _ in range(1000):
+        times.observe(1, 1000.0)
+    assert times.points == {1: pytest.approx(1000.0), 2: pytest.approx(1200.0), 4: pytest.approx(1400.0)}
+
+
+def test_a_hiccup_in_every_third_step_hides_no_width() -> None:
+    times = ForwardTimes({1: 1000.0, 2: 1900.0, 4: 2800.0})
+    for step in range(30):
+        times.observe(1, 1000.0)
+        times.observe(4, 1400.0 * (30.0 if step % 3 == 0 else 1.0))
+    assert times.at(4) / times.at(1) == pytest.approx(1.4, rel=0.02)
+    assert times.at(2) <= times.at(4), "measured while something else ran"
+
+
+@pytest.mark.parametrize(("plain_us", "share"), [(1000.0, 2.6), (2000.0, 1.3)])
 def test_where_windows_alone_tell_of_a_change_a_plain_step_shows_what_has_changed(
     plain_us: float, share: float
 ) -> None:

@@ -220,7 +220,7 @@ async def test_where_texts_part_is_examined_in_the_dtype_that_the_verifier_tells
 
     class Served:
         async def server_info(self) -> object:
-            return SimpleNamespace(target=SimpleNamespace(dtype=dtype, runtime="torch"))
+            return SimpleNamespace(target=SimpleNamespace(dtype=dtype, runtime="torch", quantization=""))
 
         async def get_session(self, _session_id: str) -> object:
             return SimpleNamespace(tokens=(5, 6, 7, 1, 2, 3, 4), prompt_tokens=3)

@@ -33,7 +33,7 @@ def files() -> list[Path]:
     return sorted(cache_folder().iterdir())
 
 
-@pytest.mark.parametrize("runtime", ["torch", "auto"])
+@pytest.mark.parametrize("runtime", ["torch", "openvino"])
 def test_the_second_start_converts_nothing(path: str, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = rows(load_model(path, slots=2, runtime=runtime))
     assert float((first - plain(build(config("llama-biased-tied")), TEXT)).abs().max()) < 1e-3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, exp, log, prod
@@ -19,16 +20,18 @@ from specwire.core.policy.tunables import (
     ELSEWHERE_WEIGHT,
     ENOUGH,
     EXPLORED_SHARE,
+    FORGOTTEN_AFTER,
     INHERITED_COMPARISONS,
     LATER_WEIGHT,
+    LEAST_SEEN,
     LEAST_SPREAD,
     OUTLIER,
     PACE_WEIGHT,
     PLAIN_PACE_WEIGHT,
     PRIOR_RATES,
     PRIOR_WEIGHT,
+    SEEN_STEPS,
     STEP_OUTLIER,
-    STEP_WEIGHT,
     SURE_CLASSES,
     TIMING_WEIGHT,
 )
@@ -62,15 +65,20 @@ class ForwardTimes:
 
     A machine that others share may be twice as slow a second later, with all that it computes. So the widths' times are
     kept as they would be on the machine as it was measured, and `pace` tells how many times as long they take now,
-    which every step shows, whatever its width. What another width takes beside it shows where one follows the other.
+    which every step shows, whatever its width. What another width takes beside a plain step shows where one follows the
+    other: by the median of the last SEEN_STEPS pairs, since either may have met something else on the machine. A width
+    that does not run is soon thought to be as it was measured again: what was too dear once would never be tried.
     """
 
     def __init__(self, measured: Mapping[int, float]) -> None:
         if not measured or min(measured) < 1:
             raise ValueError(f"measured: needs times of at least one width, from 1 on, not {dict(measured)}")
-        self._times = dict(sorted(measured.items()))
+        self._given = self._times = dict(sorted(measured.items()))
         self._plain = min(measured)
         self.pace = 1.0
+        # By width, times as long as it was measured beside a plain step; and plain steps since any was forgotten.
+        self._seen: dict[int, deque[float]] = {}
+        self._unseen = 0
         # Width of the last step, and the pace that it showed. Likewise the last plain one, and steps since.
         self._last: tuple[int, float] | None = None
         self._confirmed, self._since = 1.0, 0
@@ -86,30 +94,24 @@ class ForwardTimes:
 
     def measured(self, rows: int) -> float:
         """V(rows) on the machine as it was measured."""
-        widths = list(self._times)
-        if rows <= widths[-1] or len(widths) == 1:
-            return interpolated(self._times, rows)
-        last = self._times[widths[-1]]
-        slope = (last - self._times[widths[-2]]) / (widths[-1] - widths[-2])
-        return last + max(0.0, slope) * (rows - widths[-1])
+        return _beyond_the_last(self._times, rows)
 
     def observe(self, rows: int, microseconds: float) -> None:
-        """Refine the pace, and a width beside another one. A single slow step (a scheduler's hiccup) moves it little.
+        """Refine the pace, and a width beside a plain step. A single slow step (a scheduler's hiccup) moves it little.
 
         The plain step's time is what the others are measured by, and is left as it is.
         """
         shown = min(max(microseconds / self.measured(rows), self.pace / OUTLIER), self.pace * OUTLIER)
-        last, self._last = self._last, (rows, shown)
+        taken = microseconds / _beyond_the_last(self._given, rows)
+        last, self._last = self._last, (rows, taken)
         plain = rows == self._plain
         self.pace *= (shown / self.pace) ** (PLAIN_PACE_WEIGHT if plain else PACE_WEIGHT)
         self._since += 1
         if plain:
             self._confirmed, self._since = shown, 0
-        if last is not None and last[0] != rows:
-            # Far apart they are either no widths that were measured well, or a machine that has just become another.
-            near = 1 / STEP_OUTLIER < shown / last[1] < STEP_OUTLIER
-            beyond = (shown / last[1]) ** (STEP_WEIGHT if near else PLAIN_PACE_WEIGHT)
-            self._correct(*((last[0], 1 / beyond) if plain else (rows, beyond)))
+            self._forget()
+        if last is not None and plain != (last[0] == self._plain):
+            self._note(*((last[0], last[1] / taken) if plain else (rows, taken / last[1])))
 
     def interrupted(self) -> None:
         """What comes next does not follow the last step."""
@@ -124,17 +126,6 @@ class ForwardTimes:
         changed = not 1 / STEP_OUTLIER < self.pace / self._confirmed < STEP_OUTLIER
         return changed and self._since >= DOUBTED_AFTER
 
-    def _correct(self, rows: int, factor: float) -> None:
-        """Widths in between are learnt, too: V may rise in steps. None takes less than a narrower one."""
-        if rows == self._plain or rows > max(self._times):
-            return
-        narrower_us = max(time_us for width, time_us in self._times.items() if width < rows)
-        corrected_us = max(narrower_us, factor * self.measured(rows))
-        times = self._times | {rows: corrected_us}
-        self._times = {
-            width: max(times[width], corrected_us) if width > rows else times[width] for width in sorted(times)
-        }
-
     def told(self, rows: int, step_us: float, plain_us: float) -> None:
         """Refine by a step of one session that its verifier tells of.
 
@@ -143,8 +134,52 @@ class ForwardTimes:
         """
         if plain_us:
             self.pace = plain_us / self._times[self._plain]
-        if rows > 1:
-            self._correct(rows, min(step_us / self.at(rows), OUTLIER) ** STEP_WEIGHT)
+        if rows > self._plain:
+            self._note(rows, step_us / (self.pace * _beyond_the_last(self._given, rows)))
+
+    def _note(self, rows: int, taken: float) -> None:
+        """A step of so many rows took so many times as long as measured, beside a plain one."""
+        if rows <= max(self._given):
+            self._seen.setdefault(rows, deque(maxlen=SEEN_STEPS)).append(taken)
+            self._refine()
+
+    def _forget(self) -> None:
+        """Of a plain step: now and then one step of each width is forgotten."""
+        self._unseen += 1
+        if self._unseen >= FORGOTTEN_AFTER and self._seen:
+            self._unseen = 0
+            for rows, taken in list(self._seen.items()):
+                taken.popleft()
+                if not taken:
+                    del self._seen[rows]
+            self._refine()
+
+    def _refine(self) -> None:
+        """Wider ones than any that was seen take as much longer, or less so; narrower ones as long as was measured.
+
+        None takes less than a narrower one, nor more than plain steps for all its rows.
+        """
+        known = {rows: typical(taken) for rows, taken in sorted(self._seen.items()) if len(taken) >= LEAST_SEEN}
+        narrowest, plain_us, least_us = min(known, default=0), self._given[self._plain], 0.0
+        times: dict[int, float] = {}
+        for rows in sorted({*self._given, *known}):
+            taken_us = _beyond_the_last(self._given, rows)
+            if rows < narrowest:  # measured longer it met something else on the machine
+                taken_us = min(taken_us, known[narrowest] * _beyond_the_last(self._given, narrowest))
+            elif known:
+                taken_us *= interpolated(known, rows)
+            least_us = times[rows] = max(least_us, min(taken_us, plain_us * ceil(rows / self._plain)))
+        self._times = times
+
+
+def _beyond_the_last(times: Mapping[int, float], rows: int) -> float:
+    """Linear between widths; beyond the last it grows by the last slope, at least zero."""
+    widths = list(times)
+    if rows <= widths[-1] or len(widths) == 1:
+        return interpolated(times, rows)
+    last = times[widths[-1]]
+    slope = (last - times[widths[-2]]) / (widths[-1] - widths[-2])
+    return last + max(0.0, slope) * (rows - widths[-1])
 
 
 class AcceptanceByPosition:
