@@ -44,7 +44,7 @@ MOST_NOTE_BYTES = 1 << 22
 MOST_REFERENCE_BYTES = 1 << 24
 # Bytes from which walking, parsing or writing takes long enough for others of the event loop to feel it.
 LONG_BYTES = 64 * 1024
-# Bytes of what is read again, for a token that a tenant is charged.
+# Bytes of a message, a body, or what is read again, for a token that a tenant is charged.
 CHARGED_BYTES = 1024
 
 Arguments = ParamSpec("Arguments")
@@ -101,9 +101,11 @@ class Admission:
         self._thread = ThreadPoolExecutor(1, "aside")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def charge(self, tenant: str, size: int) -> None:
-        """Before so many bytes are read again for a tenant. StatusError: RESOURCE_EXHAUSTED."""
-        self._charge(tenant, 1 + size // CHARGED_BYTES)
+    def charge(self, tenant: str, size: int, least: int = 0) -> None:
+        """Before so many bytes are gone through for a tenant. StatusError: RESOURCE_EXHAUSTED."""
+        tokens = max(least, size // CHARGED_BYTES)
+        if tokens:
+            self._charge(tenant, tokens)
 
     async def aside(
         self,

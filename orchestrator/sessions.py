@@ -29,6 +29,7 @@ from orchestrator.store import (
     StoredSession,
     StoreError,
 )
+from orchestrator.store.base import NONE_OF_IT
 from orchestrator.store.health import LogHealth
 from orchestrator.tenants import Allowances, check_rule, no_session
 from specwire.core.messages import End, FinishReason
@@ -446,7 +447,7 @@ class Orchestrator:
     async def _check_kept(self, driver: SessionDriver) -> None:
         """An ended session that is remembered here counts, unless it was deleted elsewhere."""
         try:
-            await self.store.read(driver.view.record.session_id)
+            await self.store.tail(driver.view.record.session_id, NONE_OF_IT)
         except DeletedSession as error:
             self._forget(driver)
             raise StatusError(status_of_store(error), str(error)) from error

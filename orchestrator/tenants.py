@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from orchestrator.store import SessionRecord
+from orchestrator.store.encoding import encode_record
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import GUESSING_RULES, Rule, Sampling
 from specwire.rpc.errors import RETRY_AFTER, StatusError
@@ -60,42 +61,56 @@ def _tag(random: str, tenant: str) -> str:
     return base64.urlsafe_b64encode(digest).decode()
 
 
-# Bytes of the log that a session takes by itself, and for each token of its text.
-SESSION_BYTES, LOGGED_TOKEN_BYTES = 1024, 8
+# Bytes of the log that a session takes beside its record, for each token of its text, and for what is reported of one:
+# by itself, and for each of the most probable ids.
+SESSION_BYTES, LOGGED_TOKEN_BYTES, REPORT_BYTES, REPORTED_BYTES = 1024, 8, 64, 8
 # Where no --tenant-log says otherwise: what tokens a minute come to while they are kept, and room for conversations.
 KEPT_TOKEN_BYTES, LEAST_KEPT = 64, 64 << 20
 
 
-def logged_bytes(record: SessionRecord, tokens: int | None = None) -> int:
-    """Of a session in the log. tokens: of its whole text; None for as many as it may come to."""
-    length = len(record.prompt) + record.stopping.max_tokens if tokens is None else tokens
-    texts = len(record.note.encode()) + len(record.chat.encode()) + sum(len(each.encode()) for each in record.stop)
-    return SESSION_BYTES + texts + LOGGED_TOKEN_BYTES * (length + len(record.prediction))
+def most_tokens(record: SessionRecord) -> int:
+    """That a session's text may come to."""
+    return len(record.prompt) + record.stopping.max_tokens
+
+
+def record_bytes(record: SessionRecord) -> int:
+    """Of what the log has of a session beside its text."""
+    return SESSION_BYTES + len(encode_record(record))
+
+
+def text_bytes(record: SessionRecord, tokens: int) -> int:
+    """Of what the log has of a session's text of so many tokens, prompt included."""
+    top, decided = record.sampling.logprobs, max(0, tokens - len(record.prompt))
+    reported = 0 if top is None else decided * (REPORT_BYTES + REPORTED_BYTES * top)
+    return LOGGED_TOKEN_BYTES * tokens + reported
 
 
 class KeptLogs:
     """What one tenant has in the log, running and ended: the bytes of each session until its retention is over.
+
+    Those of its record are known once it is admitted, and counted with those of its text.
 
     Invariant: `total` is the sum over `_sizes`.
     """
 
     def __init__(self) -> None:
         self.total = 0
-        self._sizes: dict[str, int] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
         self._leaving: deque[tuple[float, str]] = deque()
 
-    def put(self, session_id: str, size: int) -> None:
+    def put(self, session_id: str, record: int, text: int) -> None:
         self.drop(session_id)
-        self._sizes[session_id] = size
-        self.total += size
+        self._sizes[session_id] = record, text
+        self.total += record + text
 
     def drop(self, session_id: str) -> None:
         """Idempotent."""
-        self.total -= self._sizes.pop(session_id, 0)
+        self.total -= sum(self._sizes.pop(session_id, (0, 0)))
 
-    def ended(self, session_id: str, size: int, until: float) -> None:
+    def ended(self, session_id: str, text: int, until: float) -> None:
         if session_id in self._sizes:
-            self.put(session_id, size)
+            record, _ = self._sizes[session_id]
+            self.put(session_id, record, text)
             self._leaving.append((until, session_id))
 
     def forget(self, now: float) -> None:
@@ -159,13 +174,13 @@ class Allowances:
             )
             message += f", and {references} more exceed {MOST_TENANT_REFERENCES}"
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
-        size = logged_bytes(record)
-        self._check_kept(account, size)
-        cost = len(record.prompt) + record.stopping.max_tokens
+        cost = most_tokens(record)
+        logged = record_bytes(record), text_bytes(record, cost)
+        self._check_kept(account, sum(logged))
         if self._per_minute is not None:
             self._charge(account, cost, self._per_minute)
         account.running[record.session_id] = cost
-        account.kept.put(record.session_id, size)
+        account.kept.put(record.session_id, *logged)
         if references:
             account.references[record.session_id] = references
 
@@ -202,14 +217,15 @@ class Allowances:
         """Count a session that is driven here from now on, wherever it was admitted; it is charged only once."""
         account = self._account(record.tenant)
         account.running.setdefault(record.session_id, 0)
-        account.kept.put(record.session_id, logged_bytes(record))
+        account.kept.put(record.session_id, record_bytes(record), text_bytes(record, most_tokens(record)))
 
     def leave(self, record: SessionRecord) -> None:
         """Stop counting a session that another orchestrator has taken over. Nothing is given back."""
         account = self._account(record.tenant)
         account.references.pop(record.session_id, None)
         if account.running.pop(record.session_id, None) is not None:
-            account.kept.ended(record.session_id, logged_bytes(record), self._clock() + self._retention)
+            text = text_bytes(record, most_tokens(record))
+            account.kept.ended(record.session_id, text, self._clock() + self._retention)
 
     def settle(self, record: SessionRecord, used: int, logged: bool = True) -> None:
         """Note that the session has ended, `used` tokens long, prompt included. Idempotent.
@@ -222,7 +238,7 @@ class Allowances:
         if not logged:
             account.kept.drop(record.session_id)
         elif cost is not None:
-            account.kept.ended(record.session_id, logged_bytes(record, used), self._clock() + self._retention)
+            account.kept.ended(record.session_id, text_bytes(record, used), self._clock() + self._retention)
         if cost is not None and self._per_minute is not None:
             account.tokens = min(self._per_minute, account.tokens + max(0, cost - used))
 

@@ -10,20 +10,19 @@ from typing import Any, TypeVar
 
 import grpc
 
-from orchestrator.api.existing_sessions import cancel, cursor_of, delete, tokens_of
+from orchestrator.api.existing_sessions import cancel, cursor_of, delete, read_again, tokens_of
 from orchestrator.api.requests import Repeats, Seeds, check_size, record_of, single_requests
 from orchestrator.api.scores import PromptScorer
 from orchestrator.chat.answer import AnswerForm, AnswerReader, ChatPrompt
 from orchestrator.chat.models import ChatModels
 from orchestrator.chat.wire import talk_of
 from orchestrator.peers.models import Target
-from orchestrator.session.appender import store_statuses
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import Cursor, OutputTimings, ProvisionalGuess, SessionFailure, SessionView
 from orchestrator.session.stats import Trace, stats_of
 from orchestrator.sessions import Orchestrator
-from orchestrator.store import SessionRecord, StoredSession
-from orchestrator.tenants import ANONYMOUS, check_owner, no_session
+from orchestrator.store import SessionRecord
+from orchestrator.tenants import ANONYMOUS, check_owner
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import ClientTook, Emit, End, FinishReason, Outcome
 from specwire.core.provisional import ProvisionalDraft
@@ -214,10 +213,7 @@ class GenerationHandler:
         """The target of the model that the request names, else of its parent's model."""
         pool = self._orchestrator.pool
         if request.parent and not request.model and len(pool.models.names()) > 1:
-            check_owner(request.parent, tenant, "parent")
-            parent = await self.read(request.parent)
-            if parent is None:
-                raise no_session(request.parent, "parent")
+            parent = await read_again(self._orchestrator, request.parent, tenant, "parent")
             return pool.target_named(pool.models.name_of(parent.record))
         return pool.target_named(request.model)
 
@@ -232,12 +228,12 @@ class GenerationHandler:
         chat: ChatPrompt | None,
     ) -> SessionDriver:
         """The request's session. One that would be refused now may have begun under its id with an earlier version."""
-        vocabulary, store = target.info.vocabulary_fingerprint, self._orchestrator.store
+        vocabulary = target.info.vocabulary_fingerprint
         try:
             if request.whole_prompt and request.parent:
                 check_owner(request.parent, tenant, "parent")
             parent = "" if request.whole_prompt else request.parent
-            before = await tokens_of(parent, tenant, vocabulary, store)
+            before = await tokens_of(parent, tenant, vocabulary, self._orchestrator)
             record = await record_of(request, target, tenant, seed, before, chat)
         except (InvalidParameter, StatusError):
             driver = await self._repeats.begun(request, tenant)
@@ -272,11 +268,6 @@ class GenerationHandler:
         # What the reader has counts as taken: at the end of the credit it would wait for ever.
         view.tell(ClientTook(view.output.prompt_length + cursor.tokens))
         return cursor
-
-    async def read(self, session_id: str) -> StoredSession | None:
-        """What the log holds of a session."""
-        with store_statuses():
-            return await self._orchestrator.store.read(session_id)
 
     def _prompt(self, record: SessionRecord) -> pb.Prompt | None:
         """The prompt as the session's readers are shown it."""
@@ -360,6 +351,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
     ) -> tuple[list[AsyncGenerator[Part, None]], ChatPrompt | None]:
         """The streams of the completions that a request asks for; of a chat, what their sessions are asked, too."""
         tenant, left = self._tenant(context), context.time_remaining()
+        self._orchestrator.admission.charge(tenant, request.ByteSize())
         parent = parent_in(context.invocation_metadata())
         target = chat = None
         if request.n > 1 or request.HasField("chat"):  # before the prompt is copied for each of them
@@ -388,12 +380,6 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         """The calling tenant. Callers that may not call never come here: see specwire.rpc.server."""
         return self._handler.tenant(context.invocation_metadata() or ())
 
-    async def _stored(self, session_id: str) -> StoredSession:
-        log = await self._handler.read(session_id)
-        if log is None:
-            raise no_session(session_id)
-        return log
-
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
         check_owner(request.session_id, self._tenant(context))
         shown, parent = request.session_id[:SHOWN_CHARACTERS], parent_in(context.invocation_metadata())
@@ -409,9 +395,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
                     yield watch_response(part)
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
-        check_owner(request.session_id, self._tenant(context))
-        self._orchestrator.admission.charge(self._tenant(context), 0)
-        log = await self._stored(request.session_id)
+        log = await read_again(self._orchestrator, request.session_id, self._tenant(context), "session_id")
         return pb.GetSessionResponse(
             prompt_tokens=len(log.record.prompt),
             tokens=[*log.record.prompt, *log.tokens],
@@ -447,6 +431,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def ScoreText(self, request: pb.ScoreTextRequest, context: Context) -> pb.ScoreTextResponse:
         tenant, target = self._tenant(context), self._orchestrator.pool.target_named(request.model)
+        self._orchestrator.admission.charge(tenant, request.ByteSize())
         return await self._scorer.continuations(request, target, tenant, context.time_remaining())
 
 

@@ -12,8 +12,9 @@ from orchestrator.session.appender import status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import Cursor, SessionView
 from orchestrator.sessions import END_LIMIT_S, Orchestrator
-from orchestrator.store import MissingSession, SessionStore, StoreError, StoreUnavailable
-from orchestrator.store.base import deleted
+from orchestrator.store import MissingSession, SessionStore, StoredSession, StoreError, StoreUnavailable
+from orchestrator.store.base import NONE_OF_IT, deleted
+from orchestrator.store.encoding import TOKEN_BYTES
 from orchestrator.tenants import check_owner, no_session
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import FinishReason
@@ -25,21 +26,50 @@ from specwire.v1 import generation_pb2 as pb
 # A conversation's next turn: the text before its prompt.
 
 
-async def tokens_of(parent: str, tenant: str, vocabulary_fingerprint: str, store: SessionStore) -> tuple[int, ...]:
+async def read_again(
+    orchestrator: Orchestrator, session_id: str, tenant: str, field: str, charged: bool = True
+) -> StoredSession:
+    """What the log holds of a tenant's session. charged: its tenant is, for as many bytes as it has.
+
+    Raises:
+        StatusError: NOT_FOUND; RESOURCE_EXHAUSTED, the tenant has no tokens left; or the log does not answer.
+    """
+    check_owner(session_id, tenant, field)
+    if charged:
+        orchestrator.admission.charge(tenant, 0, least=1)
+    with store_statuses():
+        log = await orchestrator.store.read(session_id)
+    if log is None:
+        raise no_session(session_id, field)
+    if charged:
+        size = len(log.record.note) + len(log.record.chat) + TOKEN_BYTES * log.length
+        orchestrator.admission.charge(tenant, size)
+    return log
+
+
+async def runs(orchestrator: Orchestrator, session_id: str, tenant: str, field: str) -> bool:
+    """Whether a tenant's session has not ended in the log, of which nothing more is read. Raises as `read_again`."""
+    check_owner(session_id, tenant, field)
+    with store_statuses():
+        log = await orchestrator.store.tail(session_id, NONE_OF_IT)
+    if log is None:
+        raise no_session(session_id, field)
+    return log.reason is None
+
+
+async def tokens_of(
+    parent: str, tenant: str, vocabulary_fingerprint: str, orchestrator: Orchestrator
+) -> tuple[int, ...]:
     """All tokens of the session `parent`, prompt and output, those of its end included.
 
     Empty where no parent is named.
 
     Raises:
-        StatusError: NOT_FOUND; FAILED_PRECONDITION, it has not ended, or its ids mean something else here.
+        StatusError: FAILED_PRECONDITION, it has not ended, or its ids mean something else here; or as `read_again`.
     """
     if not parent:
         return ()
-    check_owner(parent, tenant, "parent")
-    with store_statuses():
-        log = await store.read(parent)
-    if log is None:
-        raise no_session(parent, "parent")
+    log = await read_again(orchestrator, parent, tenant, "parent")
     if log.reason is None:
         raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"parent: session {parent!r} has not ended")
     if log.record.vocabulary_fingerprint != vocabulary_fingerprint:
@@ -84,7 +114,7 @@ async def cursor_of(request: pb.WatchRequest, view: SessionView, store: SessionS
 async def _catch_up(view: SessionView, store: SessionStore, position: int, timeout: float) -> None:
     """Wait until the output reaches `position`, if the log does."""
     with store_statuses():
-        log = await store.read(view.record.session_id)
+        log = await store.tail(view.record.session_id, NONE_OF_IT)
     length = 0 if log is None else log.length
     if position > length:
         message = f"from_position: the log ends at {length}, before {position}, which was shown"
@@ -127,7 +157,7 @@ async def cancel(orchestrator: Orchestrator, session_id: str) -> None:
     if driven is not None:
         return
     with suppress(StatusError, StoreError):
-        log = await orchestrator.store.read(session_id)
+        log = await orchestrator.store.tail(session_id, NONE_OF_IT)
         if log is not None and log.reason is None and (log.abandoned or log.owner == orchestrator.owner):
             await orchestrator.join(session_id)
 

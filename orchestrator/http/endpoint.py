@@ -122,7 +122,8 @@ class HttpService:
         return self._served[target.identity]
 
     async def fields(self, call: Call) -> Fields:
-        """Fields of the JSON object in the body. Raises InvalidParameter."""
+        """Fields of the JSON object in the body. Raises InvalidParameter; StatusError: no tokens are left."""
+        self.orchestrator.admission.charge(call.tenant, len(call.body))
         return Fields(await parse(self.orchestrator.admission, call.body, call.tenant))
 
     async def prompt(self, served: Served, talk: Talk) -> str:

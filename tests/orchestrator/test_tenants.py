@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 
 import grpc
@@ -15,6 +15,7 @@ import verify_service.server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
 from orchestrator.store import SessionRecord
+from orchestrator.store.encoding import encode_record, pack_logprobs
 from orchestrator.tenants import (
     ANONYMOUS,
     MOST_TENANT_REFERENCES,
@@ -22,11 +23,14 @@ from orchestrator.tenants import (
     Allowances,
     check_owner,
     new_session_id,
+    record_bytes,
     rules_of,
 )
 from specwire.client import AsyncClient, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.law.sampling import GUESSING_RULES, Rule, Sampling
+from specwire.core.messages import TokenLogprobs
 from specwire.core.text import Stopping
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import StatusError
@@ -59,8 +63,13 @@ def test_an_id_is_its_tenants_alone() -> None:
 # Allowances
 
 
-def record(session_id: str, tenant: str = "ada", prompt: int = 10, most: int = 40) -> SessionRecord:
-    return SessionRecord(session_id, tuple(range(prompt)), Sampling(), Stopping(most), tenant)
+PLAIN = Sampling()
+
+
+def record(
+    session_id: str, tenant: str = "ada", prompt: int = 10, most: int = 40, sampling: Sampling = PLAIN
+) -> SessionRecord:
+    return SessionRecord(session_id, tuple(range(prompt)), sampling, Stopping(most), tenant)
 
 
 class Clock:
@@ -167,15 +176,17 @@ def noted(session_id: str, size: int, tenant: str = "ada") -> SessionRecord:
 def test_what_the_log_keeps_is_counted_by_tenant_until_it_is_kept_no_longer() -> None:
     """Notes of ended sessions took no tokens, and filled the log for everybody."""
     clock = Clock()
-    allowances = Allowances(Access(log_bytes=10_000), clock, retention=60.0)
+    allowances = Allowances(Access(log_bytes=11_000), clock, retention=60.0)
     for n in range(2):
         allowances.admit(noted(str(n), 3000))
         clock.now = float(n)
         allowances.settle(noted(str(n), 3000), 20)
         allowances.settle(noted(str(n), 3000), 20)
-    kept = 2 * (1024 + 3000 + 8 * 20)
+    beside = record_bytes(noted("2", 3000))
+    assert 4000 < beside < 5000
     error = refusal(allowances, noted("2", 3000))
-    assert f"the log keeps {kept} bytes of this tenant's sessions, and {1024 + 3000 + 8 * 50} more" in error.message
+    kept = 2 * (beside + 8 * 20)
+    assert f"the log keeps {kept} bytes of this tenant's sessions, and {beside + 8 * 50} more" in error.message
     assert error.retry_after == pytest.approx(59.0)
     allowances.admit(noted("3", 3000, "bob"))
     clock.now = 60.0
@@ -195,6 +206,27 @@ def test_what_came_from_elsewhere_and_what_is_driven_elsewhere_is_kept_too() -> 
     refusal(allowances, noted("2", 3000))
     clock.now = 60.0
     allowances.admit(noted("2", 3000))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(constraint=Constraint(ConstraintKind.CHOICES, ("x" * 64,) * 1000)),
+        Sampling(logit_bias=tuple((4_000_000_000 + token, -99.5) for token in range(1024))),
+        Sampling(logprobs=20),
+    ],
+)
+def test_all_that_a_session_has_in_the_log_is_counted(sampling: Sampling) -> None:
+    """Constraints of 64 KiB were counted with a hundredth of what they take."""
+    most = 1 << 20
+    allowances, admitted = Allowances(Access(log_bytes=most), Clock(), retention=60.0), 0
+    with suppress(StatusError):
+        for number in range(1000):
+            allowances.admit(record(str(number), sampling=sampling))
+            admitted += 1
+    reported = 0 if sampling.logprobs is None else 40 * len(pack_logprobs(TokenLogprobs(-1.0, ((7, -1.0),) * 20)))
+    takes = len(encode_record(record("0", sampling=sampling))) + reported
+    assert most / 2 < admitted * takes <= most
 
 
 def test_few_tokens_a_minute_bound_what_is_kept() -> None:

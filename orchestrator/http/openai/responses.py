@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from orchestrator.admission import MOST_ITEMS
 from orchestrator.api.calls import merged
-from orchestrator.api.existing_sessions import cancel, delete
+from orchestrator.api.existing_sessions import cancel, delete, read_again, runs
 from orchestrator.chat.fields import Fields, shown
 from orchestrator.chat.messages import check_count
 from orchestrator.chat.talk import Talk, take_talk
@@ -33,7 +33,6 @@ from orchestrator.http.openai.usage import headers_of, usage_of
 from orchestrator.session.stats import stats_of
 from orchestrator.sessions import END_LIMIT_S
 from orchestrator.store import StoredSession
-from orchestrator.tenants import check_owner
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import Outcome
 from specwire.rpc import convert
@@ -305,11 +304,14 @@ class Responses:
 
     async def cancel(self, call: Call) -> ASGIApp:
         """One that is over stays as it is."""
-        stored, _, _ = await self._read(call.path["response"], call.tenant, "response_id", charged=False)
-        if stored.reason is None:
+        orchestrator, field = self._service.orchestrator, "response_id"
+        with _not_found(call.path["response"], field):
+            running = await runs(orchestrator, _session_of(call.path["response"]), call.tenant, field)
+        if running:
+            stored, _, _ = await self._read(call.path["response"], call.tenant, field, charged=False)
             session_id = stored.record.session_id
-            await cancel(self._service.orchestrator, session_id)
-            driver = self._service.orchestrator.sessions.get(session_id)
+            await cancel(orchestrator, session_id)
+            driver = orchestrator.sessions.get(session_id)
             if driver is not None:
                 await driver.view.ended(END_LIMIT_S)
         return await self._shown(call, *await self._stored(call))
@@ -344,27 +346,12 @@ class Responses:
             Failure: 404, there is none, its log is gone, or it was not to be stored.
             StatusError: RESOURCE_EXHAUSTED, the tenant has no tokens left.
         """
-        session_id, missing = (
-            _session_of(response),
-            Failure(404, f"{field}: no response {shown(response)}", INVALID, field, "not_found"),
-        )
-        try:
-            check_owner(session_id, tenant, field)
-            if charged:
-                self._admission.charge(tenant, 0)
-            stored = await self._service.handler.read(session_id)
-        except StatusError as error:
-            if error.code is grpc.StatusCode.NOT_FOUND:
-                raise missing from None
-            raise
-        if stored is None:
-            raise missing
+        with _not_found(response, field):
+            stored = await read_again(self._service.orchestrator, _session_of(response), tenant, field, charged)
         size = len(stored.record.note) + TOKEN_BYTES * len(stored.tokens)
-        if charged:
-            self._admission.charge(tenant, size)
         note = await self._admission.aside(tenant, size, ResponseNote.read, stored.record.note)
         if note is None or not note.store:
-            raise missing
+            raise _missing(response, field)
         return stored, note, size
 
     async def _told_again(self, stored: StoredSession, note: ResponseNote, tenant: str, size: int) -> ResponseAnswer:
@@ -490,3 +477,18 @@ def _effort(fields: Fields) -> str | None:
     effort = inner.text("effort")
     inner.end()
     return effort
+
+
+def _missing(response: str, field: str) -> Failure:
+    return Failure(404, f"{field}: no response {shown(response)}", INVALID, field, "not_found")
+
+
+@contextmanager
+def _not_found(response: str, field: str) -> Iterator[None]:
+    """What is no session is no response."""
+    try:
+        yield
+    except StatusError as error:
+        if error.code is grpc.StatusCode.NOT_FOUND:
+            raise _missing(response, field) from None
+        raise
