@@ -38,7 +38,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
 .SILENT:
 
 help: ## show this list
@@ -122,18 +122,24 @@ demo: $(STAMP) ## twelve real questions through the whole stack, drafting off an
 	$(BIN)/specwire demo
 
 STAGES ?= unit integration faults
+# Of each stage, which tests; and where their times are written (tests/thorough.py).
+ONLY := and not thorough
+TIMES :=
 
 # A stage runs whatever became of those before it. The summary has pytest's own last lines of each: what failed, what did not run and why, counts.
 # A few tests that failed run once more, by themselves: those that then pass are told, and are to be mended, but fail nobody's change. None
 # does where a worker died or a stage ran out of time, since tests behind that have not run.
-test: $(STAMP) ## all tests: unit, real processes, a short fault run; every stage runs, a summary ends it
+test: $(STAMP) ## unit tests, real processes, a short fault run; every stage runs, a summary ends it
+test-all: ONLY =
+test-all: $(STAMP) ## all tests, those too that take long (tests/thorough.txt; three times as long)
+test test-all:
 	rm -rf build/test; mkdir -p build/test; \
 	for stage in $(STAGES); do \
 	    began=$$(date +%s); out=build/test/$$stage; \
-	    became=passed; { $(MAKE) --no-print-directory test-$$stage 2>&1 || touch $$out.failed; } | tee $$out; \
+	    became=passed; { $(MAKE) --no-print-directory test-$$stage ONLY="$(ONLY)" TIMES=--junitxml=$$out.xml 2>&1 || touch $$out.failed; } | tee $$out; \
 	    failures=$$(grep -cE '^(FAILED|ERROR) ' $$out); \
 	    if test -e $$out.failed && test $$failures -ge 1 && test $$failures -le $(FEW) && ! grep -qE 'crashed|!!!!' $$out; then \
-	        { $(MAKE) --no-print-directory test-$$stage AGAIN="$(SECOND_TRY)" 2>&1 && rm $$out.failed; } | tee -a $$out; \
+	        { $(MAKE) --no-print-directory test-$$stage ONLY="$(ONLY)" AGAIN="$(SECOND_TRY)" 2>&1 && rm $$out.failed; } | tee -a $$out; \
 	        became="passed, $$failures at the second try only,"; \
 	    fi; \
 	    if test -e $$out.failed; then became=FAILED; touch build/test/failed; fi; \
@@ -151,18 +157,18 @@ test-ordinary bench-ordinary bench-box-ordinary bench-batch-ordinary bench-heads
 test-ordinary: $(STAMP) ## all tests as an ordinary, busy machine runs them: without AVX-512, beside two busy loops
 	trap 'kill $$loops 2>/dev/null' EXIT; trap 'exit 130' INT TERM; loops=; \
 	for each in 1 2; do timeout 14400 sh -c 'while :; do :; done' & loops="$$loops $$!"; done; \
-	failed=0; $(MAKE) --no-print-directory test || failed=$$?; \
+	failed=0; $(MAKE) --no-print-directory test-all || failed=$$?; \
 	kill -0 $$loops || { echo "test-ordinary: FAILED: a busy loop ended before the tests did"; exit 1; }; \
 	exit $$failed
 
 test-unit: $(STAMP)
 	echo "test: unit"
-	$(PYTEST) -n $(WORKERS) --dist loadfile --session-timeout=3600 --ignore=tests/integration --ignore=tests/faults --ignore=tests/bench tests $(AGAIN)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --session-timeout=3600 --ignore=tests/integration --ignore=tests/faults --ignore=tests/bench -m "not bench $(ONLY)" $(TIMES) tests $(AGAIN)
 
 test-integration: $(STAMP) $(CLIENTS)
 	echo "test: integration (real processes)"
-	$(BIN)/python -m tests.documents
-	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=600 --session-timeout=3600 -m "not cluster and not bench" tests/integration $(AGAIN)
+	test -n "$(ONLY)" || $(BIN)/python -m tests.documents
+	$(PYTEST) -n $(INTEGRATION_WORKERS) --timeout=600 --session-timeout=3600 -m "not cluster and not bench $(ONLY)" $(TIMES) tests/integration $(AGAIN)
 
 test-benches: $(STAMP) ## what measures, tested, and each benchmark in short: it runs, and its table has what it should (ten minutes)
 	$(PYTEST) -n $(INTEGRATION_WORKERS) --dist loadfile --timeout=600 --session-timeout=3600 tests/bench
@@ -176,11 +182,11 @@ FLOORS_TESTS := tests/registry tests/rpc tests/telemetry tests/text tests/orches
 VLLM_TESTS := -k vllm tests/integration/test_vllm.py tests/integration/test_benchmark_clients.py tests/integration/test_cluster_vllm.py \
     tests/faults/test_vllm_engine.py
 
-test-vllm: $(VLLM) ## what runs on vLLM, recorded: verifiers on its worker, drafters for its server; make test runs most of it too once this is there (a quarter of an hour)
+test-vllm: $(VLLM) ## what runs on vLLM, recorded: verifiers on its worker, drafters for its server; make test-all runs most of it too once this is there (a quarter of an hour)
 	$(PYTEST) --timeout=600 --session-timeout=3600 --played-on-vllm=bench/results/vllm_tests.json $(VLLM_TESTS); \
 	    became=$$?; $(BIN)/python -m scripts.figures vllm-tests; exit $$became
 
-test-llamacpp: $(LLAMACPP) ## what runs on llama.cpp; make test runs it too once this is there
+test-llamacpp: $(LLAMACPP) ## what runs on llama.cpp; make test-all runs it too once this is there
 	$(PYTEST) --timeout=600 --session-timeout=1800 tests/lm/test_gguf_file.py tests/lm/test_gguf_tokenizer.py tests/lm/test_llamacpp.py tests/lm/test_llamacpp_real.py \
 	    tests/test_llamacpp_check.py tests/integration/test_llamacpp.py tests/integration/test_real_model.py
 
@@ -196,7 +202,7 @@ test-cluster: $(STAMP) ## specwire deploy on a Ray cluster of several nodes on t
 
 test-faults: $(STAMP)
 	echo "test: faults (a short run)"
-	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --no-loadscope-reorder --timeout=600 --session-timeout=3600 -m "not whole_matrix" tests/faults $(AGAIN)
+	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --no-loadscope-reorder --timeout=600 --session-timeout=3600 -m "not whole_matrix $(ONLY)" $(TIMES) tests/faults $(AGAIN)
 
 test-faults-all: $(STAMP) ## every cell of the failover matrix (docs/RELIABILITY.md), and all other faults (half an hour)
 	$(PYTEST) -n $(FAULT_WORKERS) --dist loadfile --no-loadscope-reorder --timeout=600 --session-timeout=5400 --played=bench/results/faults.json tests/faults

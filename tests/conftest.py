@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.ports import free_address
+from tests.thorough import ROOT, listed
 
 # Set before a test imports numpy or torch: idle BLAS threads of several processes would fight over few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,6 +28,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 settings.register_profile("gate", deadline=None, derandomize=True, database=None, print_blob=True)
 settings.register_profile("explore", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test` leaves out."""
+    thorough = listed()
+    for item in items:
+        file, inner = item.path.relative_to(ROOT).as_posix(), item.nodeid.split("::")[1:]
+        if inner and f"{file}::{inner[0].partition('[')[0]}" in thorough:
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture(scope="session", autouse=True)
