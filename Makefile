@@ -13,7 +13,7 @@ LLAMACPP := $(VENV)/.llamacpp
 ARCTIC := $(VENV)/arctic/.stamp
 PEERS := $(VENV)/peers/.stamp
 comma  := ,
-EXTRAS := services,lm,ray,embedded-redis,http,openvino,constrained,rag,otel,bench,dev
+EXTRAS := services,lm,ray,embedded-redis,http,openvino,constrained,otel,bench,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.
@@ -38,7 +38,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-rag bench-constrained bench-step bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-constrained bench-step bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
 .SILENT:
 
 help: ## show this list
@@ -176,7 +176,7 @@ test-benches: $(STAMP) ## what measures, tested, and each benchmark in short: it
 
 # What speaks to each of these dependencies; without the tests that ask for what .venv has beside them.
 FLOORS_TESTS := tests/registry tests/rpc tests/telemetry tests/text tests/orchestrator/http tests/orchestrator/test_generation.py tests/orchestrator/test_store.py \
-    tests/verify_service/test_service.py tests/rag/test_retrieval.py tests/lm/test_cached.py tests/lm/test_load.py tests/lm/test_openvino.py tests/deploy/test_cli.py tests/test_skeleton_package.py
+    tests/verify_service/test_service.py tests/lm/test_cached.py tests/lm/test_load.py tests/lm/test_openvino.py tests/deploy/test_cli.py tests/test_skeleton_package.py
 
 # Of the benchmarks that are clients, vLLM's own.
 VLLM_TESTS := -k vllm tests/integration/test_vllm.py tests/integration/test_benchmark_clients.py tests/integration/test_cluster_vllm.py \
@@ -319,9 +319,6 @@ bench-copy: $(STAMP) ## measure proposals from the text itself on prompts that a
 
 bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said before, on a trace like an agent's, and from a table (eleven minutes)
 	$(BIN)/python -m bench.suffix.run
-
-bench-rag: $(STAMP) ## measure Speculative RAG on questions about code: the draft that the target chose, one draft, the target (ten minutes)
-	$(BIN)/python -m bench.rag
 
 bench-learn: $(STAMP) ## measure a drafter that learns while what is asked for changes (ten minutes)
 	$(BIN)/python -m bench.learn

@@ -5,7 +5,7 @@ main          make bench, bench-box, both with -ordinary: one session beside tra
 batch         many sessions at once; bench-batch-ordinary, too
 heads         heads beside the target; bench-heads-ordinary, too
 copy, suffix  proposals from the text itself, and from other texts
-learn, rag    a drafter that learns; Speculative RAG
+learn         a drafter that learns
 step, deterministic, gpu            the target's step by itself
 large, hybrid, vocabularies, vllm   other models, other engines
 vllm.profile  make bench-vllm-profile: where the time of a step goes

@@ -40,7 +40,6 @@ COMMANDS = (
     Command("up", "start the whole stack on this machine", "deploy.cli.services.up", configurable=True),
     Command("generate", "complete a prompt", "deploy.cli.clients.generate"),
     Command("chat", "talk with a model", "deploy.cli.clients.chat"),
-    Command("rag", "answer from documents: a small model drafts, the target chooses", "deploy.cli.clients.rag"),
     Command("demo", "watch drafting speed up real completions", "deploy.cli.clients.demo"),
     Command("draft", "serve a draft model", "draft_service.server", configurable=True),
     Command("verify", "serve a target model", "verify_service.server", configurable=True),

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import FinishReason, Pace, Proposal, TokenLogprobs
-from specwire.core.text import Ending
+from specwire.core.messages import Pace, Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +36,11 @@ class Dropped:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The next token of a text that is written for a caller. finish: why it is the last one; None: it is not."""
-
-    token: int
-    logprobs: TokenLogprobs | None
-    finish: FinishReason | None
-
-
-Reply = Opened | DraftedProposal | Dropped | Written
+Reply = Opened | DraftedProposal | Dropped
 
 
 class ReplyLink(Protocol):
-    """A connected orchestrator, whose handles mean nothing on another link; or the caller of one text."""
+    """A connected orchestrator, whose handles mean nothing on another link."""
 
     def send(self, replies: list[Reply]) -> None:
         """Say them, in order; called in the event loop, never blocks."""
@@ -126,18 +116,4 @@ class LoseLink:
     link: ReplyLink
 
 
-@dataclass(frozen=True, slots=True)
-class WriteText:
-    """Write what follows `tokens`, by plain decoding; the only text of its link, and over when that is lost.
-
-    ending: by which the text, prompt included, fits the context. priority: the greater one gets a slot first.
-    """
-
-    link: ReplyLink
-    tokens: tuple[int, ...]
-    sampling: Sampling
-    ending: Ending
-    priority: int = 0
-
-
-Command = OpenSession | BeginSession | AdvanceSession | CloseSession | LoseLink | LearnVocabulary | WriteText
+Command = OpenSession | BeginSession | AdvanceSession | CloseSession | LoseLink | LearnVocabulary

@@ -27,11 +27,6 @@ def families(sessions: Sessions, model: SlotModel) -> Families:
     yield counter("due_positions_total", "Decided positions within the run-ahead.", tally.due)
     yield counter("late_positions_total", "Those of them for which nothing was proposed in time.", tally.late)
     yield counter("rollbacks_total", "Contradicted chains: the cache goes back.", tally.rollbacks)
-    texts = {"running": sessions.writer.running, "waiting": sessions.writer.waiting}
-    yield by_label(gauge, "texts", "Texts that are written for callers, by state.", "state", texts)
-    yield counter("texts_begun_total", "Texts that callers asked for.", tally.texts)
-    yield counter("texts_set_aside_total", "Times that a text gave its slot to a session.", tally.set_aside)
-    yield counter("written_tokens_total", "Tokens of texts that were written for callers.", tally.written)
 
 
 def load_of(sessions: Sessions, model: SlotModel) -> Load:

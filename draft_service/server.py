@@ -12,7 +12,6 @@ from pathlib import Path
 
 from draft_service.commands import Command, Replies
 from draft_service.dialler import DiallingDrafter
-from draft_service.generation import GenerationServicer
 from draft_service.service import DraftHandler, DraftServicer
 from draft_service.versions import DrafterFigures, LoadedDrafter, ServedDrafter, first_model, followed
 from specwire.core.invalid import InvalidParameter
@@ -53,15 +52,14 @@ from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Registry, process_families, version_families
 from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
 from specwire.text.vocabulary_map import convention_of
-from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc
+from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from specwire.versions import DRAFT, Current, VersionFolder
 
-# Seconds for links and texts to end, and be told why. Some calls never do, such as a health watch.
+# Seconds for links to end, and be told why. Some calls never do, such as a health watch.
 LAST_WORDS_S = 1.0
 # Whose figures they are.
 DRAFTER = "drafter"
 SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
-GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 
 class RunningDrafter:
@@ -71,7 +69,6 @@ class RunningDrafter:
         self,
         served: ServedDrafter,
         servicer: DraftServicer,
-        generation: GenerationServicer,
         server: RunningServer,
         metrics: MetricsListener | None,
         registrar: Registrar,
@@ -81,7 +78,6 @@ class RunningDrafter:
         self.metrics = metrics
         self._served = served
         self._servicer = servicer
-        self._generation = generation
         self._server = server
         self._registrar = registrar
         self._renewal = renewal
@@ -96,24 +92,22 @@ class RunningDrafter:
         return self._served.now.handler.info
 
     def replace(self, loaded: LoadedDrafter) -> LoadedDrafter:
-        """Serve `loaded` from now on; the former one is returned, and its links and texts end."""
+        """Serve `loaded` from now on; the former one is returned, and its links end."""
         former = self._served.replace(loaded)
         self._servicer.replace(loaded.handler)
-        self._generation.replace(loaded.handler)
         return former
 
     async def failed(self) -> str:
         return await self._served.failed()
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Idempotent. Links end at once, as their sessions only get slower; callers' texts have `grace` seconds."""
+        """Idempotent. Links end at once, as their sessions only get slower; `grace` is of what serves texts."""
         if self.follower is not None:
             await self.follower.stop()
         await self._renewal.stop()
         await self._registrar.close()
         await self._server.set_serving(False)
         self._servicer.leave()
-        await self._generation.leave(grace)
         await self._server.stop(LAST_WORDS_S)
         await self._served.now.stop()
         if self.metrics is not None:
@@ -141,23 +135,15 @@ async def start(
     registry, (options, current) = Registry(), _first(options, follow)
     served = await _served(options, registry, current, registration.region)
     servicer = DraftServicer(served.now.handler)
-    generation = GenerationServicer(served.now.handler, options.keys)
-    services = [
-        Service(
-            SERVICE,
-            lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server),
-            options.admission,
-        ),
-        Service(
-            GENERATION,
-            lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server),
-            options.admission,
-        ),
-    ]
+    service = Service(
+        SERVICE,
+        lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server),
+        options.admission,
+    )
     async with AsyncExitStack() as started:
         started.push_async_callback(served.now.stop)
         metrics = await _listen(registry, options, started)
-        server = await serve(services, options.listen, tls=options.tls, allow_insecure=options.insecure)
+        server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = register_model(
             registration,
             Role.DRAFTER,
@@ -167,7 +153,7 @@ async def start(
         )
         started.pop_all()
     renewal = Renewal(options.origins, server.recheck)
-    running = RunningDrafter(served, servicer, generation, server, metrics, registrar, renewal)
+    running = RunningDrafter(served, servicer, server, metrics, registrar, renewal)
     if follow is not None:
         running.follower = _follower(options, follow, current, served, running.replace, registry, registration.region)
     return running
@@ -316,12 +302,11 @@ def _loader(
         from draft_service.translation import TranslatingModel
         from specwire.lm import load_model
         from specwire.lm.guesses import guesses
-        from specwire.lm.law.sampler import choose_plainly
 
         say(f"specwire draft: loading {options.model}")
         model = load_model(options.model, **options.loading())
         go_on()
-        sessions = Sessions(model, guesses, deliver, texts=TranslatingModel, choose=choose_plainly)
+        sessions = Sessions(model, guesses, deliver, texts=TranslatingModel)
         figures.families = lambda: families(sessions, model)
         figures.load = lambda: load_of(sessions, model)
         return sessions, model_info_to_wire(

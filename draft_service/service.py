@@ -30,8 +30,6 @@ from draft_service.commands import (
     OpenSession,
     Replies,
     Reply,
-    ReplyLink,
-    WriteText,
 )
 from specwire.core.draft import check_pace, check_tokens
 from specwire.core.invalid import InvalidParameter
@@ -101,14 +99,6 @@ class DraftHandler:
     async def stop(self) -> None:
         """End the tasks that it has started."""
         await self._beginnings.stop()
-
-    def write(self, asked: WriteText) -> None:
-        """Begin a caller's text; the drafter's thread tells its link every token."""
-        self._drafter.send(asked)
-
-    def end_text(self, link: ReplyLink) -> None:
-        """Nobody wants to be told more of the link's text."""
-        self._drafter.send(LoseLink(link))
 
     def lose(self, link: OrchestratorLink) -> None:
         """The link is gone, and its sessions with it."""

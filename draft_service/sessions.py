@@ -31,9 +31,7 @@ from draft_service.commands import (
     Replies,
     Reply,
     ReplyLink,
-    WriteText,
 )
-from draft_service.writer import Choose, PlainText, TextFeed, Writer
 from specwire.core.draft import Desynchronised, DraftNode, DraftRow, DraftSession, Drawn, check_pace, check_tokens
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.constraint import Mask, Matcher, open_ids
@@ -53,10 +51,8 @@ MOST_LATE_S = 0.02
 LONGEST_OWN_FEED = 2
 # Rows of long texts fed at once, all sessions together: others' next tokens wait no longer than for these.
 LONG_TEXT_ROWS = 256
-# Rows of prompts of callers' texts in a forward that drafts, which is hardly longer for them.
-ROWS_BESIDE_DRAFTING = 16
 
-# What a session or a text is told that ends by a fault of the drafter's.
+# What a session is told that ends by a fault of the drafter's.
 FAILED = "the drafter failed at this text; its log says why"
 
 Key = tuple[ReplyLink, int]
@@ -208,7 +204,7 @@ Draw = Callable[[Any, Sequence[int], Sequence[Expansion]], list[Drawn]]
 class DraftForward(NamedTuple):
     """What a forward feeds: of each session of `batch`, the nodes that it extends, and its feed.
 
-    rows: of all that is fed. short: nothing in it catches up with a long text. texts: what it feeds of callers' texts.
+    rows: of all that is fed. short: nothing in it catches up with a long text.
     """
 
     batch: list[DraftingSession]
@@ -217,11 +213,6 @@ class DraftForward(NamedTuple):
     rows: int
     short: bool
     began_ns: int
-    texts: list[TextFeed]
-
-
-def rows_of(texts: Sequence[TextFeed]) -> int:
-    return sum(len(each.feed.tokens) for each in texts)
 
 
 # Candidates that a place is asked for where the session may branch.
@@ -230,15 +221,14 @@ MOST_CANDIDATES = 8
 
 def weight(command: Command) -> int:
     """See `Inbox`."""
-    return 1 + len(command.tokens) if isinstance(command, AdvanceSession | OpenSession | WriteText) else 1
+    return 1 + len(command.tokens) if isinstance(command, AdvanceSession | OpenSession) else 1
 
 
 class Sessions:
-    """Invariant: the slots in use, by sessions and by texts, and the free ones are 0 .. model.slots - 1, each once.
+    """Invariant: the slots of open sessions and the free ones are 0 .. model.slots - 1, each once.
 
     Commands go into `inbox`, from any thread; `deliver` gets the replies for each link, and must not block.
     texts: makes of the model one that takes texts in the target's ids, once a session told another vocabulary.
-    choose: the tokens of texts that callers have written; None: there are no such callers.
     """
 
     def __init__(
@@ -248,7 +238,6 @@ class Sessions:
         deliver: Callable[[Replies], None],
         now_ns: Callable[[], int] = time.perf_counter_ns,
         texts: Callable[[SlotModel], DraftModel] = DraftModel,
-        choose: Choose | None = None,
     ) -> None:
         self._draw = draw
         self._now_ns = now_ns
@@ -266,8 +255,6 @@ class Sessions:
         self._rates = {greedy: CandidateRates() for greedy in (True, False)}
         self._row_times = RowTimes()
         self.tally = DrafterTally()
-        self._choose = choose
-        self.writer = Writer()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -289,7 +276,7 @@ class Sessions:
 
     def _take_commands(self) -> bool:
         """Apply waiting commands, and wait if there is nothing else to do; False once asked to stop."""
-        while not self.inbox.empty() or not (self.wanting or (self.writer.texts and self.writer.wants(self._free))):
+        while not self.inbox.empty() or not self.wanting:
             command = self.inbox.get()
             if isinstance(command, Stop):
                 return False
@@ -312,9 +299,6 @@ class Sessions:
                 self._end((command.link, command.handle))
             case LoseLink():
                 self._lose(command.link)
-            case WriteText():
-                self.tally.texts += 1
-                self.writer.add(command)
 
     def _learn(self, command: LearnVocabulary) -> None:
         """Once a vocabulary was told, slots may hold texts in its ids; before, nobody asks whose they are."""
@@ -328,8 +312,6 @@ class Sessions:
         # Proposals of the old session may still be under way: the new session's chains must supersede them.
         chain = old.session.chain + 1 if old else 0
         self._end(key)
-        if not self._free:
-            self._take_slot_of_a_text()
         if not self._free:
             message = f"all {self._model.slots} slots of this drafter are taken"
             self._drop(key, Code.RESOURCE_EXHAUSTED, message)
@@ -416,21 +398,10 @@ class Sessions:
     def _end(self, key: Key) -> None:
         drafting = self._open.pop(key, None)
         if drafting is not None:
-            self._release(drafting.slot)
-
-    def _release(self, slot: int | None) -> None:
-        if slot is not None:
-            self._model.discard(slot)
-            self._free.append(slot)
-
-    def _take_slot_of_a_text(self) -> None:
-        """Drafting goes first: a text can wait, an orchestrator that is refused drafts elsewhere or not at all."""
-        slot = self.writer.set_aside()
-        self.tally.set_aside += slot is not None
-        self._release(slot)
+            self._model.discard(drafting.slot)
+            self._free.append(drafting.slot)
 
     def _lose(self, link: ReplyLink) -> None:
-        self._release(self.writer.end(link))
         for key in [key for key in self._open if key[0] is link]:
             self._end(key)
         self._replies.pop(link, None)
@@ -443,52 +414,39 @@ class Sessions:
     # Drafting
 
     def step(self) -> None:
-        """One forward: the next token of every session and every text that wants one, or the next part of it."""
+        """One forward: the next token of every session that wants one, or the next part of its text."""
         forward = self.begin()
         if forward is not None:
             self.end(forward)
 
     def begin(self) -> DraftForward | None:
-        """Choose what the next forward feeds; None while no session and no text wants a token.
+        """Choose what the next forward feeds; None while no session wants a token.
 
         `end` must follow before any command is applied.
         """
         batch = [drafting for drafting in self._open.values() if drafting.wants_token]
-        texts = self._of_callers(ROWS_BESIDE_DRAFTING if batch else LONG_TEXT_ROWS) if self.writer.texts else []
-        if not batch and not texts:
+        if not batch:
             return None
-        beside = rows_of(texts) if texts else 0
         began_ns = self._now_ns()
         lacking = [self._lacks(drafting) for drafting in batch]
         long = sum(lacks > LONGEST_OWN_FEED for lacks in lacking)
         portion = max(LONGEST_OWN_FEED, LONG_TEXT_ROWS // max(1, long))
         pairs = zip(batch, lacking, strict=True)
         chosen = [[] if lacks > portion else [drafting.session.take()] for drafting, lacks in pairs]
-        if batch and not long:
-            self._branch(batch, chosen, beside)
+        if not long:
+            self._branch(batch, chosen)
         feeds = [self._feed(drafting, nodes, portion) for drafting, nodes in zip(batch, chosen, strict=True)]
-        rows = sum(len(feed.tokens) for feed in feeds) + beside
-        return DraftForward(batch, chosen, feeds, rows, not long and beside == len(texts), began_ns, texts)
-
-    def _of_callers(self, most: int) -> list[TextFeed]:
-        """What the next forward feeds of callers' texts, `most` rows of their prompts; those that wait get slots."""
-        self.writer.seat(self._free)
-        return self.writer.feeds(self._model.cached, most)
+        return DraftForward(batch, chosen, feeds, sum(len(feed.tokens) for feed in feeds), not long, began_ns)
 
     def end(self, forward: DraftForward) -> None:
         """Compute a forward, and take in what it says."""
         batch, chosen, feeds = forward.batch, forward.chosen, forward.feeds
         try:
-            fed = [*feeds, *(each.feed for each in forward.texts)] if forward.texts else feeds
-            computed, drawn = self._forward(batch, chosen, fed)
+            drawn = self._forward(batch, chosen, feeds)
         except Exception as error:  # the model's failure costs these sessions their drafter, nothing else
-            log.exception("a forward of %d sessions and %d texts failed", len(batch), len(forward.texts))
-            message = f"the drafter's model failed: {type(error).__name__}"
-            self._drop_all(batch, Code.INTERNAL, message)
-            self._drop_texts(forward.texts, Code.INTERNAL, message)
+            log.exception("a forward of %d sessions failed", len(batch))
+            self._drop_all(batch, Code.INTERNAL, f"the drafter's model failed: {type(error).__name__}")
             return
-        if forward.texts:
-            self._write(forward.texts, computed, sum(map(len, chosen)))
         spent = self._now_ns() - forward.began_ns
         self.tally.step(spent, forward.rows, len(drawn))
         if forward.short:
@@ -519,13 +477,12 @@ class Sessions:
             if self._holds(drafting):
                 self._drop((drafting.link, drafting.handle), Code.INTERNAL, FAILED)
 
-    def _branch(self, batch: Sequence[DraftingSession], chosen: Sequence[list[DraftNode]], others: int) -> None:
+    def _branch(self, batch: Sequence[DraftingSession], chosen: Sequence[list[DraftNode]]) -> None:
         """Extend more nodes as long as each raises the tokens that are expected to be decided per time of drafting.
 
-        A node's tokens are of use where its path is decided. The forward's time grows with its rows, as measured, of
-        which `others` are not of these sessions.
+        A node's tokens are of use where its path is decided. The forward's time grows with its rows, as measured.
         """
-        least = rows = len(batch) + others
+        least = rows = len(batch)
         worth = 0.0
         for drafting, nodes in zip(batch, chosen, strict=True):
             root = drafting.session.root
@@ -548,8 +505,8 @@ class Sessions:
 
     def _forward(
         self, batch: list[DraftingSession], chosen: Sequence[list[DraftNode]], feeds: list[Feed]
-    ) -> tuple[Computed, list[tuple[DraftingSession, DraftNode, Drawn]]]:
-        """What the forward of these feeds says of the chosen nodes, which come first among them."""
+    ) -> list[tuple[DraftingSession, DraftNode, Drawn]]:
+        """What the forward of these feeds says of the chosen nodes."""
         places = [
             Expansion(drafting, node, MOST_CANDIDATES if drafting.session.branches > 1 else 1)
             for drafting, nodes in zip(batch, chosen, strict=True)
@@ -567,9 +524,7 @@ class Sessions:
         drawn = computed.answers | self._drawn(
             computed, {row: place for row, place in rows.items() if row not in computed.answers}
         )
-        return computed, [
-            (place.drafting, place.node, drawn[row]) for row, place in rows.items() if self._holds(place.drafting)
-        ]
+        return [(place.drafting, place.node, drawn[row]) for row, place in rows.items() if self._holds(place.drafting)]
 
     def _drawn(self, computed: Computed, places: Mapping[int, Expansion]) -> dict[int, Drawn]:
         """What follows these places, by row. Where it cannot be drawn together, each is drawn alone."""
@@ -586,45 +541,6 @@ class Sessions:
             with self._containing(place.drafting):
                 drawn |= self._drawn(computed, {row: place})
         return drawn
-
-    def _write(self, texts: Sequence[TextFeed], computed: Computed, first: int) -> None:
-        """Let texts go on; the rows that were wanted for them are those from `first` on."""
-        failed = [each for each in texts if each.feed.slot in self._model.failed]
-        self._drop_texts(failed, Code.ABORTED, "the drafter's logits are not finite")
-        wanted = [each.text for each in texts if each.feed.wanted]
-        rows = {row: text for row, text in enumerate(wanted, first) if text.slot is not None}
-        if not rows:
-            return
-        if self._choose is None:
-            raise RuntimeError("texts without somebody to choose their tokens")
-        self._go_on(self._choose, computed, rows)
-
-    def _go_on(self, choose: Choose, computed: Computed, texts: Mapping[int, PlainText]) -> None:
-        """texts: by row. Where their tokens cannot be chosen together, each is chosen alone."""
-        places = [text.place() for text in texts.values()]
-        try:
-            chosen = choose(computed.rows, [computed.at[row] for row in texts], places)
-        except Exception:
-            if len(texts) > 1:
-                for row, text in texts.items():
-                    self._go_on(choose, computed, {row: text})
-                return
-            log.exception("the token of a text could not be chosen")
-            for text in texts.values():
-                self._release(self.writer.end(text.link))
-                self._reply(text.link, Dropped(0, Code.INTERNAL, FAILED))
-            return
-        self.tally.written += len(chosen)
-        for text, (token, logprobs) in zip(texts.values(), chosen, strict=True):
-            written = text.go_on(token, logprobs)
-            self._reply(text.link, written)
-            if written.finish is not None:
-                self._release(self.writer.end(text.link))
-
-    def _drop_texts(self, texts: Sequence[TextFeed], code: Code, message: str) -> None:
-        for each in texts:
-            self._release(self.writer.end(each.text.link))
-            self._reply(each.text.link, Dropped(0, code, message))
 
     def _lacks(self, drafting: DraftingSession) -> int:
         """How many tokens of its decided text the slot lacks."""

@@ -23,8 +23,8 @@ ENTERED = re.compile(r"enters\s+(\d+)\s+files,\s+(\d+)\s+functions,\s+([\d,]+)\s
 PRODUCT = ("specwire", "draft_service", "verify_service", "orchestrator", "deploy")
 # Its forward outlasts a round of messages on a busy machine, too, so that drafts come for every second verdict.
 LEISURELY_TARGET = f"{TARGET}:delay_ms=60"
-# What only requests with references, and callers of a drafter's own texts, have a use for.
-NOT_ASKED_FOR = {"specwire/core/verify/references.py", "draft_service/writer.py"}
+# What only requests with references have a use for.
+NOT_ASKED_FOR = {"specwire/core/verify/references.py"}
 Step = tuple[str, str]
 
 

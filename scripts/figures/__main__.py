@@ -43,7 +43,7 @@ from scripts.figures.speed import (
     vllm_table,
     vocabularies_table,
 )
-from scripts.figures.text import learn_table, rag_table, suffix_table
+from scripts.figures.text import learn_table, suffix_table
 from scripts.figures.wan import (
     branch_bytes_table,
     branching_table,
@@ -145,7 +145,6 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "deterministic": ("deterministic.json", "make bench-deterministic", deterministic_table),
     "suffix": ("suffix.json", "make bench-suffix", suffix_table),
     "learn": ("learn.json", "make bench-learn", learn_table),
-    "rag": ("rag.json", "make bench-rag", rag_table),
     "constrained": ("constrained.json", "make bench-constrained", constrained_table),
     "tools": ("tools.json", "make bench-tools", tools_table),
     "edges": ("edges.json", "make bench-edges", edges_table),

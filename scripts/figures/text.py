@@ -1,4 +1,4 @@
-"""The tables of `make bench-suffix`, `make bench-learn` and `make bench-rag`."""
+"""The tables of `make bench-suffix` and `make bench-learn`."""
 
 from __future__ import annotations
 
@@ -41,24 +41,6 @@ def learn_table(results: dict[str, Any]) -> str:
     took = f"The learner took {spent['cpu_s']:.0f} s of a processor in {spent['wall_s']:.0f} s"
     how = f"{arguments['requests']} requests of each kind x {arguments['tokens']} tokens, {arguments['dtype']}"
     return "\n\n".join([grid(rows), bars_table(results), f"{took}. {_measured(results)}: {how}."])
-
-
-def rag_table(results: dict[str, Any]) -> str:
-    """Render who answered how many questions of `make bench-rag`, in what time, and what there was to choose from."""
-    rows = [["answered by", "exact match", "seconds a question"]]
-    rows += [
-        [row["label"], f"{row['right']} of {row['questions']}", interval(row["seconds"])] for row in results["rows"]
-    ]
-    found, known, arguments = results["chances"], results["known"], results["arguments"]
-    alone = f"Alone the target is right for {known['document']} from the right document, for {known['nothing']} without"
-    offered = f"It was retrieved for {found['retrieved']}, and stood in a subset for {found['offered']}"
-    choices = [
-        f"Of {who}'s drafts some one was right for {found['any_right'][way]}, any one of them for "
-        f"{found['mean_right'][way]:.1f} in the mean; choosing won {found['gained'][way]} and lost {found['lost'][way]}"
-        for way, who in (("chosen", "the drafter"), ("own", "the target"))
-    ]
-    said = ". ".join([alone, offered, *choices, _measured(results)])
-    return f"{grid(rows)}\n\n{said}: {_repeats(arguments)}."
 
 
 def _measured(results: dict[str, Any]) -> str:

@@ -288,8 +288,7 @@ class DrafterTally:
     """Since the drafter began. drafted: tokens drawn; proposed: those that went out in proposals.
 
     due: decided positions within the run-ahead; late: those of them for which nothing had been proposed.
-    misses: the recent share of late ones. texts: that callers had written; written: their tokens; set_aside: how often
-    one gave its slot to a session.
+    misses: the recent share of late ones.
     """
 
     def __init__(self) -> None:
@@ -302,9 +301,6 @@ class DrafterTally:
         self.due = 0
         self.late = 0
         self.misses = 0.0
-        self.texts = 0
-        self.written = 0
-        self.set_aside = 0
         self.refused: Counter[str] = Counter()
 
     def step(self, spent_ns: int, rows: int, drawn: int) -> None:

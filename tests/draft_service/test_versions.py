@@ -15,11 +15,9 @@ import pytest
 from draft_service import server
 from draft_service.server import RunningDrafter, load, start
 from draft_service.versions import first_model, followed
-from specwire.client import AsyncClient, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError
 from specwire.rpc import versions
-from specwire.rpc.keys import Keys
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.versions import Current, HistoryEntry, VersionError, VersionFolder
 from tests.draft_service.peer import connected, continuation, tokens_of
@@ -215,36 +213,3 @@ def test_without_a_version_there_must_be_a_model(tmp_path: Path) -> None:
     (tmp_path / "current").write_text("[]")
     with pytest.raises(InvalidParameter, match="follow: .*current: cannot be read"):
         first_model(tmp_path, "a/model")
-
-
-async def test_texts_end_with_the_version_that_was_to_write_them(folder: VersionFolder, models: list[str]) -> None:
-    async with following(folder, models[2]) as running, AsyncClient(running.address) as client:
-        async with connected(running) as peer:
-            for handle in (1, 2):  # all slots: the text waits
-                await peer.open(handle, TEXT)
-                await peer.proposal(handle)
-            text = client.generate(TEXT, ignore_eos=True)
-            assert isinstance(await anext(text), Started)
-            publish(folder, 1, models[1])
-            await look(running)
-            with pytest.raises(SpecwireError, match="UNAVAILABLE: the drafter takes another version of its model"):
-                await anext(text)
-        written = await client.complete(TEXT, max_tokens=6, ignore_eos=True)
-        assert list(written.tokens) == continuation(models[1], TEXT, 6)
-        assert (await client.server_info()).target.model == "draft@1"
-
-
-async def test_what_was_learnt_of_tenants_is_written_for_these_alone(folder: VersionFolder, models: list[str]) -> None:
-    folder.use(Current(0, "some/draft", ("a",), "learnt", 0.5, 0.6))
-    keys = Keys({"a-token-of-length-16": "a", "b-token-of-length-16": "b"})
-    running = await start(ModelServiceOptions(models[2], slots=2, keys=keys), follow=folder.path)
-    try:
-        async with AsyncClient(running.address, token="a-token-of-length-16") as client:
-            assert len((await client.complete(TEXT, max_tokens=2, ignore_eos=True)).tokens) == 2
-        async with AsyncClient(running.address, token="b-token-of-length-16") as client:
-            with pytest.raises(SpecwireError, match="PERMISSION_DENIED: this drafter has learnt of tenants' texts"):
-                await client.complete(TEXT, max_tokens=2)
-            learnt = (await client.server_info()).target.learnt
-            assert (learnt.version, list(learnt.tenants)) == ("draft@0", []), "nor who these are"
-    finally:
-        await running.stop(0.0)

@@ -34,7 +34,6 @@ LONGEST = (
     "test_runtime",
     "test_processes",
     "test_http_clients",
-    "test_rag",
     "test_secured",
 )
 

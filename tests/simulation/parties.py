@@ -11,7 +11,6 @@ from random import Random
 from typing import Any, Protocol
 
 from draft_service.dialler import DiallingDrafter
-from draft_service.generation import GenerationServicer
 from draft_service.server import RunningDrafter
 from draft_service.service import DraftHandler as DraftHandler
 from draft_service.service import DraftServicer
@@ -249,9 +248,7 @@ class DrafterParty(Party):
         draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
         listening: Any = await self.world.network.listen(self.name, server)
         registrar = register_model(NOWHERE, Role.DRAFTER, lambda: info, listening.address, lambda: Load(0, 0, 0))
-        self._services = [
-            RunningDrafter(served, servicer, GenerationServicer(handler), listening, None, registrar, Renewal(()))
-        ]
+        self._services = [RunningDrafter(served, servicer, listening, None, registrar, Renewal(()))]
 
     def slow(self, factor: float) -> None:
         super().slow(factor)

@@ -17,7 +17,7 @@ from specwire.core.law.acceptance import (
     TargetRows,
     judge,
 )
-from specwire.core.law.sampling import Acceptance, Sampling, Seen, TokenScore
+from specwire.core.law.sampling import Acceptance, Sampling, TokenScore
 from specwire.core.messages import Decision, DraftToken, TokenLogprobs
 from specwire.core.model import out_of_memory
 from specwire.lm.law.logits import LogitsRow, adjusted, best_of, filtered, log_probabilities, logprobs, scaled
@@ -92,38 +92,6 @@ def _coupled_filtered(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torc
     best, ids = scores.topk(max(count, 1), dim=1)
     winners = (best + gumbel_at([row.key for row in rows], ids)).argmax(dim=1, keepdim=True)
     return ids.gather(1, winners).squeeze(1)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Plain decoding: the choice behind each of several texts, which is as a target's, whichever model it is.
-
-
-class NextPlace(Protocol):
-    """A place behind a text, at `position`; see `RowSampling`."""
-
-    @property
-    def position(self) -> int: ...
-    @property
-    def sampling(self) -> Sampling: ...
-    @property
-    def seen(self) -> Seen | None: ...
-    @property
-    def banned(self) -> tuple[int, ...]: ...
-
-
-def choose_plainly(
-    logits: torch.Tensor, rows: Sequence[int], places: Sequence[NextPlace]
-) -> list[tuple[int, TokenLogprobs | None]]:
-    """The token at each place, from its row of `logits`, and what its text wants to be told of it."""
-    own = logits[list(rows)]
-    wanted = [RowSampling(place.position, place.sampling, place.seen, place.banned) for place in places]
-    chosen = choose(own, wanted)
-    each = zip(own.split(1), wanted, chosen, strict=True)
-    return [(token, _report(line, row, token)) for line, row, token in each]
-
-
-def _report(logits: torch.Tensor, row: RowSampling, token: int) -> TokenLogprobs | None:
-    return None if row.sampling.logprobs is None else logprobs(logits, [row], [token])[0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
