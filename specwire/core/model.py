@@ -35,6 +35,26 @@ class ModelError(ValueError):
     """A model cannot be loaded or cannot be served; the message is one sentence for the user."""
 
 
+# What a file states beyond these is refused before anything is made of it. The largest published models have 10 million
+# positions, some 130 layers, and a million ids.
+MOST_CONTEXT, MOST_LAYERS, MOST_IDS = 1 << 24, 4096, 1 << 22
+
+
+def served_context(stated: int | None, wanted: int | None) -> int:
+    """Positions to serve: as many as are wanted, at most those that the model states; ModelError if that is none."""
+    if wanted is None:
+        if stated is None:
+            raise ModelError("context: the model states no maximum length, so one must be given")
+        if not 2 <= stated <= MOST_CONTEXT:
+            raise ModelError(f"context: must be from 2 to {MOST_CONTEXT} positions, and the model states {stated:.8g}")
+        return stated
+    if stated is not None and wanted > stated:
+        raise ModelError(f"context: the model was made for {stated} positions, not {wanted}")
+    if not 2 <= wanted <= MOST_CONTEXT:
+        raise ModelError(f"context: must be from 2 to {MOST_CONTEXT} positions, not {wanted}")
+    return wanted
+
+
 class ModelLost(Exception):
     """A model can compute nothing any more: a process that it is split over is gone. One sentence."""
 

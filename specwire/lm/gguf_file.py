@@ -17,7 +17,16 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specwire.core.model import AUTO_KV, KV_BLOCK, KV_BYTES, KV_TYPES, ModelError
+from specwire.core.model import (
+    AUTO_KV,
+    KV_BLOCK,
+    KV_BYTES,
+    KV_TYPES,
+    MOST_IDS,
+    MOST_LAYERS,
+    ModelError,
+    served_context,
+)
 from specwire.lm.model_files import TOKENIZER, ModelText, file_of
 from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 
@@ -31,6 +40,17 @@ STRING, ARRAY = 8, 9
 # Of an element of a tensor, scales of its block included; of the other types at least so many.
 BITS = {"f32": 32, "f64": 64, "f16": 16, "bf16": 16, "q8_0": 8.5, "q4_0": 4.5, "q4_1": 5, "q4_k": 4.5, "q6_k": 6.5625}
 LEAST_BITS = 1
+# Of what is made as much as these entries of the model say, and the most that any has.
+SIZES = {
+    "vocab_size": MOST_IDS,
+    "block_count": MOST_LAYERS,
+    "embedding_length": 1 << 24,
+    "feed_forward_length": 1 << 24,
+    "attention.head_count": 1 << 16,
+    "attention.head_count_kv": 1 << 16,
+    "attention.key_length": 1 << 16,
+    "attention.value_length": 1 << 16,
+}
 # Bytes that tensors begin at a multiple of, unless the file says another number.
 ALIGNMENT = 32
 # Tensors with a row for each token.
@@ -150,14 +170,7 @@ class GgufFile:
 
     def context(self, wanted: int | None) -> int:
         """Positions to serve; ModelError for more than the model was made for."""
-        limit = int(self._needed(f"{self.architecture}.context_length", int))
-        if wanted is None:
-            return limit
-        if wanted < 2:
-            raise ModelError(f"context: must be at least 2 positions, not {wanted}")
-        if wanted > limit:
-            raise ModelError(f"context: the model was made for {limit} positions, not {wanted}")
-        return wanted
+        return served_context(int(self._needed(f"{self.architecture}.context_length", int)), wanted)
 
     def needed(self, key: str) -> Any:
         """A number of the model's; ModelError if the file lacks it, or has another for each layer."""
@@ -289,11 +302,16 @@ def _check_sizes(spec: str, metadata: Mapping[str, Any], tensors: Mapping[str, S
                 f"model {spec!r}: the tensor {name!r:.80} of {'x'.join(map(str, tensor.shape)):.80} elements from byte "
                 f"{tensor.start} on does not fit into its {length} bytes; is it cut off?"
             )
-    kind = metadata.get("general.architecture")
-    for key in (f"{kind}.{each}" for each in ("vocab_size", "block_count", "embedding_length", "feed_forward_length")):
-        for value in metadata[key] if isinstance(metadata.get(key), list) else [metadata.get(key, 0)]:
-            if isinstance(value, int) and not 0 <= value <= length * 8 // LEAST_BITS:
-                raise ModelError(f"model {spec!r}: {key} is {value}, more than its {length} bytes can hold")
+    kind, held = metadata.get("general.architecture"), length * 8 // LEAST_BITS
+    for name, most in SIZES.items():
+        key = f"{kind}.{name}"
+        value = metadata.get(key, 1)
+        sizes = value if isinstance(value, list) and value and name != "block_count" else [value]
+        for size in sizes:
+            if isinstance(size, int) and size > held:
+                raise ModelError(f"model {spec!r}: {key} is {size}, more than its {length} bytes can hold")
+            if not isinstance(size, int) or not (name == "block_count") <= size <= most:
+                raise ModelError(f"model {spec!r}: {key} is {size!r:.80}, no size that a model has")
 
 
 class Reader:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
-from specwire.core.model import ModelError
+from specwire.core.model import MOST_LAYERS, ModelError
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sliding windows: layers that see the latest positions only.
@@ -82,20 +82,6 @@ def takes_own_positions(config: PreTrainedConfig, context: int) -> bool:
     if text.model_type == "llama4_text":
         return bool(text.attn_temperature_tuning) and context >= text.floor_scale
     return text.model_type == "gpt_neo" and window_of(config, context) is not None
-
-
-def context_of(config: PreTrainedConfig, wanted: int | None) -> int:
-    """Positions to serve: as many as asked for, at most the model's own maximum; ModelError if that is none."""
-    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if wanted is None:
-        if limit is None:
-            raise ModelError("context: the model states no maximum length, so one must be given")
-        return limit
-    if wanted < 2:
-        raise ModelError(f"context: must be at least 2 positions, not {wanted}")
-    if limit is not None and wanted > limit:
-        raise ModelError(f"context: the model was made for {limit} positions, not {wanted}")
-    return wanted
 
 
 # Model types with recurrent layers that `specwire.lm.runners.hybrid` is tested with, and their kinds of layers: those
@@ -186,8 +172,6 @@ def _original(config: Any) -> int | None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Sizes that a configuration states, before anything is made of them.
 
-# The largest published models have some 130.
-MOST_LAYERS = 4096
 LAYERS_KEY = re.compile(r"(^|_)(layers?|blocks?)$")
 # Of what weights are shaped by; neither ids nor positions nor factors.
 SIZE_KEY = re.compile(r"(^|_)(size|dim|rank|heads|experts|groups|inner|inter|hidden|embd|model|ff|ffn)$")

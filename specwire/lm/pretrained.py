@@ -30,6 +30,7 @@ from specwire.core.model import (
     ModelLost,
     is_gguf,
     out_of_memory,
+    served_context,
 )
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
@@ -46,7 +47,6 @@ from specwire.lm.model_config import (
     check_layers,
     check_rotation,
     check_window,
-    context_of,
     first_line,
     is_recurrent,
     quantized_by,
@@ -104,7 +104,7 @@ def outline(spec: str, context: int | None = None) -> Outline:
     config, location = _config(spec), _location(spec)
     check_kind(config)
     check_class(config)
-    positions = context_of(config, context)
+    positions = served_context(getattr(config.get_text_config(), "max_position_embeddings", None), context)
     check_window(config, positions)
     check_rotation(config, positions)
     if is_gguf(spec):

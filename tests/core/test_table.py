@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.policy.tunables import LEAST_PATH_SHARE
-from specwire.core.verify.table import MOST_ORDER, SHARE_UNITS, NgramTable, TableIndex
+from specwire.core.verify.table import MOST_ORDER, SHARE_UNITS, NgramLevel, NgramTable, TableIndex
 from specwire.text.table_file import MAGIC, load_table, save_table
 
 TEXTS = st.lists(st.lists(st.integers(0, 4), max_size=40), max_size=4)
@@ -94,6 +95,20 @@ def test_a_broken_file_is_refused(tmp_path: Path, at: str) -> None:
     path.write_bytes(broken)
     with pytest.raises(InvalidParameter, match=r"^table: .*table is "):
         load_table(path)
+
+
+def test_a_file_whose_contexts_all_begin_alike_is_refused(tmp_path: Path) -> None:
+    """A look, in the step of all sessions, would go through them one by one."""
+    path = tmp_path / "table"
+    for count, alike in ((256, True), (257, False)):
+        keys = np.arange(count, dtype=np.uint64)
+        zeros = np.zeros(count, np.uint32), np.zeros(count, np.uint8)
+        save_table(NgramTable((NgramLevel(keys, *zeros, np.array([0, count, count], np.uint32)),), "hash"), path)
+        if alike:
+            assert load_table(path).contexts == count
+            continue
+        with pytest.raises(InvalidParameter, match="its arrays do not fit each other"):
+            load_table(path)
 
 
 @pytest.mark.parametrize("order", [1, 6])

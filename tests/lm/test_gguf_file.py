@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +18,7 @@ from demo_pair import DRAFT, TARGET
 from deploy.cli.diagnosis.doctor import Grade
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.lm import ModelError
-from specwire.lm.gguf_file import NORMAL, StoredTensor, read_gguf
+from specwire.lm.gguf_file import NORMAL, SIZES, StoredTensor, read_gguf
 from specwire.lm.gguf_tokenizer import tokenizer_of
 from specwire.text import load_tokenizer
 from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
@@ -107,6 +110,41 @@ def test_a_size_that_the_file_cannot_have_is_refused(name: str, tmp_path: Path) 
         read_gguf(path)
 
 
+# How a value begins in a file: the numbers of unsigned and signed whole numbers, of float64, a string, a list.
+WRITTEN: Mapping[str, tuple[int, bytes]] = {
+    "2 billion": (10, (2 * 10**9).to_bytes(8, "little")),
+    "below 0": (11, b"\xff" * 8),
+    "infinite": (12, struct.pack("<d", math.inf)),
+    "text": (8, (1).to_bytes(8, "little") + b"x"),
+    "an empty list": (9, struct.pack("<IQ", 10, 0)),
+    "too many in a list": (9, struct.pack("<IQ2Q", 10, 2, 4, 2 * 10**9)),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("way", WRITTEN)
+def test_what_is_no_size_of_a_model_is_refused_however_large_the_file_is(name: str, way: str, tmp_path: Path) -> None:
+    """A list with a place for each block of 8 billion was made, where the file had a gigabyte."""
+    path, (kind, value) = tmp_path / "a.gguf", WRITTEN[way]
+
+    def text(said: str) -> bytes:
+        return len(said).to_bytes(8, "little") + said.encode()
+
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    path.write_bytes(head + text(f"llama.{name}") + struct.pack("<I", kind) + value)
+    os.truncate(path, 1 << 30)
+    with pytest.raises(ModelError, match=rf"llama\.{name} is .*, no size that a model has"):
+        read_gguf(str(path))
+
+
+@pytest.mark.parametrize("stated", [0, 1, 10**8, 1 << 40])
+def test_a_length_that_no_model_has_is_refused(stated: int, draft: Path) -> None:
+    file = read_gguf(str(draft))
+    stating = replace(file, metadata={**file.metadata, "llama.context_length": stated})
+    with pytest.raises(ModelError, match="context: must be from 2 to 16777216 positions, and the model states"):
+        stating.context(None)
+
+
 def test_a_file_that_is_cut_in_its_tensors_is_refused(draft: Path, tmp_path: Path) -> None:
     whole, path = draft.read_bytes(), tmp_path / "cut.gguf"
     path.write_bytes(whole[: len(whole) // 2])
@@ -122,7 +160,7 @@ def test_a_missing_file_and_lengths_that_cannot_be_are_named(draft: Path) -> Non
     file = read_gguf(str(draft))
     with pytest.raises(ModelError, match="context: the model was made for 2048 positions, not 4096"):
         file.context(4096)
-    with pytest.raises(ModelError, match="context: must be at least 2"):
+    with pytest.raises(ModelError, match="context: must be from 2 to 16777216"):
         file.context(1)
     with pytest.raises(ModelError, match="kv-type: must be one of auto, f32"):
         file.kv_type("q2_k")

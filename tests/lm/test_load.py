@@ -111,6 +111,16 @@ def test_a_model_that_states_no_length_needs_one(tmp_path: Path) -> None:
     assert load_model(folder, slots=1, context=32).info.context == 32
 
 
+@pytest.mark.parametrize("stated", [-1, 0, 1, 10**8, 1 << 63, 1 << 64])
+def test_a_length_that_no_model_has_is_refused(stated: int, tmp_path: Path) -> None:
+    """Before rotations are made for each position, which would fill memory."""
+    folder = save(build(config("llama")), tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**said, "max_position_embeddings": stated}))
+    with pytest.raises(ModelError, match="context: must be from 2 to 16777216 positions, and the model states"):
+        load_model(folder, slots=1)
+
+
 def test_a_model_that_disagrees_with_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever makes it: here a cache that forgets."""
     file = SlotCache._file
@@ -135,7 +145,7 @@ def test_a_rotation_that_depends_on_the_length_takes_the_generic_path(tmp_path: 
         ({"dtype": "int4"}, "dtype: must be one of float32, bfloat16, float16, not 'int4'"),
         ({"device": "warp"}, "device: 'warp' cannot be used here"),
         ({"threads": 0}, "threads: must be at least 1, not 0"),
-        ({"context": 1}, "context: must be at least 2 positions, not 1"),
+        ({"context": 1}, "context: must be from 2 to 16777216 positions, not 1"),
         ({"context": CONTEXT + 1}, f"context: the model was made for {CONTEXT} positions, not {CONTEXT + 1}"),
     ],
 )

@@ -29,6 +29,8 @@ from specwire.core.verify.text_sources import Found, NgramSource
 LEAST_ORDER, MOST_ORDER = 2, 5
 SHARE_UNITS = 255
 SHARES = tuple(TABLE_PRIORS)
+# Contexts whose hashes begin alike, which are gone through one by one at each look: of random ones a handful do.
+MOST_ALIKE = 256
 # Kinds of a level's arrays.
 LEVEL_KINDS = ("<u8", "<u4", "|u1", "<u4")
 
@@ -86,7 +88,8 @@ class NgramLevel:
         buckets = len(starts) - 1
         kinds = tuple(each.dtype.str for each in self.arrays) == LEVEL_KINDS
         sizes = len(self.tokens) == len(self.shares) == count and buckets > 1 and buckets & (buckets - 1) == 0
-        return kinds and sizes and starts[0] == 0 and starts[-1] == count and bool((starts[1:] >= starts[:-1]).all())
+        rising = kinds and sizes and starts[0] == 0 and starts[-1] == count and bool((starts[1:] >= starts[:-1]).all())
+        return rising and int((starts[1:] - starts[:-1]).max()) <= MOST_ALIKE
 
 
 @dataclass(frozen=True, slots=True)
