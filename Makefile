@@ -38,7 +38,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-copy bench-suffix bench-learn bench-constrained bench-step bench-deterministic bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-vllm-profile bench-large bench-hybrid bench-vocabularies bench-gpu bench-wan bench-edges bench-client bench-capacity bench-sweep bench-failover bench-cluster bench-ingress train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-suffix bench-learn bench-step bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-vllm-profile bench-large bench-hybrid bench-gpu bench-wan bench-edges bench-capacity bench-sweep bench-failover bench-cluster train-demo-pair train-demo-head train-bench-heads clean
 .SILENT:
 
 help: ## show this list
@@ -314,17 +314,11 @@ bench-box-ordinary: $(STAMP) ## the same without AVX-512
 bench-demo: $(STAMP) ## record what `make demo` shows, of seven runs (needs idle cores)
 	$(BIN)/python -m bench.demo
 
-bench-copy: $(STAMP) ## measure proposals from the text itself on prompts that ask for a copy
-	$(BIN)/python -m bench.copy
-
 bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said before, on a trace like an agent's, and from a table (eleven minutes)
 	$(BIN)/python -m bench.suffix.run
 
 bench-learn: $(STAMP) ## measure a drafter that learns while what is asked for changes (ten minutes)
 	$(BIN)/python -m bench.learn
-
-bench-constrained: $(STAMP) ## count what a drafter's copy of a constraint is worth
-	$(BIN)/python -m bench.constrained
 
 CALLS ?= 10000
 
@@ -333,9 +327,6 @@ bench-tools: $(STAMP) ## count what drafting and chunking change in forced tool 
 
 bench-step: $(STAMP) ## measure a step of the target on each runtime, beside OpenVINO GenAI
 	$(BIN)/python -m bench.step.run
-
-bench-deterministic: $(STAMP) ## measure what --deterministic keeps equal, and what it costs (64 sessions, alone and mixed)
-	$(BIN)/python -m bench.deterministic
 
 bench-batch: $(STAMP) ## measure 1 to 32 sessions at once, greedy and at temperature 0.8, beside transformers' static and continuous batching (half an hour, on a slow machine two hours)
 	$(BIN)/python -m bench.batch.run
@@ -367,9 +358,6 @@ bench-large: $(STAMP) ## measure a target of half a billion weights with a draft
 bench-hybrid: $(STAMP) ## measure a target with recurrent layers: what kept states cost, what a drafter gains
 	$(BIN)/python -m bench.hybrid
 
-bench-vocabularies: $(STAMP) ## measure one drafter in the target's vocabulary and in two others (five minutes)
-	$(BIN)/python -m bench.vocabularies
-
 bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, against what its memory allows
 	$(BIN)/python -m bench.gpu.run --compile
 
@@ -378,9 +366,6 @@ bench-wan: $(STAMP) ## measure drafting here and deciding there, over a line of 
 
 bench-edges: $(STAMP) ## what edges that share verifiers get, what they cost, and what a lost verifier costs them (a quarter of an hour)
 	$(BIN)/python -m bench.edges.run
-
-bench-client: $(STAMP) ## measure what a client takes by itself: megabytes, seconds until a first token (needs a package index, a minute)
-	$(BIN)/python -m bench.client
 
 bench-capacity: $(STAMP) ## how many sessions a verifier holds, by where their drafters are (half an hour)
 	$(BIN)/python -m bench.capacity
@@ -393,9 +378,6 @@ bench-failover: $(STAMP) ## measure how soon faults are noticed and how long tex
 
 bench-cluster: $(STAMP) ## measure how tokens/s grow with verifiers and orchestrators on a Ray cluster (emulated forwards, eight minutes)
 	$(BIN)/python -m bench.cluster.run
-
-bench-ingress: $(STAMP) ## measure what Ray Serve before an orchestrator costs (needs the extra serve, three minutes)
-	$(BIN)/python -m bench.ingress.run
 
 train-demo-head: $(STAMP) ## train the demo target's head again, into build/heads/eagle3 (half an hour on two idle cores)
 	$(BIN)/python -m demo_pair.train.head --work build/heads

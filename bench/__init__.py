@@ -4,15 +4,14 @@ bench-ROOM-MODULE runs another module of a room. With -ordinary it is the same w
 main          make bench, bench-box, both with -ordinary: one session beside transformers and OpenVINO GenAI
 batch         many sessions at once; bench-batch-ordinary, too
 heads         heads beside the target; bench-heads-ordinary, too
-copy, suffix  proposals from the text itself, and from other texts
+suffix        proposals from the text itself, and from other texts
 learn         a drafter that learns
-step, deterministic, gpu            the target's step by itself
-large, hybrid, vocabularies, vllm   other models, other engines
+step, gpu     the target's step by itself
+large, hybrid, vllm                 other models, other engines
 vllm.profile  make bench-vllm-profile: where the time of a step goes
-constrained, tools                  what constraints and forced calls do to drafting
+tools         what forced calls do to drafting
 wan, capacity, sweep, branching     drafters that are far away: real sockets and virtual time
-edges, cluster, ingress             many verifiers and orchestrators
-client        what a client takes by itself
+edges, cluster                      many verifiers and orchestrators
 soak, soak_load                     make soak, soak-demo, soak-vllm; make soak-load
 laws          make statistics; make statistics-vllm by laws.vllm
 

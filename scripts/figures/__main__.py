@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from scripts.figures.cluster import cluster_faults_table, cluster_table, ingress_table
-from scripts.figures.exact import deterministic_table, laws_table, peers_table
+from scripts.figures.cluster import cluster_faults_table, cluster_table
+from scripts.figures.exact import laws_table, peers_table
 from scripts.figures.fuzz import fuzz_table, simulation_table
 from scripts.figures.markdown import bars_table, grid, interval, with_table
 from scripts.figures.reliability import (
@@ -28,8 +28,6 @@ from scripts.figures.reliability import (
 )
 from scripts.figures.speed import (
     batch_table,
-    constrained_table,
-    copy_table,
     demo_table,
     gpu_table,
     heads_table,
@@ -41,7 +39,6 @@ from scripts.figures.speed import (
     tools_table,
     vllm_profile_table,
     vllm_table,
-    vocabularies_table,
 )
 from scripts.figures.text import learn_table, suffix_table
 from scripts.figures.wan import (
@@ -134,7 +131,6 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "batch-ordinary": ("batch_ordinary.json", "make bench-batch-ordinary", batch_table),
     "heads": ("heads.json", "make bench-heads", heads_table),
     "heads-ordinary": ("heads_ordinary.json", "make bench-heads-ordinary", heads_table),
-    "copy": ("copy.json", "make bench-copy", copy_table),
     "wan": ("wan.json", "make bench-wan", wan_table),
     "pairs": ("wan.json", "make bench-wan", pairs_table),
     "branching": ("branching.json", "python -m bench.branching.run", branching_table),
@@ -142,14 +138,11 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "draft-rows": ("draft_rows.json", "python -m bench.branching.draft_rows", draft_rows_table),
     "branch-bytes": ("wan.json", "make bench-wan", branch_bytes_table),
     "capacity": ("capacity.json", "make bench-capacity", capacity_table),
-    "deterministic": ("deterministic.json", "make bench-deterministic", deterministic_table),
     "suffix": ("suffix.json", "make bench-suffix", suffix_table),
     "learn": ("learn.json", "make bench-learn", learn_table),
-    "constrained": ("constrained.json", "make bench-constrained", constrained_table),
     "tools": ("tools.json", "make bench-tools", tools_table),
     "edges": ("edges.json", "make bench-edges", edges_table),
     "hybrid": ("hybrid.json", "make bench-hybrid", hybrid_table),
-    "vocabularies": ("vocabularies.json", "make bench-vocabularies", vocabularies_table),
     "vllm": ("vllm.json", "make bench-vllm", vllm_table),
     "vllm-profile": ("vllm_profile.json", "make bench-vllm-profile", vllm_profile_table),
     "large": ("large.json", "make bench-large", large_table),
@@ -159,7 +152,6 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "laws-vllm": ("laws_vllm.json", "make statistics-vllm", laws_table),
     "peers": ("laws_peers.json", "python -m bench.laws.peer", peers_table),
     "cluster": ("cluster.json", "make bench-cluster", cluster_table),
-    "ingress": ("ingress.json", "make bench-ingress", ingress_table),
     "cluster-faults": ("cluster_faults.json", "make test-cluster", cluster_faults_table),
     "failover": ("failover.json", "make bench-failover", pauses_table),
     "played": ("faults.json", "make test-faults-all", played_line),

@@ -1,4 +1,4 @@
-"""The tables of `make bench-cluster`, `make bench-ingress` and `make test-cluster`."""
+"""The tables of `make bench-cluster` and `make test-cluster`."""
 
 from typing import Any
 
@@ -37,32 +37,6 @@ def cluster_table(results: dict[str, Any]) -> str:
         f"An orchestrator's limit: {max(row['tokens_per_core'] for row in results['rows']):.0f} tokens/s for a core.",
     )
     return "\n\n".join([grid(rows), grid(costs), *missed, " ".join(how)])
-
-
-def ingress_table(results: dict[str, Any]) -> str:
-    """Render `make bench-ingress`: what a stream waits for, and what it costs, by the way in."""
-    kinds = list(results["ways"][0]["us_per_token"])
-    head = [
-        "way in",
-        "first token, ms",
-        "p95",
-        "between tokens, ms",
-        "p99",
-        *(f"us per token, {kind}" for kind in kinds),
-    ]
-    rows = [[*head, "in all"]]
-    for way in results["ways"]:
-        times = [f"{way[name]['value']:.1f}" for name in ("first_ms", "first_p95_ms", "gap_ms", "gap_p99_ms")]
-        costs = [f"{way['us_per_token'][kind]['value']:.0f}" for kind in kinds]
-        rows.append([way["way"], *times, *costs, f"{way['whole_us']:.0f}"])
-    machine, asked = results["machine"], results["arguments"]
-    how = (
-        f"{asked['streams']} streams at once, {asked['tokens']} tokens each; a forward sleeps {asked['V_ms']:g} ms.",
-        f"{asked['repeats']} repeats of both in turn, medians.",
-        f"Until the first token Serve takes {interval(results['more_ms'])} ms more.",
-        f"Measured on {machine['cpu']}, {machine['cores']} cores, Ray {machine['packages']['ray']}.",
-    )
-    return f"{grid(rows)}\n\n{' '.join(how)}"
 
 
 def cluster_faults_table(results: dict[str, Any]) -> str:

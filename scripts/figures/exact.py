@@ -1,13 +1,10 @@
-"""Tables of what is exact and what it costs: laws, engines beside, bit-for-bit texts."""
+"""Tables of what is exact and what it costs: laws, engines beside."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from scripts.figures.markdown import grid, interval
-
-# What the mixes of `make bench-deterministic` count, and what it is called.
-MIXED = {"moves": "takeovers", "accepted": "draft tokens accepted"}
+from scripts.figures.markdown import grid
 
 
 def laws_table(results: dict[str, Any]) -> str:
@@ -37,31 +34,6 @@ def peers_table(results: dict[str, Any]) -> str:
     return f"{grid(rows)}\n\nWith {', '.join(versions)}."
 
 
-def deterministic_table(results: dict[str, Any]) -> str:
-    """Render `make bench-deterministic`: tokens that differ either way, and what a step costs."""
-    rows = [["dtype", "", "tokens that differ", "of", "rate"]]
-    # Older records do not say what happened in the mixes.
-    happened = {name: label for name, label in MIXED.items() if all(name in row for row in results["texts"])}
-    rows[0] += happened.values()
-    for row in results["texts"]:
-        rate, counts = row["differing"] / row["compared"], [f"{row[name]:,}" for name in happened]
-        rows.append([row["dtype"], row["way"], str(row["differing"]), f"{row['compared']:,}", f"{rate:.1e}", *counts])
-    costs = [["dtype", "sessions", "positions of each", "as usual, ms", "deterministic, ms", "ratio"]]
-    for row in results["times"]:
-        times = [interval(row[name]) for name in ("usual_ms", "deterministic_ms", "ratio")]
-        costs.append([row["dtype"], str(row["sessions"]), str(row["window"]), *times])
-    arguments = results["arguments"]
-    how = f"{arguments['sessions']} sessions x {arguments['tokens']} tokens alone, then in {arguments['mixes']} mixes"
-    return (
-        f"{grid(rows)}\n\n{grid(costs)}\n\n{_where(results)}: {how}; steps: {arguments['repeats']} repeats, by turns."
-    )
-
-
 def _p(value: float) -> str:
     """Render a p-value; less than a float can hold is 0."""
     return f"{value:.2g}" if value > 0.0 else "below 1e-300"
-
-
-def _where(results: dict[str, Any]) -> str:
-    machine, threads = results["machine"], results["arguments"]["threads"]
-    return f"Measured on {machine['cpu']}, {threads} of {machine['cores']} cores"

@@ -135,18 +135,6 @@ def step_table(results: dict[str, Any]) -> str:
     return "\n\n".join([grid(rows), *([bars_table(results)] if results["bars"] else []), said])
 
 
-def copy_table(results: dict[str, Any]) -> str:
-    """Render the rows of `make bench-copy`, each source's acceptance beside the speed, and what a look-up takes."""
-    rows = [["who may propose", "tokens/s", "x plain", "tokens per forward", "accepted: drafter", "n-gram"]]
-    for row in results["rows"]:
-        accepted = ["" if share is None else f"{share:.2f}" for share in row["acceptance"].values()]
-        speed = f"{row['tokens_per_second']['value']:.0f}"
-        rows.append([row["label"], speed, interval(row["to_plain"]), f"{row['tokens_per_forward']:.2f}", *accepted])
-    arguments, proposal = results["arguments"], results["bars"][-1]
-    how = f"{arguments['prompts']} prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats, interleaved"
-    return f"{grid(rows)}\n\n{how}; {arguments['dtype']}. Microseconds per proposal: {interval(proposal)}."
-
-
 def demo_table(results: dict[str, Any]) -> str:
     """Render what `make bench-demo` recorded: on against off, and who guessed which part of all tokens."""
     rows = [["temperature", "tokens/s off", "on", "on / off", "tokens per forward", "copied", "head", "drafter"]]
@@ -166,15 +154,6 @@ def demo_table(results: dict[str, Any]) -> str:
     arguments = results["arguments"]
     how = f"{arguments['count']} prompts x {arguments['max_tokens']} tokens, {arguments['repeats']} runs"
     return f"{grid(rows)}\n\n{how}; {results['runtime']} in {results['dtype']}, {results['machine']['cpu']}."
-
-
-def constrained_table(results: dict[str, Any]) -> str:
-    """Render the counts of `make bench-constrained`."""
-    rows = [["constraint, rule", "positions", "only one id allowed", "right with the mask", "right without"]]
-    for row in results["rows"]:
-        shares = [f"{row[name] / row['positions']:.2f}" for name in ("forced", "with_mask", "without")]
-        rows.append([f"{row['form']}, {row['rule']}", str(row["positions"]), *shares])
-    return grid(rows)
 
 
 def tools_table(results: dict[str, Any]) -> str:
@@ -253,22 +232,6 @@ def vllm_profile_table(results: dict[str, Any]) -> str:
     machine, arguments = results["machine"], results["arguments"]
     how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens"
     return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores, float32, eager, greedy: {how}."
-
-
-def vocabularies_table(results: dict[str, Any]) -> str:
-    """Render what a drafter of another vocabulary gains, beside the same one with the target's."""
-    rows = [
-        ["temperature", "the drafter's vocabulary", "tokens/s", "times the target's", "tokens per forward", "accepted"]
-    ]
-    for line in results["lines"]:
-        accepted = "" if line["acceptance"] is None else f"{line['acceptance']:.2f}"
-        speeds = [f"{line['tokens_per_second']['value']:.0f}", interval(line["to_equal"])]
-        told = [f"{line['temperature']:g}", line["label"], *speeds, f"{line['tokens_per_forward']:.2f}", accepted]
-        rows.append(told)
-    machine, arguments = results["machine"], results["arguments"]
-    size = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
-    how = f"plan {arguments['plan']}, {arguments['dtype']}"
-    return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores, interleaved: {size}; {how}."
 
 
 def hybrid_table(results: dict[str, Any]) -> str:

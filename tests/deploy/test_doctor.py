@@ -12,7 +12,6 @@ import pytest
 from tokenizers import Tokenizer
 
 import demo_pair
-from bench import vocabularies
 from deploy.cli import main as cli
 from deploy.cli.diagnosis import doctor as doctor_machine
 from deploy.cli.diagnosis.doctor import Finding, Grade, bad, check_log, judge, lines, ok
@@ -20,6 +19,7 @@ from deploy.cli.diagnosis.doctor_models import check_models
 from deploy.stack.redis_server import RedisServer
 from orchestrator.store import open_store
 from tests.faults.parts import parts
+from tests.text import other_vocabularies
 
 TARGET, DRAFT, OTHER = str(demo_pair.TARGET), str(demo_pair.DRAFT), "scripted:1"
 GIB = 2**30
@@ -44,14 +44,18 @@ def test_a_pair_that_does_not_fit_together() -> None:
 @pytest.mark.parametrize(
     ("made", "grade", "said"),
     [
-        (vocabularies.sentencepiece, Grade.OK, "tokens are shared (100% of a text); it drafts in these"),
-        (vocabularies.word_piece, Grade.WARN, "depends on their neighbours; its text is read in the target's tokens"),
+        (other_vocabularies.sentencepiece, Grade.OK, "tokens are shared (100% of a text); it drafts in these"),
+        (
+            other_vocabularies.word_piece,
+            Grade.WARN,
+            "depends on their neighbours; its text is read in the target's tokens",
+        ),
     ],
 )
 def test_a_pair_of_two_vocabularies(
     made: Callable[[], tuple[Tokenizer, list[int]]], grade: Grade, said: str, tmp_path: Path
 ) -> None:
-    draft = vocabularies.save(tmp_path / "draft", made)
+    draft = other_vocabularies.save(tmp_path / "draft", made)
     findings = list(check_models(TARGET, [draft], "float32", 4, 8 * GIB))
     assert texts(findings, Grade.BAD) == []
     assert any(said in told for told in texts(findings, grade))

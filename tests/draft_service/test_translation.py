@@ -14,7 +14,6 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import demo_pair
-from bench import vocabularies
 from draft_service import translation
 from draft_service.commands import AdvanceSession, DraftedProposal, Dropped, LearnVocabulary, OpenSession
 from draft_service.service import deliver
@@ -28,6 +27,7 @@ from specwire.lm.guesses import CANDIDATES, LEAST_LOG, guesses
 from specwire.text.tokenizer import BYTE_OF
 from specwire.text.vocabulary_map import MOST_VOCABULARIES
 from tests.draft_service.test_sessions import Recorder
+from tests.text import other_vocabularies
 from tests.text.tokenizers_for_tests import byte_level, id_of, word_piece
 
 TARGET = Tokenizer.from_file(str(demo_pair.TARGET / "tokenizer.json"))
@@ -44,7 +44,7 @@ def told(tokenizer: Tokenizer = TARGET, eos: Sequence[int] = (0,), packed: bytes
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The demo drafter with a SentencePiece vocabulary."""
-    return vocabularies.save(tmp_path_factory.mktemp("models") / "pieces", vocabularies.sentencepiece)
+    return other_vocabularies.save(tmp_path_factory.mktemp("models") / "pieces", other_vocabularies.sentencepiece)
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +273,7 @@ def test_text_that_the_drafter_cannot_express_ends_its_chain(tmp_path: Path, by_
 
 def test_a_text_longer_than_the_drafter_holds_ends_its_chain(tmp_path: Path, by_text: bool) -> None:
     """It counts in own tokens: 48 of them fit."""
-    tokenizer, _ = vocabularies.sentencepiece()
+    tokenizer, _ = other_vocabularies.sentencepiece()
     drafting = Drafting(tiny(tmp_path, tokenizer), told())
     drafting.open(TARGET.encode("a b c d e f ").ids, Sampling(), Pace(1, 200))
     proposed = drafting.proposed()
@@ -298,7 +298,7 @@ def test_random_models_say_whole_characters_by_text(tmp_path: Path, monkeypatch:
 
 def test_words_in_pieces_are_read_as_text(tmp_path: Path) -> None:
     """WordPiece: its tokens are no bytes, so it drafts by text, whatever is shared."""
-    folder = vocabularies.save(tmp_path / "words", vocabularies.word_piece)
+    folder = other_vocabularies.save(tmp_path / "words", other_vocabularies.word_piece)
     drafting = Drafting(load_model(folder, slots=1), told())
     drafting.open(TARGET.encode("import os\n\nclass Server:\n    def __init__(self").ids, Sampling(), Pace(1, 12))
     found = drafting.proposed()

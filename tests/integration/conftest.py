@@ -21,7 +21,7 @@ GROUPS = {
     "documents": ("test_documents",),
     # Networks of their own.
     "line": ("test_bench_wan", "test_wan"),
-    "benches": ("test_bench", "test_bench_copy", "test_bench_step", "test_bench_ways"),
+    "benches": ("test_bench", "test_bench_step"),
 }
 # Behind the groups come files that take a minute, so that nobody begins one when the others have ended.
 LONGEST = (

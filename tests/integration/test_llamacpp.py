@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import vocabularies
 from demo_pair import DRAFT, TARGET
 from specwire.client import Client, Completion
 from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.test_demo_pair import asked, check_choices
 from tests.integration.stack_process import running
+from tests.text import other_vocabularies
 from tests.wait import asked_blocking
 
 pytestmark = pytest.mark.skipif(
@@ -42,7 +42,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
     folder = tmp_path_factory.mktemp("gguf")
     shutil.copy(TARGET / "tokenizer.json", folder)
-    pieces = Path(vocabularies.save(folder / "pieces", vocabularies.sentencepiece))
+    pieces = Path(other_vocabularies.save(folder / "pieces", other_vocabularies.sentencepiece))
     (folder / "alone").mkdir()  # without a tokenizer beside it
     return {
         "pieces": written(pieces, folder / "alone" / "pieces.gguf"),

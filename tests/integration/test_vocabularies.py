@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer
 
 import demo_pair
-from bench import vocabularies
 from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.integration.stack_process import running
 from tests.orchestrator.stack import plain
+from tests.text import other_vocabularies
 from tests.wait import asked_blocking
 
 TARGET = str(demo_pair.TARGET)
@@ -56,15 +56,15 @@ def generated(address: str) -> list[int]:
 
 
 WAYS = {
-    "pieces": (vocabularies.sentencepiece, "are shared (100% of a text); it drafts in these"),
-    "words": (vocabularies.word_piece, "its text is read in the target's tokens"),
+    "pieces": (other_vocabularies.sentencepiece, "are shared (100% of a text); it drafts in these"),
+    "words": (other_vocabularies.word_piece, "its text is read in the target's tokens"),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_drafter_with_another_tokenizer(owned: Parts, verifier: ServiceProcess, way: str, tmp_path: Path) -> None:
     made, told = WAYS[way]
-    drafter = owned.start("draft", vocabularies.save(tmp_path / way, made))
+    drafter = owned.start("draft", other_vocabularies.save(tmp_path / way, made))
     at = ("--verifier", verifier.address, "--drafter", drafter.ready(), "--plan", "lockstep:3")
     orchestrator = owned.start("orchestrate", *at)
     assert generated(orchestrator.ready()) == expected()
@@ -74,7 +74,7 @@ def test_a_drafter_with_another_tokenizer(owned: Parts, verifier: ServiceProcess
 
 
 def test_an_edge_with_another_tokenizer(verifier: ServiceProcess, tmp_path: Path) -> None:
-    draft = vocabularies.save(tmp_path / "pieces", vocabularies.sentencepiece)
+    draft = other_vocabularies.save(tmp_path / "pieces", other_vocabularies.sentencepiece)
     listen = ("--listen", "127.0.0.1:0", "--json")
     with running("edge", "--verifier", verifier.address, "--draft", draft, *listen) as command:
         line = command.line()

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from bench import vocabularies
 from demo_pair import DRAFT, TARGET
 from deploy.cli.diagnosis.doctor import Grade
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
@@ -24,6 +23,7 @@ from specwire.text import load_tokenizer
 from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import ids_of, write, written
 from tests.lm.models import CONTEXT, VOCABULARY, build, config
+from tests.text import other_vocabularies
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,9 @@ def pieces_of(text: str, scores: Mapping[str, float]) -> list[str]:
 
 def test_a_tokenizer_of_pieces_is_made_of_the_files_scores(tmp_path: Path) -> None:
     """So a drafter of another family needs no tokenizer.json beside its file to draft by token."""
-    path = written(Path(vocabularies.save(tmp_path / "pieces", vocabularies.sentencepiece)), tmp_path / "pieces.gguf")
+    path = written(
+        Path(other_vocabularies.save(tmp_path / "pieces", other_vocabularies.sentencepiece)), tmp_path / "pieces.gguf"
+    )
     file = read_gguf(path)
     told, made = tokenizer_of(file), load_tokenizer(tokenizer_of(file))
     kinds, scores = (file.metadata[f"tokenizer.ggml.{name}"] for name in ("token_type", "scores"))

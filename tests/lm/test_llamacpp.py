@@ -13,7 +13,6 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import PreTrainedModel
 
-from bench import vocabularies
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.model import LLAMACPP, TreeFeed
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
@@ -26,6 +25,7 @@ from specwire.text import encode, load_tokenizer
 from tests.lm.gguf_files import rounded, write, written
 from tests.lm.models import CONTEXT, EMBEDDING, VOCABULARY, build, config, plain, save
 from tests.lm.walk import DraftedTrees, Texts, Trees, last_rows
+from tests.text import other_vocabularies
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="llama_cpp is not there: make setup-llamacpp"
@@ -247,7 +247,7 @@ def test_what_the_demo_pair_is_told_by_its_file(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_is_made_of_the_pieces_of_a_files_table(tmp_path: Path) -> None:
-    folder = vocabularies.save(tmp_path / "pieces", vocabularies.sentencepiece)
+    folder = other_vocabularies.save(tmp_path / "pieces", other_vocabularies.sentencepiece)
     path = written(Path(folder), tmp_path / "pieces.gguf")
     tokenizer = load_tokenizer(load_model(path, slots=1, context=64, runtime=LLAMACPP).info.tokenizer_json)
     weights = GgufWeights(read_gguf(path))

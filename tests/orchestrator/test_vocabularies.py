@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 
 import demo_pair
 import draft_service.server
-from bench import vocabularies
 from orchestrator.peers.models import maps_vocabulary, vocabulary_mismatch
 from specwire.client import AsyncClient, Completion
 from specwire.core.law.sampling import Sampling, with_rule
@@ -21,6 +20,7 @@ from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, draft_pb2
 from tests.draft_service.peer import connected, pace, serving
 from tests.orchestrator.stack import TURNS, drafted, plain, stack
+from tests.text import other_vocabularies
 
 TARGET = str(demo_pair.TARGET)
 TOKENIZER = Tokenizer.from_file(f"{TARGET}/tokenizer.json")
@@ -37,8 +37,8 @@ Info = common_pb2.GetModelInfoResponse
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The demo drafter in two other vocabularies."""
     folder = tmp_path_factory.mktemp("models")
-    made = {"pieces": vocabularies.sentencepiece, "words": vocabularies.word_piece}
-    return {name: vocabularies.save(folder / name, how) for name, how in made.items()}
+    made = {"pieces": other_vocabularies.sentencepiece, "words": other_vocabularies.word_piece}
+    return {name: other_vocabularies.save(folder / name, how) for name, how in made.items()}
 
 
 @pytest.fixture(params=["pieces", "pieces by text", "words"])

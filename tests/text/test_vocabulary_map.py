@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import demo_pair
-from bench import vocabularies
 from specwire.text.tokenizer import TokenizerError
 from specwire.text.vocabulary_map import (
     CONTEXT,
@@ -20,6 +19,7 @@ from specwire.text.vocabulary_map import (
     convention_of,
     whole_characters,
 )
+from tests.text import other_vocabularies
 from tests.text.tokenizers_for_tests import ALL, byte_level, id_of, metaspace, sentencepiece_like
 
 TEXTS = (
@@ -27,7 +27,7 @@ TEXTS = (
     "the quick brown fox; naïve café – 日本語のテキスト 🙂🙃👩‍👩‍👧 and on",
     "Ελληνικά, кириллица, العربية, हिन्दी, 한국어, 中文。 " * 4,
 )
-SENTENCEPIECE = vocabularies.sentencepiece()[0]
+SENTENCEPIECE = other_vocabularies.sentencepiece()[0]
 DEMO = Tokenizer.from_file(str(demo_pair.TARGET / "tokenizer.json"))
 
 

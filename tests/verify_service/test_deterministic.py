@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bench.deterministic import Case, alone, differing, samplings, together
 from specwire.lm import load_model
 from tests.lm.models import near_ties, save
+from tests.verify_service.mixes import Case, alone, differing, samplings, together
 
 SESSIONS, TOKENS, VOCABULARY = 24, 20, 400
 MIXES = (1, 2)

@@ -1,1 +1,0 @@
-"""`make bench-ingress`: what Ray Serve before an orchestrator costs."""
