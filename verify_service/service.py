@@ -33,6 +33,7 @@ from specwire.rpc.convert import (
     stopping_from_wire,
     verdict_to_wire,
 )
+from specwire.rpc.decoding import LONG_BYTES
 from specwire.rpc.errors import Context, StatusError, code_of
 from specwire.rpc.link import Outbox
 from specwire.rpc.model_info import answer
@@ -108,6 +109,21 @@ def tick_from_wire(
         tuple(references),
     )
     return tick, refusals
+
+
+def taken(
+    link: int,
+    message: verify_pb2.ConnectVerifyRequest,
+    info: common_pb2.GetModelInfoResponse,
+    now_us: float,
+    tenant: str,
+    late: list[Refusal],
+) -> tuple[Tick, verify_pb2.ConnectVerifyResponse, Counter[str]]:
+    """A message as a command; what is answered at once: refusals, `late` among them; and how many, by status."""
+    tick, refusals = tick_from_wire(link, message, info, now_us, tenant)
+    refusals += late
+    codes = Counter(refusal.code.name.lower() for refusal in refusals)
+    return tick, verify_pb2.ConnectVerifyResponse(refused=map(refusal_to_wire, refusals)), codes
 
 
 def _texts_from_wire(
@@ -597,14 +613,14 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> None:
         async for message in requests:
             late = turned_away(message) if self._draining else []
-            tick, refusals = tick_from_wire(link, message, self._info, monotonic_us(), tenant)
+            said = link, message, self._info, monotonic_us(), tenant, late
+            is_long = message.ByteSize() > LONG_BYTES
+            tick, refused, codes = await asyncio.to_thread(taken, *said) if is_long else taken(*said)
             if tick.opens or tick.closes:
                 self._note(link, message, tick)
-            refusals += late
-            if refusals:
-                self.refused.update(refusal.code.name.lower() for refusal in refusals)
-                refused = [refusal_to_wire(refusal) for refusal in refusals]
-                outbox.push(verify_pb2.ConnectVerifyResponse(refused=refused))
+            if codes:
+                self.refused.update(codes)
+                outbox.push(refused)
             self._thread.send(tick)
             for opening in tick.opens:
                 self._begin(link, opening)

@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.harness.interval import Estimate
 from bench.harness.report import Bar, at_least, at_most, table
 from bench.soak.checks import CheckKind, SoakFinding
+from bench.soak.neighbour import KINDS
 from bench.soak.reader import Told
 from bench.soak.record import WHOLE_MINUTES
 
@@ -59,6 +60,7 @@ class SoakReport:
     Attributes:
         asked_minutes: how long it was to go on. lasted_s: how long sessions were begun, and faults.
         kinds: how many kinds of faults the monkey has; in a run of WHOLE_MINUTES each comes.
+        neighbour: answers to requests that must hurt nobody. asked_kinds: how many kinds of those were answered.
         wrong: what processes did that they should not have.
         unended: sessions that the log does not see ended; not looked for where the run was interrupted.
     """
@@ -72,6 +74,8 @@ class SoakReport:
     tally: Tally
     faults: Mapping[str, int]
     kinds: int
+    neighbour: Mapping[str, int]
+    asked_kinds: int
     wrong: Sequence[str]
     unended: int
     interrupted: bool
@@ -84,10 +88,12 @@ class SoakReport:
     @property
     def _whole(self) -> list[Bar]:
         """A run that was cut short, or in which nothing went wrong, shows little."""
-        kinds = self.kinds if self.asked_minutes >= WHOLE_MINUTES else 1
+        long = self.asked_minutes >= WHOLE_MINUTES
+        kinds, asked = (self.kinds, len(KINDS)) if long else (1, 1)
         return [
             at_least("minutes", _exactly(round(self.lasted_s / 60, 2)), self.asked_minutes),
             at_least("kinds of faults", _exactly(len(self.faults)), kinds),
+            at_least("kinds of a neighbour's requests", _exactly(self.asked_kinds), asked),
             _none("interruptions", int(self.interrupted)),
         ]
 
@@ -123,6 +129,7 @@ class SoakReport:
             "left_running": tally.left,
             "orphans": tally.orphans,
             "faults": dict(sorted(self.faults.items())),
+            "neighbour": dict(sorted(self.neighbour.items())),
             "wait_for_a_chunk_s": quantiles(tally.waits),
             "longest_pause_of_a_session_s": quantiles(tally.pauses),
             "near_ties": tally.count(CheckKind.NEAR_TIE),

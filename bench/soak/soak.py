@@ -18,6 +18,7 @@ from bench.harness.services import ServiceProcess
 from bench.soak.checks import SoakFinding, check
 from bench.soak.jobs import draw
 from bench.soak.monkey import Monkey, within
+from bench.soak.neighbour import Neighbour
 from bench.soak.pairs import PAIRS, SoakPair
 from bench.soak.reader import LEAVE_LIMIT_S, PATIENCE_S, SoakReader, Told
 from bench.soak.report import SoakReport, Tally
@@ -59,6 +60,8 @@ def soak(settings: SoakSettings, say: Callable[[str], None]) -> SoakReport:
         tally=run.tally,
         faults=run.monkey.faults,
         kinds=len(run.monkey.names),
+        neighbour=run.neighbour.answers,
+        asked_kinds=run.neighbour.kinds,
         wrong=wrong,
         unended=run.unended,
         interrupted=run.interrupted,
@@ -70,6 +73,7 @@ class _Soak:
 
     def __init__(self, settings: SoakSettings, pair: SoakPair, rig: Rig, say: Callable[[str], None]) -> None:
         self.monkey = Monkey(rig, settings.seed, lambda fault: say(f"soak: {self._clock()} {fault}"), settings.every)
+        self.neighbour = Neighbour(rig.addresses, settings.seed)
         self.tally = Tally()
         self.unended = 0
         self.lasted_s = 0.0
@@ -91,6 +95,7 @@ class _Soak:
             loop.add_signal_handler(signalled, self._interrupt, task)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._time())
+            tasks.create_task(self.neighbour.run(self._stop))
             if self._settings.every:
                 tasks.create_task(self._interfere())
             for number in range(self._settings.sessions):

@@ -46,10 +46,12 @@ def served_context(stated: int | None, wanted: int | None) -> int:
         if stated is None:
             raise ModelError("context: the model states no maximum length, so one must be given")
         if not 2 <= stated <= MOST_CONTEXT:
-            raise ModelError(f"context: must be from 2 to {MOST_CONTEXT} positions, and the model states {stated:.8g}")
+            raise ModelError(
+                f"context: must be from 2 to {MOST_CONTEXT} positions, and the model states {stated!s:.40}"
+            )
         return stated
     if stated is not None and wanted > stated:
-        raise ModelError(f"context: the model was made for {stated} positions, not {wanted}")
+        raise ModelError(f"context: the model was made for {stated!s:.40} positions, not {wanted}")
     if not 2 <= wanted <= MOST_CONTEXT:
         raise ModelError(f"context: must be from 2 to {MOST_CONTEXT} positions, not {wanted}")
     return wanted

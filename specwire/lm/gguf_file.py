@@ -182,7 +182,7 @@ class GgufFile:
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """Every id at which llama.cpp itself would end a text."""
-        ends = {self.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ENDS}
+        ends = {self._named_id(key) for key in ENDS}
         tokens = self.tokens
         return tuple(id_ for id_ in sorted(tokens) if id_ in ends or tokens[id_] in END_TOKENS)
 
@@ -251,7 +251,7 @@ class GgufFile:
                     f"{told.get(wrong)!r} there, {tokens.get(wrong)!r} in the file"
                 )
         template = str(self.metadata.get("tokenizer.chat_template", ""))
-        ids = {name: self.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL.items()}
+        ids = {name: self._named_id(key) for name, key in SPECIAL.items()}
         special = {name: tokens[id_] for name, id_ in ids.items() if id_ in tokens} if template else {}
         return ModelText(serialised, template, special, tokens)
 
@@ -259,6 +259,11 @@ class GgufFile:
         """sha256 (hex) over the whole file."""
         told = self.path.stat()
         return _sha256(self.path, told.st_size, told.st_mtime_ns)
+
+    def _named_id(self, key: str) -> int:
+        """A special token's id, if the file says one; else -1, which is none."""
+        found = self.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        return found if isinstance(found, int) else -1
 
     def _needed(self, key: str, kind: type) -> Any:
         value = self.metadata.get(key)

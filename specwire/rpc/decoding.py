@@ -21,6 +21,9 @@ Deserialize = Callable[[bytes], object]
 NO_MESSAGE = "is no message of this method's type"
 # Bytes below which a message has no more parts than it may have: each has a tag and at least one byte more.
 SMALL_BYTES = 2 * MOST_PARTS
+# Bytes from which a message of a link takes long enough to go through for others of the event loop to feel it: it may
+# have four thousand parts.
+LONG_BYTES = 1 << 13
 # Kinds of wire (protobuf's encoding). Groups have a tag at each end.
 VARINT, EIGHT_BYTES, COUNTED, GROUP, GROUP_END, FOUR_BYTES = range(6)
 FIXED = {EIGHT_BYTES: 8, FOUR_BYTES: 4}

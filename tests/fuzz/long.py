@@ -21,6 +21,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, seed, settings
 
 from tests.fuzz import configs, registry
+from tests.fuzz.files import read_spoilt, spoilt
 from tests.fuzz.http import tell, tell_figures, tell_flood, tell_template
 from tests.fuzz.large import Large, tell_large
 from tests.fuzz.large import requests as large_requests
@@ -128,6 +129,7 @@ def _everything(
         ("keys of the registry in Redis", registry.cases, partial(registry.try_all, log.url)),
         ("the registry beside services that use it", registry.cases, partial(registry.meet, running, log.url)),
         ("config file and environment", configs.written(), configs.read),
+        ("files of models, tables and logs", spoilt(), read_spoilt),
         ("command lines with control characters", configs.command_lines(), configs.type_line),
         ("--speculative-config", configs.speculative(), configs.say),
     ]

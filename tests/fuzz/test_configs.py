@@ -1,10 +1,14 @@
-"""Whatever stands in a config file, the environment or --speculative-config: options, or one sentence why not."""
+"""Whatever stands in a config file, the environment or --speculative-config: options, or one sentence why not.
+
+Likewise in files of models, tables and session logs.
+"""
 
 from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 
 from tests.fuzz.configs import Written, command_lines, read, say, speculative, type_line, written
+from tests.fuzz.files import KINDS, Spoilt, read_spoilt, spoilt
 
 EXAMPLES = 100
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -26,3 +30,14 @@ def test_command_lines(words: list[str]) -> None:
 @given(speculative())
 def test_speculative_configs(text: str) -> None:
     say(text)
+
+
+@settings(max_examples=3 * EXAMPLES, suppress_health_check=SLOW)
+@given(spoilt())
+def test_files(case: Spoilt) -> None:
+    read_spoilt(case)
+
+
+def test_whole_files_are_read() -> None:
+    for kind in KINDS:
+        assert read_spoilt(Spoilt(kind, (), 1.0)) == {"READ": 1}

@@ -17,7 +17,7 @@ from demo_pair import DRAFT, TARGET
 from deploy.cli.diagnosis.doctor import Grade
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.lm import ModelError
-from specwire.lm.gguf_file import NORMAL, SIZES, StoredTensor, read_gguf
+from specwire.lm.gguf_file import END_TOKENS, NORMAL, SIZES, StoredTensor, read_gguf
 from specwire.lm.gguf_tokenizer import tokenizer_of
 from specwire.text import load_tokenizer
 from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
@@ -135,6 +135,13 @@ def test_what_is_no_size_of_a_model_is_refused_however_large_the_file_is(name: s
     os.truncate(path, 1 << 30)
     with pytest.raises(ModelError, match=rf"llama\.{name} is .*, no size that a model has"):
         read_gguf(str(path))
+
+
+def test_an_end_that_is_no_id_is_none(draft: Path) -> None:
+    file = read_gguf(str(draft))
+    stating = replace(file, metadata={**file.metadata, "tokenizer.ggml.eos_token_id": [0]})
+    assert stating.eos_ids == tuple(id_ for id_ in file.eos_ids if file.tokens[id_] in END_TOKENS)
+    assert stating.text().tokens == file.text().tokens
 
 
 @pytest.mark.parametrize("stated", [0, 1, 10**8, 1 << 40])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -54,6 +55,28 @@ async def test_decides_what_the_target_alone_would(target: LanguageModel) -> Non
         assert peer.tokens[1] == oracle(target, PROMPT, 40)
         assert peer.tokens[2] == oracle(target, PROMPT, 40, COUPLED)
         assert peer.finished == {1: common_pb2.FINISH_REASON_LENGTH, 2: common_pb2.FINISH_REASON_LENGTH}
+
+
+async def test_a_long_message_is_gone_through_beside_the_event_loop(
+    target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of opens, of one orchestrator of several, held the links of all."""
+    threads: list[str] = []
+    whole = service.tick_from_wire
+
+    def noting(*said: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return whole(*said)
+
+    monkeypatch.setattr(service, "tick_from_wire", noting)
+    async with serving(MODEL) as running, connected(running) as peer:
+        none = verify_pb2.Open(session_id="x" * 20, vocabulary_fingerprint="none")
+        await peer.send(opens=[none] * 6000)
+        await peer.send(opens=[open_message(7001, PROMPT, peer.info)])
+        await peer.until_finished(7001)
+        assert peer.tokens[7001] == oracle(target, PROMPT, 40)
+    own = threading.current_thread().name
+    assert [name == own for name in threads[:2]] == [False, True]
 
 
 async def test_proposals_are_accepted_and_change_no_token(target: LanguageModel) -> None:

@@ -14,6 +14,7 @@ from bench.soak import monkey, record, settings
 from bench.soak.checks import CheckKind, check
 from bench.soak.jobs import Job, Manner, draw
 from bench.soak.judge import mismatches, scores_of
+from bench.soak.neighbour import KINDS, Neighbour, dead_end, ends_of_ranges, long_note, many_numbers, many_parts
 from bench.soak.pairs import SoakPair, scripted
 from bench.soak.reader import Told
 from bench.soak.report import SoakReport, Tally, quantiles
@@ -23,6 +24,8 @@ from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome
 from specwire.lm import Feed
+from tests.orchestrator.stack import TARGET, plain, stack
+from tests.wait import until
 
 SAMPLING = Sampling(temperature=0.9, top_k=20, seed=5)
 PROMPT = (5, 6, 7)
@@ -176,7 +179,31 @@ def test_the_report(pair: SoakPair, tmp_path: Path) -> None:
 def a_report(tally: Tally) -> SoakReport:
     """Of a minute."""
     faults = Counter({"redis killed": 1})
-    return SoakReport({}, {}, None, 1.0, 60.0, 65.0, tally, faults, 2, [], 0, False)
+    return SoakReport({}, {}, None, 1.0, 60.0, 65.0, tally, faults, 2, {}, len(KINDS), [], 0, False)
+
+
+async def test_a_neighbour_is_answered_and_hurts_nobody() -> None:
+    async with stack() as parts:
+        neighbour = Neighbour((parts.orchestrator.address,), 1)
+        for kind in KINDS:
+            await neighbour.ask(kind, parts.orchestrator.address)
+        done = await parts.client.complete(PROMPT, max_tokens=5, ignore_eos=True)
+        assert list(done.tokens) == plain(TARGET, PROMPT, 5)
+    assert neighbour.kinds == len(KINDS)
+    refused = [f"{kind.__name__} INVALID_ARGUMENT" for kind in (dead_end, ends_of_ranges, many_parts, many_numbers)]
+    left = {"left_scores DEADLINE_EXCEEDED", "left_scores OK"}
+    assert neighbour.answers.keys() - left == {*refused, f"{long_note.__name__} OK"}
+
+
+async def test_a_neighbour_asks_until_it_is_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.soak.neighbour.EVERY_S", 0.01)
+    end = asyncio.Event()
+    async with stack() as parts:
+        neighbour = Neighbour((parts.orchestrator.address,), 1)
+        asking = asyncio.create_task(neighbour.run(end))
+        await until(lambda: neighbour.answers.total() >= 3)
+        end.set()
+        await asking
 
 
 def test_what_shows_little_does_not_hold(tmp_path: Path) -> None:
@@ -186,6 +213,8 @@ def test_what_shows_little_does_not_hold(tmp_path: Path) -> None:
         (replace(report, lasted_s=59.0), "minutes"),
         (replace(report, faults={}), "kinds of faults"),
         (long, "kinds of faults"),
+        (replace(report, asked_kinds=0), "kinds of a neighbour's requests"),
+        (replace(long, kinds=1, asked_kinds=len(KINDS) - 1), "kinds of a neighbour's requests"),
         (replace(report, interrupted=True), "interruptions"),
     ):
         assert [one.name for one in wrong.bars if not one.holds] == [bar]
