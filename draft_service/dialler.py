@@ -150,7 +150,7 @@ class Dialler:
             self.joined.set()
             self._any_joined.set()
         while isinstance(message, draft_pb2.JoinResponse):
-            handler.take(message.told, link)
+            await handler.take(message.told, link)
             await handler.room()
             message = await call.read()
 

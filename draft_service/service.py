@@ -10,9 +10,9 @@ import asyncio
 import hashlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 DrafterThread = ServiceThread[Command, Replies, common_pb2.GetModelInfoResponse]
 
 SHOWN_HEX = 12
+# Parts of a message that are taken in one turn of the event loop.
+PARTS_AT_ONCE = 256
+Part = TypeVar("Part")
 # Ids of a target's vocabulary, and vocabularies on one link, at most.
 MOST_IDS = 1 << 20
 MOST_TOLD = 8
@@ -107,19 +110,21 @@ class DraftHandler:
         self._drafter.send(LoseLink(link))
         self._spans.lose(link)
 
-    def take(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> None:
-        """In the order that is right for a tick in which one session is opened, advanced and closed."""
-        for vocabulary in message.vocabularies:
-            self._take_vocabulary(vocabulary, link)
-        for opening in message.opens:
-            self._take_open(opening, link)
-        for advance in message.advances:
-            self._take_advance(advance, link)
+    async def take(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> None:
+        """In the order that is right for a tick in which one session is opened, advanced and closed.
+
+        Where it has many parts, others of the event loop go on in between.
+        """
+        await _each(message.vocabularies, self._take_vocabulary, link)
+        await _each(message.opens, self._take_open, link)
+        await _each(message.advances, self._take_advance, link)
         if message.closes:
             self._beginnings.over(link, (close.handle for close in message.closes))
-        for close in message.closes:
-            self._drafter.send(CloseSession(link, close.handle))
-            self._spans.end(link, close.handle)
+        await _each(message.closes, self._take_close, link)
+
+    def _take_close(self, close: common_pb2.Close, link: OrchestratorLink) -> None:
+        self._drafter.send(CloseSession(link, close.handle))
+        self._spans.end(link, close.handle)
 
     def _take_vocabulary(self, told: draft_pb2.TargetVocabulary, link: OrchestratorLink) -> None:
         """One that is too large, or one too many, is as one that was not told: its sessions are refused."""
@@ -205,6 +210,13 @@ class DraftHandler:
             link.send([Dropped(handle, code_number(grpc.StatusCode.INVALID_ARGUMENT), str(error))])
 
 
+async def _each(parts: Iterable[Part], take: Callable[[Part, OrchestratorLink], None], link: OrchestratorLink) -> None:
+    for number, part in enumerate(parts, 1):
+        take(part, link)
+        if number % PARTS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+
+
 def _for_another_vocabulary(sampling: Sampling) -> Sampling:
     """Without a constraint, which the target alone applies. StatusError under rules that no mapped token satisfies."""
     if sampling.weighed:
@@ -270,5 +282,5 @@ async def _read(
     requests: AsyncIterator[draft_pb2.ConnectDraftRequest], link: OrchestratorLink, handler: DraftHandler
 ) -> None:
     async for message in requests:
-        handler.take(message, link)
+        await handler.take(message, link)
         await handler.room()
