@@ -38,7 +38,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-demo soak-vllm soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-suffix bench-learn bench-step bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-vllm-profile bench-large bench-hybrid bench-gpu bench-wan bench-edges bench-capacity bench-sweep bench-failover bench-cluster train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-suffix bench-learn bench-step bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-vllm-profile bench-large bench-hybrid bench-gpu bench-wan bench-edges bench-capacity bench-sweep bench-failover bench-cluster train-demo-pair train-demo-head train-bench-heads clean
 .SILENT:
 
 help: ## show this list
@@ -214,16 +214,12 @@ soak-sim: $(STAMP) ## whole deployments under virtual time and seeded faults (ma
 
 MINUTES ?= 30
 SEED ?= 1
-soak soak-demo soak-vllm soak-load: MINUTES = 10
+soak soak-load: MINUTES = 10
+# scripted, demo, or vllm: the demo pair, one of the two verifiers on vLLM's worker (needs 4 GB).
+PAIR ?= scripted
 
-soak: $(STAMP) ## stream to 32 clients while a monkey kills, stops and cuts (make soak MINUTES=10 SEED=1)
-	$(BIN)/python -m bench.soak.run --minutes $(MINUTES) --seed $(SEED)
-
-soak-demo: $(STAMP) ## the same with the demo pair
-	$(BIN)/python -m bench.soak.run --pair demo --minutes $(MINUTES) --seed $(SEED)
-
-soak-vllm: $(VLLM) ## the same with the demo pair, one of the two verifiers on vLLM's worker (needs 4 GB)
-	$(BIN)/python -m bench.soak.run --pair vllm --minutes $(MINUTES) --seed $(SEED)
+soak: $(if $(filter vllm,$(PAIR)),$(VLLM),$(STAMP)) ## stream to 32 clients while a monkey kills, stops and cuts (make soak MINUTES=10 SEED=1 PAIR=demo)
+	$(BIN)/python -m bench.soak.run --pair $(PAIR) --minutes $(MINUTES) --seed $(SEED)
 
 soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-load MINUTES=10)
 	$(BIN)/python -m bench.soak_load.run --minutes $(MINUTES)

@@ -12,7 +12,7 @@ vllm.profile  make bench-vllm-profile: where the time of a step goes
 tools         what forced calls do to drafting
 wan, capacity, sweep, branching     drafters that are far away: real sockets and virtual time
 edges, cluster                      many verifiers and orchestrators
-soak, soak_load                     make soak, soak-demo, soak-vllm; make soak-load
+soak, soak_load                     make soak; make soak-load
 laws          make statistics; make statistics-vllm by laws.vllm
 
 harness       what all of them share
