@@ -142,10 +142,6 @@ class Target:
         )
 
 
-# Kinds of vocabularies whose drafters map a target's.
-MAPPING = (common_pb2.TOKEN_TEXT_BYTES, common_pb2.TOKEN_TEXT_NEIGHBOURS)
-
-
 def vocabulary_mismatch(target: Info, drafter: Info) -> str | None:
     """Why the drafter cannot draft for the target, or None if it can: its ids mean the same, or it can map them."""
     if target.vocabulary_fingerprint == drafter.vocabulary_fingerprint or maps_vocabulary(target, drafter):
@@ -159,7 +155,7 @@ def vocabulary_mismatch(target: Info, drafter: Info) -> str | None:
 
 def maps_vocabulary(target: Info, drafter: Info) -> bool:
     """Whether the drafter can draft for another vocabulary, the target's."""
-    return target.token_text == common_pb2.TOKEN_TEXT_BYTES and drafter.token_text in MAPPING
+    return target.token_text == drafter.token_text == common_pb2.TOKEN_TEXT_BYTES
 
 
 # ----------------------------------------------------------------------------------------------------------------------

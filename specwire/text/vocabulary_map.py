@@ -26,9 +26,8 @@ from specwire.text.tokenizer import TokenBytes, TokenizerError, decoder_types, l
 class Convention(IntEnum):
     """What a token's text depends on (the numbers are those of the wire)."""
 
-    WORDS = 0  # tokens are joined with spaces, or nothing is known
+    OTHER = 0  # on the tokens around it too, as with WordPiece; tokens are whole words; or nothing is known
     BYTES = 1  # on the token alone: byte-level and SentencePiece
-    NEIGHBOURS = 2  # on the tokens around it, as with WordPiece
 
 
 # How many vocabularies of targets a drafter keeps: the oldest is forgotten, and told again by a new link.
@@ -38,19 +37,17 @@ BYTE_DECODERS = frozenset({"ByteLevel", "Metaspace", "ByteFallback", "Replace", 
 
 
 def convention_of(tokenizer_json: bytes) -> Convention:
-    """Read off the decoder alone; WORDS also where these bytes are no tokenizer."""
+    """Read off the decoder alone; OTHER also where these bytes are no tokenizer."""
     try:
         decoder = json.loads(tokenizer_json)["decoder"]
         return _convention(types_in(decoder) if decoder else frozenset())
     except (ValueError, TypeError, KeyError):
-        return Convention.WORDS
+        return Convention.OTHER
 
 
 def _convention(types: frozenset[str]) -> Convention:
     """types: of the tokenizer's decoder."""
-    if types & BYTE_DECODERS:
-        return Convention.BYTES
-    return Convention.NEIGHBOURS if types else Convention.WORDS
+    return Convention.BYTES if types & BYTE_DECODERS else Convention.OTHER
 
 
 class TokenTable:
@@ -132,20 +129,17 @@ class VocabularyMap:
     own_of: for each id of the target the drafter's id for the same bytes, or -1. Special tokens of one name are the
     same, and so are ends of sequence. share: of a text's tokens, by the target's order of ids: a tokenizer numbers
     tokens as it found them, the most frequent first, and frequencies fall about as 1 / rank (Zipf). Single bytes are
-    left out: every tokenizer has them, and few texts need them. by_text: too little is shared to draft token by token.
-
-    Args:
-        least_share: below it, drafts are made by text.
+    left out: every tokenizer has them, and few texts need them.
 
     Raises:
-        TokenizerError: the target's tokens are no bytes, or the drafter's are whole words.
+        TokenizerError: the tokens of one of them are no bytes.
     """
 
-    def __init__(self, target: TokenTable, own: TokenTable, least_share: float) -> None:
+    def __init__(self, target: TokenTable, own: TokenTable) -> None:
         if target.convention is not Convention.BYTES:
             raise TokenizerError("tokenizer_json: its tokens do not stand for bytes, so no other vocabulary fits it")
-        if own.convention is Convention.WORDS:
-            raise TokenizerError("this drafter's tokens are whole words, which no other vocabulary fits")
+        if own.convention is not Convention.BYTES:
+            raise TokenizerError("this drafter's tokens do not stand for bytes, so it fits no other vocabulary")
         self.target = target
         self.own = own
         self.own_of = [own.ids.get(each, -1) if each else -1 for each in target.bytes]
@@ -159,14 +153,13 @@ class VocabularyMap:
         self.shared = sum(has for _, has in weights)
         self.of = len(weights)
         self.share = sum(weight for weight, has in weights if has) / max(sum(weight for weight, _ in weights), 1e-9)
-        self.by_text = own.convention is not Convention.BYTES or self.share < least_share
 
     def __str__(self) -> str:
         """For people."""
-        way = "its text is read in the target's tokens" if self.by_text else "it drafts in these"
-        if self.own.convention is not Convention.BYTES:
-            return f"what the drafter's tokens stand for depends on their neighbours; {way}"
-        return f"{self.shared} of the target's {self.of} tokens are shared ({self.share:.0%} of a text); {way}"
+        return (
+            f"{self.shared} of the target's {self.of} tokens are shared ({self.share:.0%} of a text); "
+            "it drafts in these"
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -203,10 +196,6 @@ class OwnText:
     def _segment(self) -> int:
         """Where the last special token ends."""
         return self._marks[-1] if self._marks else 0
-
-    def tail(self) -> str:
-        """The text's last characters, up to CONTEXT bytes, behind the last special token."""
-        return self._data[max(len(self._data) - CONTEXT, self._segment) :].decode(errors="ignore")
 
     def retell(self, length: int, tokens: Iterable[int]) -> int:
         """The text goes on with `tokens` behind its first `length` ones; returns how many own tokens surely stayed."""
@@ -312,25 +301,3 @@ def whole_characters(data: bytes | bytearray, start: int = 0) -> int:
             needed = 2 if byte >> 5 == 0b110 else 3 if byte >> 4 == 0b1110 else 4 if byte >> 3 == 0b11110 else 1
             return len(data) - back if needed > back else len(data)
     return len(data)
-
-
-def continuation(vocabularies: VocabularyMap, tail: str, ahead: str, ended: bool) -> list[int]:
-    """The target's tokens for `ahead`, which follows a text that ends with `tail`.
-
-    Without the last one, unless `ahead` has `ended`: it might go on. Empty where the target's tokens for both do not
-    meet between them, and those for `ahead` alone begin with a space of their own.
-    """
-    target = vocabularies.target
-    if not ahead:
-        return []
-    behind = len(tail.encode())
-    ids, ends, lead = target.encode(tail + ahead)
-    if behind and behind in ends:
-        ids = ids[bisect_right(ends, behind) :]
-    else:
-        ids, _, lead = target.encode(ahead)
-        if lead and behind:
-            return []
-    known = ids if ended else ids[:-1]
-    sound = [token for token in known if token < target.width and target.bytes[token]]
-    return sound if len(sound) == len(known) else []

@@ -52,14 +52,6 @@ def pieces(folder: str) -> LanguageModel:
     return load_model(folder, slots=3)
 
 
-@pytest.fixture(params=[0.0, 2.0], ids=["by token", "by text"])
-def by_text(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Force one way or the other."""
-    share: float = request.param
-    monkeypatch.setattr("draft_service.translation.LEAST_SHARED", share)
-    return share > 1.0
-
-
 class Drafting:
     """Sessions of a model, and one link to them."""
 
@@ -122,13 +114,6 @@ def expected_by_token(model: LlamaForCausalLM, own: Tokenizer, text: str, sampli
     return found
 
 
-def expected_text(model: LlamaForCausalLM, own: Tokenizer, text: str, count: int) -> str:
-    line, start = own.encode(text, add_special_tokens=False).ids, len(own.encode(text, add_special_tokens=False).ids)
-    for _ in range(count):
-        line.append(int(scores(model, line).argmax()))
-    return own.decode([line[start - 1], *line[start:]])[len(own.decode([line[start - 1]])) :]
-
-
 @pytest.fixture(scope="module")
 def reference(folder: str) -> LlamaForCausalLM:
     model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -146,20 +131,7 @@ def test_shared_tokens_are_drawn_with_the_targets_noise(
     assert drafting.proposed() == expected_by_token(reference, own, text, sampling, LENGTH)
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_drafted_text_is_read_in_the_targets_tokens(
-    pieces: LanguageModel, reference: LlamaForCausalLM, folder: str, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("draft_service.translation.LEAST_SHARED", 2.0)
-    own = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    drafting = Drafting(pieces, told())
-    drafting.open(TARGET.encode(text).ids, COUPLED, Pace(4, LENGTH))
-    found = TARGET.decode(drafting.proposed(), skip_special_tokens=False)
-    assert len(found) > 8
-    assert expected_text(reference, own, text, 4 * LENGTH).startswith(found.removesuffix("<|endoftext|>"))
-
-
-def test_a_contradicted_chain_begins_anew_behind_the_text(pieces: LanguageModel, by_text: bool) -> None:
+def test_a_contradicted_chain_begins_anew_behind_the_text(pieces: LanguageModel) -> None:
     """As if the session had been opened with the text as it is now; also where the text goes back."""
     rng = np.random.default_rng(5)
     for text in TEXTS:
@@ -175,7 +147,6 @@ def test_a_contradicted_chain_begins_anew_behind_the_text(pieces: LanguageModel,
         fresh = Drafting(load_like(pieces), told())
         fresh.open(tokens, Sampling(), Pace(2, 8))
         assert drafting.proposed() == fresh.proposed()
-        assert by_text == drafting.sessions._model.vocabularies_of("told").by_text
 
 
 def load_like(model: LanguageModel) -> LanguageModel:
@@ -184,7 +155,7 @@ def load_like(model: LanguageModel) -> LanguageModel:
     return model
 
 
-def test_what_is_decided_as_drafted_goes_on(pieces: LanguageModel, by_text: bool) -> None:
+def test_what_is_decided_as_drafted_goes_on(pieces: LanguageModel) -> None:
     """In steps, and at once: a chain that is told to be right is the chain that would have been drafted."""
     drafting, tokens = Drafting(pieces, told()), TARGET.encode(TEXTS[0]).ids
     drafting.open(tokens, Sampling(), Pace(3, 30))
@@ -203,8 +174,7 @@ def test_what_is_decided_as_drafted_goes_on(pieces: LanguageModel, by_text: bool
     assert again.sessions.tally.rollbacks == 0
 
 
-def test_a_drafter_says_how_sure_it_is(pieces: LanguageModel, by_text: bool) -> None:
-    """By text a token is as sure as all own tokens that were drafted for it."""
+def test_a_drafter_says_how_sure_it_is(pieces: LanguageModel) -> None:
     drafting = Drafting(load_like(pieces), told())
     drafting.open(TARGET.encode(TEXTS[0]).ids, Sampling(), Pace(2, 8, confidence_floor=0.0001))
     drafting.run()
@@ -213,7 +183,7 @@ def test_a_drafter_says_how_sure_it_is(pieces: LanguageModel, by_text: bool) -> 
     assert all(0.0 < proposal.expected < len(proposal.tokens) for proposal in found)
 
 
-def test_both_kinds_of_sessions_share_a_forward(pieces: LanguageModel, by_text: bool) -> None:
+def test_both_kinds_of_sessions_share_a_forward(pieces: LanguageModel) -> None:
     """And each drafts what it would alone."""
     own = Tokenizer.from_str(pieces.info.tokenizer_json.decode())
     alone = []
@@ -258,8 +228,8 @@ def tiny(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
     return load_model(str(folder), slots=1)
 
 
-def test_text_that_the_drafter_cannot_express_ends_its_chain(tmp_path: Path, by_text: bool) -> None:
-    """Half a character, where it has no tokens for bytes; behind a whole one drafting goes on, either way."""
+def test_text_that_the_drafter_cannot_express_ends_its_chain(tmp_path: Path) -> None:
+    """Half a character, where it has no tokens for bytes; behind a whole one drafting goes on."""
     lacking = Tokenizer(models.BPE({"<unk>": 0, "</s>": 1, "▁": 2, "a": 3, "▁a": 4}, [("▁", "a")], unk_token="<unk>"))
     lacking.decoder = decoders.Metaspace()
     drafting = Drafting(tiny(tmp_path, lacking), told(byte_level(), (1,)))
@@ -271,40 +241,16 @@ def test_text_that_the_drafter_cannot_express_ends_its_chain(tmp_path: Path, by_
     assert drafting.proposed() != []
 
 
-def test_a_text_longer_than_the_drafter_holds_ends_its_chain(tmp_path: Path, by_text: bool) -> None:
+def test_a_text_longer_than_the_drafter_holds_ends_its_chain(tmp_path: Path) -> None:
     """It counts in own tokens: 48 of them fit."""
     tokenizer, _ = other_vocabularies.sentencepiece()
     drafting = Drafting(tiny(tmp_path, tokenizer), told())
     drafting.open(TARGET.encode("a b c d e f ").ids, Sampling(), Pace(1, 200))
     proposed = drafting.proposed()
     assert 0 < len(proposed) < 200
-    assert by_text or len(proposed) <= 48
+    assert len(proposed) <= 48
     drafting.open(TARGET.encode("日本語" * 20).ids, Sampling(), Pace(1, 4), handle=2)
     assert drafting.sessions.tally.refused == {"resource_exhausted": 1}
-
-
-def test_random_models_say_whole_characters_by_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random tokens are broken bytes most of the time: what is proposed is text all the same, and the text goes on."""
-    monkeypatch.setattr("draft_service.translation.LEAST_SHARED", 2.0)
-    drafting = Drafting(tiny(tmp_path, byte_level()), told())
-    for seed in range(30):
-        drafting.open(TARGET.encode(f"{seed} the quick").ids, Sampling(), Pace(1, 6))
-        tokens = drafting.proposed()
-        assert "\ufffd" not in TARGET.decode(tokens)
-
-
-# Tokens whose text depends on their neighbours
-
-
-def test_words_in_pieces_are_read_as_text(tmp_path: Path) -> None:
-    """WordPiece: its tokens are no bytes, so it drafts by text, whatever is shared."""
-    folder = other_vocabularies.save(tmp_path / "words", other_vocabularies.word_piece)
-    drafting = Drafting(load_model(folder, slots=1), told())
-    drafting.open(TARGET.encode("import os\n\nclass Server:\n    def __init__(self").ids, Sampling(), Pace(1, 12))
-    found = drafting.proposed()
-    assert found
-    assert drafting.sessions._model.vocabularies_of("told").by_text
-    assert TARGET.encode(TARGET.decode(found)).ids == found
 
 
 # Vocabularies that are told are not trusted

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
-from unittest.mock import patch
+from collections.abc import Awaitable, Callable
 
 import grpc
 import pytest
@@ -35,18 +34,15 @@ Info = common_pb2.GetModelInfoResponse
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The demo drafter in two other vocabularies."""
+    """The demo drafter in two other vocabularies, of which one stands for bytes."""
     folder = tmp_path_factory.mktemp("models")
     made = {"pieces": other_vocabularies.sentencepiece, "words": other_vocabularies.word_piece}
     return {name: other_vocabularies.save(folder / name, how) for name, how in made.items()}
 
 
-@pytest.fixture(params=["pieces", "pieces by text", "words"])
-def way(request: pytest.FixtureRequest, folders: dict[str, str]) -> Iterator[str]:
-    """Each way of drafting: by token, by text where that was asked for, and where there is no other."""
-    name: str = request.param
-    with patch("draft_service.translation.LEAST_SHARED", 2.0 if "text" in name else 0.5):
-        yield folders[name.split()[0]]
+@pytest.fixture
+def way(folders: dict[str, str]) -> str:
+    return folders["pieces"]
 
 
 def expected(prompt: str, sampling: Sampling, length: int = LENGTH) -> list[int]:
@@ -114,6 +110,16 @@ async def test_options_that_the_drafter_leaves_to_the_target(way: str) -> None:
 
 
 # What is refused
+
+
+async def test_a_drafter_whose_tokens_stand_for_no_bytes_drafts_for_its_equals_alone(folders: dict[str, str]) -> None:
+    async with serving(folders["words"]) as running, connected(running) as peer:
+        assert running.info.token_text == OLDER
+        peer.fingerprint = "theirs"
+        opening = peer.opening(1, [1, 2, 3], pace())
+        await peer.send(draft_pb2.ConnectDraftRequest(opens=[opening], vocabularies=[vocabulary()]))
+        said = "vocabulary_fingerprint: this drafter's tokens do not stand for bytes"
+        assert (await peer.refused(1)).message.startswith(said)
 
 
 async def test_under_rules_that_weigh_a_text_has_no_such_drafter(folders: dict[str, str]) -> None:
@@ -197,7 +203,7 @@ OLDER = common_pb2.TOKEN_TEXT_UNSPECIFIED
     ("target", "drafter", "fits"),
     [
         (BYTES, BYTES, True),
-        (BYTES, NEIGHBOURS, True),
+        (BYTES, NEIGHBOURS, False),
         (BYTES, OLDER, False),
         (OLDER, BYTES, False),
         (NEIGHBOURS, BYTES, False),

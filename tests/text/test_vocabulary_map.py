@@ -15,7 +15,6 @@ from specwire.text.vocabulary_map import (
     OwnText,
     TokenTable,
     VocabularyMap,
-    continuation,
     convention_of,
     whole_characters,
 )
@@ -36,13 +35,13 @@ def table(tokenizer: Tokenizer, eos: str = "") -> TokenTable:
     return TokenTable(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), ends)
 
 
-def mapped(target: Tokenizer, own: Tokenizer, least_share: float = 0.5) -> VocabularyMap:
-    return VocabularyMap(table(target), table(own), least_share)
+def mapped(target: Tokenizer, own: Tokenizer) -> VocabularyMap:
+    return VocabularyMap(table(target), table(own))
 
 
 def test_tokens_are_compared_as_bytes() -> None:
     """Of several for the same bytes the byte token comes last."""
-    found = VocabularyMap(table(DEMO, "<|endoftext|>"), table(SENTENCEPIECE, "</s>"), 0.5)
+    found = VocabularyMap(table(DEMO, "<|endoftext|>"), table(SENTENCEPIECE, "</s>"))
     for ours, theirs in (("Ġother", "▁other"), ("Ċ", "\n"), ("Ã", "<0xC3>"), ("<|endoftext|>", "</s>")):
         assert found.own_of[id_of(DEMO, ours)] == id_of(SENTENCEPIECE, theirs)
 
@@ -59,7 +58,6 @@ def test_every_pair_of_equal_bytes_is_found_and_no_other() -> None:
         assert SENTENCEPIECE.decode([own]) == text.removeprefix(" "), text
         assert text.removeprefix(" ") in spelt
     assert found.share == 1.0
-    assert not found.by_text
 
 
 def test_bytes_of_broken_characters_are_shared() -> None:
@@ -68,41 +66,30 @@ def test_bytes_of_broken_characters_are_shared() -> None:
     assert {bytes([byte]) for byte in range(256)} <= own
 
 
-def test_with_less_than_the_least_share_drafts_are_text() -> None:
+def test_what_is_shared_is_told() -> None:
     few = mapped(DEMO, byte_level())
     assert 0.0 < few.share < 0.5
-    assert few.by_text
-    assert not mapped(DEMO, byte_level(), few.share).by_text
-    assert str(few) == (
-        f"{few.shared} of the target's {few.of} tokens are shared ({few.share:.0%} of a text); "
-        "its text is read in the target's tokens"
-    )
+    told = f"{few.shared} of the target's {few.of} tokens are shared ({few.share:.0%} of a text); it drafts in these"
+    assert str(few) == told
 
 
-CONVENTIONS = {
-    "word_level": Convention.WORDS,
-    "word_piece": Convention.NEIGHBOURS,
-    "end_of_word": Convention.NEIGHBOURS,
-}
+OTHERS = ("word_level", "word_piece", "end_of_word")
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_a_tokens_text_depends_on(name: str) -> None:
-    tokenizer, expected = ALL[name](), CONVENTIONS.get(name, Convention.BYTES)
+    tokenizer, expected = ALL[name](), Convention.OTHER if name in OTHERS else Convention.BYTES
     assert convention_of(tokenizer.to_str().encode()) is expected
-    if expected is not Convention.BYTES:
-        with pytest.raises(TokenizerError, match="do not stand for bytes"):
+    if expected is Convention.OTHER:
+        with pytest.raises(TokenizerError, match="^tokenizer_json: its tokens do not stand for bytes"):
             mapped(tokenizer, DEMO)
-    if expected is Convention.NEIGHBOURS:
-        assert mapped(DEMO, tokenizer, 0.0).by_text
-    if expected is Convention.WORDS:
-        with pytest.raises(TokenizerError, match="whole words"):
+        with pytest.raises(TokenizerError, match="^this drafter's tokens do not stand for bytes"):
             mapped(DEMO, tokenizer)
 
 
 def test_what_is_no_tokenizer_is_no_vocabulary() -> None:
     for broken in (b"", b"nonsense", b"\xff\xfe", b'{"model": {"type": "BPE"}}'):
-        assert convention_of(broken) is Convention.WORDS
+        assert convention_of(broken) is Convention.OTHER
         with pytest.raises(TokenizerError, match="tokenizer_json: "):
             TokenTable(broken, 10, [])
 
@@ -183,7 +170,7 @@ def test_half_a_character_is_told_by_its_bytes() -> None:
     told.retell(0, tokens[:-1])
     assert told.complete
     assert str(SENTENCEPIECE.id_to_token(told.own[-1])).startswith("<0x")
-    lacking = OwnText(mapped(byte_level(), metaspace(), 0.0))
+    lacking = OwnText(mapped(byte_level(), metaspace()))
     lacking.retell(0, tokens[:-1])
     assert not lacking.complete
     lacking.retell(len(tokens) - 1, tokens[-1:])
@@ -194,24 +181,23 @@ def test_special_tokens_stay_or_stand_for_nothing() -> None:
     """They part what is tokenised: nothing is joined over them."""
     both, ours = table(byte_level(), "</s>"), table(sentencepiece_like(), "</s>")
     start, end = id_of(byte_level(), "<s>"), id_of(byte_level(), "</s>")
-    told = OwnText(VocabularyMap(both, ours, 0.0))
+    told = OwnText(VocabularyMap(both, ours))
     words = byte_level().encode("the a").ids
     told.retell(0, [start, *words, end, *words])
     spoken = sentencepiece_like().encode("the a", add_special_tokens=False).ids
     first, last = id_of(sentencepiece_like(), "<s>"), id_of(sentencepiece_like(), "</s>")
     assert told.own == [first, *spoken, last, *spoken]
-    assert told.tail() == "the a"
     assert told.retell(1 + len(words), words) <= 1 + len(spoken)
     assert first in told.own
     assert last not in told.own
-    silent = OwnText(VocabularyMap(table(DEMO, "<|endoftext|>"), table(sentencepiece_like()), 0.0))
+    silent = OwnText(VocabularyMap(table(DEMO, "<|endoftext|>"), table(sentencepiece_like())))
     silent.retell(0, [0, *DEMO.encode("the a").ids])
     assert silent.own == spoken
 
 
 def test_a_text_that_is_rewritten_is_kept_apart_by_what_the_tokenizer_says() -> None:
     """It has no token for most characters: its own tokens stand for other bytes than the text's."""
-    told = OwnText(mapped(DEMO, metaspace(), 0.0))
+    told = OwnText(mapped(DEMO, metaspace()))
     tokens = DEMO.encode("日本 and ☃☃ then again and again, " * 8).ids
     for at in range(0, len(tokens), 3):
         told.retell(at, tokens[at : at + 3])
@@ -224,21 +210,3 @@ def test_where_the_last_whole_character_ends(text: str, length: int) -> None:
     data = text.encode()[:length]
     whole = data[: whole_characters(data)]
     assert whole == data.decode(errors="ignore").encode()
-
-
-# What was drafted, in the target's tokens
-
-
-@pytest.mark.parametrize("target", [DEMO, SENTENCEPIECE])
-def test_a_continuation_is_read_behind_its_text(target: Tokenizer) -> None:
-    vocabulary = mapped(target, byte_level())
-    text = "def area(width, height):\n    return width * height\n"
-    ids = target.encode(text, add_special_tokens=False).ids
-    for at in range(2, len(ids) - 3):
-        tail = bytes_of(vocabulary.target, ids[:at]).decode()
-        ahead = bytes_of(vocabulary.target, ids[at:]).decode()
-        lead = " " if vocabulary.target.leads else ""
-        found = continuation(vocabulary, tail.removeprefix(lead), ahead, ended=True)
-        assert found == ids[at:]
-        assert continuation(vocabulary, tail.removeprefix(lead), ahead, ended=False) == found[:-1]
-    assert continuation(vocabulary, "a", "", ended=True) == []

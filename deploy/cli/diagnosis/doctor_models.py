@@ -17,7 +17,6 @@ import torch
 
 from deploy.cli.diagnosis.doctor import Finding, bad, ok, warn
 from specwire.core.model import AUTO, AUTO_KV, INT8_DYNAMIC, LLAMACPP, OPENVINO, TORCH, ModelError, is_gguf
-from specwire.core.policy.tunables import LEAST_SHARED
 from specwire.lm import Feed, load_model
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
@@ -36,6 +35,8 @@ from specwire.text.vocabulary_map import TokenTable, VocabularyMap
 MEASURED_ROWS, MEASURED_BEHIND, MEASURED_ROUNDS = (1, 4, 8), 128, 5
 # Share of the available memory that weights and caches may take: forwards need some, too.
 SHARE = 0.9
+# Share of a text that a drafter of another vocabulary should have tokens for.
+MUCH_SHARED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +189,11 @@ def _check_pair(target: Facts, draft: Facts) -> Finding:
     same = "choose a draft model with the target's tokenizer, of the same family"
     try:
         theirs, own = (TokenTable(each.tokenizer_json, each.ids, ()) for each in (target, draft))
-        found = VocabularyMap(theirs, own, LEAST_SHARED)
+        found = VocabularyMap(theirs, own)
     except TokenizerError as error:
         return bad("pair", f"{text}: {error}", same)
     told = f"{text}; {found}"
-    return warn("pair", told, f"to guess more: {same}") if found.by_text else ok("pair", told)
+    return ok("pair", told) if found.share >= MUCH_SHARED else warn("pair", told, f"to guess more: {same}")
 
 
 def _describe(facts: Facts, slots: int) -> Finding:

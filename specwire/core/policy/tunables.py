@@ -179,10 +179,6 @@ MOST_BRANCHES = 16
 # stands on the likeliest path. Less than half is best where rows cost much, and as good as 1 where they do not
 # (simulated cells).
 FURTHER_WORTH = 0.3
-# Share of a target's tokens, weighed as texts use them, that a drafter of another vocabulary must have to draft token
-# by token. With less it could only spell most words otherwise than the target does. It then drafts its own text, which
-# is read in the target's tokens.
-LEAST_SHARED = 0.5
 # Tokens of prompts in a step: a long prompt delays the others by no more than that.
 PREFILL_ROWS = 512
 
