@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +21,10 @@ from gguf.quants import dequantize
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from specwire.core.model import LLAMACPP, ModelError
+from specwire.core.model import INT8_DYNAMIC, LLAMACPP, NONE, ModelError
 from specwire.lm.gguf_file import GgufFile
 from specwire.lm.model_config import FULL_ATTENTION, SLIDING_ATTENTION, first_line
+from specwire.lm.runners.linear import round_layers, rounded_layer
 from specwire.lm.weights_file import fill
 
 Bytes = npt.NDArray[np.uint8]
@@ -142,17 +144,26 @@ def _of_gemma(file: GgufFile, said: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def model_of_file(file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model in `dtype`, filled tensor by tensor. ModelError, which names it, for one that is missing or broken."""
+def model_of_file(
+    file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype, quantization: str = NONE
+) -> PreTrainedModel:
+    """The model in `dtype`, filled tensor by tensor. ModelError, which names it, for one that is missing or broken.
+
+    quantization: of linear layers, which are then `Int8Linear`s: so the file that is mapped holds integers.
+    """
     try:
         with no_init_weights():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     except Exception as error:  # any error of the library for values that do not fit each other
         raise ModelError(f"model {str(file.path)!r} cannot be loaded as a causal model: {first_line(error)}") from error
     model.tie_weights()
+    kept = str(dtype)[6:]
+    if quantization != NONE:
+        round_layers(model, dynamic=quantization == INT8_DYNAMIC, empty=True)
+        kept += "-int8"
     tensors = GgufTensors(file)
     with torch.no_grad():
-        fill(model, f"{file.fingerprint()[:32]}-{str(dtype)[6:]}", tensors.read_into)
+        fill(model, f"{file.fingerprint()[:32]}-{kept}", partial(tensors.read_into, dtype=dtype))
     _turn_by_factors(model, tensors)
     model.eval()
     return model
@@ -175,9 +186,21 @@ class GgufTensors:
         self._heads = int(file.needed("attention.head_count"))
         self._kv_heads = int(file.of_model("attention.head_count_kv", self._heads))
         self._content = np.memmap(file.path, np.uint8, "r")
+        self._scales: dict[str, torch.Tensor] = {}  # of layers that were rounded
 
-    def read_into(self, name: str, target: torch.Tensor) -> None:
-        """Fill `target`, of the shape that transformers gives this parameter. ModelError if the file's is another."""
+    def read_into(self, name: str, target: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
+        """Fill `target`, of the shape that transformers gives this parameter. ModelError if the file's is another.
+
+        dtype: from which what an Int8Linear has is rounded.
+        """
+        layer, _, last = name.rpartition(".")
+        if last in ("integers", "scale"):
+            known = self._scales.get(layer) if last == "scale" else None
+            found = self._rounded(layer, dtype)[last == "scale"] if known is None else known
+            if found.shape != target.shape:
+                raise self._broken(self._stored_name(f"{layer}.weight"), f"makes {last} of the shape {[*found.shape]}")
+            target.copy_(found)
+            return
         stored, shape = self._stored_name(name), tuple(target.shape)
         tensor = self.file.tensors.get(stored)
         if tensor is None:
@@ -197,6 +220,19 @@ class GgufTensors:
         if self._kind.paired and (".attn_q." in stored or ".attn_k." in stored):
             heads = self._heads if ".attn_q." in stored else self._kv_heads
             target.copy_(target.view(heads, -1, 2, *shape[1:]).transpose(1, 2).reshape(shape).clone())
+
+    def _rounded(self, layer: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of an Int8Linear; its scales are kept, which are wanted later."""
+        name = f"{layer}.weight"
+        if layer == "lm_head" and self._stored_name(name) not in self.file.tensors:
+            name = "model.embed_tokens.weight"  # the two are one
+        tensor = self.file.tensors.get(self._stored_name(name))
+        if tensor is None:
+            raise self._broken(self._stored_name(name), "is missing")
+        weight = torch.empty(tensor.shape[::-1], dtype=dtype)
+        self.read_into(name, weight)
+        integers, self._scales[layer] = rounded_layer(weight)
+        return integers, self._scales[layer]
 
     def read(self, stored: str) -> torch.Tensor:
         """A small tensor, flat."""

@@ -73,7 +73,7 @@ from specwire.lm.runners.select import (
     runner_for,
     takes_trees,
 )
-from specwire.lm.weights_file import given_back
+from specwire.lm.weights_file import give_back_freed, given_back
 from specwire.progress import LAST_LINE
 from specwire.text.tokenizer import vocabulary_fingerprint
 
@@ -129,7 +129,7 @@ def load_pretrained(
     plan.settle_runtime()
     memory = plan.slot_memory(known.context)
     memory.slots(slots)  # whoever asks for too much need not wait for weights
-    model = pretrained(spec, _dtype(dtype), target)
+    model = pretrained(spec, _dtype(dtype), target, plan.how.quantization)
     info, unassigned = _describe(spec, model, known, dtype, plan.how)
     skimmed, head = _drafting(heads, model, info, plan.how)
     if head is not None:
@@ -145,6 +145,8 @@ def load_pretrained(
     if head is not None and head.load_version is not None and isinstance(lm, HeadedModel):
         lm.current = head.current
         lm.load_version = partial(_load_version, head.load_version, count, known.context, memory.dtype, used)
+    del model
+    give_back_freed()
     return lm
 
 
@@ -419,11 +421,14 @@ def _config(spec: str) -> PreTrainedConfig:
     return config
 
 
-def pretrained(spec: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The model of a local directory, hub id or GGUF file, by its own modules. Raises ModelError."""
+def pretrained(spec: str, dtype: torch.dtype, device: torch.device, quantization: str = NONE) -> PreTrainedModel:
+    """The model of a local directory, hub id or GGUF file, by its own modules. Raises ModelError.
+
+    quantization: of a GGUF file's layers already while they are read.
+    """
     if is_gguf(spec):
         file = read_gguf(spec)
-        read = model_of_file(file, config_of(file), dtype)
+        read = model_of_file(file, config_of(file), dtype, quantization)
         nn.Module.to(read, device)
         return read
     _show_progress(LAST_LINE.is_terminal)
@@ -464,7 +469,7 @@ def _location(spec: str) -> str:
 
 def _describe(spec: str, model: PreTrainedModel, known: Outline, dtype: str, how: How) -> tuple[ModelInfo, list[int]]:
     """The model's description, and the ids of its vocabulary without a token."""
-    width = model.get_output_embeddings().weight.shape[0]
+    width = model.get_output_embeddings().out_features
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     precision = _precision(dtype, how.quantization)
     if is_gguf(spec):

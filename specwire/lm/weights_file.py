@@ -7,6 +7,8 @@ renamed into place, and the ones unused for longest go where all of them take to
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 import mmap
 import os
@@ -83,6 +85,13 @@ def given_back(model: nn.Module) -> Iterator[None]:
         done.set()
         thread.join()
         memory.madvise(mmap.MADV_DONTNEED)
+
+
+def give_back_freed() -> None:
+    """Give what loading has freed back to the system, where the C library would keep it for what may come (glibc)."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _places(parameters: dict[str, nn.Parameter]) -> tuple[dict[str, int], int]:

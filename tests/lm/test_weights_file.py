@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from specwire.core.model import INT8
 from specwire.lm import Feed, LanguageModel, load_model, weights_file
-from specwire.lm.gguf_weights import GgufTensors
+from specwire.lm.gguf_file import read_gguf
+from specwire.lm.gguf_weights import GgufTensors, config_of, model_of_file
+from specwire.lm.runners.linear import round_layers
 from specwire.lm.weights_file import cache_folder
 from tests.lm.gguf_files import write
 from tests.lm.models import build, config, plain
@@ -51,6 +54,20 @@ def test_each_precision_has_a_file_of_its_own(path: str) -> None:
     for dtype in ("float32", "bfloat16", "float32"):
         load_model(path, slots=1, dtype=dtype)
     assert [each.name.rpartition("-")[2] for each in files()] == ["bfloat16.weights", "float32.weights"]
+
+
+def test_eight_bits_are_kept_as_they_are_rounded(path: str) -> None:
+    """What is read once is what rounding the whole model gives, the output layer that is the embedding, too."""
+    file = read_gguf(path)
+    kept = model_of_file(file, config_of(file), torch.bfloat16, INT8)
+    assert [each.name.rpartition("-")[2] for each in files()] == ["int8.weights"]
+    whole = model_of_file(file, config_of(file), torch.bfloat16)
+    round_layers(whole, dynamic=False)
+    expected, found = (dict(model.named_parameters()) for model in (whole, kept))
+    assert expected.keys() == found.keys()
+    assert any(name.endswith("lm_head.integers") for name in found)
+    assert all(torch.equal(found[name], each) for name, each in expected.items())
+    assert whole.get_submodule("lm_head").get_parameter("integers").abs().max() == 127
 
 
 def test_a_file_that_is_cut_is_made_anew(path: str) -> None:

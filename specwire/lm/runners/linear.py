@@ -132,6 +132,12 @@ def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return exact.div(scale).round_().to(torch.int8), scale
 
 
+def rounded_layer(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What an Int8Linear has of a weight: integers (out, in), and scales (out,) in the weight's dtype."""
+    integers, scale = rounded(weight)
+    return integers, scale.squeeze(1).to(weight.dtype)
+
+
 def rounded_activations(x: torch.Tensor, group: int = GROUP) -> torch.Tensor:
     """Of x (rows, in) every `group` numbers of a row become integers from -127 to 127 times a scale of their own.
 
@@ -194,16 +200,18 @@ class Int8Linear(nn.Module):
     Where x is narrower than a group OpenVINO rounds none of it, and so does nobody.
     """
 
-    integers: torch.Tensor
-    scale: torch.Tensor
     bias: torch.Tensor | None
 
-    def __init__(self, linear: nn.Linear, dynamic: bool = False) -> None:
+    def __init__(self, linear: nn.Linear, dynamic: bool = False, empty: bool = False) -> None:
+        """empty: the layer's weight holds nothing yet, and integers and scale are filled later."""
         super().__init__()
         self.dynamic = dynamic and linear.in_features >= GROUP
-        integers, scale = rounded(linear.weight.detach())
-        self.register_buffer("integers", integers)
-        self.register_buffer("scale", scale.squeeze(1).to(linear.weight.dtype))
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = linear.weight.detach()
+        unfilled = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight))
+        integers, scale = unfilled if empty else rounded_layer(weight)
+        self.integers = nn.Parameter(integers, requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
         self.bias = linear.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -215,12 +223,12 @@ class Int8Linear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-def round_layers(model: PreTrainedModel, dynamic: bool) -> None:
-    """Replace every linear layer, the output layer among them, by an Int8Linear."""
+def round_layers(model: PreTrainedModel, dynamic: bool, empty: bool = False) -> None:
+    """Replace every linear layer, the output layer among them, by an Int8Linear; empty: see there."""
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, Int8Linear(module, dynamic))
+            setattr(model.get_submodule(parent), last, Int8Linear(module, dynamic, empty))
 
 
 def is_dynamic(model: nn.Module) -> bool:

@@ -121,7 +121,8 @@ def traced(module: nn.Module, example: tuple[torch.Tensor, ...]) -> openvino.Mod
     with warnings.catch_warnings():  # tracing fixes Python's decisions, as is intended here
         warnings.simplefilter("ignore")
         frontend = FrontEndManager().load_by_framework("pytorch")
-        decoder = TorchScriptPythonDecoder(module.eval(), example_input=example)
+        once = {"check_trace": False}  # traced again, to compare, it took twice as long
+        decoder = TorchScriptPythonDecoder(module.eval(), example_input=example, trace_kwargs=once)
         graph = openvino.Model(frontend.convert(frontend.load(decoder)))
     # What the converter does too; the pass that pages the cache needs the shapes that this finds.
     apply_moc_transformations(graph, cf=False, smart_reshape=True)
