@@ -214,7 +214,7 @@ def unmet_settings(settings: dict[str, str]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The session log's contract. `redis.py`, `memory.py` and `file.py` keep it; one test-suite holds all to it.
+# The session log's contract. `redis.py` and `sqlite.py` keep it; one test-suite holds all to it.
 #
 # A log holds a session's prompt and decided tokens by absolute position. Rules:
 #

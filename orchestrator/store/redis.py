@@ -53,9 +53,6 @@ from orchestrator.store.encoding import (
     stored_tail,
     whose,
 )
-from orchestrator.store.file import FileStore
-from orchestrator.store.journal import JournalError
-from orchestrator.store.memory import MemoryStore
 from orchestrator.store.scripts import (
     NO_DIGEST,
     SECRET_KEY,
@@ -65,6 +62,8 @@ from orchestrator.store.scripts import (
     roll_key,
     session_keys,
 )
+from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.sqlite_file import UnusableFile
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import Append
 from specwire.redis.connection import Argument, Command, Node, RedisConnection, is_silence
@@ -392,13 +391,13 @@ async def open_store(
     try:
         level = durability_of(durability, url)
         if url == MEMORY:
-            return MemoryStore()
+            return SqliteStore()
         if level.place == "file":
-            return await asyncio.to_thread(FileStore, path_of(url), level.level is Level.FILE_FSYNC, timeout_s)
+            return await asyncio.to_thread(SqliteStore, path_of(url), level.level is Level.FILE_FSYNC, timeout_s)
         redis = connection_of(url, timeout_s)
     except (InvalidParameter, InvalidUrl) as error:
         raise StoreUnavailable(str(error)) from error
-    except JournalError as error:
+    except UnusableFile as error:
         raise StoreUnavailable(f"redis-url: cannot use {url}: {error}") from error
     store = RedisStore(redis, timeout_s, level)
     try:

@@ -71,9 +71,10 @@ def test_a_full_disk_pauses_the_text(healthy: Stack, tmp_path: Path) -> None:
         with Stream(serving.address, max_tokens=LENGTH) as stream:
             stream.until(60)
             soft, hard = resource.prlimit(pid, limited)
-            resource.prlimit(pid, limited, (log.stat().st_size + 2000, hard))
+            written = log.with_name(f"{log.name}-wal").stat().st_size
+            resource.prlimit(pid, limited, (written + 2000, hard))
             stream.until_quiet(QUIET_S)
-            assert eventually(lambda: "the session log takes no writes: its disk is full" in serving.said())
+            assert eventually(lambda: "the session log takes no writes: its file cannot be written" in serving.said())
             resource.prlimit(pid, limited, (soft, hard))
             assert_whole(stream)
             assert eventually(lambda: "the session log takes writes again" in serving.said())

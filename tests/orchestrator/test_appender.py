@@ -21,15 +21,15 @@ from orchestrator.store import (
     MissingSession,
     StoreUnavailable,
 )
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SqliteStore
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
-from tests.orchestrator.test_store import record_of
+from tests.orchestrator.test_store import alter, lose_logs, record_of, replace_output
 
 A = Outcome.ACCEPTED
 LIFETIMES = Lifetimes(60.0, 30.0)
 
 
-class Unsteady(MemoryStore):
+class Unsteady(SqliteStore):
     """Its appends fail as told: before they take effect, or after. refuses: the former with an answer."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Output:
 class Scene:
     """An owner whose acknowledged appends go into `output`, as the driver does it."""
 
-    def __init__(self, store: MemoryStore, fence: int, timeout: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: SqliteStore, fence: int, timeout: float, clock: Callable[[], float] = time.time) -> None:
         self.store = store
         self.fence = fence
         self.output = Output()
@@ -81,9 +81,9 @@ class Scene:
 
 
 async def scene(
-    store: MemoryStore | None = None, timeout: float = 30.0, clock: Callable[[], float] = time.time
+    store: SqliteStore | None = None, timeout: float = 30.0, clock: Callable[[], float] = time.time
 ) -> Scene:
-    used = store or MemoryStore()
+    used = store or SqliteStore()
     return Scene(used, await used.create(record_of("s"), 60.0, "me", 30.0), timeout, clock)
 
 
@@ -125,25 +125,25 @@ async def test_a_log_that_refuses_a_sessions_first_tokens_is_given_up_soon(monke
 
 
 async def test_a_lost_log_is_written_again_with_all_that_belongs_to_it() -> None:
-    store = MemoryStore()
+    store = SqliteStore()
     played = await scene(store)
     await played.write(7, 8)
-    store._logs.clear()
-    store._requests.clear()
+    lose_logs(store)
+    alter(store, "DELETE FROM requests")
     await played.write(9)
     log = await store.read("s")
     assert log is not None
     assert (log.record, log.fence, log.owner, log.tokens) == (played.record, played.fence, "me", (7, 8, 9))
-    assert (store._logs["s"].ttl_s, store._logs["s"].retention_s) == (60.0, 30.0)
+    assert alter(store, "SELECT ttl_s, retention_s FROM sessions") == [(60.0, 30.0)]
     assert (await store.bind_request(played.record.tenant, played.record.request_id, "other", 60.0)).session_id == "s"
 
 
 async def test_its_request_id_stands_for_it_as_long_as_it_is_kept_after_its_end() -> None:
     age = 0.0
-    store = MemoryStore(lambda: time.time() + age)
+    store = SqliteStore(clock=lambda: time.time() + age)
     played = await scene(store)
-    store._logs.clear()
-    store._requests.clear()
+    lose_logs(store)
+    alter(store, "DELETE FROM requests")
     await played.write(7)
     age = 50.0
     await played.write(8, end=End(FinishReason.LENGTH, "", 2))
@@ -152,7 +152,7 @@ async def test_its_request_id_stands_for_it_as_long_as_it_is_kept_after_its_end(
     assert (await store.bind_request(played.record.tenant, played.record.request_id, "other", 60.0)).session_id == "s"
 
 
-class Forgetful(MemoryStore):
+class Forgetful(SqliteStore):
     """Loses everything, as often as told, as soon as a log is written again."""
 
     losses = 0
@@ -161,14 +161,14 @@ class Forgetful(MemoryStore):
         await super().recreate(*log)
         if self.losses:
             self.losses -= 1
-            self._logs.clear()
+            lose_logs(self)
 
 
 async def test_a_log_that_is_lost_while_it_is_mended_is_mended_again() -> None:
     store = Forgetful()
     played = await scene(store)
     await played.write(7, 8)
-    store._logs.clear()
+    lose_logs(store)
     store.losses = 2
     await played.write(9)
     assert await played.logged() == (7, 8, 9)
@@ -177,18 +177,17 @@ async def test_a_log_that_is_lost_while_it_is_mended_is_mended_again() -> None:
 async def test_a_log_that_is_lost_for_ever_is_given_up() -> None:
     store = Forgetful()
     played = await scene(store)
-    store._logs.clear()
+    lose_logs(store)
     store.losses = 1_000_000
     with pytest.raises(MissingSession):
         await played.write(7)
 
 
 async def test_a_log_that_came_back_shorter_gets_its_tail() -> None:
-    store = MemoryStore()
+    store = SqliteStore()
     played = await scene(store)
     await played.write(7, 8, 9)
-    del store._logs["s"].tokens[-2:]
-    del store._logs["s"].outcomes[-2:]
+    replace_output(store, "s", 7)
     await played.write(10)
     assert await played.logged() == (7, 8, 9, 10)
 
@@ -196,16 +195,15 @@ async def test_a_log_that_came_back_shorter_gets_its_tail() -> None:
 @pytest.mark.parametrize("meanwhile", [False, True])
 async def test_a_log_that_came_back_from_before_the_claim_is_written_again(meanwhile: bool) -> None:
     """Unless the former owner has written otherwise meanwhile: its readers have seen that."""
-    store = MemoryStore()
+    store = SqliteStore()
     former = await scene(store)
     await former.write(7)
     claimed = await store.claim("s", "me")
     present = Scene(store, claimed.fence, 30.0)
     present.output = former.output
     present.appender = Appender(store, present.record, claimed.fence, present.output, "me", LIFETIMES, 30.0)
-    store._logs["s"].fence = former.fence
-    store._logs["s"].tokens[3:] = [1, 1] if meanwhile else []
-    store._logs["s"].outcomes[:] = [A, A] if meanwhile else []
+    alter(store, "UPDATE sessions SET fence = ?", former.fence)
+    replace_output(store, "s", *((1, 1) if meanwhile else ()))
     if meanwhile:
         with pytest.raises(ContentMismatch):
             await present.write(8)
@@ -218,10 +216,10 @@ async def test_a_log_that_came_back_from_before_the_claim_is_written_again(meanw
 
 
 async def test_an_end_meets_a_lost_log() -> None:
-    store = MemoryStore()
+    store = SqliteStore()
     played = await scene(store)
     await played.write(7)
-    store._logs.clear()
+    lose_logs(store)
     assert not await played.write(8, end=End(FinishReason.EOS, "", 2))
     log = await store.read("s")
     assert log is not None
@@ -229,18 +227,17 @@ async def test_an_end_meets_a_lost_log() -> None:
 
 
 async def test_other_tokens_in_the_log_are_never_overwritten() -> None:
-    store = MemoryStore()
+    store = SqliteStore()
     played = await scene(store)
     await played.write(7)
-    store._logs["s"].tokens.append(5)
-    store._logs["s"].outcomes.append(A)
+    replace_output(store, "s", 7, 5)
     with pytest.raises(ContentMismatch):
         await played.write(8)
     assert await played.logged() == (7, 5)
 
 
 async def test_a_newer_owner_is_never_overwritten() -> None:
-    store = MemoryStore()
+    store = SqliteStore()
     played = await scene(store)
     await played.write(7)
     await store.claim("s", "other")
@@ -259,7 +256,7 @@ async def test_who_was_asleep_for_longer_than_a_lease_does_not_bring_a_forgotten
     played = await scene(store, clock=lambda: clock[0])
     await played.write(7)
     clock[0] += LEASE_S + 1
-    store._logs.clear()
+    lose_logs(store)
     store.lost_before = 2
     with pytest.raises(MissingSession):
         await played.write(8)
@@ -268,11 +265,11 @@ async def test_who_was_asleep_for_longer_than_a_lease_does_not_bring_a_forgotten
 
 async def test_who_slept_goes_on_where_the_log_is_still_its_own() -> None:
     clock = [1000.0]
-    store = MemoryStore()
+    store = SqliteStore()
     played = await scene(store, clock=lambda: clock[0])
     clock[0] += LEASE_S + 1
     await played.write(7)
-    store._logs.clear()
+    lose_logs(store)
     await played.write(8)
     assert await played.logged() == (7, 8)
 
@@ -295,7 +292,7 @@ async def test_who_was_cut_off_for_longer_than_retention_does_not_bring_a_forgot
         store.lost_before = 1
         with pytest.raises(StoreUnavailable):
             await played.appender.renew()
-    store._logs.clear()
+    lose_logs(store)
     with pytest.raises(MissingSession):
         await played.appender.renew()
     assert await store.read("s") is None
@@ -312,7 +309,7 @@ async def test_who_was_cut_off_for_less_writes_a_lost_log_again(monkeypatch: pyt
         monkeypatch.setattr(module, "RENEW_S", 0.0)
         with pytest.raises(StoreUnavailable):
             await played.appender.renew()
-    store._logs.clear()
+    lose_logs(store)
     await played.write(8)
     assert await played.logged() == (7, 8)
 
@@ -323,7 +320,7 @@ async def test_who_was_cut_off_goes_on_where_the_log_is_still_its_own() -> None:
     played = await scene(store, clock=lambda: clock[0])
     clock[0] += LIFETIMES.ended + 1
     await played.write(7)
-    store._logs.clear()
+    lose_logs(store)
     await played.write(8)
     assert await played.logged() == (7, 8)
 

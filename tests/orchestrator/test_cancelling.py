@@ -12,7 +12,7 @@ from orchestrator.ownership import ownership as cancelling
 from orchestrator.ownership.ownership import KEPT_S, Cancellations
 from orchestrator.session.output import Output
 from orchestrator.store import DeletedSession, MissingSession, SessionRecord, StoreUnavailable
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SqliteStore
 from specwire.client import AsyncClient, Chunk, Started
 from specwire.client.errors import SpecwireError
 from specwire.core.law.sampling import Sampling
@@ -25,7 +25,7 @@ from tests.orchestrator.test_sweeping import orphan
 RECORD = SessionRecord("session", (1, 2), Sampling(), Stopping(8))
 
 
-async def is_cancelled(store: MemoryStore) -> bool:
+async def is_cancelled(store: SqliteStore) -> bool:
     log = await store.read("session")
     assert log is not None
     return log.cancelled
@@ -33,13 +33,13 @@ async def is_cancelled(store: MemoryStore) -> bool:
 
 async def test_what_was_promised_is_said_again_where_the_log_was_lost() -> None:
     """The owner has written it again, and has not heard of it."""
-    store = MemoryStore()
+    store = SqliteStore()
     fence = await store.create(RECORD, 60.0)
     cancellations = Cancellations(store, 5.0)
     await cancellations.ask("session")
     await store.delete("session")
     await cancellations.repeat()  # nothing to cancel now
-    lost = MemoryStore()
+    lost = SqliteStore()
     vars(store).update(vars(lost))
     await store.recreate(RECORD, Append(2, (), ()), fence, 60.0)
     assert not await is_cancelled(store)
@@ -48,12 +48,12 @@ async def test_what_was_promised_is_said_again_where_the_log_was_lost() -> None:
 
 
 async def test_it_is_not_said_for_ever() -> None:
-    store = MemoryStore()
+    store = SqliteStore()
     fence = await store.create(RECORD, 60.0)
     cancellations = Cancellations(store, 5.0)
     await cancellations.ask("session")
     cancellations._promised["session"].until -= KEPT_S
-    vars(store).update(vars(MemoryStore()))
+    vars(store).update(vars(SqliteStore()))
     await store.recreate(RECORD, Append(2, (), ()), fence, 60.0)
     await cancellations.repeat()
     assert not await is_cancelled(store)
@@ -61,13 +61,13 @@ async def test_it_is_not_said_for_ever() -> None:
 
 
 async def test_what_was_refused_is_not_promised() -> None:
-    cancellations = Cancellations(MemoryStore(), 5.0)
+    cancellations = Cancellations(SqliteStore(), 5.0)
     with pytest.raises(MissingSession):
         await cancellations.ask("session")
     assert not cancellations._promised
 
 
-class Silent(MemoryStore):
+class Silent(SqliteStore):
     """Answers neither cancellations nor deletions while `silent`."""
 
     silent = True
@@ -117,7 +117,7 @@ async def test_a_promise_outlasts_a_log_that_is_silent_for_longer() -> None:
     store.silent = True
     await cancellations.repeat()
     await asyncio.sleep(0.02)  # longer than what was left of it
-    vars(store).update(vars(MemoryStore()))
+    vars(store).update(vars(SqliteStore()))
     await store.recreate(RECORD, Append(2, (), ()), fence, 60.0)
     store.silent = False
     await cancellations.repeat()
@@ -133,7 +133,7 @@ class Ending:
 
 
 async def test_what_has_ended_in_the_log_need_not_be_said_again() -> None:
-    store = MemoryStore()
+    store = SqliteStore()
     await store.create(RECORD, 60.0)
     cancellations, driven = Cancellations(store, 5.0), Ending(Output(2))
     await cancellations.ask("session", driven)
@@ -160,7 +160,7 @@ async def test_an_end_in_the_log_counts_as_its_flag(abandoned: bool) -> None:
 @pytest.mark.parametrize("what", ["ask", "delete"])
 async def test_a_session_that_is_driven_here_exists_also_where_the_log_has_lost_it(what: str) -> None:
     """Its owner has not written it again in time: that is no session of which nobody knows."""
-    cancellations = Cancellations(MemoryStore(), 0.0)
+    cancellations = Cancellations(SqliteStore(), 0.0)
     with pytest.raises(StoreUnavailable, match="has lost the session"):
         await getattr(cancellations, what)("session", Ending(Output(2)))
     assert not cancellations._promised
@@ -179,11 +179,11 @@ async def test_what_the_log_has_acknowledged_is_no_failure_where_it_cannot_be_en
 
 
 async def test_what_was_deleted_is_deleted_again_where_its_owner_wrote_it_again() -> None:
-    store = MemoryStore()
+    store = SqliteStore()
     fence = await store.create(RECORD, 60.0)
     cancellations = Cancellations(store, 5.0)
     await cancellations.delete("session")
-    vars(store).update(vars(MemoryStore()))
+    vars(store).update(vars(SqliteStore()))
     await store.recreate(RECORD, Append(2, (3,), (Outcome.DIRECT,)), fence, 60.0)
     await cancellations.repeat()
     with pytest.raises(DeletedSession):

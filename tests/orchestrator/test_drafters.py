@@ -17,7 +17,7 @@ from orchestrator.session import drafters as module
 from orchestrator.session.drafters import Drafters, SessionDrafter
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.store import SessionRecord
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SqliteStore
 from specwire.client import Chunk
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling, with_rule
@@ -42,7 +42,7 @@ ROUNDS = 120
 class Scene:
     """A running session with a verifier and two drafters that a test plays."""
 
-    def __init__(self, store: MemoryStore, fence: int, record: SessionRecord) -> None:
+    def __init__(self, store: SqliteStore, fence: int, record: SessionRecord) -> None:
         self.verifier = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
         self.peers = [DrafterPeer(SilentLink(), lambda: None, lambda _: None) for _ in range(2)]
         for name, peer in zip("ab", self.peers, strict=True):
@@ -118,7 +118,7 @@ class Scene:
 @asynccontextmanager
 async def scene(sampling: Sampling = Sampling()) -> AsyncIterator[Scene]:  # noqa: B008 # frozen
     record = SessionRecord("s", (1, 2), sampling, Stopping(1000))
-    store = MemoryStore()
+    store = SqliteStore()
     played = Scene(store, await store.create(record, 60.0), record)
     try:
         yield played

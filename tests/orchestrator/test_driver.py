@@ -17,7 +17,7 @@ from orchestrator.session import verifier as verifying
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.session.output import SessionFailure
 from orchestrator.store import AppendReply, SessionRecord, StoreUnavailable
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SqliteStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, FinishReason
 from specwire.core.session import Session, State
@@ -26,6 +26,7 @@ from specwire.rpc.errors import code_number
 from specwire.rpc.link import Link
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
+from tests.orchestrator.test_store import lose_logs, replace_output
 from tests.wait import until
 
 PROMPT = (1, 2)
@@ -50,7 +51,7 @@ class SilentLink(Link):  # type: ignore[type-arg]  # a link of any kind
 class Scene:
     """One session with a verifier and a drafter that a test plays."""
 
-    def __init__(self, store: MemoryStore, fence: int, record: SessionRecord, verifier_wait: float) -> None:
+    def __init__(self, store: SqliteStore, fence: int, record: SessionRecord, verifier_wait: float) -> None:
         self.store = store
         self.verifier = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
         self.drafter = DrafterPeer(SilentLink(), lambda: None, lambda _: None)
@@ -90,7 +91,7 @@ class Scene:
 
 async def scene(verifier_wait: float = 30.0) -> Scene:
     record = SessionRecord("s", PROMPT, Sampling(), Stopping(100))
-    store = MemoryStore()
+    store = SqliteStore()
     return Scene(store, await store.create(record, 60.0), record, verifier_wait)
 
 
@@ -255,7 +256,7 @@ async def test_a_new_session_is_refused_at_once() -> None:
 async def test_a_lost_log_is_written_again() -> None:
     played = await scene()
     await played.decide(1)
-    played.store._logs.clear()
+    lose_logs(played.store)
     await played.decide(2)
     assert played.driver.view.failure is None
     log = await played.store.read("s")
@@ -268,7 +269,7 @@ async def test_a_log_lost_while_nothing_is_decided_is_written_again(monkeypatch:
     monkeypatch.setattr(appender, "RENEW_S", 0.0)
     played = await scene()
     await played.decide(1)
-    played.store._logs.clear()
+    lose_logs(played.store)
     await played.driver.log.renew()
     log = await played.store.read("s")
     assert log is not None
@@ -307,7 +308,7 @@ async def test_a_session_goes_on_while_somebody_reads_it_anywhere(
     assert played.driver.view.output.end.reason is FinishReason.CANCELLED
 
 
-class Silent(MemoryStore):
+class Silent(SqliteStore):
     """Answers no append while it is `down`."""
 
     down = False
@@ -355,8 +356,7 @@ async def test_who_reads_elsewhere_takes_what_is_durable(monkeypatch: pytest.Mon
 async def test_a_log_that_contradicts_what_was_shown_wins_and_the_session_leaves_the_peers() -> None:
     played = await scene()
     await played.decide(1)
-    played.store._logs["s"].tokens[-1:] = [9, 9]
-    played.store._logs["s"].outcomes *= 2
+    replace_output(played.store, "s", 9, 9)
     deciding = asyncio.create_task(played.decide(2))
     await until(lambda: bool(played.notices))
     assert played.notices == [SessionNotice.FENCED]

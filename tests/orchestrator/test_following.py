@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from unittest.mock import patch
 
 import pytest
@@ -12,11 +11,12 @@ from orchestrator.ownership import follower as following
 from orchestrator.ownership.follower import Follower, NobodyDrives
 from orchestrator.session.output import UNREAD, OtherText, Output, Readers, Replay, Timers
 from orchestrator.store import LEASE_S, LogTail, MissingSession, SessionRecord, StoreUnavailable
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SqliteStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome
 from specwire.core.text import Stopping
 from tests.core.script import LetterScanner
+from tests.orchestrator.test_store import alter, lose_logs
 from tests.wait import until
 
 RECORD = SessionRecord("s", (1, 2), Sampling(), Stopping(max_tokens=9))
@@ -34,12 +34,12 @@ class Session:
         self.patience_with_others: float = LEASE_S
 
 
-class Log(MemoryStore):
+class Log(SqliteStore):
     """Answers while `answers`; its clock goes on by what a test adds. looks: times that it was asked."""
 
     def __init__(self) -> None:
         self.late_s = 0.0
-        super().__init__(lambda: 1e6 + self.late_s)
+        super().__init__(clock=lambda: 1e6 + self.late_s)
         self.answers = True
         self.looks = 0
         self.read_of_it: list[tuple[int, int]] = []
@@ -123,7 +123,7 @@ async def test_all_is_read_where_it_may_have_changed() -> None:
     """The log was lost, and another owner has written it again: behind the same beginning it is another text."""
     now = await scene()
     await now.append(3, 1, 2)
-    now.log._logs.clear()
+    lose_logs(now.log)
     await now.log.recreate(RECORD, Append(2, (3, 7, 2, 2), (D,) * 4), now.fence + 1, TTL_S, "other")
     with pytest.raises(OtherText):
         await now.result()
@@ -134,7 +134,7 @@ async def test_a_claim_that_the_log_lost_is_remembered() -> None:
     await now.append(3)
     fence = (await now.log.claim("s", "other", 1 << 51)).fence
     await now.goes_on()
-    now.log._logs["s"].fence = now.fence
+    alter(now.log, "UPDATE sessions SET fence = ?", now.fence)
     await now.append(4)
     assert now.session.newest_fence == fence
     now.task.cancel()
@@ -226,11 +226,11 @@ async def test_without_a_verifier_what_is_to_end_is_claimed() -> None:
 
 async def test_the_owner_learns_that_somebody_reads_here() -> None:
     now = await scene()
-    await until(lambda: now.log._logs["s"].read > 0.0)
+    await until(lambda: alter(now.log, "SELECT read FROM sessions") != [(None,)])
     now.session.readers.count = 0
-    now.log._logs["s"].read = -math.inf
+    alter(now.log, "UPDATE sessions SET read = NULL")
     await now.goes_on()
-    assert now.log._logs["s"].read == -math.inf
+    assert alter(now.log, "SELECT read FROM sessions") == [(None,)]
     await now.log.append("s", now.fence, Append(2, (), (), End(FinishReason.LENGTH, "", 0)))
     await now.result()
 
@@ -290,7 +290,7 @@ async def test_a_log_that_is_gone_is_said_to_be() -> None:
 async def test_a_log_that_contradicts_what_was_shown_ends_it() -> None:
     now = await scene()
     await now.append(3, 1)
-    now.log._logs.clear()
+    lose_logs(now.log)
     await now.log.recreate(RECORD, Append(2, (2,), (D,)), now.fence + 1, TTL_S, "them")
     with pytest.raises(OtherText):
         await now.result()

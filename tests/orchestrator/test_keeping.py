@@ -12,11 +12,12 @@ from orchestrator.cli import add_arguments, options_of
 from orchestrator.options import LONGEST_S, VERIFIER_WAIT_S, OrchestratorOptions
 from orchestrator.session import appender as leases
 from orchestrator.store import DeletedSession
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SqliteStore
 from specwire.client import AsyncClient, Chunk, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, stack
+from tests.orchestrator.test_store import logs_of
 
 
 def parsed(*arguments: str) -> OrchestratorOptions:
@@ -157,12 +158,12 @@ async def test_an_ended_session_is_not_remembered_for_longer_than_its_retention(
             await asyncio.sleep(0.01)
         assert done.session_id not in sessions
         store = running.orchestrator.orchestrator.store
-        assert isinstance(store, MemoryStore)
+        assert isinstance(store, SqliteStore)
         for _ in range(6000):
-            if not store._logs:
+            if not logs_of(store):
                 break
             await asyncio.sleep(0.01)
-        assert not store._logs
+        assert not logs_of(store)
         with pytest.raises(SpecwireError) as gone:
             await running.client.get_session(done.session_id)
         assert gone.value.code is grpc.StatusCode.NOT_FOUND

@@ -16,7 +16,7 @@ from redis import Redis
 from orchestrator.store import StoreUnavailable
 from orchestrator.store import health as module
 from orchestrator.store.health import LogHealth
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SqliteStore
 from specwire.client import AsyncClient, SpecwireError
 from specwire.rpc.errors import StatusError
 from specwire.v1 import status_pb2, status_pb2_grpc
@@ -31,7 +31,7 @@ FULL = "the session log takes no writes: Redis has no memory left"
 AWAY = "the session log does not answer"
 
 
-class Refusing(MemoryStore):
+class Refusing(SqliteStore):
     """Refuses with these words while there are any; `asked` counts questions."""
 
     words = ""
@@ -49,7 +49,7 @@ class Health:
     fails: whoever is told of the next change fails.
     """
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: SqliteStore) -> None:
         self.changes: list[bool] = []
         self.fails = False
         self.log = LogHealth(store, self._changed)
@@ -62,7 +62,7 @@ class Health:
 
 
 @asynccontextmanager
-async def health(store: MemoryStore) -> AsyncIterator[Health]:
+async def health(store: SqliteStore) -> AsyncIterator[Health]:
     watched = Health(store)
     running = asyncio.create_task(watched.log.run())
     try:

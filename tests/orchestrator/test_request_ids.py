@@ -15,7 +15,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.session.appender import Appender, Lifetimes
 from orchestrator.session.output import Output
 from orchestrator.store import Bound, SessionRecord, StoreUnavailable
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SqliteStore
 from orchestrator.tenants import Access, new_session_id
 from specwire.client import AsyncClient, Finished, SpecwireError
 from specwire.core.law.sampling import Sampling
@@ -25,7 +25,7 @@ from specwire.rpc.channel import open_channel
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, held, plain, stack
-from tests.orchestrator.test_store import record_of
+from tests.orchestrator.test_store import alter, lose_logs, record_of
 from tests.wait import until
 from verify_service.engine.messages import QueuePatience
 
@@ -194,13 +194,14 @@ async def test_an_id_whose_session_is_gone_begins_another(how: str) -> None:
         store = AgeingStore()
         running.orchestrator.orchestrator.store = store
         first = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="old")
-        bound = store._requests["", "old"]
+        (bound,) = alter(store, "SELECT * FROM requests")
         running.orchestrator.orchestrator.sessions.clear()  # after a minute
         if how == "lost":
-            store._logs.clear()
+            lose_logs(store)
         else:
             await store.delete(first.session_id)
-            store._requests["", "old"] = bound  # the answer to its second half was lost
+            # The answer to its second half was lost.
+            alter(store, "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?)", *bound)
         store.age_s = 61.0
         second = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="old")
         third = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="old")
@@ -317,15 +318,15 @@ async def test_two_that_lost_their_connections_do_not_take_it_from_each_other_fo
     assert claims <= 4
 
 
-class AgeingStore(MemoryStore):
+class AgeingStore(SqliteStore):
     """Its clock goes on by itself and by what a test adds."""
 
     def __init__(self) -> None:
         self.age_s = 0.0
-        super().__init__(lambda: time.time() + self.age_s)
+        super().__init__(clock=lambda: time.time() + self.age_s)
 
 
-class SlowStore(MemoryStore):
+class SlowStore(SqliteStore):
     """Has created a session's log, but does not say so before `answer` is set."""
 
     def __init__(self) -> None:
@@ -342,7 +343,7 @@ class SlowStore(MemoryStore):
         return fence
 
 
-class DeafStore(MemoryStore):
+class DeafStore(SqliteStore):
     """Does not answer one of the calls."""
 
     def __init__(self, deaf_to: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ from orchestrator.store import (
     open_store,
 )
 from orchestrator.store.base import random_step
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SqliteStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
 from specwire.core.text import Stopping
@@ -82,6 +83,28 @@ def record_of(session_id: str, **changes: object) -> SessionRecord:
         "created": 1_700_000_000.25,
     }
     return SessionRecord(**{**fields, **changes})  # type: ignore[arg-type]  # any field, by name
+
+
+def alter(store: SqliteStore, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    """Behind the store's back; the rows that it finds, if any."""
+    return store._db.execute(statement, values).fetchall()
+
+
+def lose_logs(store: SqliteStore) -> None:
+    alter(store, "DELETE FROM sessions")
+
+
+def logs_of(store: SqliteStore) -> set[str]:
+    """The sessions that have a log, what has expired and is not yet forgotten among them."""
+    return {session_id for (session_id,) in alter(store, "SELECT session_id FROM sessions")}
+
+
+def replace_output(store: SqliteStore, session_id: str, *tokens: int) -> None:
+    log = store._held(session_id)
+    assert log is not None
+    alter(store, "DELETE FROM texts WHERE session = ? AND position >= ?", log.id, log.prompt)
+    store._add(log.id, log.prompt, tokens, (A,) * len(tokens), ())
+    alter(store, "UPDATE sessions SET length = ?, last = prompt WHERE id = ?", log.prompt + len(tokens), log.id)
 
 
 async def bound(store: SessionStore, tenant: str, request_id: str, session_id: str) -> str:
@@ -138,10 +161,10 @@ async def test_a_claim_s_fence_is_its_time_by_the_clock_that_is_ahead(
 async def test_a_claim_that_the_log_has_lost_has_another_fence_than_the_next() -> None:
     """Whose claimer knows nothing of it, and whose clocks are all behind: the step is what keeps them apart."""
     steps = iter([3, 0])
-    behind = MemoryStore(lambda: 5.0, lambda: next(steps))
+    behind = SqliteStore(clock=lambda: 5.0, step=lambda: next(steps))
     fence = await behind.create(record_of("s"), TTL)
     lost = (await behind.claim("s", "second")).fence
-    behind._logs["s"].fence = fence
+    alter(behind, "UPDATE sessions SET fence = ?", fence)
     assert (await behind.claim("s", "third")).fence != lost
     assert len({random_step() for _ in range(8)}) > 1
 
@@ -501,7 +524,7 @@ async def test_what_a_session_without_a_log_is_bound_to_is_free_after_a_while(
     tenant = f"gone-{id(store)}"
     await bound(store, tenant, "r", "first")
     assert await store.bind_request(tenant, "r", "second", TTL, "two", "first") == Bound("first")
-    for module in ("memory", "redis"):
+    for module in ("sqlite", "redis"):
         monkeypatch.setattr(f"orchestrator.store.{module}.BEGINNING_S", 0.0)
     await asyncio.sleep(0.01)
     assert await store.bind_request(tenant, "r", "second", TTL, "two", "another") == Bound("first")
@@ -561,7 +584,7 @@ async def test_at_most_so_many_are_told_at_once(store: SessionStore) -> None:
 async def test_a_session_is_in_its_models_roll_from_its_beginning(
     store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("memory", "redis"):
+    for module in ("sqlite", "redis"):
         monkeypatch.setattr(f"orchestrator.store.{module}.CALLED_WITHIN_S", 0.0)
     session_id, weights = f"entered-{id(store)}", f"weights-{id(store)}"
     await store.create(record_of(session_id, weights_fingerprint=weights), TTL)

@@ -15,7 +15,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership import sweeper as sweeping
 from orchestrator.ownership.sweeper import Sweeper, SweepPatience
 from orchestrator.store import LEASE_S, SessionStore, StoredSession, StoreUnavailable
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SqliteStore
 from orchestrator.tenants import new_session_id
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome
@@ -32,12 +32,12 @@ SHORT_S = 0.5
 D = Outcome.DIRECT
 
 
-class Log(MemoryStore):
+class Log(SqliteStore):
     """Answers while `answers`; its clock goes on as a test says."""
 
     def __init__(self) -> None:
         self.now = time.time()
-        super().__init__(lambda: self.now)
+        super().__init__(clock=lambda: self.now)
         self.answers = True
         self.rounds = 0
 

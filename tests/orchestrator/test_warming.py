@@ -13,7 +13,7 @@ from orchestrator.peers import warming
 from orchestrator.peers.peer import VerifierPeer
 from orchestrator.peers.warming import Warming
 from orchestrator.store import KnownSession, SessionRecord, StoredSession, StoreUnavailable
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SqliteStore
 from orchestrator.tenants import Access
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Append, End, FinishReason, Outcome
@@ -40,7 +40,7 @@ class Rig:
 
     def __init__(self, access: Access = ACCESS, **told: int) -> None:
         self.now = 1000.0
-        self.store = MemoryStore(clock=lambda: self.now)
+        self.store = SqliteStore(clock=lambda: self.now)
         self.peer = VerifierPeer(SilentLink(), self._look, lambda _: None)
         self.peers = [self.peer]
         self.warming = Warming(self.store, access, lambda: self.peers)
@@ -185,11 +185,11 @@ async def test_once_for_each_start_whatever_becomes_of_the_link() -> None:
         assert await on.start(instance=2) == ["one"]
 
 
-class Held(MemoryStore):
+class Held(SqliteStore):
     """Reads wait until `go`, or fail."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__(clock)
+        super().__init__(clock=clock)
         self.reading, self.go = asyncio.Event(), asyncio.Event()
         self.fails = False
 
@@ -248,7 +248,7 @@ async def test_what_was_read_at_the_deadline_is_told(monkeypatch: pytest.MonkeyP
         async def slow(session_id: str) -> StoredSession | None:
             if session_id == "slow":
                 await asyncio.sleep(60.0)
-            return await MemoryStore.read(store, session_id)
+            return await SqliteStore.read(store, session_id)
 
         store.go.set()
         await until(lambda: not on.peer.wants_texts)

@@ -17,8 +17,8 @@ from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership import follower as following
 from orchestrator.store import StoredSession
-from orchestrator.store.memory import MemoryStore
 from orchestrator.store.scripts import session_keys
+from orchestrator.store.sqlite import SqliteStore
 from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, Started
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
@@ -30,6 +30,7 @@ from specwire.core.text import hash_of
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import ALL, PROMPT, SLOW_TARGET, TARGET, UNREAD_S, Stack, held, plain, stack
+from tests.orchestrator.test_store import alter
 from tests.wait import until
 
 LENGTH = 120
@@ -167,10 +168,10 @@ async def test_a_claim_is_above_what_the_claimer_s_own_clock_says(monkeypatch: p
             assert isinstance(started, Started)
             await anext(events)
             now, store = time.time(), running.orchestrator.orchestrator.store
-            assert isinstance(store, MemoryStore)
+            assert isinstance(store, SqliteStore)
             driver = running.orchestrator.orchestrator.sessions[started.session_id]
             monkeypatch.setattr(store, "_wall", lambda: 5.0)
-            store._logs[started.session_id].fence += 1  # somebody has claimed it, and is us again
+            alter(store, "UPDATE sessions SET fence = fence + 1")  # somebody has claimed it, and is us again
         assert await tokens_of(events)
         assert driver.fence > now * 1_000_000
 

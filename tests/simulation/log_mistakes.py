@@ -18,7 +18,7 @@ from orchestrator.session.driver import SessionDriver
 from orchestrator.session.verifier import VerifierFailed
 from orchestrator.store import AppendReply, Fenced, StoredSession, StoreError, StoreUnavailable
 from orchestrator.store.health import LogHealth
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SessionRow, SqliteStore
 from specwire.core import messages
 from specwire.core.messages import FinishReason
 from tests.patches import Patch, always_awaited, always_returning, with_awaited
@@ -28,17 +28,17 @@ from tests.simulation.store import SimStore
 
 
 def fence_not_checked(patch: Patch) -> None:
-    patch.setattr(MemoryStore, "_owned", lambda self, session_id, fence: self._log(session_id))
+    patch.setattr(SqliteStore, "_owned", lambda self, session_id, fence: self._log(session_id))
 
 
 def append_repeated(patch: Patch) -> None:
     """What the log holds already is not compared: it is appended again."""
-    original = MemoryStore._write
+    original = SqliteStore._grown
 
-    def repeating(self: MemoryStore, log: Any, append: messages.Append) -> None:
-        original(self, log, replace(append, position=len(log.tokens)))
+    def repeating(self: SqliteStore, log: SessionRow, position: int, *rest: Any) -> SessionRow:
+        return original(self, log, log.length, *rest)
 
-    patch.setattr(MemoryStore, "_write", repeating)
+    patch.setattr(SqliteStore, "_grown", repeating)
 
 
 def taken_for_success(patch: Patch, refusal: type[Exception]) -> None:
@@ -63,14 +63,14 @@ def fenced_owner_goes_on(patch: Patch) -> None:
 
 def lost_log_begun_anew(patch: Patch) -> None:
     """What a restarted store lacks is written again without what was acknowledged since."""
-    original: Callable[..., Any] = MemoryStore.recreate
+    original: Callable[..., Any] = SqliteStore.recreate
 
-    async def shorter(self: MemoryStore, record: Any, logged: Any, *rest: Any) -> None:
+    async def shorter(self: SqliteStore, record: Any, logged: Any, *rest: Any) -> None:
         parts = logged.tokens, logged.outcomes, logged.logprobs
         tokens, outcomes, logprobs = (tuple(part[:-1]) for part in parts)
         await original(self, record, messages.Append(0, tokens, outcomes, logprobs=logprobs), *rest)
 
-    patch.setattr(MemoryStore, "recreate", shorter)
+    patch.setattr(SqliteStore, "recreate", shorter)
 
 
 def damaged_log_claimed(patch: Patch) -> None:
@@ -78,9 +78,9 @@ def damaged_log_claimed(patch: Patch) -> None:
     original = SimStore.check
 
     def careless(self: SimStore, name: str, args: tuple[Any, ...]) -> None:
-        log = self.memory._logs.get(str(args[0])) if args else None
-        if name == "claim" and log is not None:
-            log.fence = self.memory._next_fence(log.fence)
+        log = self.held(str(args[0])) if name == "claim" else None
+        if log is not None:
+            self.memory._save(log._replace(fence=self.memory._next_fence(log.fence)))
         original(self, name, args)
 
     patch.setattr(SimStore, "check", careless)
@@ -106,13 +106,13 @@ def ready_without_a_log(patch: Patch) -> None:
 
 def same_fence_granted_twice(patch: Patch) -> None:
     """Nor does it count what the claimer knows."""
-    original = MemoryStore.claim
+    original = SqliteStore.claim
 
-    async def deaf(self: MemoryStore, session_id: str, owner: str, known: int = 0, now_us: int = 0) -> StoredSession:
+    async def deaf(self: SqliteStore, session_id: str, owner: str, known: int = 0, now_us: int = 0) -> StoredSession:
         return await original(self, session_id, owner)
 
-    patch.setattr(MemoryStore, "claim", deaf)
-    patch.setattr(MemoryStore, "_next_fence", lambda self, newest, *_: max(1, newest))
+    patch.setattr(SqliteStore, "claim", deaf)
+    patch.setattr(SqliteStore, "_next_fence", lambda self, newest, *_: max(1, newest))
 
 
 def fences_by_the_log_s_clock_alone(patch: Patch) -> None:
@@ -165,10 +165,10 @@ def hidden_by_a_clock_set_back(patch: Patch) -> None:
 
 
 def living_sessions_swept(patch: Patch) -> None:
-    async def everybody(self: MemoryStore, roll: str, again_s: float, most: int) -> list[str]:
-        return list(self._rolls.get(roll, {}))
+    async def everybody(self: SqliteStore, roll: str, again_s: float, most: int) -> list[str]:
+        return [each for (each,) in self._db.execute("SELECT session_id FROM rolls WHERE roll = ?", (roll,))]
 
-    patch.setattr(MemoryStore, "missed", everybody)
+    patch.setattr(SqliteStore, "missed", everybody)
     always_returning(patch, Sweeper, "due", FinishReason.CANCELLED)
 
 
@@ -177,11 +177,11 @@ def living_sessions_swept_after_a_jump_of_the_clock(patch: Patch) -> None:
 
 
 def readers_elsewhere_overlooked(patch: Patch) -> None:
-    always_awaited(patch, MemoryStore, "note_reader", None)
+    always_awaited(patch, SqliteStore, "note_reader", None)
 
 
 def orphans_left_alone(patch: Patch) -> None:
-    always_awaited(patch, MemoryStore, "missed", [])
+    always_awaited(patch, SqliteStore, "missed", [])
 
 
 def cancellation_in_the_log_overlooked(patch: Patch) -> None:
@@ -222,17 +222,17 @@ def deletion_not_promised(patch: Patch) -> None:
 
 def deleted_session_written_again(patch: Patch) -> None:
     """What is deleted leaves no trace, not even that it was deleted."""
-    original = MemoryStore.delete
+    original = SqliteStore.delete
 
-    async def thorough(self: MemoryStore, session_id: str) -> None:
+    async def thorough(self: SqliteStore, session_id: str) -> None:
         await original(self, session_id)
-        self._deleted.clear()
+        self._db.execute("DELETE FROM deleted")
 
-    patch.setattr(MemoryStore, "delete", thorough)
+    patch.setattr(SqliteStore, "delete", thorough)
 
 
 def deadline_forgotten_by_the_next_owner(patch: Patch) -> None:
     def endless(log: StoredSession) -> StoredSession:
         return replace(log, record=replace(log.record, deadline=0.0))
 
-    with_awaited(patch, MemoryStore, "claim", endless)
+    with_awaited(patch, SqliteStore, "claim", endless)

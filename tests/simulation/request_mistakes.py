@@ -12,7 +12,7 @@ from orchestrator.peers.models import Models
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import Cursor, Output, Replay
 from orchestrator.sessions import Orchestrator
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.sqlite import SqliteStore
 from orchestrator.tenants import Access
 from specwire.client import Chunk
 from specwire.client.stream import Resumption
@@ -37,12 +37,12 @@ def parent_of_another_tenant_taken(patch: Patch) -> None:
 
 
 def request_id_joined_across_tenants(patch: Patch) -> None:
-    original = MemoryStore.bind_request
+    original = SqliteStore.bind_request
 
-    async def careless(self: MemoryStore, tenant: str, *rest: Any) -> Any:
+    async def careless(self: SqliteStore, tenant: str, *rest: Any) -> Any:
         return await original(self, "", *rest)
 
-    patch.setattr(MemoryStore, "bind_request", careless)
+    patch.setattr(SqliteStore, "bind_request", careless)
     # Else the second guard refuses what the first let by.
     patch.setattr(requests, "check_bound", lambda bound, _: bound)
 

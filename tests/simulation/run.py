@@ -263,7 +263,7 @@ class Simulation:
         self.loop.call_at(until, lambda: None)
         self.loop.run_until(lambda: not self.world.store.running or self.loop.time() >= until, seconds + 1)
         left = [] if self.world.store.books.losses else self.world.store.running
-        records = {each: self.world.store.memory._logs[each].record for each in left}
+        records = {each: self.world.store.record_of(each) for each in left}
         ends = [each for each in left if any(_has_tokenizer(party, records[each]) for party in kept)]
         return [f"session {session_id} runs for ever" for session_id in ends]
 

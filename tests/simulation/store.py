@@ -8,15 +8,15 @@ damaged. `Books` records, by itself, what was granted and acknowledged: the fact
 from __future__ import annotations
 
 import asyncio
-import copy
+import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from orchestrator.store import LEASE_S, DamagedLog, StoredSession, StoreError, StoreUnavailable
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store import LEASE_S, DamagedLog, SessionRecord, StoredSession, StoreError, StoreUnavailable
+from orchestrator.store.sqlite import UNREADABLE, SessionRow, SqliteStore
 from tests.simulation.loop import EPOCH, WORLD, SimLoop, in_strand
 
 # What a call waits for when its answer does not come.
@@ -82,7 +82,7 @@ class SimStore:
         self.on_written: Callable[[StoredSession], None] = lambda _: None
         self.off = 0.0
         # Of all steps the worst: claims may get equal fences, as they would once in a million times.
-        self.memory = MemoryStore(clock=lambda: EPOCH + loop.time() + self.off, step=lambda: 0)
+        self.memory = SqliteStore(clock=lambda: EPOCH + loop.time() + self.off, step=lambda: 0)
         self.books = Books()
         self.delay = (0.0001, 0.002)
         self.down_until = self.full_until = 0.0
@@ -92,8 +92,13 @@ class SimStore:
         self._outages: list[tuple[float, float]] = []
         self.save()
 
-    def _snapshot(self) -> dict[str, Any]:
-        return {name: copy.deepcopy(value) for name, value in vars(self.memory).items() if not callable(value)}
+    def _snapshot(self) -> sqlite3.Connection:
+        saved = sqlite3.connect(":memory:")
+        self.memory._db.backup(saved)
+        return saved
+
+    def held(self, session_id: str) -> SessionRow | None:
+        return self.memory._held(session_id)
 
     def fail(self, seconds: float) -> None:
         """Answer nobody for so long."""
@@ -124,7 +129,7 @@ class SimStore:
         """Have it lose a key of the session: `meta`, `tokens` or `outcomes`; or have its RECORD make no sense."""
         self.books.losses += 1
         if key == "meta":  # what is left says nothing, and is overwritten
-            del self.memory._logs[session_id]
+            self.memory._forget(session_id)
             self.books.newest[session_id] = 0
             return
         self.damaged[session_id] = key
@@ -133,9 +138,7 @@ class SimStore:
 
     def _clear(self, session_id: str) -> None:
         """A log of which only a part is left, or that nobody can read, has a gap from its start for its owner."""
-        log = self.memory._held(session_id)
-        if log is not None:
-            log.tokens, log.outcomes, log.logprobs = [], [], []
+        self.memory._db.execute("UPDATE sessions SET length = ? WHERE session_id = ?", (UNREADABLE, session_id))
 
     def notice_damage(self, name: str, session_id: str) -> None:
         """Whoever cannot read the record says so in the log."""
@@ -153,12 +156,16 @@ class SimStore:
             raise StoreUnavailable("the session log takes no writes: Redis has no memory left", "OOM", refused=True)
         damage = self.damaged.get(subject_of(args))
         needed = NEED_RECORD if damage == RECORD else READS
-        if damage and name in needed and self.memory._held(args[0]) is not None:
+        if damage and name in needed and self.held(args[0]) is not None:
             raise DamagedLog(f"session {args[0]}: its {damage} cannot be read")
 
     def state_of(self, session_id: str) -> tuple[object, ...] | None:
-        log = self.memory._held(session_id)
-        return None if log is None else (log.fence, log.owner, len(log.tokens), log.reason, log.cancelled)
+        log = self.held(session_id)
+        return None if log is None else (log.fence, log.owner, log.length, log.reason, log.cancelled)
+
+    def record_of(self, session_id: str) -> SessionRecord:
+        """Of a log that can be read."""
+        return self.memory._whole(self.memory._log(session_id)).record
 
     def save(self) -> None:
         """What a restart that loses the latest writes comes back with."""
@@ -169,17 +176,17 @@ class SimStore:
         if kept == "all":
             return
         self.books.losses += 1
-        state = copy.deepcopy(self._saved) if kept == "saved" else _empty(self._saved)
-        vars(self.memory).update(state)
+        (self._saved if kept == "saved" else SqliteStore()._db).backup(self.memory._db)
         self.damaged = dict(self._saved_damage) if kept == "saved" else {}
-        logs = self.memory._logs
-        self.books.newest = {key: logs[key].fence if key in logs else 0 for key in self.books.newest}
+        fences = dict(self.memory._db.execute("SELECT session_id, fence FROM sessions"))
+        self.books.newest = {key: fences.get(key, 0) for key in self.books.newest}
 
     @property
     def running(self) -> list[str]:
         """Sessions that have no end in the log."""
-        held = {session_id: self.memory._held(session_id) for session_id in self.memory._logs}
-        return [key for key, log in held.items() if log is not None and log.reason is None and key not in self.damaged]
+        query = "SELECT session_id FROM sessions WHERE reason IS NULL AND expires > ? ORDER BY id"
+        found = self.memory._db.execute(query, (self.memory._clock(),))
+        return [session_id for (session_id,) in found if session_id not in self.damaged]
 
     def view(self, party: str) -> StoreView:
         return StoreView(self, party)
@@ -189,10 +196,6 @@ def subject_of(args: tuple[Any, ...]) -> str:
     """The session that a call is about, by its first argument; "" where that is something else."""
     first = args[0] if args else ""
     return first if isinstance(first, str) else getattr(first, "session_id", "")
-
-
-def _empty(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: type(value)() if isinstance(value, dict | bytes) else value for name, value in state.items()}
 
 
 class StoreView:
@@ -271,7 +274,7 @@ class StoreView:
     async def _perform_whole(self, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Only the newest fence writes, a fence is granted once, and what is not there is not claimed."""
         store, books, session_id = self._store, self._store.books, subject_of(args)
-        if name == "claim" and args[0] not in store.memory._logs:
+        if name == "claim" and store.held(args[0]) is None:
             answer = await store.memory.claim(*args, **named)  # which is to refuse it
             store.report(f"{args[0]} was claimed, and has no log")
             return answer
