@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +44,10 @@ from specwire.named_models import included_head, located
 
 logger = logging.getLogger(__name__)
 
+# Bytes of a GGUF file up to which a row alone is no longer on OpenVINO than on llama.cpp: one of 98 MB took 0.8 times
+# as long beside the rest of a stack, one of 1.1 GB 1.5 times (`make bench-real`, AMD EPYC with AVX512_BF16).
+SMALL = 256 << 20
+
 
 def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
     """Load a causal language model.
@@ -65,7 +69,7 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
         return _scripted(spec, asked)
     if spec.startswith(TABLE_PREFIX):
         return _table(spec, asked)
-    by_llamacpp = is_gguf(spec) and computes_gguf(asked) == LLAMACPP
+    by_llamacpp = is_gguf(spec) and computes_gguf(spec, asked) == LLAMACPP
     if by_llamacpp:
         _check_for_llamacpp(asked)
     else:
@@ -96,13 +100,10 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
 
 
 def _included(spec: str, asked: Loading) -> str | None:
-    """The head that `auto` means: the included one, where a runtime that serves heads computes the file quickly.
-
-    Rows matter beside a head, and are cheap on OpenVINO: for its sake that is taken where auto would be llama.cpp.
-    """
+    """The head that `auto` means: the included one, where a runtime that serves heads computes the file quickly."""
     otherwise = asked.deterministic or asked.compiled or asked.engine == VLLM
     for_llamacpp = asked.runtime == LLAMACPP or asked.kv_type != AUTO_KV or asked.gpu_layers > 0
-    quick = asked.runtime != AUTO or (find_spec("openvino") is not None and native_dtype() != "float32")
+    quick = asked.runtime != AUTO or _has_quick_openvino()
     if otherwise or for_llamacpp or not quick or asked.device != "cpu" or not is_gguf(spec):
         return None
     folder = included_head(spec)
@@ -197,18 +198,40 @@ def _refuse(asked: Mapping[str, object], by: str) -> None:
             raise ModelError(f"{name}: is not served with {by}")
 
 
-def computes_gguf(asked: Loading) -> str:
+def computes_gguf(spec: str, asked: Loading) -> str:
     """Which runtime computes a GGUF file, or auto for the quicker one of those that are not llama.cpp.
 
     llama.cpp alone has keys and values in few bits, and layers on a GPU; the others alone have what `_of_our_runtimes`
-    names. Else auto is llama.cpp where it is installed: a row alone is quickest there (docs/MODELS.md).
+    names. Else auto is llama.cpp where it is installed, but for small files: of large ones a row alone is quickest
+    there, since it reads fewer bits; of small ones OpenVINO's rows are, and its prompts (docs/MODELS.md).
     """
     if asked.runtime != AUTO:
         return asked.runtime
     if asked.kv_type != AUTO_KV or asked.gpu_layers:
         return LLAMACPP
-    ours = any(_of_our_runtimes(asked).values()) or asked.device != "cpu"
+    ours = any(_of_our_runtimes(asked).values()) or asked.device != "cpu" or _is_small(spec)
     return AUTO if ours or find_spec("llama_cpp") is None else LLAMACPP
+
+
+def _is_small(spec: str) -> bool:
+    """Whether a GGUF file is quicker on OpenVINO than on llama.cpp."""
+    if not _has_quick_openvino() or not 0 < _size_of(spec) <= SMALL:
+        return False
+    from specwire.lm.gguf_file import read_gguf  # imports transformers
+    from specwire.lm.runners.llama import MODEL_TYPES
+
+    return read_gguf(spec).architecture in MODEL_TYPES
+
+
+def _has_quick_openvino() -> bool:
+    return find_spec("openvino") is not None and native_dtype() != "float32"
+
+
+def _size_of(spec: str) -> int:
+    """0 of a file that is not there, which is said where it is read."""
+    with suppress(OSError):
+        return Path(spec).expanduser().stat().st_size
+    return 0
 
 
 def _check_for_llamacpp(asked: Loading) -> None:

@@ -15,7 +15,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from deploy.cli.diagnosis.doctor_models import measure
 from specwire.core.model import Loading
-from specwire.lm import Feed, ModelError, load_model
+from specwire.lm import Feed, ModelError, load, load_model
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_weights import config_of, model_of_file
 from specwire.lm.load import computes_gguf
@@ -91,7 +91,28 @@ def test_the_same_file_has_another_fingerprint_in_another_precision(tmp_path: Pa
     ],
 )
 def test_the_runtime_is_one_that_serves_what_was_asked_for(options: dict[str, Any], computed: str) -> None:
-    assert computes_gguf(Loading(slots=1, **options)) == computed
+    assert computes_gguf("large.gguf", Loading(slots=1, **options)) == computed
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "size", "computed"),
+    [
+        ("llama", "bfloat16", 1 << 20, "auto"),
+        ("llama", "bfloat16", 1, "llamacpp"),
+        ("llama", "float32", 1 << 20, "llamacpp"),
+        ("qwen2", "bfloat16", 1 << 20, "llamacpp"),
+    ],
+)
+def test_a_small_file_of_the_family_is_openvino_s_where_that_computes_it_quickly(
+    family: str, precision: str, size: int, computed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """family: what OpenVINO computes, of which the file is or not. size: up to which files are small."""
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    monkeypatch.setattr("specwire.lm.runners.llama.MODEL_TYPES", {family})
+    monkeypatch.setattr(load, "find_spec", lambda _name: object())
+    monkeypatch.setattr(load, "native_dtype", lambda: precision)
+    monkeypatch.setattr(load, "SMALL", size)
+    assert computes_gguf(path, Loading(slots=1, runtime="auto")) == computed
 
 
 @pytest.mark.parametrize(
