@@ -310,12 +310,12 @@ class Presence:
         self._none.set()
 
     def came(self, link: int, handles: Iterable[int]) -> None:
-        self._open.update((link, handle) for handle in handles)
+        self._open |= {(link, handle) for handle in handles}
         self._note()
 
     def went(self, link: int, handles: Iterable[int]) -> None:
         """Handles that are not open may be among them."""
-        self._open.difference_update((link, handle) for handle in handles)
+        self._open -= {(link, handle) for handle in handles}
         self._note()
 
     def lost(self, link: int) -> None:
@@ -586,13 +586,14 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._beginnings.over(link, tick.closes)
         for close in message.closes:
             self._spans.end(link, close.handle)
-        for opening in message.opens:
+        opened = {opening.handle for opening in tick.opens}
+        for opening in [each for each in message.opens if each.handle in opened]:
             session, tokens = opening.session_id[:SHOWN_CHARACTERS], len(opening.tokens)
             self._spans.begin(link, opening.handle, opening.traceparent, session=session, tokens=tokens)
         if self._usage is not None:
             self._usage.closed(link, tick.closes)
-            for opened in tick.opens:
-                self._usage.opened(link, opened)
+            for begun in tick.opens:
+                self._usage.opened(link, begun)
 
     def _begin(self, link: int, opening: Opening) -> None:
         """Compile its constraint; the engine has the session already and waits for that."""
