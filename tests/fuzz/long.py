@@ -129,7 +129,7 @@ def _everything(
         ("keys of the registry in Redis", registry.cases, partial(registry.try_all, log.url)),
         ("the registry beside services that use it", registry.cases, partial(registry.meet, running, log.url)),
         ("config file and environment", configs.written(), configs.read),
-        ("files of models, tables and logs", spoilt(), read_spoilt),
+        ("files of models and tables", spoilt(), read_spoilt),
         ("command lines with control characters", configs.command_lines(), configs.type_line),
         ("--speculative-config", configs.speculative(), configs.say),
     ]

@@ -1,6 +1,6 @@
 """Whatever stands in a config file, the environment or --speculative-config: options, or one sentence why not.
 
-Likewise in files of models, tables and session logs.
+Likewise in files of models and tables.
 """
 
 from __future__ import annotations
