@@ -99,7 +99,7 @@ class SessionRow(NamedTuple):
         return self.ttl_s if self.reason is None else self.retention_s
 
 
-class LoggedText(NamedTuple):
+class LogSpan(NamedTuple):
     """outcomes, logprobs: of the decided tokens among them."""
 
     tokens: tuple[int, ...]
@@ -564,10 +564,10 @@ class SqliteStore:
         row = session, position, pack_tokens(tokens), pack_outcomes(outcomes), told
         self._db.execute(ADD, row)
 
-    def _text(self, log: SessionRow, first: int, end: int) -> LoggedText:
+    def _text(self, log: SessionRow, first: int, end: int) -> LogSpan:
         """What stands at the positions from `first` to before `end`. Raises ValueError."""
         if first >= end:
-            return LoggedText((), (), ())
+            return LogSpan((), (), ())
         query = """
             SELECT position, tokens, outcomes, logprobs FROM texts WHERE session = ?1 AND position < ?3 AND position >=
             (SELECT max(position) FROM texts WHERE session = ?1 AND position <= ?2) ORDER BY position"""
@@ -576,7 +576,7 @@ class SqliteStore:
         tokens = unpack_tokens(b"".join(row[1] for row in rows))[first - begin : end - begin]
         skipped = max(0, first - max(begin, log.prompt))
         outcomes = unpack_outcomes(b"".join(row[2] for row in rows))[skipped:]
-        return LoggedText(tokens, outcomes, tuple(_each_logprobs(b"".join(row[3] for row in rows)))[skipped:])
+        return LogSpan(tokens, outcomes, tuple(_each_logprobs(b"".join(row[3] for row in rows)))[skipped:])
 
     def _state(self, log: SessionRow, skipped: int) -> dict[str, Any]:
         """What a tail and a whole log have in common. Raises ValueError."""
