@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -115,12 +115,22 @@ class DraftHandler:
 
         Where it has many parts, others of the event loop go on in between.
         """
-        await _each(message.vocabularies, self._take_vocabulary, link)
-        await _each(message.opens, self._take_open, link)
-        await _each(message.advances, self._take_advance, link)
+        for _ in self._portions(message, link):
+            await asyncio.sleep(0)
+
+    def take_at_once(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> None:
+        """Likewise of an orchestrator in this process, whose messages are of one tick."""
+        for _ in self._portions(message, link):
+            pass
+
+    def _portions(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> Iterator[None]:
+        """Take the parts, with a break behind every PARTS_AT_ONCE of a kind."""
+        yield from _each(message.vocabularies, self._take_vocabulary, link)
+        yield from _each(message.opens, self._take_open, link)
+        yield from _each(message.advances, self._take_advance, link)
         if message.closes:
             self._beginnings.over(link, (close.handle for close in message.closes))
-        await _each(message.closes, self._take_close, link)
+        yield from _each(message.closes, self._take_close, link)
 
     def _take_close(self, close: common_pb2.Close, link: OrchestratorLink) -> None:
         self._drafter.send(CloseSession(link, close.handle))
@@ -210,11 +220,13 @@ class DraftHandler:
             link.send([Dropped(handle, code_number(grpc.StatusCode.INVALID_ARGUMENT), str(error))])
 
 
-async def _each(parts: Iterable[Part], take: Callable[[Part, OrchestratorLink], None], link: OrchestratorLink) -> None:
+def _each(
+    parts: Iterable[Part], take: Callable[[Part, OrchestratorLink], None], link: OrchestratorLink
+) -> Iterator[None]:
     for number, part in enumerate(parts, 1):
         take(part, link)
         if number % PARTS_AT_ONCE == 0:
-            await asyncio.sleep(0)
+            yield
 
 
 def _for_another_vocabulary(sampling: Sampling) -> Sampling:

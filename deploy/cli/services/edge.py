@@ -81,7 +81,7 @@ class LocalDrafter:
 
     def send(self, part: draft_pb2.ConnectDraftRequest) -> None:
         if self._up:
-            self._handler.take(part, self._link)
+            self._handler.take_at_once(part, self._link)
 
     def cut(self, reason: str) -> None:
         """Cut the drafter off after a fault of our own: sessions go on without one."""
