@@ -7,9 +7,11 @@ import json
 import shutil
 import zipfile
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 from tokenizers import Tokenizer
 
 from deploy.cli.diagnosis.doctor import Grade
@@ -19,10 +21,12 @@ from scripts import setup_models
 from specwire import named_models
 from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
-from specwire.core.model import Feed, ModelError
-from specwire.lm import load_model
+from specwire.core.model import Feed, Loading, ModelError
+from specwire.lm import load, load_model
 from specwire.lm.heads.slots import HeadedModel
 from specwire.named_models import NAMED, TRAINED, NamedModel, included_head, located
+from tests.lm.gguf_files import write
+from tests.lm.models import build, config
 from tests.real_models import NAMES, SMOL, real_model
 
 ASKED = (
@@ -187,8 +191,9 @@ def test_the_included_head_is_known_by_the_sum_of_its_target_s_file(
 
 
 @pytest.mark.parametrize("runtime", ["openvino", "torch"])
-def test_a_real_target_takes_the_head_that_is_included_for_it(runtime: str) -> None:
-    """As `up` asks for; a good part of what it drafts first is what the target says next."""
+def test_a_real_target_takes_the_head_that_is_included_for_it(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `up` asks for where rows are free; a good part of what it drafts first is what the target says next."""
+    monkeypatch.setattr(load, "rows_are_free", lambda: True)
     lm = load_model(real_model(SMOL), heads="auto", runtime=runtime, context=128, slots=1, threads=1)
     assert isinstance(lm, HeadedModel)
     text: list[int] = Tokenizer.from_str(lm.info.tokenizer_json.decode()).encode(ASKED).ids
@@ -203,6 +208,19 @@ def test_a_real_target_takes_the_head_that_is_included_for_it(runtime: str) -> N
         text.append(said)
         right += drafted[0] == said
     assert right / 48 > 0.25
+
+
+def test_where_rows_are_dear_the_included_head_is_left_out_and_weights_have_8_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(build(config("llama")), tmp_path / "a.gguf", GGMLQuantizationType.Q8_0)
+    monkeypatch.setattr(load, "included_head", lambda _spec: tmp_path)
+    monkeypatch.setattr(load, "find_spec", lambda _name: object())
+    asked = Loading(slots=1, runtime="auto", dtype="auto", heads="auto")
+    for free in (True, False):
+        monkeypatch.setattr(load, "rows_are_free", lambda free=free: free)
+        assert load._included(file, asked) == (str(tmp_path) if free else None)
+        assert load._keeps_8_bits(file, replace(asked, heads=None)) is not free
 
 
 def test_what_is_included_tells_by_what_it_was_trained() -> None:

@@ -27,6 +27,7 @@ from bench.relay.link import RelayLink
 from deploy.stack.options import cores
 from deploy.stack.processes import descendants
 from specwire.core.model import ModelError
+from specwire.named_models import included_head
 from specwire.provenance import proc_field
 
 OFF, DEFAULT = "off", "default"
@@ -193,6 +194,8 @@ class RealField:
         ):
             if value is not None and key in (row, DEFAULT):
                 own += [option, value]
+        if key == HEAD and models.head is None and (included := included_head(models.target)) is not None:
+            own += ["--heads", str(included)]  # by itself `up` takes it only where rows are free
         if key == TABLE and models.table is None:
             raise BenchError("there is no table (--table)")
         began = time.monotonic()

@@ -24,7 +24,7 @@ from transformers.initialization import no_init_weights
 from specwire.core.model import INT8_DYNAMIC, LLAMACPP, NONE, ModelError
 from specwire.lm.gguf_file import GgufFile
 from specwire.lm.model_config import FULL_ATTENTION, SLIDING_ATTENTION, first_line
-from specwire.lm.runners.linear import round_layers, rounded_layer
+from specwire.lm.rounding import round_layers, rounded_layer
 from specwire.lm.weights_file import fill
 
 Bytes = npt.NDArray[np.uint8]

@@ -100,11 +100,11 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
 
 
 def _included(spec: str, asked: Loading) -> str | None:
-    """The head that `auto` means: the included one, where a runtime that serves heads computes the file quickly."""
+    """The head that `auto` means: the included one, where rows are free, and a runtime serves heads."""
     otherwise = asked.deterministic or asked.compiled or asked.engine == VLLM
     for_llamacpp = asked.runtime == LLAMACPP or asked.kv_type != AUTO_KV or asked.gpu_layers > 0
-    quick = asked.runtime != AUTO or _has_quick_openvino()
-    if otherwise or for_llamacpp or not quick or asked.device != "cpu" or not is_gguf(spec):
+    computed = asked.runtime != AUTO or find_spec("openvino") is not None
+    if otherwise or for_llamacpp or not computed or not rows_are_free() or asked.device != "cpu" or not is_gguf(spec):
         return None
     folder = included_head(spec)
     return None if folder is None else str(folder)
@@ -113,15 +113,25 @@ def _included(spec: str, asked: Loading) -> str | None:
 def _keeps_8_bits(spec: str, asked: Loading) -> bool:
     """Whether OpenVINO keeps a file's weights in 8 bits: where they have no more in the file, unless a dtype is named.
 
-    A forward reads all weights, so it takes half as long as with 16 bits (docs/MODELS.md).
+    A forward reads all weights, and of 8 bits half as much. Where rows are free in 16 bits those are kept, since in 8
+    bits rows are not.
     """
     said = asked.dtype != AUTO or asked.quantization != NONE or asked.deterministic or asked.compiled
     elsewhere = asked.runtime == TORCH or asked.device != "cpu" or (asked.heads is not None and is_self(asked.heads))
-    if said or elsewhere or not is_gguf(spec) or find_spec("openvino") is None:
+    if said or elsewhere or not is_gguf(spec) or find_spec("openvino") is None or rows_are_free():
         return False
     from specwire.lm.gguf_file import read_gguf  # imports transformers, as above
 
     return read_gguf(spec).is_quantised
+
+
+def rows_are_free() -> bool:
+    """Whether a forward of some rows takes hardly longer than one of a row: in bfloat16, where products have AMX.
+
+    8 rows of SmolLM2 took 1.1 times a row on an Intel Xeon that has it, 2.3 times (in 8 bits) on an AMD EPYC that has
+    not: there the included head gained nothing, and n-grams gained less beside it (docs/PERFORMANCE.md).
+    """
+    return torch.cpu._is_amx_tile_supported() and native_dtype() != "float32"
 
 
 class Precision(NamedTuple):

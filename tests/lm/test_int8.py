@@ -12,18 +12,9 @@ from transformers import PreTrainedModel
 
 from demo_pair import DRAFT
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
+from specwire.lm.rounding import GROUP, Int8Linear, round_layers, rounded, rounded_activations
 from specwire.lm.runners import linear
-from specwire.lm.runners.linear import (
-    FEW,
-    GROUP,
-    Int8Linear,
-    LinearWeights,
-    pack,
-    pack_rounded,
-    round_layers,
-    rounded,
-    rounded_activations,
-)
+from specwire.lm.runners.linear import FEW, LinearWeights, pack, pack_rounded
 from specwire.lm.runners.openvino import runner as openvino
 from specwire.lm.runners.openvino.graph import PagedGraph, compile_options
 from specwire.lm.runners.select import DYNAMIC_TOLERANCE

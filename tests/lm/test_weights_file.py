@@ -12,7 +12,7 @@ from specwire.core.model import INT8
 from specwire.lm import Feed, LanguageModel, load_model, weights_file
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_weights import GgufTensors, config_of, model_of_file
-from specwire.lm.runners.linear import round_layers
+from specwire.lm.rounding import round_layers
 from specwire.lm.weights_file import cache_folder
 from tests.lm.gguf_files import write
 from tests.lm.models import build, config, plain

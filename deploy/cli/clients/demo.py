@@ -257,6 +257,10 @@ def head_of(options: StackOptions) -> str | None:
     """The head that the stack has, if any: of a target for which it chooses, the included one."""
     if options.heads != AUTO:
         return options.heads or None
+    from specwire.lm.load import rows_are_free  # imports torch: `specwire --help` does not wait for it
+
+    if not rows_are_free():
+        return None
     found = named_models.included_head(located(options.target))
     return None if found is None else str(found)
 

@@ -19,8 +19,9 @@ from specwire.lm.heads.medusa import Medusa, MedusaRunner
 from specwire.lm.heads.mtp import EmbeddingPart, Mtp, StatePart
 from specwire.lm.heads.mtp_runner import Shared, model_of, placed
 from specwire.lm.heads.openvino_steps import HEAD_DTYPE, NEXT_STATES, STATES, OpenvinoHead
+from specwire.lm.rounding import GROUP
 from specwire.lm.runners.decoder import DecoderShape, Model
-from specwire.lm.runners.linear import GROUP, LEAST_ROUNDED
+from specwire.lm.runners.linear import LEAST_ROUNDED
 from specwire.lm.runners.openvino.graph import (
     EXAMPLE,
     ROWS,

@@ -24,7 +24,8 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
 from specwire.lm.guesses import CANDIDATES, whole
 from specwire.lm.law.noise import gumbel_of
-from specwire.lm.runners.linear import GROUP, LEAST_ROUNDED
+from specwire.lm.rounding import GROUP
+from specwire.lm.runners.linear import LEAST_ROUNDED
 from specwire.lm.runners.openvino.graph import (
     CACHES,
     LOGITS,

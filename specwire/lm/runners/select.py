@@ -25,11 +25,11 @@ from specwire.core.model import (
 )
 from specwire.lm.kv_cache import Runner, Sizes
 from specwire.lm.model_config import first_line, is_recurrent, takes_own_positions, window_of
+from specwire.lm.rounding import Int8Linear, is_dynamic, round_layers
 from specwire.lm.runners.compiled import CompiledRunner
 from specwire.lm.runners.deterministic import ALONE, DeterministicRunner, agreeing_widths
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.hybrid import STATES, HybridRunner
-from specwire.lm.runners.linear import Int8Linear, is_dynamic, round_layers
 from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class How(NamedTuple):
             computed with it (`specwire.lm.runners.deterministic`; cpu and torch only). The same bits come from the same
             machine, build and number of threads. A scripted model always does so.
         quantization: "none"; of OpenVINO alone "int8": linear layers' weights rounded to 8 bits, and "int8-dynamic":
-            what they multiply, too, in float32 (`specwire.lm.runners.linear`).
+            what they multiply, too, in float32 (`specwire.lm.rounding`).
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
             (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer.
         prompt_threads: CPU threads of a forward that feeds a long part of a prompt, where more than a step's pay; 0: as

@@ -21,8 +21,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specwire.lm.model_config import window_of
+from specwire.lm.rounding import Int8Linear
 from specwire.lm.runners.decoder import DecoderShape
-from specwire.lm.runners.linear import Int8Linear, side_by_side
+from specwire.lm.runners.linear import side_by_side
 from specwire.lm.runners.llama import Unsuited, optional, parameter, rotations_of
 from specwire.lm.runners.openvino.graph import LOGITS, ROWS, name_ports, traced
 

@@ -28,7 +28,7 @@ from torch import nn
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed
 from specwire.lm.kv_memory import forget, unused
-from specwire.lm.runners.linear import rounded
+from specwire.lm.rounding import rounded
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A causal model as a function of tensors, its KV cache among them: the form in which a graph can be traced.

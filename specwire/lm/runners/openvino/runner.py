@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 
 from specwire.core.model import INT8_DYNAMIC, NONE, Feed
 from specwire.lm.kv_cache import LineRunner, feeds_prompt
+from specwire.lm.rounding import GROUP, Int8Linear
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
-from specwire.lm.runners.linear import GROUP, PROBE_TOLERANCE, Int8Linear, LinearWeights
+from specwire.lm.runners.linear import PROBE_TOLERANCE, LinearWeights
 from specwire.lm.runners.llama import shape_of
 from specwire.lm.runners.openvino.decoder import TAPPED, DecoderGraph
 from specwire.lm.runners.openvino.graph import (
