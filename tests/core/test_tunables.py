@@ -26,7 +26,7 @@ KEPT = {
     "MOST_LINEAGE",
 }
 SLOTS = {"TEXT", "END", "EMPTY_SLOT", "TAGS", "LINKS", "WORD_MASK", "TAG_BITS"}
-TABLES = {"LEAST_ORDER", "MOST_ORDER", "SHARE_UNITS", "LEVEL_KINDS"}
+TABLES = {"LEAST_ORDER", "MOST_ORDER", "SHARE_UNITS", "LEVEL_KINDS", "MOST_ALIKE"}
 HASHING = {"HASH_BASE", "HASH_SPREAD", "HASH_SHIFT", "POWERS", "TAG_SHIFT", "TAG_MASK"}
 OTHERS = {"MOST_AWAITED", "PATIENCE_US", "MOST_NODES", "MOST_STALE", "MOST_WEIGHT"}
 # What is drafted is the same whatever these are: a logarithm's least argument, and loops or vectors.

@@ -28,9 +28,11 @@ STEP_WEIGHT = 0.05
 # shared machine becomes half as fast (simulated cells).
 # A plain step tells more: what windows take is measured by it.
 PACE_WEIGHT, PLAIN_PACE_WEIGHT = 0.2, 0.5
-# Pairs of a plain step and one of another width whose median tells what that width takes, how many it needs, and plain
-# steps behind which one of them is forgotten: a median bears a machine that is slow for every third step.
-SEEN_STEPS, LEAST_SEEN, FORGOTTEN_AFTER = 9, 3, 64
+# Pairs of a plain step and one of another width whose median tells what that width takes, and how many it needs: a
+# median bears a machine that is slow for every third step.
+SEEN_STEPS, LEAST_SEEN = 9, 3
+# Plain steps behind which one such pair of each width is forgotten: 600 tokens, and what was too dear may be tried.
+FORGOTTEN_AFTER = 64
 # Steps with windows, at least, before a plain one is made to show whether the machine has changed or what they cost.
 DOUBTED_AFTER = 4
 # Schedulers have hiccups, so a new timing counts for at most OUTLIER times what is known. More is known of a batch's
