@@ -112,7 +112,7 @@ def test_an_edge_in_one_command(draft: str, owned: Parts, verifier: ServiceProce
 
 
 def test_both_models_of_files(files: dict[str, str]) -> None:
-    models = ("--target", files["target"], "--draft", files["draft"], "--runtime", "auto")
+    models = ("--target", files["target"], "--draft", files["draft"], "--runtime", "llamacpp")
     with running("up", "--no-ray", *models, "--no-ngram", *ANY_PORT, "--json") as command:
         ready = json.loads(command.line() or f'"{command.said()}"')
         for part in ("-m verify_service", "-m draft_service"):

@@ -30,7 +30,7 @@ SERVICES = {
     "drafter": "specwire.v1.DraftService",
     "orchestrator": "specwire.v1.GenerationService",
 }
-ALSO = {"orchestrator": ("specwire.v1.StatusService",), "drafter": ("specwire.v1.GenerationService",)}
+ALSO = {"orchestrator": ("specwire.v1.StatusService",)}
 COMMON = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
 Trio = dict[str, ServiceProcess]
