@@ -301,4 +301,4 @@ class RealField:
 
 def _run(answer: dict[str, object], tokens: int, key: str) -> Run:
     fields = {**answer, "tokens": exactly(tokens, answer["tokens"], key)}  # type: ignore[arg-type]  # as JSON has it
-    return Run(**fields)  # type: ignore[arg-type]
+    return Run(**fields)  # type: ignore[arg-type]  # as JSON has it

@@ -44,8 +44,9 @@ from specwire.named_models import included_head, located
 
 logger = logging.getLogger(__name__)
 
-# Bytes of a GGUF file up to which a row alone is no longer on OpenVINO than on llama.cpp: one of 98 MB took 0.8 times
-# as long beside the rest of a stack, one of 1.1 GB 1.5 times (`make bench-real`, AMD EPYC with AVX512_BF16).
+# Bytes of a GGUF file up to which a row alone takes no longer on OpenVINO than on llama.cpp. It is known of two files
+# (AMD EPYC with AVX512_BF16, runs of `make bench-real REAL=--short` that are not recorded): one of 98 MB took 0.8 times
+# as long beside the rest of a stack, one of 1.1 GB 1.5 times, as OpenVINO GenAI computes it.
 SMALL = 256 << 20
 
 
@@ -128,8 +129,8 @@ def _keeps_8_bits(spec: str, asked: Loading) -> bool:
 def rows_are_free() -> bool:
     """Whether a forward of some rows takes hardly longer than one of a row: in bfloat16, where products have AMX.
 
-    8 rows of SmolLM2 took 1.1 times a row on an Intel Xeon that has it, 2.3 times (in 8 bits) on an AMD EPYC that has
-    not: there the included head gained nothing, and n-grams gained less beside it (docs/PERFORMANCE.md).
+    On an AMD EPYC without it a row is quickest in 8 bits, of which 8 rows took 2.3 times as long: the included head
+    gained nothing there, and n-grams gained less beside it (docs/PERFORMANCE.md). That it pays with AMX was not seen.
     """
     return torch.cpu._is_amx_tile_supported() and native_dtype() != "float32"
 

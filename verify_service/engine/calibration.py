@@ -199,11 +199,10 @@ def _times(
     """Microseconds of each shape, within the given rounds; empties the slots.
 
     All shapes take turns, so that a hiccup of the machine meets them alike. The fastest quarter of each counts: other
-    work of the machine can only add time, and others of the stack start meanwhile. Where half of them counted, three
-    rows of SmolLM2 took 2.1 times as long as one, instead of 1.4, and its head drafted nothing.
-    A turn is two forwards, of which the second counts: after a change of shape some runtimes take longer, and V(1) must
-    be the time of plain decoding, step after step. Where forwards are long a turn is one forward, and each shape has
-    one, the first that it has, but for plain decoding: steps refine the rest.
+    work of the machine can only add time, and others of the stack start meanwhile. A turn is two forwards, of which the
+    second counts: after a change of shape some runtimes take longer, and V(1) must be the time of plain decoding, step
+    after step. Where forwards are long a turn is one forward, and each shape has one, the first that it has, but for
+    plain decoding: steps refine the rest.
     """
     plain = next(iter(shapes))
     times: dict[Name, list[float]] = {name: [] for name in shapes}

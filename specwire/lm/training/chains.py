@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from specwire.lm.heads.eagle3 import Eagle3, KeysValues, rotated
-from specwire.lm.training.kept_texts import Batch
+from specwire.lm.training.kept_texts import TextBatch
 
 LIKELY = math.log(0.15)
 # Weight of the cross-entropy to the target's best id, beside that to its distribution; rows of logits at once.
@@ -106,7 +106,9 @@ class _Chains(NamedTuple):
         return _Chains((texts[rows], places[rows]), self.reads[rows], self.stream[rows], own, self.right[rows])
 
 
-def guessed(head: Eagle3, batch: Batch, own_ids: torch.Tensor, depth: int, decay: float, *, learns: bool) -> Guessed:
+def guessed(
+    head: Eagle3, batch: TextBatch, own_ids: torch.Tensor, depth: int, decay: float, *, learns: bool
+) -> Guessed:
     """Have the head guess in chains of up to `depth` at all answers of a batch.
 
     own_ids: of each id of the target the head's, or the size of its vocabulary for one that it cannot say. learns: go
@@ -146,7 +148,7 @@ def guessed(head: Eagle3, batch: Batch, own_ids: torch.Tensor, depth: int, decay
     return Guessed(loss, tested, right)
 
 
-def _begun(head: Eagle3, batch: Batch) -> tuple[_Text, _Chains]:
+def _begun(head: Eagle3, batch: TextBatch) -> tuple[_Text, _Chains]:
     """A place reads the features at it and the token behind, and says what stands behind that."""
     (tokens, features, *_), scored = batch
     places = tokens.shape[1] - 1

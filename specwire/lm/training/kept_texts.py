@@ -65,7 +65,7 @@ class TokenRows(NamedTuple):
     logs: torch.Tensor
 
 
-class Batch(NamedTuple):
+class TextBatch(NamedTuple):
     """Texts of about one length, filled up with zeros: `TokenRows` with a first dimension more.
 
     scored: (texts, length), which tokens are of answers.
@@ -144,7 +144,7 @@ class KeptTexts:
             torch.from_numpy(logs.astype(np.float32)),
         )
 
-    def batch(self, texts: Sequence[KeptText]) -> Batch:
+    def batch(self, texts: Sequence[KeptText]) -> TextBatch:
         longest = max(text.length for text in texts)
         size = (len(texts), longest)
         tokens, scored = torch.zeros(size, dtype=torch.long), torch.zeros(size, dtype=torch.bool)
@@ -154,7 +154,7 @@ class KeptTexts:
             end = text.length
             tokens[row, :end], features[row, :end], best[row, :end], logs[row, :end] = self.rows(text)
             scored[row, text.learnt : end] = True
-        return Batch(TokenRows(tokens, features, best, logs), scored)
+        return TextBatch(TokenRows(tokens, features, best, logs), scored)
 
     def counts(self, vocabulary: int) -> torch.Tensor:
         """How often each id stands in the answers to learn from."""

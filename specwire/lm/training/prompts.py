@@ -65,7 +65,7 @@ class Frame(NamedTuple):
     ends: frozenset[int]
 
 
-class Request(NamedTuple):
+class TargetPrompt(NamedTuple):
     """ids: of the prompt, or of what stands before a turn that is still to be said. kind: see `Prompts.next`."""
 
     ids: list[int]
@@ -73,7 +73,7 @@ class Request(NamedTuple):
     kind: str
 
 
-class Described(NamedTuple):
+class DescribedFunction(NamedTuple):
     """A function of a package: its head with the docstring, and the docstring."""
 
     name: str
@@ -103,11 +103,11 @@ class Prompts:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def next(self) -> Request:
+    def next(self) -> TargetPrompt:
         """A "turn" that is still to be said, or a whole request: of "plain" text, for "code", or a "question"."""
         chats, drawn = bool(self.frame.behind), self._random.random()
         if chats and drawn < TURN:
-            return Request([*self.frame.before], False, "turn")
+            return TargetPrompt([*self.frame.before], False, "turn")
         while True:
             function = next(self._functions)
             if not chats or drawn < TURN + PLAIN:
@@ -117,7 +117,7 @@ class Prompts:
                 asked = self._random.choice(forms).format(**function._asdict(), first=function.first)
                 ids = [*self.frame.before, *self.encoded(asked), *self.frame.behind]
             if len(ids) in PROMPT and self.new(ids):
-                return Request(ids, True, kind)
+                return TargetPrompt(ids, True, kind)
 
     def sane(self, turn: Sequence[int]) -> bool:
         """Whether a turn that was said is one that a user could say, and was not said before."""
@@ -160,7 +160,7 @@ def texts_to_be_apart_from(paths: Iterable[Path]) -> Iterator[str]:
             raise ModelError(f"apart: {path}: cannot be read: {error}") from error
 
 
-def described_functions(random: Random) -> Iterator[Described]:
+def described_functions(random: Random) -> Iterator[DescribedFunction]:
     """Functions of installed packages that are permissively licensed, again and again, a file at a time."""
     files = sorted(_sources())
     if not files:
@@ -171,7 +171,7 @@ def described_functions(random: Random) -> Iterator[Described]:
             yield from functions_of(path)
 
 
-def functions_of(path: Path) -> Iterator[Described]:
+def functions_of(path: Path) -> Iterator[DescribedFunction]:
     """Those with a docstring, of a file that can be read."""
     try:
         source = path.read_text(encoding="utf-8")
@@ -185,7 +185,7 @@ def functions_of(path: Path) -> Iterator[Described]:
         whole = ast.get_docstring(node)
         if whole and len(whole) in DOCSTRING:
             head = lines[node.lineno - 1 : node.body[0].end_lineno]
-            yield Described(node.name, "\n".join(line[node.col_offset :] for line in head) + "\n", whole)
+            yield DescribedFunction(node.name, "\n".join(line[node.col_offset :] for line in head) + "\n", whole)
 
 
 def _sources() -> set[Path]:
