@@ -193,6 +193,9 @@ def test_chains_are_those_of_the_head_unrolled(
     monkeypatch.setattr("specwire.lm.training.chains.LIKELY", -2.5)
     batch, ids, depth = kept.batch(kept.texts), own_ids_of(head), 3
     rows = batch.rows._replace(features=batch.rows.features.float())
+    for place in range(kept.texts[0].learnt - 2, kept.texts[0].length - 2):  # A text of which each guess is right.
+        first = next(head.unrolled(rows.tokens[:1], rows.features[:1], 1))
+        rows.tokens[0, place + 2] = rows.best[0, place + 2, 0] = head.target_ids(first[0, place].argmax())
     found = guessed(head, batch._replace(rows=rows), ids, depth, 0.5, learns=False)
     loss, tested, right = torch.zeros(()), [0] * depth, [0] * depth
     starts = int(batch.scored[:, 2:].sum())
@@ -216,7 +219,7 @@ def test_chains_are_those_of_the_head_unrolled(
                 if not same or said != int(rows.tokens[row, at]) or at + 1 >= text.length:
                     alive.discard(place)
     assert (found.tested, found.right) == (tested, right)
-    assert found.right[0] > 0
+    assert found.right[-1] > 0
     assert torch.allclose(found.loss, loss, rtol=1e-3)
     learning = guessed(head, batch, ids, depth, 0.5, learns=True)
     assert learning.tested[0] == tested[0]
