@@ -38,7 +38,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-demo bench-tools bench-suffix bench-learn bench-step bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-vllm-profile bench-large bench-hybrid bench-gpu bench-wan bench-edges bench-capacity bench-sweep bench-failover bench-cluster train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-suffix bench-step bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair train-demo-head train-bench-heads clean
 .SILENT:
 
 help: ## show this list
@@ -307,19 +307,8 @@ bench-box: $(STAMP) ## measure specwire in one process and in several beside Ope
 bench-box-ordinary: $(STAMP) ## the same without AVX-512
 	$(BIN)/python -m bench.main.run --box --out bench/results/box_ordinary.json
 
-bench-demo: $(STAMP) ## record what `make demo` shows, of seven runs (needs idle cores)
-	$(BIN)/python -m bench.demo
-
 bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said before, on a trace like an agent's, and from a table (eleven minutes)
 	$(BIN)/python -m bench.suffix.run
-
-bench-learn: $(STAMP) ## measure a drafter that learns while what is asked for changes (ten minutes)
-	$(BIN)/python -m bench.learn
-
-CALLS ?= 10000
-
-bench-tools: $(STAMP) ## count what drafting and chunking change in forced tool calls (make bench-tools CALLS=10000)
-	$(BIN)/python -m bench.tools --calls $(CALLS)
 
 bench-step: $(STAMP) ## measure a step of the target on each runtime, beside OpenVINO GenAI
 	$(BIN)/python -m bench.step.run
@@ -342,29 +331,14 @@ bench-real: $(STAMP) $(PEERS) ## measure models that people run beside llama.cpp
 bench-vllm: $(VLLM) ## measure drafters beside vLLM's own speculation, in vLLM (needs 12 GB, half an hour)
 	$(BIN)/python -m bench.vllm.run
 
-bench-vllm-profile: $(VLLM) ## account for a step of a streamed vLLM server and of our service on vLLM's worker (needs 10 GB, ten minutes)
-	$(BIN)/python -m bench.vllm.profile
-
 bench-heads-ordinary: $(STAMP) ## the same without AVX-512
 	$(BIN)/python -m bench.heads --out bench/results/heads_ordinary.json
-
-bench-large: $(STAMP) ## measure a target of half a billion weights with a drafter of 30 million, in the box and apart (needs 10 GB, half an hour)
-	$(BIN)/python -m bench.large
-
-bench-hybrid: $(STAMP) ## measure a target with recurrent layers: what kept states cost, what a drafter gains
-	$(BIN)/python -m bench.hybrid
 
 bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, against what its memory allows
 	$(BIN)/python -m bench.gpu.run --compile
 
 bench-wan: $(STAMP) ## measure drafting here and deciding there, over a line of 0 to 200 ms (an hour and a quarter)
 	$(BIN)/python -m bench.wan.run
-
-bench-edges: $(STAMP) ## what edges that share verifiers get, what they cost, and what a lost verifier costs them (a quarter of an hour)
-	$(BIN)/python -m bench.edges.run
-
-bench-capacity: $(STAMP) ## how many sessions a verifier holds, by where their drafters are (half an hour)
-	$(BIN)/python -m bench.capacity
 
 bench-sweep: $(STAMP) ## hold the controller against the best fixed setting of each of 348 cells, in virtual time (half an hour)
 	$(BIN)/python -m bench.sweep

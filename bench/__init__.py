@@ -5,13 +5,10 @@ main          make bench, bench-box, both with -ordinary: one session beside tra
 batch         many sessions at once; bench-batch-ordinary, too
 heads         heads beside the target; bench-heads-ordinary, too
 suffix        proposals from the text itself, and from other texts
-learn         a drafter that learns
 step, gpu     the target's step by itself
-large, hybrid, vllm                 other models, other engines
-vllm.profile  make bench-vllm-profile: where the time of a step goes
-tools         what forced calls do to drafting
-wan, capacity, sweep, branching     drafters that are far away: real sockets and virtual time
-edges, cluster                      many verifiers and orchestrators
+vllm          the included pair in vLLM
+wan, sweep, branching               drafters that are far away: real sockets and virtual time
+cluster                             many verifiers and orchestrators
 soak, soak_load                     make soak; make soak-load
 laws          make statistics; make statistics-vllm by laws.vllm
 

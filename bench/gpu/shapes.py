@@ -55,8 +55,6 @@ SHAPES = {
     "llama-8b": ModelShape(32, 4096, 14336, 32, 8, 128_256),
     "llama-3b": ModelShape(28, 3072, 8192, 24, 8, 128_256),
     "llama-1b": ModelShape(16, 2048, 8192, 32, 8, 128_256),
-    "qwen2.5-0.5b": ModelShape(24, 896, 4864, 14, 2, 151_936),
-    "draft-30m": ModelShape(4, 192, 768, 3, 3, 151_936),
     "tiny": ModelShape(2, 64, 96, 4, 2, 128),
     "tiny-draft": ModelShape(1, 64, 64, 4, 2, 128),
 }

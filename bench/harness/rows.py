@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bench.harness.child import BenchChild, Message
@@ -187,13 +186,6 @@ def encoded_prompts(peer: BenchChild, count: int) -> list[list[int]]:
     texts = [prompt.text for prompt in held_out_prompts()[:count]]
     prompts: list[list[int]] = peer.ask({"do": "encode", "texts": texts}, RUN_LIMIT)["prompts"]
     return prompts
-
-
-def service(cleanup: ExitStack, *words: str) -> str:
-    """Start one service by its command; its address, once it is ready."""
-    child = BenchChild(words[0], [sys.executable, "-m", "deploy", *words, "--listen", "127.0.0.1:0", "--json"])
-    cleanup.callback(child.stop)
-    return str(child.answer(LOAD_LIMIT)["address"])
 
 
 def start_stack(target: str, draft: str, dtype: str, ray: bool, *options: str) -> tuple[BenchChild, str]:

@@ -1,9 +1,7 @@
 """vLLM's own speculation beside specwire's drafters for it, and a verifier of ours on vLLM's worker.
 
 server    vLLM as a server and as a library, from the environment that `make setup-vllm` makes
-classes   what it may be told to load, to be compared
 offline   the process in which it is a library
 service   our service on its worker
 run       the measurement: python -m bench.vllm.run
-profile   where a step's time goes: python -m bench.vllm.profile
 """

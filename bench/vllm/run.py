@@ -171,7 +171,7 @@ def beside(
         server.ready()
         server.stop()
         say(f"bench: {row} is ready")
-    ours = engine_service(present, folder, links, max(LEVELS)).fronts if group.engine else {}
+    ours = engine_service(present, folder, links, max(LEVELS)) if group.engine else {}
     return {**theirs, **{row: ours[row] for row in group.engine}}
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness.services import ANY_PORT, Process, RedisLog, ServiceProcess, free_port
+from bench.harness.services import ANY_PORT, RedisLog, ServiceProcess
 from bench.relay.link import RelayLink
 from bench.vllm.server import CONTEXT, EAGER, PYTHON, Front
 from demo_pair import DRAFT, TARGET
@@ -17,21 +16,8 @@ from deploy.stack.processes import environment
 ENGINE_OFF, ENGINE_BOTH = "engine vllm, off", "engine vllm, drafter and n-grams"
 ENGINE = {0: "engine vllm, drafter at 0 ms", 20: "engine vllm, drafter at 20 ms"}
 ENGINES = (ENGINE_OFF, *ENGINE.values(), ENGINE_BOTH)
-VERIFIER, LOG, ORCHESTRATOR = "verifier", "log", "orchestrator"
 # As vLLM's own rows are.
 COMPUTED = ("--dtype", "float32", "--threads", "1")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineService:
-    """fronts: where rows are asked for. parts: the processes, of orchestrators the nearest drafter's.
-
-    metrics: HOST:PORT of the verifier's figures.
-    """
-
-    fronts: Mapping[str, Front]
-    parts: Mapping[str, Process]
-    metrics: str
 
 
 def drafter_of(owned: ExitStack, folder: Path) -> ServiceProcess:
@@ -43,13 +29,12 @@ def drafter_of(owned: ExitStack, folder: Path) -> ServiceProcess:
     return drafter
 
 
-def engine_service(owned: ExitStack, folder: Path, links: Mapping[int, RelayLink], sessions: int) -> EngineService:
-    """Start it. links: to the drafter, by their delay in ms. Raises BenchError."""
+def engine_service(owned: ExitStack, folder: Path, links: Mapping[int, RelayLink], sessions: int) -> dict[str, Front]:
+    """Start it; where its rows are asked for. links: to the drafter, by their delay in ms. Raises BenchError."""
     log = RedisLog(folder)
     owned.callback(log.kill)
     told = {**environment(), "OMP_NUM_THREADS": "1"}
-    metrics = f"127.0.0.1:{free_port()}"
-    engine = ("--engine", "vllm", "--engine-options", EAGER, "--metrics", metrics)
+    engine = ("--engine", "vllm", "--engine-options", EAGER)
     words = ("verify", str(TARGET), *COMPUTED, "--slots", str(sessions), "--context", str(CONTEXT), *engine)
     verifier = ServiceProcess(words, told, folder / "verify.stderr", ANY_PORT, python=PYTHON)
     owned.callback(verifier.kill)
@@ -62,9 +47,8 @@ def engine_service(owned: ExitStack, folder: Path, links: Mapping[int, RelayLink
         owned.callback(one.kill)
         one.ready()
     nearest = orchestrators[min(orchestrators)]
-    fronts = {
+    return {
         ENGINE_OFF: Front(nearest.http, "off"),
         **{row: Front(orchestrators[rtt].http, "drafters") for rtt, row in ENGINE.items()},
         ENGINE_BOTH: Front(nearest.http, "auto"),
     }
-    return EngineService(fronts, {VERIFIER: verifier, ORCHESTRATOR: nearest, LOG: log}, metrics)

@@ -16,7 +16,7 @@ from bench.harness.runs import BenchError
 from bench.relay.link import RelayLink
 from bench.wan.places import Places, WanPlace
 from deploy.stack.options import cores
-from specwire.core.model import NONE, TORCH
+from specwire.core.model import TORCH
 
 START_LIMIT_S = 180.0
 MOST_SAID = 500
@@ -28,8 +28,8 @@ AUTO, AUTO_CHAIN = "auto", "auto:1"
 class WanPair:
     """Models and how they compute; threads of either, and slots of each.
 
-    ngram: the verifier proposes from the text itself, too. drafters: so many serve the draft model. apart: they have a
-    core to themselves, and all other services the others. runtime, quantization: of both models.
+    ngram: the verifier proposes from the text itself, too. apart: the drafter has a core to itself, and all other
+    services the others.
     """
 
     target: str
@@ -38,14 +38,11 @@ class WanPair:
     threads: int = 1
     ngram: bool = False
     slots: int = 4
-    drafters: int = 1
     apart: bool = False
-    runtime: str = TORCH
-    quantization: str = NONE
 
 
 class Cores(NamedTuple):
-    """Of drafters, and of all other services; empty for any."""
+    """Of the drafter, and of all other services; empty for any."""
 
     drafting: frozenset[int] = frozenset()
     other: frozenset[int] = frozenset()
@@ -57,7 +54,7 @@ def can_be_apart() -> bool:
 
 
 def cores_of(pair: WanPair) -> Cores:
-    """Raises BenchError where drafters are to be apart and cannot be."""
+    """Raises BenchError where the drafter is to be apart and cannot be."""
     if not pair.apart:
         return Cores()
     if not can_be_apart():
@@ -116,7 +113,7 @@ def rig(
 ) -> Iterator[WanRig]:
     """Start everything; orchestrators that differ in their plan alone share the verifier and the drafter.
 
-    Verifiers that nobody asks for are not started. watch_drafter: put a relay before the first drafter too.
+    Verifiers that nobody asks for are not started. watch_drafter: put a relay before the drafter too.
     """
     with ExitStack() as owned:
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-wan-")))
@@ -131,12 +128,12 @@ def rig(
         kinds = sorted({one.patient for one in orchestrations})
         verifiers = {patient: start(_verifier(pair, patient), places.cloud) for patient in kinds}
         draft = ("draft_service", pair.draft, *_model(pair))
-        drafters = [start(draft, places.edge, drafting) for _ in range(pair.drafters)]
+        drafter = start(draft, places.edge, drafting)
         links = {patient: _link(owned, service.ready(), places.edge) for patient, service in verifiers.items()}
-        dialled, draft_link = [drafter.ready() for drafter in drafters], None
+        dialled, draft_link = drafter.ready(), None
         if watch_drafter:
-            draft_link = _link(owned, dialled[0], places.edge)
-            dialled[0] = draft_link.address
+            draft_link = _link(owned, dialled, places.edge)
+            dialled = draft_link.address
         starting = {
             one: start(_orchestrator(one, links[one.patient].address, dialled), places.edge) for one in orchestrations
         }
@@ -149,8 +146,7 @@ def _link(owned: ExitStack, to: str, dialled_from: WanPlace) -> RelayLink:
 
 
 def _model(pair: WanPair) -> tuple[str, ...]:
-    computed = ("--runtime", pair.runtime, "--quantization", pair.quantization, "--dtype", pair.dtype)
-    return (*computed, "--threads", str(pair.threads), "--slots", str(pair.slots))
+    return ("--runtime", TORCH, "--dtype", pair.dtype, "--threads", str(pair.threads), "--slots", str(pair.slots))
 
 
 def _verifier(pair: WanPair, patient: bool) -> tuple[str, ...]:
@@ -159,6 +155,5 @@ def _verifier(pair: WanPair, patient: bool) -> tuple[str, ...]:
     return ("verify_service", pair.target, *_model(pair), ngram, *(("--patient",) if patient else ()))
 
 
-def _orchestrator(one: Orchestration, verifier: str, drafters: Sequence[str]) -> tuple[str, ...]:
-    dialled = (word for address in drafters for word in ("--drafter", address))
-    return ("orchestrator", "--verifier", verifier, *dialled, "--plan", one.plan)
+def _orchestrator(one: Orchestration, verifier: str, drafter: str) -> tuple[str, ...]:
+    return ("orchestrator", "--verifier", verifier, "--drafter", drafter, "--plan", one.plan)

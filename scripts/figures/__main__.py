@@ -28,25 +28,18 @@ from scripts.figures.reliability import (
 )
 from scripts.figures.speed import (
     batch_table,
-    demo_table,
     gpu_table,
     heads_table,
-    hybrid_table,
-    large_table,
     real_table,
     speed_table,
     step_table,
-    tools_table,
-    vllm_profile_table,
     vllm_table,
 )
-from scripts.figures.text import learn_table, suffix_table
+from scripts.figures.text import suffix_table
 from scripts.figures.wan import (
     branch_bytes_table,
     branching_table,
-    capacity_table,
     draft_rows_table,
-    edges_table,
     pairs_table,
     placement_table,
     wan_table,
@@ -65,10 +58,6 @@ def headline_table(results: dict[str, Any]) -> str:
         what = "a drafter 80 ms from its verifier (emulated: d 8 ms, V 30 ms, a 0.8), times plain decoding"
         rows.append([what, interval(far["to_plain"]), "`make bench-wan`"])
         rows.append(["the same, times textbook speculation", interval(far["to_textbook"]), "`make bench-wan`"])
-    if (record := _record("large.json")) is not None:
-        drafted = {(line["weights"], line["place"]): line["to_off"] for line in record["lines"] if line["row"] != "off"}
-        what = "half a billion random weights, a drafter beside them (a 0.8), times off"
-        rows.append([what, interval(drafted["float32", "0 ms"]), "`make bench-large`"])
     if (record := _record("failover.json")) is not None:
         killed = {cell["where"]: cell["max_s"] for cell in record["cells"] if cell["fault"] == "SIGKILL"}
         parties = ("drafter", "verifier", "orchestrator")
@@ -125,7 +114,6 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "box-ordinary": ("box_ordinary.json", "make bench-box-ordinary", speed_table),
     "real-smollm2-135m": ("real_smollm2-135m.json", "make bench-real", real_table),
     "real-qwen2.5-coder-1.5b": ("real_qwen2.5-coder-1.5b.json", "make bench-real", real_table),
-    "demo": ("demo.json", "make bench-demo", demo_table),
     "step": ("step.json", "make bench-step", step_table),
     "batch": ("batch.json", "make bench-batch", batch_table),
     "batch-ordinary": ("batch_ordinary.json", "make bench-batch-ordinary", batch_table),
@@ -137,16 +125,8 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "placement": ("branching.json", "python -m bench.branching.run", placement_table),
     "draft-rows": ("draft_rows.json", "python -m bench.branching.draft_rows", draft_rows_table),
     "branch-bytes": ("wan.json", "make bench-wan", branch_bytes_table),
-    "capacity": ("capacity.json", "make bench-capacity", capacity_table),
     "suffix": ("suffix.json", "make bench-suffix", suffix_table),
-    "learn": ("learn.json", "make bench-learn", learn_table),
-    "tools": ("tools.json", "make bench-tools", tools_table),
-    "edges": ("edges.json", "make bench-edges", edges_table),
-    "hybrid": ("hybrid.json", "make bench-hybrid", hybrid_table),
     "vllm": ("vllm.json", "make bench-vllm", vllm_table),
-    "vllm-profile": ("vllm_profile.json", "make bench-vllm-profile", vllm_profile_table),
-    "large": ("large.json", "make bench-large", large_table),
-    "large-dynamic": ("large_dynamic.json", "python -m bench.large --weights int8-dynamic", large_table),
     "gpu": ("gpu.json", "make bench-gpu", gpu_table),
     "laws": ("laws.json", "make statistics", laws_table),
     "laws-vllm": ("laws_vllm.json", "make statistics-vllm", laws_table),

@@ -135,38 +135,6 @@ def step_table(results: dict[str, Any]) -> str:
     return "\n\n".join([grid(rows), *([bars_table(results)] if results["bars"] else []), said])
 
 
-def demo_table(results: dict[str, Any]) -> str:
-    """Render what `make bench-demo` recorded: on against off, and who guessed which part of all tokens."""
-    rows = [["temperature", "tokens/s off", "on", "on / off", "tokens per forward", "copied", "head", "drafter"]]
-    for row in results["rows"]:
-        speeds = [f"{row[f'tokens_per_second_{name}']['value']:.0f}" for name in ("off", "on")]
-        shares = [f"{row['guessed'][name]:.0%}" for name in ("text", "head", "drafter")]
-        per_forward = f"{row['tokens_per_forward']:.2f}"
-        rows.append(
-            [
-                f"{row['temperature']:g}",
-                *speeds,
-                interval(row.get("median_ratio") or row["ratio"]),
-                per_forward,
-                *shares,
-            ]
-        )
-    arguments = results["arguments"]
-    how = f"{arguments['count']} prompts x {arguments['max_tokens']} tokens, {arguments['repeats']} runs"
-    return f"{grid(rows)}\n\n{how}; {results['runtime']} in {results['dtype']}, {results['machine']['cpu']}."
-
-
-def tools_table(results: dict[str, Any]) -> str:
-    """Render the counts of `make bench-tools`."""
-    counts = {"differing": "differ", "unparsable": "do not parse", "violating": "violate", "cut": "others in pieces"}
-    rows = [["format", "calls", *counts.values(), "tokens/forward, drafting off", "on"]]
-    for row in results["rows"]:
-        forwards = (f"{row['tokens'] / (row[name] or 1):.2f}" for name in ("forwards_off", "forwards_on"))
-        name = f"{row['form']}, {'sampled' if row['sampled'] else 'greedy'}"
-        rows.append([name, str(row["calls"]), *(str(row[each]) for each in counts), *forwards])
-    return "\n\n".join([grid(rows), bars_table(results)])
-
-
 def gpu_table(results: dict[str, Any]) -> str:
     """Render what `make bench-gpu` measured, with the device's name."""
     steps = [["sessions", "positions of each", "ms per step", "floor, ms", "x floor"]]
@@ -186,20 +154,6 @@ def gpu_table(results: dict[str, Any]) -> str:
     return "\n\n".join([*parts, f"{where} {' '.join(results['notes'])}"])
 
 
-def large_table(results: dict[str, Any]) -> str:
-    """Render what a drafter gains for a target of a size that people run, by place and weights."""
-    rows = [["weights", "place", "row", "tokens/s", "times off", "tokens per forward", "acceptance"]]
-    for line in results["lines"]:
-        accepted = "" if line["acceptance"] is None else f"{line['acceptance']:.2f}"
-        told = [f"{line['tokens_per_second']['value']:.1f}", interval(line["to_off"])]
-        rows.append([line["weights"], line["place"], line["row"], *told, f"{line['tokens_per_forward']:.2f}", accepted])
-    machine, arguments = results["machine"], results["arguments"]
-    how = f"{arguments['target']}, drafter {arguments['draft']}, planted acceptance {arguments['acceptance']:g}"
-    size = f"{arguments['prompts']} prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
-    measured = f"Measured on {machine['cpu']}, {machine['cores']} cores: {how}; {size}."
-    return "\n\n".join([grid(rows), bars_table(results), measured])
-
-
 def vllm_table(results: dict[str, Any]) -> str:
     """Render what vLLM's own speculation and specwire's gain on vLLM, by how many sessions are at once."""
     levels = sorted({line["level"] for line in results["lines"]})
@@ -216,33 +170,3 @@ def vllm_table(results: dict[str, Any]) -> str:
     held = f"{sum(bar['holds'] for bar in bars)} of {len(bars)} bars hold."
     how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
     return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores, float32, eager: {how}. {held}"
-
-
-def vllm_profile_table(results: dict[str, Any]) -> str:
-    """Render where the time of a step goes, in a vLLM server and in our service on vLLM's worker."""
-    accounts = results["accounts"]
-    rows = [["ms a step", *(f"{each['row']}, {each['level']} at once" for each in accounts)]]
-    rows.append(["(times off)", *(interval(each["to_off"]) for each in accounts)])
-    rows.append(["from one to the next", *(f"{each['step_ms']:.1f}" for each in accounts)])
-    rows.append(["(tokens a step)", *(f"{each['tokens']:.1f}" for each in accounts)])
-    for kind, label in (("parts_ms", "{}"), ("cpu_ms", "computed: {}")):
-        for part in dict.fromkeys(name for each in accounts for name in each[kind]):
-            told = [f"{each[kind][part]:.1f}" if part in each[kind] else "" for each in accounts]
-            rows.append([label.format(part), *told])
-    machine, arguments = results["machine"], results["arguments"]
-    how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens"
-    return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores, float32, eager, greedy: {how}."
-
-
-def hybrid_table(results: dict[str, Any]) -> str:
-    """Render what drafting gains a target with recurrent layers, and what its kept states cost."""
-    rows = [["row", "tokens/s", "times off", "tokens a forward"]]
-    for line in results["lines"]:
-        speed, ratio = line["tokens_per_second"]["value"], line["to_off"]
-        label = {"a": "transformers"}.get(line["row"], line["row"])
-        rows.append([label, f"{speed:.0f}", interval(ratio), f"{line['tokens_per_forward']:.2f}"])
-    slot_bytes, machine = results["slot_bytes"], results["machine"]
-    keys, states = (slot_bytes[part] / (1 << 20) for part in ("keys_and_values", "states"))
-    slot = f"A slot has {keys:.1f} MiB of keys and values, {states:.1f} MiB of states."
-    where = f"Measured on {machine['cpu']}, {machine['cores']} cores."
-    return "\n\n".join([grid(rows), bars_table(results), " ".join([slot, *results["notes"], where])])

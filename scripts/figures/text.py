@@ -1,4 +1,4 @@
-"""The tables of `make bench-suffix` and `make bench-learn`."""
+"""The table of `make bench-suffix`."""
 
 from __future__ import annotations
 
@@ -26,21 +26,6 @@ def suffix_table(results: dict[str, Any]) -> str:
     how = f"{arguments['prompts']} pieces of code x {arguments['tokens']} tokens, {arguments['tenants']} tenants"
     said = f"{look} {beside}. {_measured(results)}: {how}, {_repeats(arguments)}."
     return "\n\n".join([grid(rows), grid(again), bars_table(results), said])
-
-
-def learn_table(results: dict[str, Any]) -> str:
-    """Render `make bench-learn`: acceptance and speed over the requests, bars, what the learner takes."""
-    rows = [["requests", "kind", "version", "accepted, static", "learning", "tokens/s, static", "learning"]]
-    for part in results["parts"]:
-        place = [f"{part['first'] + 1}-{part['first'] + part['requests']}", ("first", "then")[part["kind"]]]
-        accepted = [f"{share:.3f}" for share in part["acceptance"].values()]
-        rows.append(
-            [*place, str(part["version"]), *accepted, *(f"{x:.0f}" for x in part["tokens_per_second"].values())]
-        )
-    spent, arguments = results["learner"], results["arguments"]
-    took = f"The learner took {spent['cpu_s']:.0f} s of a processor in {spent['wall_s']:.0f} s"
-    how = f"{arguments['requests']} requests of each kind x {arguments['tokens']} tokens, {arguments['dtype']}"
-    return "\n\n".join([grid(rows), bars_table(results), f"{took}. {_measured(results)}: {how}."])
 
 
 def _measured(results: dict[str, Any]) -> str:

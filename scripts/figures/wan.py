@@ -1,4 +1,4 @@
-"""Tables of drafting here and deciding there: over a line, by trees and placements, capacity, edges."""
+"""Tables of drafting here and deciding there: over a line, by trees and placements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from statistics import median
 from typing import Any
 
-from scripts.figures.markdown import bars_table, grid, interval
+from scripts.figures.markdown import grid, interval
 from scripts.pages import ROOT
 
 RESULTS = ROOT / "bench" / "results"
@@ -141,37 +141,3 @@ def placement_table(results: dict[str, Any]) -> str:
         reach = ", ".join(f"{begins:.0f} to {ends:.0f} ms" for begins, ends in one["as_fast_ms"]) or "nowhere"
         rows.append([f"d {one['draft_ms']:g} ms, a {one['acceptance']:g}", *speeds, reach])
     return grid(rows)
-
-
-def capacity_table(results: dict[str, Any]) -> str:
-    """Render how many sessions a verifier holds, measured and simulated, by where the drafters are."""
-    rows = [["V = 30 ms, longer by", "drafters", "sessions", "simulated", "x without", "limit", "bound"]]
-    held = {(_costs(one), one["placement"]): one for one in results["measured"]}
-    for one in results["simulated"]:
-        costs = _costs(one)
-        found, without = held[costs, one["placement"]], held[costs, "without drafting"]
-        ratio = f"{found['sessions'] / without['sessions']:.2f}" if without["sessions"] else ""
-        edge = one["placement"].startswith("edge")
-        limit = f"{one['limit']:.2f}" if edge else ""
-        bound = f"{one['bound']:.2f}" if edge and one["bound"] else ""
-        counts = [str(each["sessions"]) for each in (found, one)]
-        rows.append([costs, one["placement"], *counts, ratio, limit, bound])
-    return grid(rows)
-
-
-def _costs(one: dict[str, Any]) -> str:
-    return f"{one['target']['session']:.0%} a session, {one['target']['row']:.0%} a draft token"
-
-
-def edges_table(results: dict[str, Any]) -> str:
-    """Render what a lost verifier costs the edges that share it, what an edge costs, and the bars."""
-    rows = [["edges", "sessions", "all back, s", "longest pause, s", "longest pause of a rolling update, s"]]
-    for lost in (results["loss"], results["storm"]):
-        pauses = (lost["back_s"], lost["pause_s"], lost["rolling_pause_s"])
-        rows.append([str(lost["edges"]), str(lost["sessions"]), *(f"{pause:.2f}" for pause in pauses)])
-    cost, machine = results["cost"], results["machine"]
-    edge = f"{cost['idle_kib']:.0f} KiB at its verifier and {cost['idle_bytes']:.0f} bytes/s while it is idle"
-    sent = f" and {cost['busy_bytes']:.0f} bytes/s" if "busy_bytes" in cost else ""  # not in older records
-    said = f"An edge takes {edge}, {cost['busy_kib']:.0f} KiB{sent} while it is busy."
-    where = f"Measured on {machine['cpu']}, {machine['cores']} cores, with emulated forwards."
-    return f"{grid(rows)}\n\n{bars_table(results)}\n\n{said} {where}"

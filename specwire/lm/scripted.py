@@ -6,15 +6,11 @@ not rolled back, so a wrong rollback or a skipped token changes every later row.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
-import os
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +28,8 @@ from specwire.text.tokenizer import vocabulary_fingerprint
 
 PREFIX = "scripted:"
 USAGE = (
-    "scripted:SEED[:vocab=N][:agree=A|:trace=FILE|:ranks=FILE][:eos=P][:delay_ms=D][:row_cost=S][:session_cost=S]"
-    "[:turns=FILE][:memory=M][:spread=L][:device=NAME][:end=ID]"
+    "scripted:SEED[:vocab=N][:agree=A|:trace=FILE|:ranks=FILE][:eos=P][:delay_ms=D][:row_cost=S]"
+    "[:memory=M][:spread=L][:device=NAME][:end=ID]"
 )
 CONTEXT = 4096
 EOS_ID = 0
@@ -108,9 +104,6 @@ class Script:
             model, to be called so wherever it is used.
         row_cost: share of delay_ms that each further position of a forward adds, all slots together:
             V(m) = delay_ms (1 + row_cost (m - 1)).
-        session_cost: instead of it, what the first position of each further slot adds, so that
-            V(m, n) = delay_ms (1 + row_cost (m - n) + session_cost (n - 1)); None: as any other position.
-        turns: a file. The forwards of all models that name it take turns, as on one device; "": this model has its own.
         trace: "0" and "1" by position, in place of `agree`: whether the logits that choose the token at p agree;
             it begins anew where it ends.
         ranks: likewise, of several ids with scores: see `ScriptedRanks`. Behind a text that is not the plain script's
@@ -127,8 +120,6 @@ class Script:
     eos: float = 0.0
     delay_ms: float = 0.0
     row_cost: float = 0.0
-    session_cost: float | None = None
-    turns: str = ""
     trace: str = ""
     ranks: ScriptedRanks | None = None
     device: str = "cpu"
@@ -139,14 +130,11 @@ class Script:
     def __post_init__(self) -> None:
         if not 2 <= self.vocab <= 1 << 20:
             raise ModelError(f"vocab: must be from 2 to {1 << 20}, not {self.vocab}")
-        for name in ("agree", "eos"):
+        for name in ("agree", "eos", "row_cost"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ModelError(f"{name}: must be from 0 to 1, not {getattr(self, name)}")
         if not (math.isfinite(self.delay_ms) and 0.0 <= self.delay_ms <= 60_000.0):
             raise ModelError(f"delay_ms: must be from 0 to 60000, not {self.delay_ms}")
-        for name in ("row_cost", "session_cost"):
-            if not 0.0 <= (getattr(self, name) or 0.0) <= 1.0:
-                raise ModelError(f"{name}: must be from 0 to 1, not {getattr(self, name)}")
         if not 0.0 < self.spread <= SPREAD:
             raise ModelError(f"spread: must be above 0 and at most {SPREAD:g}, not {self.spread}")
         if not 0 <= self.memory <= MOST_MEMORY:
@@ -175,11 +163,9 @@ class Script:
         except ValueError as error:
             raise ModelError(f"model {spec!r}: not a number: {error}") from error
 
-    def duration(self, rows: int, sessions: int = 1) -> float:
-        """Least seconds of a forward of `rows` positions of so many slots."""
-        between = self.row_cost if self.session_cost is None else self.session_cost
-        further = self.row_cost * (rows - sessions) + between * (sessions - 1)
-        return self.delay_ms / 1000 * (1 + max(0.0, further))
+    def duration(self, rows: int) -> float:
+        """Least seconds of a forward of `rows` positions, all slots together."""
+        return self.delay_ms / 1000 * (1 + self.row_cost * max(0, rows - 1))
 
     def extend(self, prefix: int, token: int) -> int:
         """64-bit hash of a text, from the hash of the text before its last token (0 for the empty text).
@@ -292,8 +278,6 @@ READ_BY: dict[str, Callable[[str], Any]] = {
     "eos": float,
     "delay_ms": float,
     "row_cost": float,
-    "session_cost": float,
-    "turns": str,
     "trace": _read_trace,
     "ranks": _read_ranks,
     "device": str,
@@ -331,23 +315,6 @@ class Metronome:
         self._late = min(MOST_LATE_S, max(0.0, self._late + over / LATE_SPAN))
 
 
-class Turns:
-    """One device for several processes: whoever is within holds the lock of a file."""
-
-    def __init__(self, path: str) -> None:
-        try:
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise ModelError(f"turns: cannot open {path}: {type(error).__name__}") from error
-        weakref.finalize(self, os.close, self._lock)
-
-    def __enter__(self) -> None:
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        fcntl.flock(self._lock, fcntl.LOCK_UN)
-
-
 class HeldToken(NamedTuple):
     """A token in a slot. prefix: hash of the text up to it, along its ancestors. behind: of the text before it.
 
@@ -377,7 +344,6 @@ class ScriptedLM:
         self._table = SlotTable(slots, context, script.vocab)
         self._rows: list[list[HeldToken]] = [[] for _ in range(slots)]
         self._clock = Metronome()
-        self._turns = Turns(script.turns) if script.turns else nullcontext()
 
     @classmethod
     def parse(cls, spec: str, *, slots: int, context: int | None = None) -> ScriptedLM:
@@ -411,13 +377,12 @@ class ScriptedLM:
 
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
         self._table.check(feeds)
-        with self._turns:
-            began = time.perf_counter()
-            places = [place for feed in feeds for place in self._feed(feed)]
-            rows = self.script.rows(places) if places else np.empty((0, self.script.vocab), np.float32)
-            if self.script.delay_ms:
-                width = sum(len(feed.tokens) for feed in feeds)
-                self._clock.wait_until(began + self.script.duration(width, len(feeds)))
+        began = time.perf_counter()
+        places = [place for feed in feeds for place in self._feed(feed)]
+        rows = self.script.rows(places) if places else np.empty((0, self.script.vocab), np.float32)
+        if self.script.delay_ms:
+            width = sum(len(feed.tokens) for feed in feeds)
+            self._clock.wait_until(began + self.script.duration(width))
         self._table.commit(feeds)
         return torch.from_numpy(rows)
 

@@ -23,7 +23,7 @@ def test_it_lists_what_make_measures(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_it_becomes_the_measurement() -> None:
-    words = (sys.executable, "-m", "deploy", "bench", "suffix", "--help")
+    words = (sys.executable, "-m", "deploy", "bench", "sweep", "--help")
     done = subprocess.run(words, cwd="/", env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240.0)
     assert done.returncode == 0
     assert done.stdout.startswith("usage: ")

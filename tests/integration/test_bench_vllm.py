@@ -1,4 +1,4 @@
-"""The benchmarks around vLLM in short: `LLM.generate`, the account of a step, the law of texts."""
+"""The benchmarks around vLLM in short: `LLM.generate`, and the law of texts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from bench.laws import vllm as laws
-from bench.vllm import profile, run
+from bench.vllm import run
 from bench.vllm.run import IDLE, LEAST_TURNS, LIBRARY, OFF, TEMPERATURES
 from bench.vllm.server import MISSING, VLLM, VllmLibrary
-from bench.vllm.service import ENGINE, ENGINE_OFF
 from demo_pair import TARGET
 from scripts.figures.exact import laws_table
-from scripts.figures.speed import vllm_profile_table
 from tests.faults.test_demo_pair import asked, check_choices
 
 pytestmark = [pytest.mark.bench, pytest.mark.skipif(not VLLM.exists(), reason=MISSING)]
@@ -30,27 +28,6 @@ def test_vllm_as_a_library_writes_the_target_s_texts(tmp_path: Path) -> None:
     for prompt, tokens in zip((one.prompt, one.prompt[:-3]), texts, strict=True):
         assert len(tokens) == 24
         check_choices(type(one)(prompt), tokens)
-
-
-def test_a_step_is_accounted_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "profile.json"
-    levels, rows = (1, 4), (IDLE, ENGINE_OFF, ENGINE[0])
-    words = ["--prompts", "4", "--tokens", "24", "--sessions", *map(str, levels), "--out", str(out), "--only", *rows]
-    assert profile.main(words) == 0
-    assert "vLLM's forward" in capsys.readouterr().out
-    found = json.loads(out.read_text())
-    told = [(each["row"], each["level"]) for each in found["accounts"]]
-    compared = ((OFF, IDLE), (OFF, ENGINE_OFF, ENGINE[0]))
-    assert told == [(row, level) for each in compared for level in levels for row in each]
-    for each in found["accounts"]:
-        row, level = each["row"], each["level"]
-        assert 0 < each["tokens"] <= 24 * level
-        assert (row == OFF) == (not each["parts_ms"])
-        assert sum(each["parts_ms"].values()) == pytest.approx(each["step_ms"] if each["parts_ms"] else 0.0)
-        assert all(value >= 0 for value in each["cpu_ms"].values())
-        assert (each["to_off"]["value"] == 1.0) == (row == OFF)
-        assert (profile.OURS in each["parts_ms"]) == (row == IDLE)
-    assert "from one to the next" in vllm_profile_table(found)
 
 
 def test_a_few_rows_are_measured_alone_and_not_into_the_record(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -113,8 +112,6 @@ def test_no_rows_wanted() -> None:
         ("scripted:1:agree=nan", "agree: must be from 0 to 1, not nan"),
         ("scripted:1:delay_ms=inf", "delay_ms: must be from 0 to 60000, not inf"),
         ("scripted:1:row_cost=-1", "row_cost: must be from 0 to 1, not -1.0"),
-        ("scripted:1:session_cost=2", "session_cost: must be from 0 to 1, not 2.0"),
-        ("scripted:1:turns=/no/such/place", "turns: cannot open /no/such/place: FileNotFoundError"),
         ("scripted:1:memory=4", "memory: must be from 0 to 3, not 4"),
         ("scripted:1:device=", "device: must not be empty"),
         ("scripted:1:trace=/no/such/file", "trace: cannot read /no/such/file: FileNotFoundError"),
@@ -165,22 +162,6 @@ def test_every_further_row_adds_its_cost() -> None:
     assert script.duration(1) == pytest.approx(0.030)
     assert script.duration(9) == pytest.approx(0.042)
     assert Script.parse("scripted:3:delay_ms=30").duration(9) == pytest.approx(0.030)
-
-
-def test_a_further_slot_has_a_cost_of_its_own() -> None:
-    script = Script.parse("scripted:3:delay_ms=30:row_cost=0.05:session_cost=0.1")
-    assert script.duration(6, 1) == pytest.approx(0.0375)
-    assert script.duration(6, 4) == pytest.approx(0.042)
-    assert Script.parse("scripted:3:delay_ms=30:row_cost=0.05").duration(6, 4) == pytest.approx(0.0375)
-
-
-def test_models_that_share_a_device_take_turns(tmp_path: Path) -> None:
-    """While one computes, the other waits, and only then begins to take its time."""
-    spec = f"scripted:3:delay_ms=20:turns={tmp_path / 'device'}"
-    began = time.perf_counter()
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda lm: lm.forward([Feed(0, 0, [1], 1)]), (_load(spec), _load(spec))))
-    assert time.perf_counter() - began >= 0.04
 
 
 def test_a_forward_takes_at_least_its_time() -> None:

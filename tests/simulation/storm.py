@@ -3,7 +3,7 @@
 Where each verifier has room for all, both are replaced in turn afterwards. Where one has room for three quarters, some
 of its sessions wait there while the other one is away, and some are refused and ask again.
 
-`python -m tests.simulation.storm --edges 500` plays what two cores cannot play with processes (`make bench-edges`).
+`python -m tests.simulation.storm --edges 500` plays what two cores cannot play with processes.
 Every text must be plain decoding's. Times are virtual; a forward takes the same time for any rows.
 """
 

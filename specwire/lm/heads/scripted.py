@@ -119,7 +119,7 @@ class HeadedScript(ScriptedLM):
     def spend(self, began: float, sessions: int) -> None:
         """Let the head's forward take its time. began: by `time.perf_counter`."""
         if self.head.delay_ms:
-            self._head_clock.wait_until(began + self.head.duration(sessions, sessions))
+            self._head_clock.wait_until(began + self.head.duration(sessions))
 
     def _prefix(self, request: HeadRequest) -> int:
         """The hash of its text, from what the slot holds: wrong where that is of another text."""
