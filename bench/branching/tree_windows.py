@@ -1,8 +1,8 @@
 """What a verifier would gain that tests several paths in one forward: python -m bench.branching.tree_windows.
 
 The engine's window is one path. Here a small verifier stands in its place that can also test the likeliest nodes of the
-whole tree, as many of them as it likes; drafters, their trees, lines and traces are those of `bench.branching.run`. It
-chooses by the same estimates. Nothing of what a tree's mask, its sampling or its compaction costs is counted, so the
+whole tree, as many of them as it likes; drafters, their trees, lines and traces are the simulator's. It chooses by
+the same estimates. Nothing of what a tree's mask, its sampling or its compaction costs is counted, so the
 gains are upper references. `head_windows` asks the same of runners-up of a head.
 """
 

@@ -42,6 +42,32 @@ def write(out: Path, found: Mapping[str, object], args: argparse.Namespace, name
     say(f"written to {out}")
 
 
+def save(
+    path: Path,
+    found: Mapping[str, object],
+    arguments: Mapping[str, object],
+    raw: Sequence[object] = (),
+    ran_on: Mapping[str, object] | None = None,
+) -> None:
+    """`found`, with the machine, the commit and these arguments, as JSON; raw runs on a line of their own each.
+
+    ran_on: machine and commit, where they were read before.
+    """
+    whole = {"name": path.stem, **found, **(ran_on or provenance()), "arguments": arguments}
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in whole.items()]
+    if raw:
+        runs = ",\n  ".join(map(json.dumps, raw))
+        lines.append(f'"raw": [\n  {runs}\n ]')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{\n " + ",\n ".join(lines) + "\n}\n")
+    say(f"written to {path}")
+
+
+def provenance() -> dict[str, object]:
+    """Of what runs now, whatever is committed meanwhile."""
+    return {"machine": machine.describe(), "commit": machine.commit()}
+
+
 def write_object(head: Mapping[str, object], raw: Sequence[Mapping[str, object]], path: Path) -> None:
     """One JSON object; each raw run on a line of its own."""
     runs = ",\n  ".join(json.dumps(run) for run in raw)

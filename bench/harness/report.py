@@ -32,6 +32,16 @@ def at_most(name: str, value: Estimate, needed: float) -> Bar:
     return Bar(name, value.value, value.low, value.high, "<=", needed, value.high <= needed)
 
 
+def exactly(value: float) -> Estimate:
+    """Of what was counted."""
+    return Estimate(value, value, value, 1.0)
+
+
+def none_of(name: str, count: float) -> Bar:
+    """What must not occur."""
+    return at_most(name, exactly(count), 0)
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns aligned: the first to the left, the others to the right."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]

@@ -4,8 +4,10 @@ places, rig          namespaces for edge and cloud; the processes of a cell
 cells, traces        the grid, the sixteen cells measured, and where their drafter is right
 virtual              what the simulator expects of a cell
 disciplines          plain, textbook, streaming with a waiting verifier, the default; their ratios
-emulated, real_pair  measured over real sockets: sleeping devices, and the demo pair
+emulated             measured over real sockets, with devices that sleep
 wire                 bytes by hop and kind
-judged               what is needed, and whether it holds
-results, report, plot, run
+report               what is needed, tables, the record
+run                  the command: python -m bench.wan.run
+
+Real forwards over a line are in `make bench-real`.
 """

@@ -39,9 +39,7 @@ from scripts.figures.text import suffix_table
 from scripts.figures.wan import (
     branch_bytes_table,
     branching_table,
-    draft_rows_table,
     pairs_table,
-    placement_table,
     wan_table,
 )
 from scripts.pages import ROOT
@@ -121,9 +119,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "heads-ordinary": ("heads_ordinary.json", "make bench-heads-ordinary", heads_table),
     "wan": ("wan.json", "make bench-wan", wan_table),
     "pairs": ("wan.json", "make bench-wan", pairs_table),
-    "branching": ("branching.json", "python -m bench.branching.run", branching_table),
-    "placement": ("branching.json", "python -m bench.branching.run", placement_table),
-    "draft-rows": ("draft_rows.json", "python -m bench.branching.draft_rows", draft_rows_table),
+    "branching": ("wan.json", "make bench-wan", branching_table),
     "branch-bytes": ("wan.json", "make bench-wan", branch_bytes_table),
     "suffix": ("suffix.json", "make bench-suffix", suffix_table),
     "vllm": ("vllm.json", "make bench-vllm", vllm_table),

@@ -1,21 +1,18 @@
-"""Tables of drafting here and deciding there: over a line, by trees and placements."""
+"""Tables of drafting here and deciding there: over a line, by trees."""
 
 from __future__ import annotations
 
-import json
 from statistics import median
 from typing import Any
 
 from scripts.figures.markdown import grid, interval
-from scripts.pages import ROOT
 
-RESULTS = ROOT / "bench" / "results"
 COMPARED = ("plain", "textbook", "chain")
 LIGHT, HEAVY = "-b0.02", "-b0.1"
 
 
 def wan_table(results: dict[str, Any]) -> str:
-    """Render the measured cells and round trips of `make bench-wan`, and the bars that it misses."""
+    """Render the measured cells of `make bench-wan`, and the bars that it misses."""
     names = list(results["emulated"][0]["disciplines"])
     # Earlier records have no other optimum than that of chains.
     both = "optimum_of_chains" in results["emulated"][0]
@@ -24,8 +21,6 @@ def wan_table(results: dict[str, Any]) -> str:
     for cell in results["emulated"]:
         error = max(one["value"] for one in cell["simulator_error"].values())
         rows.append([cell["name"], *_wan_row(cell, names), interval(cell["default_to_optimum"]), f"{error:.0%}"])
-    for line in results["demo_pair"]:
-        rows.append([f"demo pair, {line['rtt_ms']:g} ms", *_wan_row(line, names), "", ""])
     bars = results["bars"]
     missed = [bar for bar in bars if not bar["holds"]]
     parts = [grid(rows), _simulator(results), _bytes(results)]
@@ -82,38 +77,21 @@ def _default_to(measured: dict[str, Any], other: str) -> str:
 
 
 def branching_table(results: dict[str, Any]) -> str:
-    """Render what trees gain over chains: measured by `make bench-wan`, beside what was simulated before."""
-    wan = json.loads((RESULTS / "wan.json").read_text())
-    measured = {cell["name"]: cell for cell in wan["emulated"]}
-    gains = {cell["name"]: cell["gain"] for cell in results["cells"]}
+    """Render what trees gain over chains, beside what is simulated."""
+    cells = {cell["name"]: cell for cell in results["emulated"]}
     rows = [["cell", "default / chain", "simulated", "with b 0.10", "simulated"]]
-    for name in gains:
-        if not name.endswith(LIGHT) or name not in measured:
+    for name, light in cells.items():
+        if not name.endswith(LIGHT):
             continue
-        heavy = name.removesuffix(LIGHT) + HEAVY
-        found = [_default_to(measured[each], "chain") if each in measured else "" for each in (name, heavy)]
-        light, heavier = (f"{gains[each]:.2f}" for each in (name, heavy))
-        rows.append([name.removesuffix(LIGHT), found[0], light, found[1], heavier])
+        heavy = cells.get(name.removesuffix(LIGHT) + HEAVY)
+        told = [text for cell in (light, heavy) for text in (_gain(cell) if cell else ("", ""))]
+        rows.append([name.removesuffix(LIGHT), *told])
     return grid(rows)
 
 
-def draft_rows_table(results: dict[str, Any]) -> str:
-    """Render what a forward of the demo drafter takes by the tokens that it extends."""
-    found = results["ms"]
-    rows = [
-        ["tokens that a forward extends", *found],
-        ["ms", *(f"{median(each):.2f}" for each in found.values())],
-        ["times one", *(f"{_to_one(each, found['1']):.2f}" for each in found.values())],
-    ]
-    arguments, machine = results["arguments"], results["machine"]
-    said = (
-        f"{machine['cpu']}, {arguments['threads']} thread, {arguments['dtype']}, behind {arguments['length']} tokens."
-    )
-    return f"{grid(rows)}\n\n{said}"
-
-
-def _to_one(found: list[float], one: list[float]) -> float:
-    return median(each / first for each, first in zip(found, one, strict=True))
+def _gain(cell: dict[str, Any]) -> tuple[str, str]:
+    simulated = cell["simulated"]
+    return _default_to(cell, "chain"), f"{simulated['default'] / simulated['chain']:.2f}"
 
 
 def branch_bytes_table(results: dict[str, Any]) -> str:
@@ -130,14 +108,3 @@ def branch_bytes_table(results: dict[str, Any]) -> str:
 
 def _proposals(one: dict[str, Any]) -> dict[str, float]:
     return {hop["name"]: hop["bytes"].get("proposals", 0.0) / one["decided"] for hop in one["hops"]}
-
-
-def placement_table(results: dict[str, Any]) -> str:
-    """Render where a drafter with trees is as fast as textbook speculation in the verifier's box."""
-    rtts = [f"{float(rtt):g}" for rtt in results["placements"][0]["by_rtt"]]
-    rows = [["drafter", "textbook, 0 ms", *(f"{rtt} ms" for rtt in rtts), "as fast at"]]
-    for one in results["placements"]:
-        speeds = [f"{speed:.0f}" for speed in (one["textbook"], *one["by_rtt"].values())]
-        reach = ", ".join(f"{begins:.0f} to {ends:.0f} ms" for begins, ends in one["as_fast_ms"]) or "nowhere"
-        rows.append([f"d {one['draft_ms']:g} ms, a {one['acceptance']:g}", *speeds, reach])
-    return grid(rows)

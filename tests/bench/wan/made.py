@@ -8,7 +8,6 @@ from bench.harness.runs import Run, Sample
 from bench.wan.cells import SHOWN, WanCell
 from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, STREAM_WAIT, TEXTBOOK, measured_in
 from bench.wan.emulated import EmulatedTimes
-from bench.wan.real_pair import MeasuredPair
 from bench.wan.virtual import ExpectedCell
 from bench.wan.wire import Hop, Wire
 
@@ -43,10 +42,6 @@ def expected(cell: WanCell = SHOWN, optimum_of_chains: float = 35.0, optimum: fl
 def measured(speeds: Mapping[str, float] = SPEEDS, cell: WanCell = SHOWN) -> EmulatedTimes:
     known = {name: speeds[name] for name in measured_in(cell) if name in speeds}
     return EmulatedTimes(expected(cell), steady(known), {"0.5": 0.1}, isolated=True)
-
-
-def measured_pair(speeds: Mapping[str, float] = SPEEDS, rtt_ms: float = 20.0) -> MeasuredPair:
-    return MeasuredPair(rtt_ms, {key: SETTINGS[key] for key in (TEXTBOOK, STREAM_WAIT)}, steady(speeds), isolated=True)
 
 
 def wire(bytes_per_proposed: float = 11.0) -> Wire:

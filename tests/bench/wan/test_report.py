@@ -1,22 +1,38 @@
-"""Which bars a measurement over a line has, and when they hold."""
+"""Which bars a measurement over a line has, and when they hold; its tables and its file."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from bench.harness.report import Bar
 from bench.harness.runs import Sample
-from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, SHOWN, WanCell
+from bench.relay.gauge import Gauge, RoundTrip
+from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, NAMED, SHOWN, WanCell
 from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, TEXTBOOK, ratio, ratio_to_better, speeds
 from bench.wan.emulated import EmulatedTimes
-from bench.wan.judged import bars, simulator_error
-from tests.bench.wan.made import SPEEDS, expected, measured, measured_pair, samples, wire
+from bench.wan.report import WanResults, report, simulator_error, write
+from bench.wan.virtual import Software
+from bench.wan.wire import Wire
+from tests.bench.wan.made import SPEEDS, expected, measured, samples, wire
+
+GAUGE = Gauge((RoundTrip(20.0, 20.3, 20.9),), 900.0, {"0.5": 0.1, "0.99": 0.3})
 
 
-def held(one: EmulatedTimes, gain: float = 1.2) -> dict[str, bool]:
-    found = bars([one], [], [], {one.cell.name: gain})
-    return {bar.name.partition(": ")[2]: bar.holds for bar in found}
+def of(cells: list[EmulatedTimes], bytes_: list[Wire]) -> WanResults:
+    grid = [expected(cell) for cell in NAMED] if cells else []
+    return WanResults({"tokens": 100}, GAUGE, Software(500, 900, 100), grid, cells, bytes_, ["a note"])
+
+
+def bars(cells: list[EmulatedTimes]) -> list[Bar]:
+    return of(cells, []).bars
+
+
+def held(one: EmulatedTimes) -> dict[str, bool]:
+    return {bar.name.partition(": ")[2]: bar.holds for bar in bars([one])}
 
 
 def test_a_good_cell_holds_all_bars() -> None:
@@ -51,21 +67,19 @@ def test_a_cell_whose_further_tokens_are_dear_is_held_to_what_it_has() -> None:
 def test_trees_are_held_to_the_chain_more_strictly_where_they_must_show(cell: WanCell, needed: float) -> None:
     for share, holds in ((1.001, True), (0.999, False)):
         one = measured({**SPEEDS, DEFAULT: share * needed * SPEEDS[CHAIN]}, cell)
-        assert held(one, needed)["default / chain"] is holds
+        assert held(one)["default / chain"] is holds
 
 
-def test_trees_are_held_to_what_was_simulated_before() -> None:
-    """43 / 34 is 1.26; what was not simulated before is as the run's own simulation has it."""
-    assert held(measured(), 1.33)["default / chain, of the 1.33 simulated"]
-    assert not held(measured(), 1.34)["default / chain, of the 1.34 simulated"]
-    names = [bar.name for bar in bars([measured()], [], [], {})]
-    assert f"{SHOWN.name}: default / chain, of the 1.26 simulated" in names
+def test_trees_are_held_to_what_is_simulated() -> None:
+    """43 / 34 is 1.26."""
+    assert held(measured())["default / chain, of the 1.26 simulated"]
+    assert not held(measured({**SPEEDS, DEFAULT: 40.8}))["default / chain, of the 1.26 simulated"]
 
 
 @pytest.mark.parametrize(("textbook", "holds"), [(39.0, True), (39.2, False)])
 def test_the_default_away_is_held_to_textbook_speculation_at_home(textbook: float, holds: bool) -> None:
     away, home = measured(cell=AWAY), measured({**SPEEDS, TEXTBOOK: textbook}, AT_HOME)
-    (bar,) = (bar for bar in bars([away, home], [], [], {}) if bar.name.endswith("default / textbook at 0 ms"))
+    (bar,) = (bar for bar in bars([away, home]) if bar.name.endswith("default / textbook at 0 ms"))
     assert bar.holds is holds
     assert bar.needed == 1.10
 
@@ -77,7 +91,7 @@ def test_the_default_away_is_held_to_textbook_speculation_at_home(textbook: floa
             DEFAULT,
             37.0,
             {
-                "default / chain, of the 1.20 simulated",
+                "default / chain, of the 1.26 simulated",
                 "default / plain",
                 "default / simulated optimum",
                 "simulator's error, worst discipline",
@@ -148,14 +162,37 @@ def test_ratios_take_the_repeats_that_both_had() -> None:
     assert ratio_to_better(uneven, PLAIN, (PLAIN, TEXTBOOK)).value == pytest.approx(1.0)
 
 
-def test_the_pair_and_the_wire_have_theirs() -> None:
-    found = bars([], [measured_pair(), measured_pair({**SPEEDS, DEFAULT: 31.0})], [wire(), wire(16.5)])
-    assert [bar.holds for bar in found] == [True, True, False, False, True, False]
-    assert found[0].name == "demo pair, 20 ms: default / plain"
-    assert found[1].name == "demo pair, 20 ms: default / chain"
-    assert found[4].name == "greedy, orchestrator to verifier: bytes per proposed token"
-    assert found[4].value == pytest.approx(11.0)
+def test_the_wire_has_its_bar() -> None:
+    found = of([], [wire(), wire(16.5)]).bars
+    assert [bar.holds for bar in found] == [True, False]
+    assert found[0].name == "greedy, orchestrator to verifier: bytes per proposed token"
+    assert found[0].value == pytest.approx(11.0)
 
 
-def test_a_cell_has_a_name() -> None:
-    assert WanCell(80.0, 8.0, 0.8, 0.0).name == "R80-d8-a0.8-s0-b0.02"
+def test_the_table_says_everything() -> None:
+    said = report(of([measured(cell=cell) for cell in NAMED[:3]], [wire()]))
+    for part in ("R0-d8-a0.4-s0", "textbook:8", "1.30 [1.30, 1.30]", "d 8 ms, a 0.8, s 0", "holds", "a note", "11.0"):
+        assert part in said
+    assert "software of ours: 0.50 ms a step, 0.90 ms a hop, 0.10 ms a draft token" in said
+    assert max(map(len, said.splitlines())) < 250
+
+
+def test_parts_that_were_not_measured_are_left_out() -> None:
+    nothing = of([], [])
+    assert "bar" not in report(nothing)
+    assert nothing.texts_hold
+
+
+def test_the_file_has_bars_and_raw_sessions(tmp_path: Path) -> None:
+    path = tmp_path / "wan.json"
+    write(of([measured(cell=cell) for cell in NAMED[:3]], [wire()]), path)
+    found = json.loads(path.read_text())
+    assert found["name"] == "wan"
+    assert {"name", "value", "low", "high", "needed", "holds"} <= found["bars"][0].keys()
+    assert len(found["raw"]) == 3 * 5 * 7
+    assert found["raw"][0]["where"] == NAMED[0].name
+    assert [one["name"] for one in found["simulated"]] == [cell.name for cell in NAMED]
+    assert found["emulated"][0]["disciplines"]["default"]["to_plain"]["value"] == pytest.approx(43 / 33)
+    assert found["wire"][0]["hops"][0]["bytes_per_proposed_token"] == 11.0
+    assert found["arguments"] == {"tokens": 100}
+    assert {"machine", "commit"} <= found.keys()
