@@ -39,10 +39,10 @@ from bench.harness.runs import BenchError, Row, Sample, speed_ratio, tokens_per_
 from bench.harness.texts import Judged, judge, mismatches, scores_at, tolerance
 from bench.peers import openvino_rows
 from bench.suffix.sources import build_table
-from deploy.stack.options import cores
 from specwire.client.events import Stats
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import AUTO, RUNTIMES
+from specwire.options import cores
 from specwire.rpc.process import say
 from specwire.rpc.server_options import SERVED_DTYPES
 

@@ -16,14 +16,13 @@ from draft_service.service import DraftHandler, DraftServicer
 from draft_service.versions import DrafterFigures, LoadedDrafter, ServedDrafter, first_model, followed
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelError
+from specwire.options import add_options
 from specwire.registry.entry import Role
 from specwire.registry.options import (
     NO_CLOUD,
     NOWHERE,
     CloudOptions,
     RegistryOptions,
-    add_cloud_arguments,
-    add_registry_arguments,
     cloud_of,
     register_model,
     registry_of,
@@ -39,18 +38,17 @@ from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
     ANY_PORT,
     ModelServiceOptions,
-    add_model_arguments,
     check_listen,
     drain_grace,
     model_options,
     run_model_service,
 )
 from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
-from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
+from specwire.rpc.tls import ClientTls, client_tls
 from specwire.rpc.versions import VersionFollower, learnt_of
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Registry, process_families, version_families
-from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
+from specwire.telemetry.options import telemetry_of
 from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from specwire.versions import DRAFT, Current, VersionFolder
@@ -317,23 +315,7 @@ def _loader(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser, optional=True)
-    parser.add_argument(
-        "--follow",
-        metavar="DIR",
-        help="serve the version that `specwire learn --out DIR` has in use, and every later one as it comes; MODEL is "
-        "served while there is none (default: MODEL only)",
-    )
-    parser.add_argument(
-        "--connect",
-        action="append",
-        metavar="ADDR",
-        help="dial in to the orchestrator at HOST:PORT instead of listening (behind NAT); may be repeated",
-    )
-    add_cloud_arguments(parser, "orchestrators to dial in to")
-    add_client_arguments(parser, "the orchestrators of --connect and --cloud")
-    add_registry_arguments(parser, "orchestrators look for it")
-    add_telemetry_arguments(parser)
+    add_options(parser, "draft")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -354,7 +336,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     telemetry.start(DRAFTER)
     if not _dials(args):
-        return run_model_service(args, "draft", lambda chosen: start(chosen, registration, follow))
+        return run_model_service(args, "draft", options, grace, lambda: start(options, registration, follow))
 
     def ready(running: DiallingDrafter) -> str:
         if args.json:

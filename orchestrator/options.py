@@ -8,11 +8,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.store.base import LEVELS, durability_of
+from orchestrator.store.base import durability_of
 from orchestrator.tenants import Access, allowed_rules
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Rule
 from specwire.core.policy.controller import parse_plan
+from specwire.options import NO_HTTP, RETENTION_S, SSE_KEEP_ALIVE_S, VERIFIER_WAIT_S
 from specwire.redis.urls import MEMORY
 from specwire.registry.options import NO_CLOUD, NOWHERE, CloudOptions, RegistryOptions
 from specwire.rpc.channel import check_token_is_safe, exposure, host_of, is_loopback
@@ -20,114 +21,22 @@ from specwire.rpc.keys import Token
 from specwire.rpc.renewal import Renewable
 from specwire.rpc.server_options import check_exposure, check_listen, check_metrics
 from specwire.rpc.tls import ClientTls, ServerTls
-from specwire.text.tool_calls.formats import FORMATS
-
-# ----------------------------------------------------------------------------------------------------------------------
-# How long the session log is kept, and what it survives: the options of every command that runs an orchestrator.
-
-# Seconds for which an ended session can be watched again.
-RETENTION_S = 3600.0
-
-
-def add_log_arguments(parser: argparse.ArgumentParser) -> None:
-    """How the session log is kept, --redis-url apart, whose default differs."""
-    group = parser.add_argument_group("session log")
-    group.add_argument(
-        "--durability",
-        default="",
-        metavar="LEVEL",
-        help=f"what an acknowledged token survives: {LEVELS} (default: memory, file or redis, as the URL says)",
-    )
-    group.add_argument(
-        "--retention",
-        type=float,
-        default=RETENTION_S,
-        metavar="S",
-        help="keep prompt and text so long after a session's end (default: %(default)g s)",
-    )
-
 
 HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-# Seconds: below what any proxy takes for a dead connection.
-SSE_KEEP_ALIVE_S = 15.0
-# What --http says for no HTTP.
-NO_HTTP = "none"
 # Any host, any origin.
 ANY = "*"
 LEAST_BODY_BYTES, MOST_BODY_BYTES = 1024, 1 << 30
-VERIFIER_WAIT_S = 30.0
 # A year: no log is kept, and no text waits, for ever.
 LONGEST_S = 365 * 86_400.0
 # Drafters of one session: each costs computing time and messages, and helps only where the others are wrong or late.
 MOST_DRAFTERS = 8
 
 
-def add_drafters_per_session(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--drafters-per-session",
-        type=int,
-        default=1,
-        metavar="N",
-        help="drafters that propose for one session at a time (default: %(default)s)",
-    )
-
-
 def check_drafters_per_session(count: int) -> None:
     """Raises InvalidParameter."""
     if not 1 <= count <= MOST_DRAFTERS:
         raise InvalidParameter("drafters-per-session", f"must be from 1 to {MOST_DRAFTERS}, not {count}")
-
-
-def add_http_arguments(parser: argparse.ArgumentParser, default: str, meaning: str = "") -> None:
-    """What `http_of` reads. meaning: of the default, for people."""
-    group = parser.add_argument_group("HTTP, as OpenAI's API is called (docs/HTTP.md)")
-    group.add_argument(
-        "--http", default=default, metavar="ADDR", help=f"HOST:PORT, or none (default: {meaning or default})"
-    )
-    group.add_argument(
-        "--chat-template", metavar="FILE", help="Jinja template of chats (default: the model's, if it has one)"
-    )
-    group.add_argument(
-        "--tool-format",
-        choices=sorted(FORMATS),
-        help="how the model writes calls of tools (default: as its chat template says)",
-    )
-    group.add_argument(
-        "--sse-keep-alive",
-        type=float,
-        default=SSE_KEEP_ALIVE_S,
-        metavar="S",
-        help="a silent stream gets a comment so often, for proxies that cut what is silent (default: %(default)g s)",
-    )
-    _add_http_access(group)
-
-
-def _add_http_access(group: argparse._ActionsContainer) -> None:
-    """What `http_access_of` reads."""
-    group.add_argument(
-        "--http-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="answer to this name, too, in a request's Host, beside addresses, localhost and --http's own; "
-        "may be repeated; * answers to any",
-    )
-    group.add_argument(
-        "--http-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="pages of this origin (SCHEME://HOST[:PORT]) may call and read (CORS), beside the console; may be "
-        "repeated; * lets in any",
-    )
-    group.add_argument(
-        "--http-body",
-        type=int,
-        default=0,
-        metavar="BYTES",
-        help="longest body of a request (default: 1 MiB and 64 for each token of the context, at most 16 MiB)",
-    )
 
 
 def http_access_of(args: argparse.Namespace) -> HttpAccess:

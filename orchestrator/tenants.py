@@ -333,35 +333,6 @@ def rules_of(given: str | None) -> frozenset[Rule] | None:
         raise InvalidParameter("--rules", message) from None
 
 
-def add_tenant_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `access_of` reads, --api-keys apart, which every server has."""
-    group = parser.add_argument_group("tenants: one for each name in --api-keys, else all callers together")
-    group.add_argument("--tenant-sessions", type=int, metavar="N", help="sessions that a tenant may have at once")
-    group.add_argument(
-        "--tenant-tokens", type=int, metavar="N", help="tokens that a tenant may have a minute, prompts included"
-    )
-    group.add_argument(
-        "--tenant-log",
-        metavar="SIZE",
-        help="what the log may keep of a tenant's sessions, such as 1G; default: with --tenant-tokens"
-        f" {KEPT_TOKEN_BYTES} bytes for each token within --retention, at least {LEAST_KEPT >> 20}M",
-    )
-    group.add_argument(
-        "--operator-keys", metavar="FILE", help="who shows a token of FILE may see what all tenants do: specwire top"
-    )
-    group.add_argument(
-        "--rules",
-        metavar="RULE,...",
-        help="acceptance rules that requests may have (default: all; with --accept-drafters greedy,coupled, under which"
-        " no drafter can change a text)",
-    )
-    group.add_argument(
-        "--cache-salt",
-        metavar="FILE",
-        help="holds a secret, like a token; a tenant's cache is shared between orchestrators with the same one",
-    )
-
-
 def access_of(args: argparse.Namespace, drafter_keys: str | None = None) -> Access:
     """Who may call, and draft with a key in the file `drafter_keys`. InvalidParameter names the flag that is wrong."""
     salt = read_secret("--cache-salt", args.cache_salt)

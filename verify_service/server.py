@@ -7,7 +7,6 @@ import asyncio
 import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,31 +18,24 @@ from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.shares import TenantShares
 from specwire.core.verify.shared_texts import TOKEN_BYTES
 from specwire.core.verify.table import KnownTexts
+from specwire.options import DETACH_GRACE_S, QUEUE, QUEUE_WAIT_S, add_options
 from specwire.registry.entry import Role
-from specwire.registry.options import NOWHERE, RegistryOptions, add_registry_arguments, register_model, registry_of
+from specwire.registry.options import NOWHERE, RegistryOptions, register_model, registry_of
 from specwire.registry.registrar import LoadReader, Registrar
-from specwire.rpc.model_info import core_numbers, model_info_to_wire
+from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.process import say, share_machine
 from specwire.rpc.renewal import Origin, Renewal
 from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
     ModelServiceOptions,
-    add_deterministic_argument,
-    add_engine_arguments,
-    add_heads_argument,
-    add_known_texts_arguments,
-    add_model_arguments,
-    add_text_memory_argument,
-    check_deterministic,
-    check_ranks,
-    engine_options,
+    drain_grace,
+    model_options,
     run_model_service,
-    text_memory_of,
 )
 from specwire.rpc.service_thread import GoOn, Runnable, ServiceThread
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Families, Registry, by_label, counter, gauge, process_families
-from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
+from specwire.telemetry.options import telemetry_of
 from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from specwire.versions import VersionFolder
@@ -55,20 +47,19 @@ from verify_service.known_texts import known_texts
 from verify_service.metrics import families, load_of
 from verify_service.ranks import Ranks
 from verify_service.service import EngineThread, VerifyServicer
-from verify_service.tenants import TenantTable, add_tenants_argument, tenant_of, tenants_of
-from verify_service.usage import UsageLog, add_usage_argument, check_usage
+from verify_service.tenants import TenantTable, tenant_of, tenants_of
+from verify_service.usage import UsageLog, check_usage
 
 # Seconds for calls that are not links, such as a health watch.
 LAST_CALLS_S = 0.2
 # An orchestrator looks into the registry every second.
 KNOWN_S = 2.5
 PAUSE_S = 0.1
-DETACH_GRACE_S = 30.0
 MOST_DETACH_GRACE_S = 3600.0
 # Whose figures they are.
 VERIFIER = "verifier"
 MOST_QUEUE, MOST_QUEUE_WAIT_S = 4096, 3600.0
-PATIENCE = QueuePatience(sessions=64, wait_us=30e6)
+PATIENCE = QueuePatience(sessions=QUEUE, wait_us=QUEUE_WAIT_S * 1e6)
 MIB = 1 << 20
 # Of the number that tells one start of a verifier from another.
 INSTANCE_BITS = 64
@@ -401,46 +392,7 @@ def check_patience(patience: QueuePatience) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser, threads=len(core_numbers()) or 1)
-    add_telemetry_arguments(parser)
-    add_deterministic_argument(parser)
-    add_engine_arguments(parser)
-    add_registry_arguments(parser, "orchestrators look for it")
-    add_tenants_argument(parser)
-    add_usage_argument(parser)
-    parser.add_argument(
-        "--patient", action="store_true", help="wait for all due draft tokens: a baseline to measure, never faster"
-    )
-    parser.add_argument(
-        "--ngram",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="propose what followed the same tokens earlier in the text, where that pays (default: on)",
-    )
-    add_text_memory_argument(parser)
-    add_known_texts_arguments(parser)
-    add_heads_argument(parser)
-    parser.add_argument(
-        "--detach-grace",
-        type=float,
-        default=DETACH_GRACE_S,
-        metavar="S",
-        help="keep a session for so long after its link was lost (default: %(default)g s)",
-    )
-    parser.add_argument(
-        "--queue",
-        type=int,
-        default=PATIENCE.sessions,
-        metavar="N",
-        help="sessions that may wait for a slot; more are refused (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--queue-wait",
-        type=float,
-        default=PATIENCE.wait_us / 1e6,
-        metavar="S",
-        help="refuse a session that has waited for so long (default: %(default)g s)",
-    )
+    add_options(parser, "verify")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -449,34 +401,18 @@ def run(args: argparse.Namespace) -> int:
         check_grace(args.detach_grace)
         patience = QueuePatience(args.queue, args.queue_wait * 1e6)
         check_patience(patience)
-        check_deterministic(args.deterministic, args.runtime)
-        check_ranks(args.tensor_parallel_size, args.pipeline_parallel_size, args.engine)
-        engine_options(args.engine, args.engine_options)
-        text_memory = text_memory_of(args.text_memory)
-        telemetry, registration = telemetry_of(args), registry_of(args)
+        options, telemetry, registration = model_options(args), telemetry_of(args), registry_of(args)
         registration.check_listen(args.listen)
         tenants = tenants_of(args.tenants)
         shares = None if tenants is None else TenantShares(*tenants.latest)
         check_usage(args.usage_log)
+        grace = drain_grace(args)
     except InvalidParameter as error:
         say(f"specwire verify: error: {error}")
         return 2
     telemetry.start(VERIFIER)
 
-    def serve_with(options: ModelServiceOptions) -> Coroutine[Any, Any, RunningVerifier]:
-        options = replace(
-            options,
-            ngram=args.ngram,
-            text_memory=text_memory,
-            references=tuple(args.reference),
-            table=args.table,
-            deterministic=args.deterministic,
-            heads=args.heads,
-            tensor_parallel_size=args.tensor_parallel_size,
-            pipeline_parallel_size=args.pipeline_parallel_size,
-            engine=args.engine,
-            engine_options=args.engine_options,
-        )
+    def serving() -> Coroutine[Any, Any, RunningVerifier]:
         return start(options, args.patient, args.detach_grace, patience, registration, shares, args.usage_log, tenants)
 
-    return run_model_service(args, "verify", serve_with)
+    return run_model_service(args, "verify", options, grace, serving)

@@ -11,7 +11,6 @@ one that the file has if there is one, else the common name. Links without eithe
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -35,14 +34,6 @@ COUNTS = tuple(each.name for each in fields(TenantLimits) if each.name not in ("
 LIMITS = ("weight", MEMORY, *COUNTS)
 # Limits by name, and those of everybody else.
 TenantTable = tuple[dict[str, TenantLimits], TenantLimits]
-
-
-def add_tenants_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        FLAG,
-        metavar="FILE",
-        help="tenants by token or certificate share the verifier; their weights and limits, YAML (docs/SECURITY.md)",
-    )
 
 
 def tenants_of(file: str | None) -> Origin[TenantTable] | None:

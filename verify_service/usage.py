@@ -13,7 +13,6 @@ is in no record.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import itertools
@@ -309,15 +308,6 @@ def _name_of(request: verify_pb2.ScoreRequest, tenant: str) -> str:
     """The same on every verifier, and of no two calls that ask for something else, whatever id these come with."""
     asked = f"{len(tenant)}:{tenant}".encode() + request.SerializeToString(deterministic=True)
     return hashlib.sha256(asked).hexdigest()[:SHOWN_DIGITS]
-
-
-def add_usage_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        FLAG,
-        type=Path,
-        metavar="FILE",
-        help="append what each session used, as lines of JSON that `specwire usage` adds up",
-    )
 
 
 def check_usage(file: Path | None) -> None:

@@ -40,8 +40,9 @@ from bench.harness.report import Bar
 from bench.harness.rows import LOAD_LIMIT, encoded_prompts, up
 from bench.harness.runs import BenchError, tokens_per_second
 from bench.harness.texts import Judged, judge, mismatches, scores_at, tolerance
-from deploy.stack.options import VERIFIER, cores
+from deploy.stack.options import VERIFIER
 from specwire.client import AsyncClient
+from specwire.options import cores
 from specwire.rpc.process import say
 
 Prompts = Sequence[Sequence[int]]

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from bench.harness import ROOT
-from deploy.stack.options import cores
 from specwire import provenance
 from specwire.core.model import AUTO
+from specwire.options import cores
 from specwire.rpc.process import say
 
 PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "ray", "redis", "numpy", "openvino-genai")

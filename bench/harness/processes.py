@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import wait
 from typing import TypeVar
 
-from deploy.stack.options import cores
+from specwire.options import cores
 
 # Fewer are soon done, beside the seconds that a process takes to start.
 FEW = 2

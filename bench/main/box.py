@@ -31,9 +31,9 @@ from bench.harness.rows import (
 )
 from bench.harness.runs import Row, Run
 from bench.main.settings import Settings
-from deploy.stack.options import cores
 from specwire.client import Client
 from specwire.core.model import AUTO
+from specwire.options import cores
 
 ONE, SEVERAL = "one process", "several processes"
 KEYS = {(ONE, False): ONE_OFF, (ONE, True): ONE_ON, (SEVERAL, False): SEVERAL_OFF, (SEVERAL, True): SEVERAL_ON}

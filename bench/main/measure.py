@@ -32,8 +32,8 @@ from bench.main.judged import bars
 from bench.main.results import Results, VariantResult, row_result
 from bench.main.settings import Settings
 from bench.peers import openvino_rows
-from deploy.stack.options import cores
 from specwire.client import Client
+from specwire.options import cores
 from specwire.rpc.process import say
 
 # Of the pass that decides which of a peer's settings takes part.

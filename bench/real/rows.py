@@ -24,10 +24,10 @@ from bench.harness.rows import LOAD_LIMIT, RUN_LIMIT, exactly
 from bench.harness.runs import BenchError, Run
 from bench.real.prompts import RealPrompt
 from bench.relay.link import RelayLink
-from deploy.stack.options import cores
 from deploy.stack.processes import descendants
 from specwire.core.model import ModelError
 from specwire.named_models import included_head
+from specwire.options import cores
 from specwire.provenance import proc_field
 
 OFF, DEFAULT = "off", "default"

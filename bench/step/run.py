@@ -33,8 +33,8 @@ from bench.peers.openvino_rows import OpenvinoRow
 from bench.step import results
 from bench.step.results import PEER, StepCell, StepSample
 from demo_pair import TARGET, held_out_prompts
-from deploy.stack.options import cores
 from specwire.core.model import AUTO
+from specwire.options import cores
 from specwire.rpc.process import say
 from specwire.rpc.server_options import SERVED_DTYPES
 

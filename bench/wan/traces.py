@@ -24,12 +24,12 @@ import torch
 from tokenizers import Tokenizer
 
 from demo_pair import DRAFT, TARGET, held_out_prompts
-from deploy.stack.options import cores
 from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.law.sampler import choose
+from specwire.options import cores
 from specwire.rpc.process import say
 
 FILE = Path(__file__).resolve().parent / "traces.json"

@@ -22,14 +22,15 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from deploy.stack.options import StackOptions, add_stack_arguments, stack_options
+from deploy.stack.options import StackOptions, stack_options
 from deploy.stack.processes import AT_END
 from specwire.client import SpecwireError
 from specwire.core.invalid import InvalidParameter
+from specwire.options import STACK, add_options
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import read_token
 from specwire.rpc.process import say
-from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
+from specwire.rpc.tls import ClientTls, client_tls
 
 ADDRESS_VARIABLE = "SPECWIRE_ADDRESS"
 PROBE_S = 2.0
@@ -150,8 +151,9 @@ def add_address_arguments(parser: argparse.ArgumentParser, references: bool = Tr
     parser.add_argument(
         "--model", default="", metavar="NAME", help="of a stack that serves several (default: the only one)"
     )
-    add_stack_arguments(parser, references)
-    add_client_arguments(parser, "a running stack", variable=True)
+    add_options(parser, STACK, without="" if references else "reference")
+    parser.set_defaults(**({} if references else {"reference": []}))
+    add_options(parser, "client", peers="a running stack")
 
 
 def stack_address_of(args: argparse.Namespace) -> StackAddress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -13,28 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from deploy.settings import PREFIX, actions_of
+from deploy.settings import PREFIX
 from deploy.stack import subreaper
-from deploy.stack.options import ANY_PORT, StackError, add_stack_arguments
+from deploy.stack.options import StackError
 from deploy.stack.processes import end_tree, environment
+from specwire.rpc.server_options import ANY_PORT
 
 STOP_GRACE = 10.0
 KEPT_LINES = 20
-
-
-def stack_words(args: argparse.Namespace) -> list[str]:
-    """The flags of `specwire up` that make the stack that `args` ask for, as `add_stack_arguments` has them."""
-    parser = argparse.ArgumentParser()
-    add_stack_arguments(parser)
-    defaults = vars(parser.parse_args([]))
-    words: list[str] = []
-    for action in actions_of(parser):
-        value = getattr(args, action.dest, None)
-        if action.dest in defaults and value != defaults[action.dest]:
-            flag = action.option_strings[0]
-            several = value if isinstance(value, list) else [value]
-            words += [flag] if action.nargs == 0 else [f"{flag}={each}" for each in several]
-    return words
 
 
 @contextmanager

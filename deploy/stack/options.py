@@ -4,43 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 import demo_pair
-from orchestrator.options import (
-    RETENTION_S,
-    SSE_KEEP_ALIVE_S,
-    HttpAccess,
-    add_drafters_per_session,
-    add_log_arguments,
-    check_drafters_per_session,
-    check_http,
-    check_sse_keep_alive,
-)
+from orchestrator.options import HttpAccess, check_drafters_per_session, check_http, check_sse_keep_alive
 from orchestrator.tenants import Access
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import AUTO, AUTO_KV, ModelError, is_gguf
 from specwire.core.policy.controller import InvalidPlan, parse_plan
 from specwire.named_models import NAMED, located
+from specwire.options import RETENTION_S, SSE_KEEP_ALIVE_S, cores
 from specwire.redis.urls import MEMORY
 from specwire.rpc.channel import exposure
-from specwire.rpc.model_info import core_numbers
 from specwire.rpc.server_options import (
+    ANY_PORT,
     MOST_THREADS,
     TEXT_MEMORY,
     ModelServiceOptions,
-    add_compile_argument,
-    add_deterministic_argument,
-    add_dtype_argument,
-    add_heads_argument,
-    add_known_texts_arguments,
-    add_kv_type_argument,
-    add_runtime_argument,
-    add_text_memory_argument,
     check_exposure,
     check_listen,
+    filled,
     text_memory_of,
 )
 from specwire.rpc.tls import ServerTls
@@ -185,15 +169,17 @@ def _refuse(name: str, why: str) -> NoReturn:
     raise InvalidParameter(SPECULATIVE, f"{name} {why}")
 
 
-DEFAULT_LISTEN = "127.0.0.1:50051"
-DEFAULT_HTTP = "127.0.0.1:8000"
-ANY_PORT = "127.0.0.1:0"
 DRAIN_GRACE = 1.0
 VERIFIER, DRAFTER = "verifier", "drafter"
 
 
 class StackError(RuntimeError):
     """The stack could not start, or cannot go on; one sentence for its user."""
+
+
+# What the services behind the front doors do not take from a stack, and what only a verifier does.
+NOT_OF_SERVICES = ("listen", "insecure", "tls", "metrics")
+NOT_OF_DRAFTERS = ("deterministic", "ngram", "text_memory", "references", "table", "heads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,23 +274,14 @@ class StackOptions:
         return MEMORY if self.one_process and self.redis_url is None else self.redis_url
 
     def verifier(self) -> ModelServiceOptions:
-        return ModelServiceOptions(
-            self.target,
-            dtype=self.dtype,
-            device=self.device,
-            compiled=self.compiled,
-            runtime=self.runtime,
-            quantization=self.quantization,
+        return filled(
+            ModelServiceOptions,
+            self,
+            without=NOT_OF_SERVICES,
+            model=self.target,
             kv_type=self._kv_type(self.target),
-            deterministic=self.deterministic,
             threads=self.target_threads,
             prompt_threads=self.target_prompt_threads,
-            slots=self.slots,
-            ngram=self.ngram,
-            text_memory=self.text_memory,
-            references=self.references,
-            table=self.table,
-            heads=self.heads,
         )
 
     def verifiers(self) -> dict[str, ModelServiceOptions]:
@@ -323,16 +300,14 @@ class StackOptions:
         """Return each drafter by its role: drafter, drafter-2, ..."""
         models = [self.draft, *self.more_drafts] if self.draft is not None else []
         return {
-            DRAFTER if number == 1 else f"{DRAFTER}-{number}": ModelServiceOptions(
-                model,
-                dtype=self.dtype,
+            DRAFTER if number == 1 else f"{DRAFTER}-{number}": filled(
+                ModelServiceOptions,
+                self,
+                without=NOT_OF_SERVICES + NOT_OF_DRAFTERS,
+                model=model,
                 device=self.draft_device or self.device,
-                compiled=self.compiled,
-                runtime=self.runtime,
-                quantization=self.quantization,
                 kv_type=self._kv_type(model),
                 threads=self.draft_threads,
-                slots=self.slots,
             )
             for number, model in enumerate(models, 1)
         }
@@ -376,106 +351,29 @@ def kind_of(role: str) -> str:
     return role.partition("-")[0]
 
 
-def add_stack_arguments(parser: argparse.ArgumentParser, references: bool = True) -> None:
-    """Add what stack_options reads, --listen apart. references: False leaves --reference to the caller."""
-    group = parser.add_argument_group("stack")
-    group.add_argument(
-        "--target", metavar="MODEL", help="path, hub id or named model (default: the demo pair's target)"
-    )
-    draft = group.add_mutually_exclusive_group()
-    draft.add_argument(
-        "--draft",
-        action="append",
-        metavar="MODEL",
-        help="path or hub id, or DIR of `specwire learn`, whose versions it takes, but for --one-process (default: the "
-        "demo pair's, if the target is); may be repeated",
-    )
-    draft.add_argument(
-        "--no-draft", action="store_true", help="no drafter; with --no-ngram and --no-heads, the target alone"
-    )
-    add_drafters_per_session(group)
-    group.add_argument(
-        "--no-ngram", action="store_true", help="the verifier proposes nothing from the text itself (default: it does)"
-    )
-    add_text_memory_argument(group)
-    add_known_texts_arguments(group, references)
-    heads = group.add_mutually_exclusive_group()
-    add_heads_argument(heads, default=None, told="auto; `demo` takes the demo pair's, if the target is")
-    heads.add_argument("--no-heads", action="store_true", help="nothing drafts beside the target, as with --heads ''")
-    group.add_argument(
-        "--speculative-config", metavar="JSON", help="how to propose, in other servers' words (docs/CLI.md)"
-    )
-    group.add_argument(
-        "--redis-url", metavar="URL", help="session log: a Redis, or file:PATH (default: a private Redis)"
-    )
-    add_dtype_argument(group, "of weights and arithmetic")
-    group.add_argument("--device", default="cpu", help="of both models, such as cpu or cuda:0 (default: %(default)s)")
-    group.add_argument("--draft-device", default="", metavar="DEVICE", help="of the drafters (default: the target's)")
-    add_compile_argument(group)
-    add_runtime_argument(group, AUTO)
-    add_kv_type_argument(group)
-    add_deterministic_argument(group)
-    group.add_argument(
-        "--target-threads",
-        type=int,
-        metavar="N",
-        help="CPU threads (default: all cores; half of them for the included target)",
-    )
-    group.add_argument(
-        "--target-prompt-threads",
-        type=int,
-        default=min(cores(), MOST_THREADS),
-        metavar="N",
-        help="CPU threads for long parts of prompts (default: all cores)",
-    )
-    group.add_argument("--draft-threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
-    group.add_argument("--slots", type=int, default=16, metavar="N", help="sessions at once (default: %(default)s)")
-    add_log_arguments(parser)
-    group.add_argument("--no-ray", action="store_true", help="plain child processes instead of Ray actors")
-    group.add_argument(
-        "--one-process",
-        action="store_true",
-        help="models, orchestrator and log in one process; the log is in memory unless --redis-url says where",
-    )
-
-
-def stack_options(args: argparse.Namespace, listen: str = ANY_PORT) -> StackOptions:
-    """Return the stack that the command line asks for; InvalidParameter names what is wrong."""
+def stack_options(args: argparse.Namespace, **given: Any) -> StackOptions:
+    """Return the stack that the command line asks for, with what is `given`; InvalidParameter names what is wrong."""
     # The demo drafter has the vocabulary of the demo target only: another target runs alone unless a drafter is named.
     default_draft = str(demo_pair.DRAFT) if args.target is None else None
     speculative = _speculative(args)
     draft, *more = args.draft or [speculative.draft or default_draft]
     for option, model in (("target", args.target), *(("draft", each) for each in (draft, *more))):
         _check_named(option, model)
-    return StackOptions(
+    return filled(
+        StackOptions,
+        args,
+        without=("http", "tls", "chat_template"),  # texts, which commands make something of
         target=args.target or str(demo_pair.TARGET),
         draft=draft if speculative.drafter else None,
         more_drafts=tuple(more),
-        drafters_per_session=args.drafters_per_session,
-        redis_url=args.redis_url,
-        durability=args.durability,
-        retention=args.retention,
-        listen=listen,
-        dtype=args.dtype,
-        device=args.device,
-        draft_device=args.draft_device,
-        compiled=args.compile,
-        runtime=args.runtime,
-        quantization=args.quantization,
-        kv_type=args.kv_type,
-        deterministic=args.deterministic,
         target_threads=target_threads(args.target) if args.target_threads is None else args.target_threads,
-        target_prompt_threads=args.target_prompt_threads,
-        draft_threads=args.draft_threads,
-        slots=args.slots,
         ngram=bool(speculative.ngram),
         text_memory=text_memory_of(args.text_memory),
         references=tuple(args.reference),
-        table=args.table,
         heads=_heads(args),
         ray=not args.no_ray,
-        one_process=args.one_process,
         plan=speculative.plan,
+        **given,
     )
 
 
@@ -495,7 +393,7 @@ def included_head(args: argparse.Namespace) -> str:
     if args.target is not None:
         return _heads(args)
     otherwise = args.no_heads or args.speculative_config is not None
-    headless = args.compile or args.deterministic or args.device != "cpu"
+    headless = args.compiled or args.deterministic or args.device != "cpu"
     return "" if otherwise or headless or not demo_pair.HEAD.is_dir() else str(demo_pair.HEAD)
 
 
@@ -522,8 +420,3 @@ def _check_named(option: str, model: str | None) -> None:
 def target_threads(target: str | None) -> int:
     """Threads of a target of which nothing is said. A forward of the included one is too short to be shared (LOG)."""
     return max(1, min(cores(), MOST_THREADS) // (2 if target is None else 1))
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(core_numbers()) or os.cpu_count() or 1

@@ -7,16 +7,18 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 
 from deploy.stack.local_host import first_failure
 from deploy.stack.options import DRAFTER, VERIFIER, StackError, kind_of
 from deploy.stack.processes import Child, signalled
-from specwire.core.model import AUTO_KV
-from specwire.rpc.server_options import TEXT_MEMORY, ModelServiceOptions
+from specwire.options import words_of
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.telemetry.logs import message_of
 from specwire.telemetry.options import Telemetry, inherited
 
-MODULES = {VERIFIER: "verify_service", DRAFTER: "draft_service"}
+COMMANDS = {VERIFIER: "verify", DRAFTER: "draft"}
+MODULES = {"verify": "verify_service", "draft": "draft_service"}
 STOP_GRACE = 5.0
 HEALTHY_AFTER = 30.0
 FIRST_PAUSE = 0.2
@@ -120,43 +122,11 @@ class PlainService:
         return self._child
 
     def _command(self, listen: str) -> list[str]:
-        o = self._options
-        sizes = [
-            "--dtype",
-            o.dtype,
-            "--device",
-            o.device,
-            "--runtime",
-            o.runtime,
-            "--quantization",
-            o.quantization,
-            "--threads",
-            str(o.threads),
-            "--prompt-threads",
-            str(o.prompt_threads),
-            "--slots",
-            str(o.slots),
-        ]
-        context = [] if o.context is None else ["--context", str(o.context)]
-        if o.kv_memory is not None:
-            sizes += ["--kv-memory", str(o.kv_memory)]
-        flags = (("--no-ngram", not o.ngram), ("--deterministic", o.deterministic), ("--compile", o.compiled))
-        own = [flag for flag, given in flags if given]
-        if o.kv_type != AUTO_KV:
-            own += ["--kv-type", o.kv_type]
-        if o.gpu_layers:
-            own += ["--gpu-layers", str(o.gpu_layers)]
-        if o.text_memory != TEXT_MEMORY:
-            own += ["--text-memory", str(o.text_memory)]
-        own += [word for path in o.references for word in ("--reference", path)]
-        if o.table:
-            own += ["--table", o.table]
-        if o.heads:
-            own += ["--heads", o.heads]
-        if o.metrics:
-            own += ["--metrics", o.metrics, *(["--insecure"] if o.insecure else [])]
-        module = MODULES[kind_of(self.role)]
-        return [sys.executable, "-m", module, o.model, "--listen", listen, "--json", *sizes, *context, *own]
+        """The service's own command, with all that it is not told by default."""
+        command, options = COMMANDS[kind_of(self.role)], self._options
+        said = {each.name: getattr(options, each.name) for each in fields(options)}
+        said |= {"model": None, "listen": listen, "json": True, "reference": options.references}
+        return [sys.executable, "-m", MODULES[command], options.model, *words_of(command, said)]
 
 
 def relay(line: str) -> None:

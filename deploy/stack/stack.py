@@ -31,6 +31,7 @@ from specwire.redis.urls import without_password
 from specwire.rpc.link import ALL_ELSEWHERE
 from specwire.rpc.process import one_line, say
 from specwire.rpc.server import bound
+from specwire.rpc.server_options import filled
 from specwire.text.tokenizer import TokenizerError, vocabulary_fingerprint, vocabulary_map
 from specwire.text.vocabulary_map import convention_of
 from specwire.v1.common_pb2 import TokenText
@@ -124,26 +125,14 @@ class Stack:
         return addresses
 
     async def _start_orchestrator(self, redis_url: str) -> None:
-        options = OrchestratorOptions(
+        options = filled(
+            OrchestratorOptions,
+            self.options,
+            without=("start_timeout",),  # of the services
             verifiers=self._addresses(VERIFIER),
             drafters=self._addresses(DRAFTER),
-            drafters_per_session=self.options.drafters_per_session,
-            plan=self.options.plan,
             redis_url=redis_url,
-            durability=self.options.durability,
-            retention=self.options.retention,
-            listen=self.options.listen,
-            insecure=self.options.insecure,
-            tls=self.options.tls,
-            access=self.options.access,
             verifier_wait=RELOAD_LIMIT,
-            http=self.options.http,
-            chat_template=self.options.chat_template,
-            tool_format=self.options.tool_format,
-            http_access=self.options.http_access,
-            sse_keep_alive=self.options.sse_keep_alive,
-            metrics=self.options.metrics,
-            log_prompts=self.options.log_prompts,
         )
         local = self._local
         running = await orchestrator.server.start(options, local.peers if local else ALL_ELSEWHERE)

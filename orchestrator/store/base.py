@@ -18,6 +18,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, FinishReason, Outcome, TokenLogprobs
 from specwire.core.text import Stopping
+from specwire.options import LEVELS
 from specwire.redis.urls import place_of
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -145,7 +146,6 @@ def no_answer(detail: str) -> StoreUnavailable:
 #                 nothing is taken for durable: generation pauses, as when Redis is lost
 
 FIELD = "durability"
-LEVELS = "memory, file, file-fsync, redis, redis-fsync, redis-wait:N"
 # What the URL of the log says for each place.
 NEEDED = {"memory": "memory:", "file": "file:PATH", "redis": "a Redis"}
 MOST_REPLICAS = 16

@@ -82,40 +82,9 @@ class CloudOptions:
 NO_CLOUD = CloudOptions()
 
 
-def add_cloud_arguments(parser: argparse.ArgumentParser, what: str) -> None:
-    """What `cloud_of` reads. what: is found there, for people."""
-    group = parser.add_argument_group("cloud (docs/DEPLOY.md)")
-    group.add_argument(
-        "--cloud",
-        default="",
-        metavar="ADDR",
-        help=f"HOST:PORT of a `specwire registry` that tells {what} (default: none)",
-    )
-    group.add_argument(
-        "--cloud-model",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only what serves this target; may be repeated",
-    )
-
-
 def cloud_of(args: argparse.Namespace) -> CloudOptions:
     """Raises InvalidParameter."""
     return CloudOptions(args.cloud, tuple(args.cloud_model))
-
-
-def add_registry_arguments(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """What `registry_of` reads. meaning: of --registry, for people."""
-    group = parser.add_argument_group("registry (docs/DEPLOY.md)")
-    group.add_argument("--registry", default="", metavar="URL", help=f"Redis where {meaning} (default: none)")
-    group.add_argument(
-        "--advertise",
-        default="",
-        metavar="ADDR",
-        help="HOST or HOST:PORT where others dial this service (default: where it listens)",
-    )
-    group.add_argument("--region", default="", metavar="NAME", help="where it is; equal names are near (default: none)")
 
 
 def registry_of(args: argparse.Namespace) -> RegistryOptions:

@@ -146,12 +146,6 @@ def _keys_in(flag: str, file: str) -> Keys:
     return Keys(holders)
 
 
-def add_token_argument(parser: argparse.ArgumentParser, whom: str, variable: bool = False) -> None:
-    """What `read_token` reads. No flag takes the token itself: every user of a machine sees command lines."""
-    also = f" (default: ${TOKEN_VARIABLE})" if variable else ""
-    parser.add_argument("--token-file", metavar="FILE", help=f"holds the token to show to {whom}{also}")
-
-
 def read_token(args: argparse.Namespace, environment: Mapping[str, str] | None = None) -> str:
     """The token in --token-file, else in the environment where it is given, else ""; InvalidParameter if it is none."""
     if args.token_file is not None:

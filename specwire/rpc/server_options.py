@@ -7,8 +7,8 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import (
@@ -26,10 +26,23 @@ from specwire.core.model import (
 from specwire.progress import LAST_LINE
 from specwire.rpc.channel import exposure
 from specwire.rpc.keys import Keys, read_keys
-from specwire.rpc.process import DRAIN_GRACE, R, run_until_signalled, say
+from specwire.rpc.process import R, run_until_signalled
 from specwire.rpc.renewal import Renewable
 from specwire.rpc.server import Admission
-from specwire.rpc.tls import ServerTls, add_server_arguments, server_tls
+from specwire.rpc.tls import ServerTls, server_tls
+
+Options = TypeVar("Options")
+
+
+def filled(kind: type[Options], source: object, without: tuple[str, ...] = (), **given: Any) -> Options:
+    """Options of another kind, or of a command line, as `kind` has them: what is `given`, and else what has the same
+    name in `source`, but for `without` and what is None there, which keep their defaults.
+    """
+    known = {each.name for each in fields(kind)} - {*without}  # type: ignore[arg-type]  # all options are dataclasses
+    found = {name: getattr(source, name, None) for name in known - given.keys()}
+    said = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    return kind(**given, **{name: value for name, value in said.items() if value is not None})
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Options of every process that listens: where, who may call, and how it ends.
@@ -60,26 +73,6 @@ def check_metrics(address: str, insecure: bool, tls: ServerTls | None = None) ->
         if exposed is not None:
             raise InvalidParameter("metrics", exposed)
     return address
-
-
-def add_listening_arguments(parser: argparse.ArgumentParser, callers: str) -> None:
-    """The options of every command that listens: who may call, encryption, how it ends. See `drain_grace`."""
-    parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without encryption")
-    parser.add_argument("--api-keys", metavar="FILE", help=f"{callers} must show a token of FILE: NAME TOKEN lines")
-    parser.add_argument(
-        "--metrics",
-        default="",
-        metavar="ADDR",
-        help="HOST:PORT for Prometheus, encrypted where the service is (default: nowhere)",
-    )
-    parser.add_argument(
-        "--grace",
-        type=float,
-        default=DRAIN_GRACE,
-        metavar="S",
-        help="on a signal, let what runs go on for so long (default: %(default)g s)",
-    )
-    add_server_arguments(parser)
 
 
 def drain_grace(args: argparse.Namespace) -> float:
@@ -289,76 +282,18 @@ def check_ranks(size: int, stages: int = 1, engine: str = SPECWIRE) -> None:
             raise InvalidParameter(name, f"is vLLM's, and goes with --engine vllm only, not {value}")
 
 
-def add_model_arguments(
-    parser: argparse.ArgumentParser, threads: int = 1, runtime: str = AUTO, optional: bool = False
-) -> None:
-    """The options of ModelServiceOptions, and --json. runtime: the default. optional: MODEL may be left out."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?" if optional else None,
-        help="path, hub id, GGUF file, a name of `make setup-models`, or scripted:SEED for known logits",
-    )
-    parser.add_argument("--listen", default=ANY_PORT, metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
-    add_dtype_argument(parser, "of weights and arithmetic")
-    parser.add_argument("--device", default="cpu", help="such as cpu or cuda:0")
-    add_runtime_argument(parser, runtime)
-    add_gguf_arguments(parser)
-    parser.add_argument("--threads", default=threads, type=int, metavar="N", help="CPU threads (default: %(default)s)")
-    parser.add_argument(
-        "--prompt-threads",
-        default=0,
-        type=int,
-        metavar="N",
-        help="CPU threads for long parts of prompts, which all cores speed up (default: 0, as many as --threads)",
-    )
-    add_cache_arguments(parser)
-    add_compile_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
-    add_listening_arguments(parser, "orchestrators")
-
-
-def add_cache_arguments(parser: argparse._ActionsContainer) -> None:
-    """`ModelServiceOptions.slots`, `kv_memory` and `context`."""
-    parser.add_argument("--slots", default=16, type=int, metavar="N", help="sessions at once (default: %(default)s)")
-    parser.add_argument(
-        "--kv-memory",
-        metavar="SIZE",
-        help="of keys and values, a head's too, such as 8G: as many slots as fit, whatever --slots says",
-    )
-    parser.add_argument("--context", type=int, metavar="N", help="positions per session (default: the model's)")
-
-
-def add_compile_argument(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--compile", action="store_true", help="compile the forwards in static shapes: for GPUs, minutes at start"
-    )
-
-
-def add_dtype_argument(parser: argparse._ActionsContainer, meaning: str) -> None:
-    """`ModelServiceOptions.dtype`. meaning: for people."""
-    parser.add_argument(
-        "--dtype",
-        default=AUTO,
-        choices=SERVED_DTYPES,
-        help=f"{meaning}; auto: bfloat16 where the device computes it itself, else float32 (default: %(default)s)",
-    )
-
-
-def add_runtime_argument(parser: argparse._ActionsContainer, default: str) -> None:
-    parser.add_argument(
-        "--runtime",
-        default=default,
-        choices=RUNTIMES,
-        help="of forwards; openvino: on CPUs, with that extra installed; llamacpp: of GGUF files, with that extra; "
-        "auto: the quickest here that can (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--quantization",
-        default="none",
-        choices=QUANTIZATIONS,
-        help="with openvino alone; int8: round the weights of linear layers to 8 bits; int8-dynamic: and what they "
-        "multiply, in float32 (default: none)",
+def model_options(args: argparse.Namespace) -> ModelServiceOptions:
+    """Raises InvalidParameter."""
+    more: dict[str, Any] = {}
+    if hasattr(args, "text_memory"):  # a verifier's
+        more = {"text_memory": text_memory_of(args.text_memory), "references": tuple(args.reference)}
+    return filled(
+        ModelServiceOptions,
+        args,
+        kv_memory=size_of("kv-memory", args.kv_memory),
+        tls=server_tls(args),
+        keys=read_keys("--api-keys", args.api_keys),
+        **more,
     )
 
 
@@ -367,138 +302,15 @@ def text_memory_of(text: str) -> int:
     return 0 if text == "0" else size_of("text-memory", text) or 0
 
 
-def add_text_memory_argument(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--text-memory",
-        default=f"{TEXT_MEMORY >> 20}M",
-        metavar="SIZE",
-        help="for texts of sessions, which others of their tenant are proposed; 64 bytes a token; 0 keeps none; only "
-        "where callers have --api-keys; as much again for references of requests (default: %(default)s)",
-    )
-
-
-def add_known_texts_arguments(parser: argparse._ActionsContainer, references: bool = True) -> None:
-    """`ModelServiceOptions.references` and `table` of a verifier. references: False adds the table alone."""
-    if references:
-        parser.add_argument(
-            "--reference",
-            action="append",
-            default=[],
-            metavar="PATH",
-            help="documents to propose from: a file, or a folder with source code and texts; may be repeated "
-            "(default: none)",
-        )
-    else:
-        parser.set_defaults(reference=[])
-    parser.add_argument(
-        "--table", default="", metavar="FILE", help="n-grams to propose from, by `specwire table build` (default: none)"
-    )
-
-
-def add_kv_type_argument(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--kv-type",
-        default=AUTO_KV,
-        choices=KV_TYPES,
-        help="of a GGUF file's keys and values (default: f32 where its weights are, else f16)",
-    )
-
-
-def add_gguf_arguments(parser: argparse._ActionsContainer) -> None:
-    add_kv_type_argument(parser)
-    parser.add_argument(
-        "--gpu-layers",
-        type=int,
-        default=0,
-        metavar="N",
-        help="of a GGUF file, that lie on a GPU, if llama.cpp was built for it (default: %(default)s)",
-    )
-
-
-def add_heads_argument(parser: argparse._ActionsContainer, default: str | None = "", told: str = "none") -> None:
-    """`ModelServiceOptions.heads` of a verifier. told: what the default is, in words."""
-    parser.add_argument(
-        "--heads",
-        default=default,
-        metavar="HEAD",
-        help="what drafts beside this target, where that pays: the folder of an EAGLE-3, Medusa or Hydra head "
-        "trained for it, of MTP layers, mostly its own, or of `specwire learn`; self:skip=LAYER,..., self:exit=LAYER "
-        f"or self:FILE, itself without some layers; auto: the one included for it, if any (default: {told})",
-    )
-
-
-def add_deterministic_argument(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--deterministic",
-        action="store_true",
-        help="each text a function of itself, bit for bit, whoever shares its forwards; slower (default: off)",
-    )
-
-
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--tensor-parallel-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="with --engine vllm: split each layer over N processes, on GPUs one for each (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--pipeline-parallel-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="with --engine vllm: split the layers into N stages of --tensor-parallel-size each (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--engine",
-        default=SPECWIRE,
-        choices=ENGINES,
-        help="what computes forwards: our own runtimes, or vLLM's worker where it is installed (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--engine-options",
-        default="{}",
-        metavar="JSON",
-        help="arguments of vLLM's EngineArgs, such as '{\"enforce_eager\": true}' (default: none)",
-    )
-
-
-def model_options(args: argparse.Namespace) -> ModelServiceOptions:
-    return ModelServiceOptions(
-        model=args.model,
-        listen=args.listen,
-        dtype=args.dtype,
-        device=args.device,
-        runtime=args.runtime,
-        quantization=args.quantization,
-        compiled=args.compile,
-        threads=args.threads,
-        prompt_threads=args.prompt_threads,
-        slots=args.slots,
-        kv_memory=size_of("kv-memory", args.kv_memory),
-        context=args.context,
-        insecure=args.insecure,
-        tls=server_tls(args),
-        keys=read_keys("--api-keys", args.api_keys),
-        metrics=args.metrics,
-        kv_type=args.kv_type,
-        gpu_layers=args.gpu_layers,
-    )
-
-
-def run_model_service(args: argparse.Namespace, name: str, start: Callable[[ModelServiceOptions], Awaitable[R]]) -> int:
+def run_model_service(
+    args: argparse.Namespace, name: str, options: ModelServiceOptions, grace: float, start: Callable[[], Awaitable[R]]
+) -> int:
     """Serve as the command line says until a signal comes; returns the exit code."""
     LAST_LINE.quiet = args.json
-    try:
-        options, grace = model_options(args), drain_grace(args)
-    except InvalidParameter as error:
-        say(f"specwire {name}: error: {error}")
-        return 2
 
     def ready(running: R) -> str:
         if args.json:
             return json.dumps({"service": name, "address": running.address, "model": options.model})
         return f"specwire {name}: {options.model} ready on {running.address}"
 
-    return asyncio.run(run_until_signalled(lambda: start(options), ready, name, grace))
+    return asyncio.run(run_until_signalled(start, ready, name, grace))

@@ -24,7 +24,6 @@ from typing import Any
 import grpc
 
 from specwire.core.invalid import InvalidParameter
-from specwire.rpc.keys import add_token_argument
 from specwire.rpc.renewal import Origin
 
 
@@ -201,24 +200,6 @@ def _signed(certificate: Any, issuer: Any) -> bool:
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
     return True
-
-
-def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """What server_tls reads."""
-    group = parser.add_argument_group("TLS of the address it listens on")
-    group.add_argument("--tls-cert", metavar="FILE", help="the certificate chain, PEM")
-    group.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
-    group.add_argument("--tls-client-ca", metavar="FILE", help="clients must show a certificate of this authority")
-
-
-def add_client_arguments(parser: argparse.ArgumentParser, whom: str, variable: bool = False) -> None:
-    """What client_tls and keys.read_token read; `whom` says which connections these are. variable: see read_token."""
-    group = parser.add_argument_group(f"TLS to {whom}")
-    group.add_argument("--tls", action="store_true", help="encrypt, and trust the system's authorities")
-    group.add_argument("--tls-ca", metavar="FILE", help="encrypt, and trust the authorities in FILE")
-    group.add_argument("--tls-client-cert", metavar="FILE", help="show this certificate to a server that asks for one")
-    group.add_argument("--tls-client-key", metavar="FILE", help="its private key")
-    add_token_argument(parser, whom, variable)
 
 
 def server_tls(args: argparse.Namespace) -> ServerTls | None:

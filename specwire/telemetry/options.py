@@ -85,29 +85,6 @@ def inherited() -> Telemetry:
     return Telemetry(**json.loads(said)) if said else Telemetry()
 
 
-def add_telemetry_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `telemetry_of` reads."""
-    given = inherited()
-    group = parser.add_argument_group("traces and logs (docs/OPERATIONS.md)")
-    group.add_argument(
-        "--traces", default=given.traces, metavar="URL", help="OpenTelemetry collector, OTLP over HTTP (default: none)"
-    )
-    for name, default, text in (
-        ("ca", given.traces_ca, "trust the collector by the authorities in FILE, PEM (default: the system's)"),
-        ("cert", given.traces_cert, "show the collector this certificate, PEM (default: none)"),
-        ("key", given.traces_key, "its private key, PEM"),
-    ):
-        group.add_argument(f"--traces-{name}", default=default, metavar="FILE", help=text)
-    group.add_argument("--log-format", default=given.log_format, choices=logs.FORMATS, help="of lines on stderr")
-    group.add_argument("--log-level", default=given.log_level, choices=logs.LEVELS, help="least that is logged")
-
-
-def add_prompts_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--log-prompts", action="store_true", help="log what is asked and answered, at level info (default: never)"
-    )
-
-
 def telemetry_of(args: argparse.Namespace) -> Telemetry:
     """Raises InvalidParameter."""
     files = (str(Path(file).absolute()) if file else "" for file in (args.traces_ca, args.traces_cert, args.traces_key))

@@ -19,10 +19,11 @@ from typing import Any, NoReturn
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.policy.controller import parse_plan
+from specwire.options import add_options
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token, read_peer_token, read_token
 from specwire.rpc.server_options import check_listen
-from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
+from specwire.rpc.tls import ClientTls, client_tls
 from specwire.vllm.drafting import Drafting, DraftingOptions, VllmRow
 from specwire.vllm.engine import VllmTarget, describe
 
@@ -57,11 +58,7 @@ class _VariableParser(argparse.ArgumentParser):
 def options_of(environment: Mapping[str, str]) -> ProposerOptions:
     """What SPECWIRE_PROPOSER says: options, as on a command line. Raises InvalidParameter."""
     parser = _VariableParser(prog=VARIABLE, add_help=False)
-    parser.add_argument("--drafter", action="append", default=[], metavar="ADDR", help="HOST:PORT; may be repeated")
-    parser.add_argument("--registry", default="", metavar="URL", help="Redis where drafters are found")
-    parser.add_argument("--plan", default="auto", metavar="PLAN")
-    parser.add_argument("--no-ngram", action="store_true", help="propose nothing from the text itself")
-    add_client_arguments(parser, "drafters")
+    add_options(parser, "proposer")
     args = parser.parse_args(shlex.split(environment.get(VARIABLE, "")))
     for address in args.drafter:
         check_listen(address, f"{VARIABLE}: drafter")

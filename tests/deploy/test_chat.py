@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main as cli
-from deploy.stack.child_stack import stack_words
-from deploy.stack.options import add_stack_arguments
 from specwire.core.messages import FinishReason
+from specwire.options import STACK, add_options, words_of
 from tests.faults.parts import hiding
 from tests.orchestrator.stack import DRAFT, TARGET, stack
 
@@ -189,6 +188,6 @@ def test_bad_usage(words: list[str], message: str, capsys: pytest.CaptureFixture
 def test_the_flags_of_a_stack_are_handed_on() -> None:
     words = ["--target=m", "--draft=a", "--draft=b", "--no-ray", "--slots=3", "--no-ngram"]
     parser = argparse.ArgumentParser()
-    add_stack_arguments(parser)
-    assert sorted(stack_words(parser.parse_args(words))) == sorted(words)
-    assert stack_words(parser.parse_args([])) == []
+    add_options(parser, STACK)
+    assert sorted(words_of(STACK, vars(parser.parse_args(words)))) == sorted(words)
+    assert words_of(STACK, vars(parser.parse_args([]))) == []

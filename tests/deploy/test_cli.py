@@ -132,8 +132,14 @@ def test_generate_refuses(arguments: tuple[str, ...], message: str, capsys: pyte
     [
         (("up", "--listen", "nowhere"), "specwire up: error: listen: must be HOST:PORT with a port from 0 to 65535"),
         (("up", "--draft", "x", "--no-draft"), "specwire up: error: argument --no-draft: not allowed with"),
-        (("up", "--dtype", "int3"), "specwire up: error: argument --dtype: invalid choice"),
-        (("up", "--runtime", "onnx"), "specwire up: error: argument --runtime: invalid choice"),
+        (
+            ("up", "--dtype", "int3"),
+            "specwire up: error: argument --dtype: must be one of auto, float32, bfloat16, not 'int3'",
+        ),
+        (
+            ("up", "--runtime", "onnx"),
+            "specwire up: error: argument --runtime: must be one of torch, openvino, llamacpp, auto, not 'onnx'",
+        ),
         (("demo", "--count", "0"), "specwire demo: error: count: must be at least 1, not 0"),
         (("demo", "--max-tokens", "0"), "specwire demo: error: max_tokens: must be at least 1, not 0"),
         (
@@ -154,7 +160,10 @@ def test_generate_refuses(arguments: tuple[str, ...], message: str, capsys: pyte
         (("config",), "specwire config: error: the following arguments are required: ACTION"),
         (("config", "show", "fly"), "specwire config show: error: argument COMMAND: invalid choice: 'fly'"),
         (("config", "show", "up", "--slotz", "3"), "specwire up: error: unrecognized arguments: --slotz 3: --slots?"),
-        (("config", "show", "up", "--slots", "x"), "specwire up: error: argument --slots: invalid int value: 'x'"),
+        (
+            ("config", "show", "up", "--slots", "x"),
+            "specwire up: error: argument --slots: must be a whole number, not 'x'",
+        ),
         (("config", "show", "verify"), "specwire verify: error: the following arguments are required: "),
         (("fly",), "specwire: error: argument COMMAND: invalid choice: 'fly'"),
         ((), "specwire: error: the following arguments are required: COMMAND"),

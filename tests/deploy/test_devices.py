@@ -10,15 +10,16 @@ import pytest
 
 import demo_pair
 import verify_service.server
-from deploy.stack.options import DRAFTER, VERIFIER, StackOptions, add_stack_arguments, included_head, stack_options
+from deploy.stack.options import DRAFTER, VERIFIER, StackOptions, included_head, stack_options
 from deploy.stack.plain_host import PlainService
 from specwire.core.invalid import InvalidParameter
+from specwire.options import STACK, add_options
 from specwire.rpc.server_options import ModelServiceOptions, model_options
 
 
 def asked(*words: str) -> StackOptions:
     line = argparse.ArgumentParser()
-    add_stack_arguments(line)
+    add_options(line, STACK)
     return stack_options(line.parse_args(words))
 
 
@@ -71,7 +72,7 @@ def test_the_included_head_comes_with_its_target(
 
     def included(*said: str) -> str:
         parser = argparse.ArgumentParser()
-        add_stack_arguments(parser)
+        add_options(parser, STACK)
         return included_head(parser.parse_args([*said]))
 
     monkeypatch.setattr(demo_pair, "HEAD", tmp_path)

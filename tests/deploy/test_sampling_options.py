@@ -17,11 +17,11 @@ import orchestrator.api.requests
 from deploy.cli.clients import chat, generate
 from deploy.cli.clients.generate import add_sampling_arguments, sampling_options
 from deploy.cli.stack_address import stack_address_of
-from deploy.stack.child_stack import stack_words
 from orchestrator.api.requests import reference_tokens
 from orchestrator.peers.models import Target
 from specwire.client.requests import generate_request
 from specwire.core.invalid import MOST_REFERENCES, InvalidParameter
+from specwire.options import STACK, words_of
 from specwire.rpc.channel import MOST_MESSAGE_BYTES
 from specwire.rpc.convert import constraint_from_wire, sampling_from_wire, stopping_from_wire
 from specwire.v1 import generation_pb2
@@ -179,7 +179,7 @@ def test_a_stack_of_its_own_has_no_references_but_those_of_the_request(command: 
     command.add_arguments(parser)
     args = parser.parse_args(["--target", "m", "--reference", str(tmp_path), "--slots", "3"])
     assert stack_address_of(args).own.references == ()
-    assert sorted(stack_words(args)) == ["--slots=3", "--target=m"]
+    assert sorted(words_of(STACK, vars(args))) == ["--slots=3", "--target=m"]
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])

@@ -12,6 +12,7 @@ import pytest
 from deploy.cli import main as cli
 from deploy.commands import CONFIGURABLE
 from deploy.settings import CommandOptions, Setting, SettingInvalid
+from specwire.options import TABLE, WORDS, options_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -146,6 +147,39 @@ def test_what_is_required_may_come_from_anywhere_and_is_missed(capsys: pytest.Ca
         complete()
     assert ended.value.code == 2
     assert capsys.readouterr().err.endswith("specwire up: error: the following arguments are required: model\n")
+
+
+def test_an_option_is_one_row_of_the_table_and_every_row_is_taken() -> None:
+    rows = [row for rows in TABLE.values() for row in rows]
+    assert len({row.name for row in rows}) == len(rows)
+    assert {each for row in rows for each in row.of.split()} == {*WORDS, "client", "doctor", "choose-layers"}
+    assert all(row.unlike.keys() <= {*row.of.split()} for row in rows)
+
+
+CHECKED = [
+    (command, option.name)
+    for command in CONFIGURABLE
+    for _, option in options_of(command)
+    if option.kind in (int, float) or option.choices
+]
+
+
+@pytest.mark.parametrize(("command", "name"), CHECKED)
+def test_a_wrong_value_is_refused_in_the_same_words_wherever_it_stands(
+    command: str, name: str, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*words: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            cli.parse([command, *words])
+        assert ended.value.code == 2
+        return capsys.readouterr().err.partition(" must be ")[2]
+
+    said = refused(f"--{name}", "x")
+    assert said.endswith("not 'x'\n")
+    config.write_text(f"{command}: {{{name}: x}}")
+    assert refused("--config", str(config)) == said
+    monkeypatch.setenv(f"SPECWIRE_{name.replace('-', '_').upper()}", "x")
+    assert refused() == said
 
 
 def test_help_tells_the_defaults() -> None:

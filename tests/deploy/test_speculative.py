@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from deploy.stack.options import Speculative, add_stack_arguments, speculative_of, stack_options
+from deploy.stack.options import Speculative, speculative_of, stack_options
 from specwire.core.invalid import InvalidParameter
+from specwire.options import STACK, add_options
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_what_does_not_is_refused_by_name(text: str, message: str) -> None:
 
 def options_of(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_stack_arguments(parser)
+    add_options(parser, STACK)
     return parser.parse_args(words)
 
 

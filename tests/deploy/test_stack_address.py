@@ -26,10 +26,10 @@ from deploy.cli.stack_address import (
     listed_stacks,
     stack_address_of,
 )
-from deploy.stack.options import DEFAULT_LISTEN
 from deploy.stack.processes import AT_END
 from specwire.client import SpecwireError
 from specwire.core.invalid import InvalidParameter
+from specwire.options import DEFAULT_LISTEN
 from tests.orchestrator.http.front import front
 from tests.orchestrator.stack import TARGET
 

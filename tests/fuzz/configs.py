@@ -23,6 +23,7 @@ from deploy.commands import CONFIGURABLE
 from deploy.settings import CommandOptions, SettingInvalid
 from deploy.stack.options import ELSEWHERE, KNOWN, speculative_of, stack_options
 from specwire.core.invalid import InvalidParameter
+from specwire.options import number, whole
 from specwire.rpc.process import say as say_line
 from specwire.rpc.server_options import model_options
 from tests.fuzz.messages import Values
@@ -92,7 +93,7 @@ def _fitting(action: argparse.Action | None) -> Values:
         return st.sampled_from(sorted(action.choices))
     if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
         return st.booleans()
-    if action.type in (int, float):
+    if action.type in (whole, number):
         return st.sampled_from([0, 1, 2, 16, 0.5, -1, 1 << 40, "nan"])
     return scalars
 

@@ -148,7 +148,7 @@ def refused(arguments: list[str]) -> tuple[int, str]:
         (["verify", "scripted:7:agree=2"], 1, "agree: must be from 0 to 1, not 2.0"),
         (["verify", "scripted:7", "--listen", "nowhere"], 2, "listen: must be HOST:PORT with a port from 0 to 65535"),
         (["verify", "scripted:7", "--threads", "0"], 2, "threads: must be from 1 to 1024, not 0"),
-        (["draft", "scripted:7", "--slots", "x"], 2, "argument --slots: invalid int value: 'x'"),
+        (["draft", "scripted:7", "--slots", "x"], 2, "argument --slots: must be a whole number, not 'x'"),
         (["draft", "scripted:7", "--no-such-option"], 2, "unrecognized arguments: --no-such-option"),
         (["serve"], 2, "invalid choice: 'serve'"),
     ],

@@ -9,12 +9,13 @@ import grpc
 import pytest
 
 from orchestrator.cli import add_arguments, options_of
-from orchestrator.options import LONGEST_S, VERIFIER_WAIT_S, OrchestratorOptions
+from orchestrator.options import LONGEST_S, OrchestratorOptions
 from orchestrator.session import appender as leases
 from orchestrator.store import DeletedSession
 from orchestrator.store.sqlite import SqliteStore
 from specwire.client import AsyncClient, Chunk, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
+from specwire.options import VERIFIER_WAIT_S
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, stack
 from tests.orchestrator.test_store import logs_of

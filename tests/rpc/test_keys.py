@@ -9,8 +9,9 @@ import grpc
 import pytest
 
 from specwire.core.invalid import InvalidParameter
+from specwire.options import add_options
 from specwire.rpc.errors import StatusError
-from specwire.rpc.keys import Keys, add_token_argument, read_keys, read_token, show
+from specwire.rpc.keys import Keys, read_keys, read_token, show
 
 ONE, TWO = "one-token-of-length", "two-token-of-length"
 
@@ -82,7 +83,7 @@ def test_a_file_that_is_no_good_is_named(content: str | bytes, mode: int, messag
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_token_argument(parser, "whoever asks", variable=True)
+    add_options(parser, "client")
     return parser.parse_args(words)
 
 

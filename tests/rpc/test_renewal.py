@@ -20,13 +20,14 @@ from cryptography import x509
 
 from bench.harness.certificates import Authority, Signed
 from specwire.core.invalid import InvalidParameter
+from specwire.options import add_options
 from specwire.rpc import renewal
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import Context, StatusError
-from specwire.rpc.keys import Keys, Token, add_token_argument, read_keys, read_peer_token, show, text_of
+from specwire.rpc.keys import Keys, Token, read_keys, read_peer_token, show, text_of
 from specwire.rpc.renewal import Origin, Renewal
 from specwire.rpc.server import Admission, RunningServer, serve
-from specwire.rpc.tls import ClientTls, add_client_arguments, add_server_arguments, client_tls, is_issued, server_tls
+from specwire.rpc.tls import ClientTls, client_tls, is_issued, server_tls
 from specwire.telemetry.listener import listen
 from specwire.telemetry.metrics import Registry
 from tests.rpc.byte_server import method, service
@@ -143,7 +144,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> N
 
 def test_a_token_is_the_one_of_the_file(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
-    add_token_argument(parser, "peers")
+    add_options(parser, "client")
     token = read_peer_token(parser.parse_args(["--token-file", write(tmp_path / "token", ADA)]))
     assert token.origin is not None
     write(tmp_path / "token", NEW)
@@ -269,7 +270,7 @@ class Files:
         self.serve(ours.sign())
         self.trust(*clients)
         parser = argparse.ArgumentParser()
-        add_server_arguments(parser)
+        add_options(parser, "orchestrate")
         names = ("--tls-cert", "cert.pem", "--tls-key", "cert.key", "--tls-client-ca", "clients.pem")
         flags = [each if each.startswith("--") else str(folder / each) for each in names]
         tls = server_tls(parser.parse_args(flags))
@@ -329,8 +330,7 @@ async def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path: Path)
     ours, second = Authority("ours"), Authority("second")
     Files(tmp_path, ours, ours)
     parser = argparse.ArgumentParser()
-    add_server_arguments(parser)
-    add_client_arguments(parser, "peers")
+    add_options(parser, "orchestrate")
     ca = write(tmp_path / "ca.pem", ours.pem)
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "cert.key")
     args = parser.parse_args(["--tls-cert", cert, "--tls-key", key, "--tls-ca", ca])

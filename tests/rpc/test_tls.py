@@ -13,13 +13,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.harness.certificates import Authority
 from specwire.core.invalid import InvalidParameter
+from specwire.options import add_options
 from specwire.rpc.channel import open_channel, unreachable
 from specwire.rpc.server import RunningServer, serve
 from specwire.rpc.tls import (
     ClientTls,
     ServerTls,
-    add_client_arguments,
-    add_server_arguments,
     client_tls,
     server_tls,
     system_authorities,
@@ -98,8 +97,7 @@ def test_the_keys_are_not_shown() -> None:
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_server_arguments(parser)
-    add_client_arguments(parser, "peers")
+    add_options(parser, "orchestrate")
     return parser.parse_args(words)
 
 

@@ -206,11 +206,12 @@ def test_with_no_provider_nothing_is_recorded_or_sent() -> None:
 
 SENDER = """
 import argparse, sys
-from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
+from specwire.options import add_options
+from specwire.telemetry.options import telemetry_of
 from specwire.telemetry.tracing import Side, begin
 
 parser = argparse.ArgumentParser()
-add_telemetry_arguments(parser)
+add_options(parser, "orchestrate")
 telemetry_of(parser.parse_args()).start("verifier")
 begin("a span", Side.SERVER).end()
 """

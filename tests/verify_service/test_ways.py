@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.stack.options import DRAFTER, VERIFIER, add_stack_arguments, stack_options
+from deploy.stack.options import DRAFTER, VERIFIER, stack_options
 from deploy.stack.plain_host import PlainService
 from specwire.core.invalid import InvalidParameter
+from specwire.options import STACK, add_options
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.verify_service.peer import connected, serving
 from verify_service.server import add_arguments, run, start
@@ -37,7 +38,7 @@ async def test_a_verifier_tells_its_quantization_and_that_it_is_deterministic(
 
 def test_flags_reach_the_services_that_they_are_for() -> None:
     parser = argparse.ArgumentParser()
-    add_stack_arguments(parser)
+    add_options(parser, STACK)
     words = ["--target", "scripted:1", "--draft", "scripted:1", "--deterministic", "--quantization", "int8"]
     services = stack_options(parser.parse_args(words)).services()
     for role, deterministic in ((VERIFIER, True), (DRAFTER, False)):

@@ -22,7 +22,7 @@ import grpc
 from deploy.cli.clients.generate import add_sampling_arguments, check_timeout, sampling_options, shown, summary
 from deploy.cli.stack_address import StackAddress, add_address_arguments, explained, say_what_starts, stack_address_of
 from deploy.cli.terminal import ProvisionalTail, dim, is_terminal, painter, wants_colour
-from deploy.stack.child_stack import own_stack, stack_words
+from deploy.stack.child_stack import own_stack
 from deploy.stack.options import StackError
 from orchestrator.chat.templates import Renderer, TemplateInvalid
 from orchestrator.options import chat_template_of
@@ -31,6 +31,7 @@ from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import FinishReason
+from specwire.options import STACK, words_of
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say, visible
 from specwire.text.sandbox import Busy
@@ -212,7 +213,7 @@ def run(args: argparse.Namespace) -> int:
     say_what_starts("chat", where)
     try:
         with (
-            nullcontext(where.address) if where.address else own_stack(stack_words(args), say) as address,
+            nullcontext(where.address) if where.address else own_stack(words_of(STACK, vars(args)), say) as address,
             asyncio.Runner() as runner,
             _client(runner, address, where) as client,
         ):

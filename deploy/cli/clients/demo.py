@@ -24,7 +24,7 @@ import demo_pair
 from deploy.cli.clients.generate import tokens_per_second
 from deploy.cli.main import run_owned
 from deploy.cli.terminal import dim, legend, number, painter, shortened, table, wants_colour
-from deploy.stack.options import StackError, StackOptions, add_stack_arguments, included_head, stack_options
+from deploy.stack.options import StackError, StackOptions, included_head, stack_options
 from deploy.stack.stack import start_shown
 from specwire import named_models
 from specwire.client import AsyncClient, Chat, Chunk, Completion, Finished, SpecwireError
@@ -36,6 +36,7 @@ from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.core.messages import FinishReason
 from specwire.core.model import AUTO, LLAMACPP, NONE, OPENVINO, TORCH, Feed, ModelError
 from specwire.named_models import NAMED, REAL, file_of, how_to_get, located
+from specwire.options import STACK, add_options
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
 
@@ -76,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "named model, else code that the included pair was not trained on)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of texts and table")
-    add_stack_arguments(parser)
+    add_options(parser, STACK)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,11 +23,8 @@ from deploy.cli.stack_address import explained, listed_stacks
 from deploy.cli.terminal import GREEN, RESET, YELLOW, wants_colour
 from deploy.stack.local_host import CorePlan, threads_told
 from deploy.stack.options import (
-    DEFAULT_HTTP,
-    DEFAULT_LISTEN,
     StackError,
     StackOptions,
-    cores,
     target_threads,
 )
 from deploy.stack.redis_server import OLDEST, find_redis, parsed, version_of
@@ -36,12 +33,13 @@ from orchestrator.options import http_is_installed
 from orchestrator.store import StoreUnavailable, open_store
 from specwire.client import AsyncClient, SpecwireError
 from specwire.core.invalid import InvalidParameter
+from specwire.options import DEFAULT_HTTP, DEFAULT_LISTEN, add_options, cores
 from specwire.redis.urls import MEMORY, InvalidUrl, connection_of, path_of, place_of, without_password
 from specwire.rpc.keys import read_token
 from specwire.rpc.model_info import core_numbers
 from specwire.rpc.process import say, visible
-from specwire.rpc.server_options import add_dtype_argument, check_listen
-from specwire.rpc.tls import add_client_arguments, client_tls
+from specwire.rpc.server_options import check_listen
+from specwire.rpc.tls import client_tls
 
 LIMIT_S = 5.0
 
@@ -55,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="path or hub id: has it the target's tokens? may be repeated",
     )
-    add_dtype_argument(parser, "of weights and caches")
+    add_options(parser, "doctor", weights="of weights and caches")
     parser.add_argument("--slots", type=int, default=16, metavar="N", help="sessions at once (default: %(default)s)")
     parser.add_argument(
         "--redis-url", metavar="URL", help="session log: a Redis, or file:PATH (default: a private Redis)"
@@ -70,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="load the target on each runtime in turn, and tell how long forwards of 1, 4 and 8 rows take there",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_client_arguments(parser, "the stack at --address", variable=True)
+    add_options(parser, "client", peers="the stack at --address")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,14 +22,14 @@ import grpc.aio
 from deploy.cli import terminal
 from deploy.cli.stack_address import ADDRESS_VARIABLE, explained, found_address
 from deploy.cli.terminal import dim, table, wants_colour
-from deploy.stack.options import DEFAULT_LISTEN
 from specwire.client.errors import SpecwireError, from_rpc
 from specwire.core.invalid import InvalidParameter
+from specwire.options import DEFAULT_LISTEN, add_options
 from specwire.rpc.channel import open_channel
 from specwire.rpc.keys import read_token
 from specwire.rpc.process import one_line, say, visible
 from specwire.rpc.server_options import check_listen
-from specwire.rpc.tls import ClientTls, add_client_arguments, client_tls
+from specwire.rpc.tls import ClientTls, client_tls
 from specwire.v1 import common_pb2, status_pb2_grpc
 from specwire.v1 import status_pb2 as pb
 
@@ -114,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="look once (what stdout gets where it is no terminal)")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each look")
-    add_client_arguments(parser, "the orchestrator", variable=True)
+    add_options(parser, "client", peers="the orchestrator")
 
 
 def run(args: argparse.Namespace) -> int:

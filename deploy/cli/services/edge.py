@@ -12,34 +12,30 @@ import grpc
 
 import draft_service.server
 import orchestrator.server
-from deploy.stack.options import DEFAULT_LISTEN, StackError
+from deploy.stack.options import StackError
 from deploy.stack.stack import check_all_free, vocabulary_of
 from draft_service.service import DrafterThread, DraftHandler, OrchestratorLink
-from orchestrator.cli import add_serving_arguments, serving_options
-from orchestrator.options import NO_HTTP, OrchestratorOptions, add_http_arguments, and_http
+from orchestrator.cli import serving_options
+from orchestrator.options import OrchestratorOptions, and_http
 from orchestrator.peers.models import Info, vocabulary_mismatch
 from orchestrator.peers.peer import DrafterPeer
 from orchestrator.pool import StartError
 from orchestrator.sessions import Orchestrator
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import AUTO
+from specwire.options import add_options
 from specwire.progress import LAST_LINE
 from specwire.redis.urls import MEMORY, without_password
-from specwire.registry.options import add_cloud_arguments, add_registry_arguments
 from specwire.rpc.channel import open_channel
 from specwire.rpc.process import Footprint, run_until_signalled, say, share_machine
 from specwire.rpc.server_options import (
     ModelServiceOptions,
-    add_cache_arguments,
-    add_dtype_argument,
-    add_gguf_arguments,
-    add_runtime_argument,
     check_listen,
     drain_grace,
+    filled,
     size_of,
 )
 from specwire.telemetry.metrics import Registry
-from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
+from specwire.telemetry.options import telemetry_of
 from specwire.v1 import draft_pb2
 from specwire.v1.common_pb2 import GetModelInfoRequest
 from specwire.v1.verify_pb2_grpc import VerifyServiceStub
@@ -201,35 +197,7 @@ async def _described(address: str, serving: OrchestratorOptions, known: str) -> 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--verifier", action="append", default=[], metavar="ADDR", help="HOST:PORT; may be repeated")
-    parser.add_argument("--draft", required=True, metavar="MODEL", help="path or hub id of the draft model")
-    parser.add_argument(
-        "--listen", default=DEFAULT_LISTEN, metavar="ADDR", help="HOST:PORT for clients (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--redis-url",
-        default=MEMORY,
-        metavar="URL",
-        help="session log: file:PATH, or a Redis (default: memory:, lost in a crash)",
-    )
-    parser.add_argument(
-        "--start-timeout", type=float, default=120.0, metavar="S", help="wait for a verifier (default: %(default)s s)"
-    )
-    add_dtype_argument(parser, "of the draft model")
-    parser.add_argument("--device", default="cpu", help="of the draft model, such as cpu or cuda:0")
-    add_runtime_argument(parser, AUTO)
-    add_gguf_arguments(parser)
-    parser.add_argument(
-        "--draft-threads", type=int, default=1, metavar="N", help="CPU threads of the draft model (default: 1)"
-    )
-    add_cache_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
-    add_registry_arguments(parser, "verifiers are found")
-    add_cloud_arguments(parser, "verifiers")
-    add_serving_arguments(parser, "verifiers")
-    add_http_arguments(parser, NO_HTTP)
-    add_telemetry_arguments(parser)
-    add_prompts_argument(parser)
+    add_options(parser, "edge")
 
 
 def options_of(args: argparse.Namespace) -> EdgeOptions:
@@ -239,18 +207,13 @@ def options_of(args: argparse.Namespace) -> EdgeOptions:
             check_listen(address, field)
     if not args.draft:
         raise InvalidParameter("draft", "must not be empty")
-    drafting = ModelServiceOptions(
-        args.draft,
-        dtype=args.dtype,
-        device=args.device,
-        runtime=args.runtime,
-        quantization=args.quantization,
+    drafting = filled(
+        ModelServiceOptions,
+        args,
+        without=("listen", "insecure", "metrics"),  # of the orchestrator
+        model=args.draft,
         threads=args.draft_threads,
-        slots=args.slots,
         kv_memory=size_of("kv-memory", args.kv_memory),
-        context=args.context,
-        kv_type=args.kv_type,
-        gpu_layers=args.gpu_layers,
     )
     return EdgeOptions(drafting, serving_options(args))
 

@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass
 
 from specwire.core.invalid import InvalidParameter
+from specwire.options import add_options
 from specwire.redis.urls import InvalidUrl
 from specwire.registry.directory import Directory
 from specwire.registry.service import RegistryServicer
@@ -17,16 +18,16 @@ from specwire.rpc.renewal import Renewal
 from specwire.rpc.server import Admission, RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
     ANY_PORT,
-    add_listening_arguments,
     check_exposure,
     check_listen,
     check_metrics,
     drain_grace,
+    filled,
 )
 from specwire.rpc.tls import ServerTls, server_tls
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import Families, Registry, gauge, process_families
-from specwire.telemetry.options import add_telemetry_arguments, telemetry_of
+from specwire.telemetry.options import telemetry_of
 from specwire.v1 import registry_pb2, registry_pb2_grpc
 
 SERVICE = registry_pb2.DESCRIPTOR.services_by_name["RegistryService"].full_name
@@ -117,23 +118,13 @@ def _families(servicer: RegistryServicer) -> Families:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--registry", required=True, metavar="URL", help="Redis where services are registered")
-    parser.add_argument("--listen", default=ANY_PORT, metavar="ADDR", help="HOST:PORT, port 0 takes a free one")
-    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
-    add_listening_arguments(parser, "edges and drafters")
-    add_telemetry_arguments(parser)
+    add_options(parser, "registry")
 
 
 def options_of(args: argparse.Namespace) -> RegistryServiceOptions:
     """Raises InvalidParameter."""
-    return RegistryServiceOptions(
-        args.registry,
-        args.listen,
-        insecure=args.insecure,
-        tls=server_tls(args),
-        keys=read_keys("--api-keys", args.api_keys),
-        metrics=args.metrics,
-    )
+    tls, keys = server_tls(args), read_keys("--api-keys", args.api_keys)
+    return filled(RegistryServiceOptions, args, url=args.registry, tls=tls, keys=keys)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,76 +6,38 @@ import argparse
 import asyncio
 import json
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 from deploy.cli.main import run_owned
 from deploy.cli.stack_address import ListedStack, listed
 from deploy.stack import stack
-from deploy.stack.options import (
-    ANY_PORT,
-    DEFAULT_HTTP,
-    DEFAULT_LISTEN,
-    StackOptions,
-    add_stack_arguments,
-    stack_options,
-)
+from deploy.stack.options import StackOptions, stack_options
 from deploy.stack.stack import start_shown
-from orchestrator.options import (
-    add_http_arguments,
-    and_http,
-    chat_template_of,
-    http_access_of,
-    http_is_installed,
-    http_of,
-)
-from orchestrator.tenants import access_of, add_tenant_arguments
+from orchestrator.options import and_http, chat_template_of, http_access_of, http_is_installed, http_of
+from orchestrator.tenants import access_of
 from specwire.core.invalid import InvalidParameter
 from specwire.named_models import REAL, how_to_get
+from specwire.options import DEFAULT_HTTP, STACK, add_options
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import Footprint, say
-from specwire.rpc.server_options import add_listening_arguments, drain_grace
+from specwire.rpc.server_options import ANY_PORT, drain_grace
 from specwire.rpc.tls import server_tls
-from specwire.telemetry.options import add_prompts_argument, add_telemetry_arguments, telemetry_of
+from specwire.telemetry.options import telemetry_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stack_arguments(parser)
-    parser.add_argument(
-        "--listen", default=DEFAULT_LISTEN, metavar="ADDR", help="HOST:PORT of the orchestrator (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--also",
-        action="append",
-        default=[],
-        metavar="MODEL",
-        help="serve this target, too, to requests that name it; may be repeated",
-    )
-    add_http_arguments(parser, "", f"{DEFAULT_HTTP}, or any free port where --listen takes one")
-    add_listening_arguments(parser, "clients")
-    add_tenant_arguments(parser)
-    add_telemetry_arguments(parser)
-    add_prompts_argument(parser)
-    parser.add_argument(
-        "--unlisted", action="store_true", help="keep generate, chat, top and doctor from finding this stack unasked"
-    )
-    parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
+    add_options(parser, STACK)
+    add_options(parser, "up")
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        options = replace(
-            stack_options(args),
-            listen=args.listen,
+        options = stack_options(
+            args,
             also=tuple(args.also),
             http=_http(args),
-            metrics=args.metrics,
-            log_prompts=args.log_prompts,
             chat_template=chat_template_of(args),
-            tool_format=args.tool_format or "",
             http_access=http_access_of(args),
-            sse_keep_alive=args.sse_keep_alive,
-            insecure=args.insecure,
             tls=server_tls(args),
             access=access_of(args),
             grace=drain_grace(args),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from specwire.core.model import ModelError
 from specwire.corpus import SEARCHED, texts_of
+from specwire.options import add_options
 from specwire.rpc.process import say
-from specwire.rpc.server_options import add_dtype_argument
 
 EPILOG = f"""\
 FILES are texts, or lines of JSON with a "text" (.jsonl); in folders these are read:
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of each, at most half its context (default: %(default)s)",
     )
-    add_dtype_argument(parser, "of weights and arithmetic, as the verifier's")
+    add_options(parser, "choose-layers", weights="of weights and arithmetic, as the verifier's")
     add("--device", default="cpu", help="such as cpu or cuda:0 (default: %(default)s)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: as many as there are cores)")
 

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import httpx2 as httpx
 
 from orchestrator import server
-from orchestrator.options import SSE_KEEP_ALIVE_S, HttpAccess, OrchestratorOptions
+from orchestrator.options import HttpAccess, OrchestratorOptions
 from orchestrator.tenants import Access
+from specwire.options import SSE_KEEP_ALIVE_S
 from specwire.rpc.tls import ServerTls
 from tests.orchestrator.stack import Stack, stack
 from tests.wait import asked_blocking

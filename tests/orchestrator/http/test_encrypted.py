@@ -10,8 +10,9 @@ import httpx2 as httpx
 import pytest
 
 from bench.harness.certificates import Authority
+from specwire.options import add_options
 from specwire.rpc import renewal
-from specwire.rpc.tls import add_server_arguments, server_tls
+from specwire.rpc.tls import server_tls
 from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another
 from tests.orchestrator.stack import PROMPT, TARGET, plain
 
@@ -47,7 +48,7 @@ def test_connections_of_an_authority_that_is_removed_are_cut(
         return str(fresh.replace(tmp_path / "trusted.pem"))
 
     parser = argparse.ArgumentParser()
-    add_server_arguments(parser)
+    add_options(parser, "orchestrate")
     cert, key = ours.sign().save(tmp_path, "server")
     flags = ["--tls-cert", cert, "--tls-key", key, "--tls-client-ca", trust(left, gone)]
     body = {"prompt": list(PROMPT), "ignore_eos": True, "stream": True}
