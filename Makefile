@@ -38,7 +38,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-suffix bench-step bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-suffix bench-step bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair train-demo-head train-bench-heads clean
 .SILENT:
 
 help: ## show this list
@@ -324,9 +324,14 @@ bench-heads: $(STAMP) ## measure heads beside the demo target with 1 to 32 sessi
 
 # What goes behind the command, such as --short, or the name of one model.
 REAL ?=
+# Likewise, such as --target qwen2.5-coder-1.5b.
+REFERENCE ?=
 
 bench-real: $(STAMP) $(PEERS) ## measure models that people run beside llama.cpp and OpenVINO GenAI; goes on where it ended (make bench-real REAL=--short, a quarter of an hour)
 	$(BIN)/python -m bench.real.run $(REAL)
+
+bench-reference: $(STAMP) ## hold a real GGUF file's greedy texts to transformers' and llama-cpp-python's (make bench-reference REFERENCE='--target FILE', ten minutes)
+	$(BIN)/python -m bench.reference $(REFERENCE)
 
 bench-vllm: $(VLLM) ## measure drafters beside vLLM's own speculation, in vLLM (needs 12 GB, half an hour)
 	$(BIN)/python -m bench.vllm.run

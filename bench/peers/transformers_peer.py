@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils import logging as transformers_logging
 
 from bench.peers.answering import Answer, Methods, Request, answer_asker
 
+GGUF = ".gguf"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -109,9 +111,27 @@ class TransformersPeer:
 
 
 def _load(spec: str, dtype: torch.dtype) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(spec, dtype=dtype)
+    """A directory's model, or a GGUF file's, whose weights are dequantised."""
+    model: PreTrainedModel
+    if spec.lower().endswith(GGUF):
+        model = _of_file(spec, dtype)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(spec, dtype=dtype)
     model.generation_config.eos_token_id = None
     model.eval()
+    return model
+
+
+def _of_file(path: str, dtype: torch.dtype) -> PreTrainedModel:
+    """By transformers' own reader; its `from_pretrained` wants a further package for that."""
+    config = AutoConfig.for_model(**load_gguf_checkpoint(path)["config"])
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)
+    lacking, unknown = model.load_state_dict(read["tensors"], strict=False)
+    tied = ["lm_head.weight"] if config.tie_word_embeddings else []
+    if unknown or [each for each in lacking if each not in tied]:
+        raise ValueError(f"{path}: transformers reads other weights of it than its model has: {[*lacking, *unknown]}")
+    model.tie_weights()
     return model
 
 

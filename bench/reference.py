@@ -1,0 +1,329 @@
+"""Hold the texts of a GGUF file to those of the libraries that define it: python -m bench.reference --help.
+
+Greedy, behind a chat template. `specwire up` on torch and OpenVINO, in float32 and with n-grams, is held to
+transformers' own `generate`, which reads the file by itself; on llama.cpp, in the file's own numbers, to
+llama-cpp-python. Each first difference of a text is told with the margin between the two best scores there. It is a
+near-tie where both tokens are within what equal arithmetic may differ by of the best one: 1e-4 in float32; of
+llama.cpp, twice what its own scores there move by when it computes the text at once instead of token by token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+
+from bench.harness import RESULTS, machine
+from bench.harness.entry import run
+from bench.harness.interleave import tracked
+from bench.harness.interval import Estimate
+from bench.harness.record import write_object
+from bench.harness.report import Bar, at_most, bar_lines, table
+from bench.harness.rows import up
+from bench.harness.runs import BenchError
+from bench.harness.texts import FLOAT32_TIE
+from bench.peers.transformers_peer import TransformersPeer
+from bench.real.prompts import QUESTIONS, TASKS, in_turns, sample, spec_bench
+from specwire.client import Client, SpecwireError
+from specwire.core.invalid import InvalidParameter
+from specwire.core.model import AUTO, LLAMACPP, OPENVINO, TORCH, ModelError, is_gguf
+from specwire.lm.gguf_file import read_gguf
+from specwire.lm.gguf_tokenizer import text_of
+from specwire.named_models import REAL, located
+from specwire.rpc.process import say
+
+TRANSFORMERS, LLAMA_CPP_PYTHON = "transformers", "llama-cpp-python"
+# By runtime of ours: the dtype, and the library whose text is expected.
+EXPECTED = {
+    TORCH: ("float32", TRANSFORMERS),
+    OPENVINO: ("float32", TRANSFORMERS),
+    LLAMACPP: (AUTO, LLAMA_CPP_PYTHON),
+}
+PACKAGES = {OPENVINO: "openvino", LLAMACPP: "llama_cpp"}
+Scores = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceSettings:
+    """target: a GGUF file. questions: of Spec-Bench; None for our own prompts. threads: of every process."""
+
+    target: Path
+    prompts: int = 32
+    tokens: int = 64
+    questions: Path | None = None
+    runtimes: tuple[str, ...] = tuple(EXPECTED)
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if not is_gguf(str(self.target)) or not self.target.is_file():
+            raise InvalidParameter("target", f"must be a GGUF file, not {self.target}")
+        for name in ("prompts", "tokens", "threads"):
+            if getattr(self, name) < 1:
+                raise InvalidParameter(name, f"must be at least 1, not {getattr(self, name)}")
+
+    def texts(self) -> list[str]:
+        """User's turns, of all tasks by their shares."""
+        if self.questions is None:
+            found = sample(None)[0]
+        else:
+            found = in_turns(spec_bench(self.questions, -(-self.prompts // len({*TASKS.values()}))))
+        return [prompt.text for prompt in found[: self.prompts]]
+
+
+class TextDifference(NamedTuple):
+    """The first one of a text. at: counted from the prompt's end. margin: between the two best scores of the library.
+
+    behind: how far the worse of the two tokens is below the best one. tolerance: how far it may be in a near-tie.
+    """
+
+    runtime: str
+    prompt: int
+    at: int
+    expected: int
+    got: int
+    margin: float
+    behind: float
+    tolerance: float
+
+    @property
+    def near_tie(self) -> bool:
+        return self.behind <= self.tolerance
+
+
+class ReferenceRow(NamedTuple):
+    """A runtime's texts. compared: tokens up to and with each text's first difference."""
+
+    runtime: str
+    expected: str
+    texts: int
+    equal: int
+    compared: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceResults:
+    settings: ReferenceSettings
+    rows: Sequence[ReferenceRow]
+    differences: Sequence[TextDifference]
+    bars: Sequence[Bar]
+    notes: Sequence[str]
+
+
+class Library(Protocol):
+    """One that computes the file."""
+
+    def text(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        """The best tokens behind a prompt, whatever they are."""
+        ...
+
+    def scores(self, prompt: Sequence[int], text: Sequence[int]) -> tuple[Scores, float]:
+        """What it says after prompt and text, and how far below the best score another counts as equal."""
+        ...
+
+
+class Transformers:
+    """See `Library`; in float32, as its users run it."""
+
+    def __init__(self, target: Path, threads: int) -> None:
+        transformers_logging.disable_progress_bar()
+        self._peer = TransformersPeer()
+        self._peer.load({"target": str(target), "draft": None, "dtype": "float32", "threads": threads})
+
+    def text(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        found: Any = self._peer.generate({"prompt": [*prompt], "tokens": tokens, "variant": None})["tokens"]
+        return [*found]
+
+    def scores(self, prompt: Sequence[int], text: Sequence[int]) -> tuple[Scores, float]:
+        found: Any = self._peer.scores({"text": [*prompt, *text], "of": slice(None)})["scores"]
+        return np.array(found, np.float32), FLOAT32_TIE
+
+
+class LlamaCppPython:
+    """See `Library`."""
+
+    def __init__(self, target: Path, threads: int, context: int) -> None:
+        import llama_cpp
+
+        self._functions = llama_cpp
+        asked: dict[str, Any] = {"n_ctx": context, "n_threads": threads, "n_threads_batch": threads}
+        self._model = llama_cpp.Llama(str(target), verbose=False, **asked)
+
+    def text(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        self._model.reset()
+        return [*islice(self._model.generate([*prompt], temp=0.0), tokens)]
+
+    def scores(self, prompt: Sequence[int], text: Sequence[int]) -> tuple[Scores, float]:
+        one_by_one = self._fed([prompt, *([token] for token in text)])
+        return one_by_one, 2 * float(np.abs(one_by_one - self._fed([[*prompt, *text]])).max())
+
+    def _fed(self, pieces: Sequence[Sequence[int]]) -> Scores:
+        self._model.reset()
+        for piece in pieces:
+            self._model.eval(piece)
+        told = self._functions.llama_get_logits_ith(self._model.ctx, -1)
+        return np.array(np.ctypeslib.as_array(told, shape=(self._model.n_vocab(),)), np.float32)
+
+
+def compared(
+    runtime: str, library: Library, prompt: int, asked: Sequence[int], expected: Sequence[int], got: Sequence[int]
+) -> tuple[int, TextDifference | None]:
+    """Tokens up to and with the first difference, and what the library says there. prompt: its number."""
+    for at, (wanted, found) in enumerate(zip(expected, got, strict=True)):
+        if wanted != found:
+            scores, tolerance = library.scores(asked, expected[:at])
+            second, best = np.partition(scores, -2)[-2:]
+            behind = best - min(scores[wanted], scores[found])
+            told = (round(float(each), 7) for each in (best - second, behind, tolerance))
+            return at + 1, TextDifference(runtime, prompt, at, wanted, found, *told)
+    return len(expected), None
+
+
+@contextmanager
+def client_of(settings: ReferenceSettings, runtime: str) -> Iterator[Client]:
+    """Of a whole stack on this runtime."""
+    own = ("--runtime", runtime, "--no-heads", "--slots", "1", "--target-threads", str(settings.threads))
+    stack, ready = up(str(settings.target), None, EXPECTED[runtime][0], False, *own)
+    try:
+        with Client(str(ready["address"])) as client:
+            yield client
+    finally:
+        stack.stop()
+
+
+def prompts_of(settings: ReferenceSettings) -> list[list[int]]:
+    """As the model reads them: behind its chat template, if it has one."""
+    text = text_of(read_gguf(str(settings.target)))
+    speaker: Any = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(text.tokenizer_json.decode()), **text.special_tokens
+    )
+    found = []
+    for turn in settings.texts():
+        said = turn
+        if text.chat_template:
+            messages = [{"role": "user", "content": turn}]
+            asked = {"chat_template": text.chat_template, "tokenize": False, "add_generation_prompt": True}
+            said = speaker.apply_chat_template(messages, **asked)
+        found.append(speaker.encode(said, add_special_tokens=False))
+    return found
+
+
+def measure(settings: ReferenceSettings) -> ReferenceResults:
+    """Each library's texts, then those of the runtimes that are held to them. BenchError."""
+    try:
+        prompts = prompts_of(settings)
+        left_out = [each for each in settings.runtimes if each in PACKAGES and find_spec(PACKAGES[each]) is None]
+        rows, differences = list[ReferenceRow](), list[TextDifference]()
+        for name in (TRANSFORMERS, LLAMA_CPP_PYTHON):
+            held = [each for each in settings.runtimes if EXPECTED[each][1] == name and each not in left_out]
+            if held:
+                library = library_of(name, settings, prompts)
+                expected = [library.text(each, settings.tokens) for each in tracked(prompts, len(prompts), name)]
+                for runtime in held:
+                    found = _held(settings, runtime, library, prompts, expected)
+                    rows.append(found[0])
+                    differences += found[1]
+    except (ModelError, SpecwireError) as error:
+        raise BenchError(str(error)) from error
+    notes = [f"{runtime} was left out: it is not installed" for runtime in left_out]
+    return ReferenceResults(settings, rows, differences, [*bars(rows, differences)], notes)
+
+
+def library_of(name: str, settings: ReferenceSettings, prompts: Sequence[Sequence[int]]) -> Library:
+    if name == TRANSFORMERS:
+        return Transformers(settings.target, settings.threads)
+    return LlamaCppPython(settings.target, settings.threads, max(map(len, prompts)) + settings.tokens + 1)
+
+
+def _held(
+    settings: ReferenceSettings,
+    runtime: str,
+    library: Library,
+    prompts: Sequence[Sequence[int]],
+    expected: Sequence[Sequence[int]],
+) -> tuple[ReferenceRow, list[TextDifference]]:
+    count, differences = 0, list[TextDifference]()
+    with client_of(settings, runtime) as client:
+        for number, prompt in enumerate(tracked(prompts, len(prompts), runtime)):
+            told = client.complete(prompt, max_tokens=settings.tokens, ignore_eos=True, temperature=0.0)
+            tokens, difference = compared(runtime, library, number, prompt, expected[number], told.tokens)
+            count += tokens
+            differences += [] if difference is None else [difference]
+    texts = len(prompts)
+    return ReferenceRow(runtime, EXPECTED[runtime][1], texts, texts - len(differences), count), differences
+
+
+def bars(rows: Sequence[ReferenceRow], differences: Sequence[TextDifference]) -> Iterator[Bar]:
+    for row in rows:
+        wrong = sum(one.runtime == row.runtime and not one.near_tie for one in differences)
+        name = f"texts on {row.runtime} that differ from those of {row.expected} but for near-ties"
+        yield at_most(name, Estimate(wrong, wrong, wrong, 1.0), 0)
+
+
+def tell(found: ReferenceResults, path: Path) -> bool:
+    """Write and print; whether all bars hold."""
+    settings = found.settings
+    head = {
+        "name": path.stem,
+        "machine": machine.describe(),
+        "commit": machine.commit(),
+        "model": {"name": settings.target.stem, "sha256": read_gguf(str(settings.target)).fingerprint()},
+        "arguments": {
+            **{name: getattr(settings, name) for name in ("prompts", "tokens", "threads")},
+            "questions": None if settings.questions is None else settings.questions.name,
+        },
+        "rows": [row._asdict() for row in found.rows],
+        "notes": found.notes,
+        "bars": [asdict(bar) for bar in found.bars],
+    }
+    write_object(head, [{**one._asdict(), "near_tie": one.near_tie} for one in found.differences], path)
+    columns = ("runtime", "held to", "texts", "equal", "tokens compared")
+    for line in table(columns, [tuple(map(str, row)) for row in found.rows]):
+        print(line)
+    told = [(*map(str, one[:5]), *(f"{each:.2g}" for each in one[5:]), str(one.near_tie)) for one in found.differences]
+    for line in table((*TextDifference._fields, "near-tie"), told) if told else ():
+        print(line)
+    print("\n".join((*bar_lines(found.bars), *found.notes)))
+    say(f"written to {path}")
+    return all(bar.holds for bar in found.bars)
+
+
+def settings_of(args: argparse.Namespace) -> ReferenceSettings:
+    target = Path(located(args.target)).expanduser().resolve()
+    if args.out is None:
+        args.out = RESULTS / f"reference_{target.stem}.json"
+    questions = args.questions or (QUESTIONS if QUESTIONS.is_file() else None)
+    return ReferenceSettings(target, args.prompts, args.tokens, questions, tuple(args.runtimes), args.threads)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    own = ReferenceSettings.__dataclass_fields__
+    line = argparse.ArgumentParser(
+        prog="python -m bench.reference", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = line.add_argument
+    add("--target", default=REAL, metavar="MODEL", help="a GGUF file, or a named model (default: %(default)s)")
+    add("--prompts", type=int, default=own["prompts"].default, metavar="N", help="(default: %(default)s)")
+    add("--tokens", type=int, default=own["tokens"].default, metavar="N", help="behind each (default: %(default)s)")
+    add("--questions", type=Path, metavar="FILE", help="of Spec-Bench (default: beside the checkout, if it is there)")
+    add("--runtimes", nargs="+", choices=EXPECTED, default=[*EXPECTED], help="of ours (default: all)")
+    add("--threads", type=int, default=own["threads"].default, metavar="N", help="(default: %(default)s)")
+    add("--out", type=Path, metavar="FILE", help="(default: bench/results/reference_NAME.json)")
+    return run(line.parse_args(argv), settings_of, measure, tell)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
