@@ -53,6 +53,7 @@ COMMANDS = (
     Command("simulate", "say what a setting would do, in virtual time", "deploy.cli.diagnosis.simulate"),
     Command("learn", "have a drafter or a head learn from what its target decided", "deploy.cli.training.learn"),
     Command("train-heads", "train a head that drafts beside a target", "deploy.cli.training.train_heads"),
+    Command("train-drafter", "train a small drafter of a target's own layers", "deploy.cli.training.train_drafter"),
     Command("choose-layers", "choose the layers by which a target drafts", "deploy.cli.training.choose_layers"),
     Command("table", "count the n-grams of a corpus, to propose from", "deploy.cli.training.table"),
     Command("usage", "add up what a verifier's sessions used", "deploy.cli.diagnosis.usage"),

@@ -56,11 +56,14 @@ from specwire.lm.model_files import (
     ModelText,
     check_files,
     check_weights,
+    file_of,
     files_fingerprint,
+    read_file,
     read_text,
     stated_eos,
     weights_fingerprint,
 )
+from specwire.lm.runners.draft_vocabulary import VOCABULARY, DraftVocabulary, DraftVocabularyRunner
 from specwire.lm.runners.hybrid import fitting_states, rows_of, state_bytes
 from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.runners.select import (
@@ -90,13 +93,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Outline:
     """What is known of a model before its weights are loaded.
 
-    location: of its files. context: positions to serve.
+    location: of its files. context: positions to serve. says: of a drafter that says some of its target's ids only,
+    which its text is of.
     """
 
     location: str
     config: PreTrainedConfig
     context: int
     text: ModelText
+    says: DraftVocabulary | None = None
 
 
 def outline(spec: str, context: int | None = None) -> Outline:
@@ -111,7 +116,18 @@ def outline(spec: str, context: int | None = None) -> Outline:
         return Outline(location, config, positions, text_of(read_gguf(spec)))
     text = read_text(location)
     check_files(location, config)
-    return Outline(location, config, positions, text)
+    return Outline(location, config, positions, text, _says(location, config))
+
+
+def _says(location: str, config: PreTrainedConfig) -> DraftVocabulary | None:
+    """None for a model that says all of its ids. Raises ModelError."""
+    with file_of(location, VOCABULARY):
+        held = read_file(location, VOCABULARY)
+        found = DraftVocabulary.of(held) if held else None
+        rows: int = config.get_text_config().vocab_size
+        if found is not None and found.rows != rows:
+            raise ValueError(f"ids: are {len(found.ids)}, and of {rows} rows of the embedding one is of all others")
+    return found
 
 
 def load_pretrained(
@@ -137,10 +153,13 @@ def load_pretrained(
     if is_recurrent(known.config):
         memory = plan.with_states(slots, state_bytes(model), memory)
     count = memory.slots(slots)
+    rows = info.vocabulary if known.says is None else known.says.rows
     with _memory_told(count, memory), given_back(model):
-        runner, used = runner_for(model, Sizes(count, known.context, info.vocabulary), plan.how)
+        runner, used = runner_for(model, Sizes(count, known.context, rows), plan.how)
         drafter = None if head is None else head.make(count, known.context, memory.dtype, used)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
+    if known.says is not None:
+        runner = DraftVocabularyRunner(runner, known.says, target)
     lm = _over_slots(runner, info, count, unassigned, skimmed, drafter, _threads_of_prompts(plan.how, info))
     if head is not None and head.load_version is not None and isinstance(lm, HeadedModel):
         lm.current = head.current
@@ -256,6 +275,8 @@ def load_in_vllm(
     prepare(asked.device, options)
     known = outline(spec, asked.context)
     config, positions = known.config, known.context
+    if known.says is not None:
+        raise ModelError(f"engine: a drafter that says some of its target's ids only is not served with {VLLM}")
     if is_recurrent(config):
         raise ModelError(f"engine: the recurrent layers of {config.model_type} models are not served with {VLLM}")
     count = SlotMemory(config, positions, _dtype(dtype)).slots(slots)
@@ -500,16 +521,21 @@ def _described(
     spec: str, known: Outline, dtype: str, width: int, eos: object, fingerprint: str
 ) -> tuple[ModelInfo, list[int]]:
     """width: number of the output layer's ids. eos: what the model generates by says of its ends; None: nothing."""
-    text = known.text
+    text, says, ends = known.text, known.says, _eos_ids(eos, known.config)
+    width = width if says is None else says.size
     tokens = text.vocabulary(width)
     vocabulary = min(max(tokens) + 1, width)
+    unassigned = set(range(vocabulary)) - tokens.keys()
+    if says is not None:
+        ends = tuple(says.ids[row] for row in ends if row != says.others)
+        unassigned |= {id_ for id_ in says.unsaid() if id_ < vocabulary}
     path = Path(known.location)
     info = ModelInfo(
         name=path.stem if is_gguf(spec) else path.name if path.is_dir() else spec,
         architecture="",
         vocabulary=vocabulary,
         context=known.context,
-        eos_ids=_eos_ids(eos, known.config),
+        eos_ids=ends,
         dtype=dtype,
         device="",
         weights_fingerprint=fingerprint,
@@ -518,7 +544,7 @@ def _described(
         chat_template=text.chat_template,
         special_tokens=text.special_tokens,
     )
-    return info, sorted(set(range(vocabulary)) - tokens.keys())
+    return info, sorted(unassigned)
 
 
 def _precision(dtype: str, quantization: str) -> str:

@@ -15,7 +15,7 @@ from specwire.core.model import Feed
 from specwire.lm import load_model
 from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.training import distillation
-from specwire.lm.training.course import SEED
+from specwire.lm.training.own_answers import SEED
 from specwire.provenance import commit, cpu_model
 from tests.lm import models
 

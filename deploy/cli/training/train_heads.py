@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specwire.core.model import ModelError
@@ -14,18 +15,21 @@ MTP = "mtp"
 # Tokens of a run; `specwire.lm.training.prompts` has it too, whose imports take seconds.
 APART = 13
 KINDS = (EAGLE3, "medusa", "hydra", MTP)
+OWN_ANSWERS = f"""\
+Own answers are to turns that the target itself makes up behind its template's header of a user's turn, and to requests
+made of docstrings of permissively licensed packages that are installed here. They are kept in --answers, with the
+features that heads read, for `train-heads` and `train-drafter` alike: none is computed twice. --apart names files
+(.jsonl: "turns", "prompt", "question" or "text") that no text may share a run of {APART} tokens with.
+Every hundred steps are kept in --out, and a training that was ended goes on there, as do the answers."""
 EPILOG = f"""\
-Without --data an eagle3 head learns the target's own answers: to turns that the target itself makes up behind its
-template's header of a user's turn, and to requests made of docstrings of permissively licensed packages that are
-installed here. They are kept in --answers with the features that heads read, so that none is computed twice; --apart
-names files (.jsonl: "turns", "prompt", "question" or "text") that no text may share a run of {APART} tokens with: what
-you measure by. With --data FILES are texts, or lines of JSON with a "text" (.jsonl); in folders these are read:
+Without --data an eagle3 head learns the target's own answers, of which the target computes a lesson once. With --data
+FILES are texts, or lines of JSON with a "text" (.jsonl); in folders these are read:
 {SEARCHED},
-but no lock files, packages (node_modules) or hidden files; the target computes a lesson of each.
-Every hundred steps are kept in --out, and a training that was ended goes on there, as do the answers. Medusa and Hydra
-have a head for each guess (--depth). What is written is for --heads of `specwire up` and `specwire verify`, in
-safetensors: EAGLE-3 in speculators' format, a layer for multi-token prediction (mtp) in Qwen3-Next's, the others with
-names as in their own code. training.json beside it tells by what it was trained, and how right it is."""
+but no lock files, packages (node_modules) or hidden files; the target computes a lesson of each whenever it is learnt.
+{OWN_ANSWERS}
+Medusa and Hydra have a head for each guess (--depth). What is written is for --heads of `specwire up` and `specwire
+verify`, in safetensors: EAGLE-3 in speculators' format, a layer for multi-token prediction (mtp) in Qwen3-Next's, the
+others with names as in their own code. training.json beside it tells by what it was trained, and how right it is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,15 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", required=True, metavar="MODEL", help="path or hub id of the target")
     add("--kind", choices=KINDS, default=EAGLE3, help="(default: %(default)s)")
     add("--data", nargs="+", type=Path, default=[], metavar="FILE", help="texts to learn from (default: own answers)")
-    add("--answers", type=Path, metavar="DIR", help="where own answers are kept (default: in --out)")
-    add("--tokens", type=int, default=300_000, metavar="N", help="of own answers (default: %(default)s)")
-    add("--apart", nargs="+", type=Path, default=[], metavar="FILE", help="what own answers may not overlap with")
-    add("--out", required=True, type=Path, metavar="DIR", help="where the head goes, and what is kept meanwhile")
-    add("--steps", type=int, default=2000, metavar="N", help="of the training (default: %(default)s)")
-    add("--rows", type=int, default=8, metavar="N", help="windows a step (default: %(default)s)")
-    add("--window", type=int, default=512, metavar="N", help="tokens of a window (default: %(default)s)")
+    add_training_arguments(parser)
     add("--depth", type=int, default=4, metavar="N", help="guesses in a row that it learns (default: %(default)s)")
-    add("--rate", type=float, default=3e-3, metavar="X", help="highest learning rate (default: %(default)s)")
     add("--draft-vocabulary", type=int, default=32_000, metavar="N", help="ids that eagle3 says (default: %(default)s)")
     add(
         "--inner",
@@ -56,6 +53,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--layers", type=int, default=1, metavar="N", help="layers of each head of medusa, hydra (default: %(default)s)"
     )
     add("--device", default="cpu", help="such as cpu or cuda:0 (default: %(default)s)")
+
+
+def add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a training of heads and one of a drafter are told alike; see `refused`."""
+    add = parser.add_argument
+    add("--answers", type=Path, metavar="DIR", help="where own answers are kept (default: in --out)")
+    add("--tokens", type=int, default=300_000, metavar="N", help="of own answers (default: %(default)s)")
+    add("--apart", nargs="+", type=Path, default=[], metavar="FILE", help="what own answers may not overlap with")
+    add("--out", required=True, type=Path, metavar="DIR", help="where it goes, and what is kept meanwhile")
+    add("--steps", type=int, default=2000, metavar="N", help="of the training (default: %(default)s)")
+    add("--rows", type=int, default=8, metavar="N", help="windows a step (default: %(default)s)")
+    add("--window", type=int, default=512, metavar="N", help="tokens of a window (default: %(default)s)")
+    add("--rate", type=float, default=3e-3, metavar="X", help="highest learning rate (default: %(default)s)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: as many as there are cores)")
 
 
@@ -88,16 +98,24 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         threads=args.threads,
     )
+    return carried_out("train-heads", args, lambda tell: [("held-out acceptance by position", teach(course, tell))])
+
+
+Reached = list[tuple[str, list[float]]]
+
+
+def carried_out(command: str, args: argparse.Namespace, teach: Callable[[Callable[[str], None]], Reached]) -> int:
+    """Train, and say what was reached, by what is measured; the exit code."""
     try:
-        reached = teach(course, lambda line: say(f"specwire train-heads: {line}"))
+        reached = teach(lambda line: say(f"specwire {command}: {line}"))
     except ModelError as error:
-        say(f"specwire train-heads: error: {error}")
+        say(f"specwire {command}: error: {error}")
         return 1
     except KeyboardInterrupt:
-        say(f"specwire train-heads: ended; the same command goes on from what {args.out} holds")
+        say(f"specwire {command}: ended; the same command goes on from what {args.out} holds")
         return 130
-    said = " ".join(f"{share:.3f}" for share in reached)
-    say(f"specwire train-heads: {args.out}: held-out acceptance by position {said}")
+    for what, shares in reached:
+        say(f"specwire {command}: {args.out}: {what} {' '.join(f'{share:.3f}' for share in shares)}")
     return 0
 
 
@@ -105,21 +123,31 @@ def _refused(args: argparse.Namespace) -> str:
     """What is wrong with the options; "" if nothing is."""
     if not args.data and args.kind != EAGLE3:
         return f"data: is needed for {args.kind}: only eagle3 learns the target's own answers"
-    for name in ("steps", "rows", "depth", "draft_vocabulary", "layers", "tokens"):
-        if getattr(args, name) < 1:
-            return f"{name.replace('_', '-')}: must be at least 1, not {getattr(args, name)}"
-    if args.inner < 0 or (args.threads is not None and args.threads < 1):
-        return f"inner, threads: must not be negative or 0, not {args.inner}, {args.threads}"
+    if wrong := refused(args, ("depth", "layers")):
+        return wrong
+    if args.inner < 0:
+        return f"inner: must not be negative, not {args.inner}"
     if args.taps and args.kind != EAGLE3:
         return f"taps: are of eagle3, not of {args.kind}"
     if args.inner and args.kind not in (EAGLE3, MTP):
         return f"inner: is of eagle3 and mtp, not of {args.kind}"
     if args.window < 2 * args.depth + 2:
         return f"window: must be at least {2 * args.depth + 2} for a depth of {args.depth}, not {args.window}"
+    missing = next((path for path in args.data if not path.exists()), None)
+    return "" if missing is None else f"data: there is no {missing}"
+
+
+def refused(args: argparse.Namespace, further: Sequence[str] = ()) -> str:
+    """What is wrong with the options that a training of heads and one of a drafter share; "" if nothing is.
+
+    further: names of others that must be at least 1.
+    """
+    for name in ("steps", "rows", "tokens", "draft_vocabulary", *further):
+        if getattr(args, name) < 1:
+            return f"{name.replace('_', '-')}: must be at least 1, not {getattr(args, name)}"
+    if args.threads is not None and args.threads < 1:
+        return f"threads: must be at least 1, not {args.threads}"
     if not 0 < args.rate < 1:
         return f"rate: must be above 0 and below 1, not {args.rate:g}"
-    for name, paths in (("data", args.data), ("apart", args.apart)):
-        missing = next((path for path in paths if not path.exists()), None)
-        if missing is not None:
-            return f"{name}: there is no {missing}"
-    return ""
+    missing = next((path for path in args.apart if not path.exists()), None)
+    return "" if missing is None else f"apart: there is no {missing}"

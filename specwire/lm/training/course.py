@@ -16,22 +16,20 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedConfig
 
-from specwire.core.model import ModelError, is_gguf
+from specwire.core.model import ModelError
 from specwire.corpus import texts_of
-from specwire.lm.gguf_file import read_gguf
 from specwire.lm.heads import eagle3, medusa, mtp
 from specwire.lm.heads.eagle3 import TAPS, Eagle3, Eagle3Config
 from specwire.lm.heads.medusa import HYDRA, Medusa, MedusaConfig
 from specwire.lm.heads.mtp import MtpConfig, MtpHead
 from specwire.lm.model_config import first_line
-from specwire.lm.model_files import files_fingerprint, weights_fingerprint
-from specwire.lm.pretrained import CPU, outline, pretrained, usable_device
+from specwire.lm.model_files import weights_fingerprint
+from specwire.lm.pretrained import CPU, pretrained, usable_device
 from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.training.chains import guessed, own_ids_of
 from specwire.lm.training.distillation import Learnt, Schedule, Taught, draft_ids, repeat, train
 from specwire.lm.training.kept_texts import KeptText, KeptTexts, batches, parted
-from specwire.lm.training.own_answers import OwnAnswers, Teacher
-from specwire.lm.training.prompts import Prompts, texts_to_be_apart_from
+from specwire.lm.training.own_answers import ANSWERS, DIGEST, SEED, answers_of
 from specwire.lm.training.record import this_run, write_record
 from specwire.named_models import located
 
@@ -40,13 +38,10 @@ HELD_OUT_EVERY, MOST_HELD_OUT = 50, 64
 WARM_UP = 50
 # Share of the steps in which the learning rate falls to zero.
 DECAYING = 0.4
-SEED = 20261123
-# Of own answers: the folder in `out` that keeps them, and tokens of a batch that is measured.
-ANSWERS, HELD_OUT_TOKENS = "answers", 4096
+# Of own answers: tokens of a batch that is measured.
+HELD_OUT_TOKENS = 4096
 # Weight of each further guess in a row, and how sure a head begins of what its target says.
 FURTHER_WEIGHT, SOFT = 0.8, 0.3
-# Hexadecimal digits by which weights and tokens are known again.
-DIGEST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +91,7 @@ def teach(course: Course, tell: Callable[[str], None]) -> list[float]:
     torch.manual_seed(SEED)
     head = begun(course, target, stream)
     course.out.mkdir(parents=True, exist_ok=True)
-    schedule = _schedule(course)
+    schedule = schedule_of(course.rate, course.steps)
     windows, told, here = _batches(training, course), _told(course, target, stream), this_run(course.device)
     trained = train(
         head, target, windows, held_out, schedule, course.out, depth=course.depth, course=told, here=here, tell=tell
@@ -108,16 +103,17 @@ def teach(course: Course, tell: Callable[[str], None]) -> list[float]:
     return trained.curve[-1][1] if trained.curve else []
 
 
-def _schedule(course: Course) -> Schedule:
-    return Schedule(course.rate, min(WARM_UP, course.steps), course.steps, max(1, round(DECAYING * course.steps)))
+def schedule_of(rate: float, steps: int) -> Schedule:
+    return Schedule(rate, min(WARM_UP, steps), steps, max(1, round(DECAYING * steps)))
 
 
 def _teach_of_answers(course: Course, tell: Callable[[str], None]) -> list[float]:
     """As `teach`, an EAGLE-3 head of the target's own answers."""
     spec = located(course.target)
-    taps = _taps(course, outline(spec).config.get_text_config().num_hidden_layers)
-    about = {"target": _digest(spec), "taps": " ".join(map(str, taps))}
-    kept = answered(spec, taps, about, course, tell)
+    course.out.mkdir(parents=True, exist_ok=True)
+    folder = course.answers or course.out / ANSWERS
+    kept = answers_of(spec, folder, course.tokens, course.apart, tell, course.taps)
+    taps = tuple(map(int, kept.about["taps"].split()))
     target: Any = pretrained(spec, torch.float32, CPU)
     torch.manual_seed(SEED)
     head = _eagle3(course, target, kept.counts(len(target.get_input_embeddings().weight)), taps)
@@ -130,13 +126,13 @@ def _teach_of_answers(course: Course, tell: Callable[[str], None]) -> list[float
             found = guessed(head, kept.batch(texts), own_ids, course.depth, FURTHER_WEIGHT, learns=True)
         return Learnt(found.loss, sum(text.length for text in texts))
 
-    told = {"answers": kept.digest} | about | _options(course)
+    told = {"answers": kept.digest} | kept.about | _options(course)
     trained = repeat(
         head,
         order,
         learn,
         lambda: held_out_acceptance(head, kept, own_ids, course.depth),
-        _schedule(course),
+        schedule_of(course.rate, course.steps),
         course.out,
         course=told,
         here=this_run(course.device),
@@ -144,25 +140,9 @@ def _teach_of_answers(course: Course, tell: Callable[[str], None]) -> list[float
     )
     eagle3.save(head.bfloat16(), course.out, course.target)
     asked = {"target": course.target, "steps": course.steps, "apart": [path.name for path in course.apart]}
-    of_answers = {"answer-tokens": kept.answers, "target-digest": about["target"]}
+    of_answers = {"answer-tokens": kept.answers, "target-digest": kept.about["target"]}
     write_record(course.out, SEED, told | asked | of_answers, trained)
     return trained.curve[-1][1] if trained.curve else []
-
-
-def answered(
-    spec: str, taps: tuple[int, ...], about: dict[str, str], course: Course, tell: Callable[[str], None]
-) -> KeptTexts:
-    """The target's own answers, as many as are asked for: those that are kept, and more where these are too few."""
-    course.out.mkdir(parents=True, exist_ok=True)
-    config: Any = outline(spec).config.get_text_config()
-    kept = KeptTexts(course.answers or course.out / ANSWERS, len(taps) * config.hidden_size, about)
-    if kept.answers < course.tokens:
-        teacher = Teacher(spec, taps)
-        apart = [*texts_to_be_apart_from(course.apart)]
-        OwnAnswers(teacher, Prompts(teacher.text, teacher.ends, apart, SEED + len(kept.texts)), kept, SEED).write(
-            course.tokens, tell
-        )
-    return kept
 
 
 @torch.no_grad()
@@ -174,13 +154,6 @@ def held_out_acceptance(head: Eagle3, kept: KeptTexts, own_ids: torch.Tensor, de
         tested = [sum(pair) for pair in zip(tested, found.tested, strict=True)]
         right = [sum(pair) for pair in zip(right, found.right, strict=True)]
     return [one / max(1, of) for one, of in zip(right, tested, strict=True)]
-
-
-def _digest(spec: str) -> str:
-    """Of a target's weights, wherever they are."""
-    if is_gguf(spec):
-        return read_gguf(spec).fingerprint()[:DIGEST]
-    return files_fingerprint(spec, outline(spec).config, "float32")[:DIGEST]
 
 
 def write(head: Taught, folder: Path, target: str) -> None:
@@ -308,11 +281,6 @@ def _begin_softly(head: Eagle3, target: Any) -> None:
         head.norm.weight.copy_(SOFT * norm.get_parameter("weight"))
     if head.config.fused == TAPS * width:
         head.fc.weight.mul_(SOFT)[:, -width:] += SOFT * torch.eye(width, device=head.fc.weight.device)
-
-
-def _taps(course: Course, layers: int) -> tuple[int, ...]:
-    """Early, middle, and what the last layer leaves: of which the target says what follows."""
-    return course.taps or (min(2, layers), layers // 2, layers)
 
 
 def _config(course: Course, config: PreTrainedConfig, vocabulary: int, taps: tuple[int, ...]) -> Eagle3Config:

@@ -3,7 +3,7 @@
 A forward of the target costs several times what a head's training step does, and texts are learnt more than once: so
 what it computes is computed once, and kept. Files lie side by side, a row for each token, and are read through the
 page cache; `index.jsonl` has a line for each text, which is written last: what stands behind the last line's end is of
-a text that was not finished when the process ended, and is cut off.
+a text that is not finished. Whoever adds texts cuts it off first; who reads them only may do so while others are added.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class KeptTexts:
     """
 
     def __init__(self, folder: Path, width: int, about: Mapping[str, str]) -> None:
+        self.about = dict(about)
         self._folder, self._width = folder, width
         folder.mkdir(parents=True, exist_ok=True)
         self._check(dict(about) | {"width": str(width)})
@@ -94,9 +95,21 @@ class KeptTexts:
         }
         self.texts = self._read_index()
         self._end = self.texts[-1].at + self.texts[-1].length if self.texts else 0
-        for name, (kind, count) in self._kinds.items():
-            self._cut(folder / name, self._end * np.dtype(kind).itemsize * count)
+        self._clean = False  # nothing stands behind the last text
+        for name, size in self._sizes().items():
+            path = folder / name
+            if size and (found := path.stat().st_size if path.exists() else 0) < size:
+                raise ModelError(f"{path}: has {found} bytes, and {INDEX} tells of {size}")
         self._mapped: dict[str, npt.NDArray[Any]] = {}
+
+    def first(self, tokens: int) -> None:
+        """Leave out texts behind those with the first so many tokens of answers; they stay on disk."""
+        count = 0
+        for number, text in enumerate(self.texts):
+            if count >= tokens:
+                del self.texts[number:]
+                return
+            count += text.answer
 
     @property
     def answers(self) -> int:
@@ -118,6 +131,8 @@ class KeptTexts:
 
     def add(self, rows: TokenRows, learnt: int, kind: str, temperature: float) -> None:
         """Keep a text; see `KeptText`."""
+        if not self._clean:
+            self._cut_off()
         written: tuple[npt.NDArray[Any], ...] = (
             rows.tokens.numpy().astype(np.uint32),
             rows.features.to(torch.bfloat16).contiguous().view(torch.int16).numpy(),
@@ -134,27 +149,30 @@ class KeptTexts:
         self._end += text.length
         self._mapped.clear()
 
-    def rows(self, text: KeptText) -> TokenRows:
+    def rows(self, text: KeptText, *, features: bool = True) -> TokenRows:
+        """features: read them, too; else they have no width."""
         part = slice(text.at, text.at + text.length)
-        tokens, features, best, logs = (np.array(self._map(name)[part]) for name in self._kinds)
+        told = np.array(self._map("features")[part]) if features else np.zeros((text.length, 0), np.int16)
+        tokens, best, logs = (np.array(self._map(name)[part]) for name in ("tokens", "best", "logs"))
         return TokenRows(
             torch.from_numpy(tokens[:, 0].astype(np.int64)),
-            torch.from_numpy(features).view(torch.bfloat16),
+            torch.from_numpy(told).view(torch.bfloat16),
             torch.from_numpy(best.astype(np.int64)),
             torch.from_numpy(logs.astype(np.float32)),
         )
 
-    def batch(self, texts: Sequence[KeptText]) -> TextBatch:
+    def batch(self, texts: Sequence[KeptText], *, features: bool = True) -> TextBatch:
+        """features: see `rows`."""
         longest = max(text.length for text in texts)
         size = (len(texts), longest)
         tokens, scored = torch.zeros(size, dtype=torch.long), torch.zeros(size, dtype=torch.bool)
-        features = torch.zeros(*size, self._width, dtype=torch.bfloat16)
+        told = torch.zeros(*size, self._width if features else 0, dtype=torch.bfloat16)
         best, logs = torch.zeros(*size, BEST, dtype=torch.long), torch.full((*size, BEST), NONE)
         for row, text in enumerate(texts):
             end = text.length
-            tokens[row, :end], features[row, :end], best[row, :end], logs[row, :end] = self.rows(text)
+            tokens[row, :end], told[row, :end], best[row, :end], logs[row, :end] = self.rows(text, features=features)
             scored[row, text.learnt : end] = True
-        return TextBatch(TokenRows(tokens, features, best, logs), scored)
+        return TextBatch(TokenRows(tokens, told, best, logs), scored)
 
     def counts(self, vocabulary: int) -> torch.Tensor:
         """How often each id stands in the answers to learn from."""
@@ -165,43 +183,57 @@ class KeptTexts:
         return found
 
     def _check(self, about: Mapping[str, str]) -> None:
-        path = self._folder / ABOUT
+        path, was = self._folder / ABOUT, kept_about(self._folder)
         if not path.exists():
             path.write_text(json.dumps(about, indent=1) + "\n")
             return
-        try:
-            was = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: cannot be read: {error}") from error
         for key, given in about.items():
-            if not isinstance(was, dict) or was.get(key) != given:
-                told = was.get(key) if isinstance(was, dict) else was
-                raise ModelError(f"{path}: {key}: is {told}, not {given}; keep them in another folder, or remove it")
+            if was.get(key) != given:
+                raise ModelError(
+                    f"{path}: {key}: is {was.get(key)}, not {given}; keep them in another folder, or remove it"
+                )
 
     def _read_index(self) -> list[KeptText]:
         path = self._folder / INDEX
         if not path.exists():
             return []
         whole = path.read_text()
-        lines = whole[: whole.rfind("\n") + 1]
-        if lines != whole:  # the last line was not finished
-            path.write_text(lines)
+        lines = whole[: whole.rfind("\n") + 1]  # the last line is not finished otherwise
         try:
             return [KeptText(**json.loads(line)) for line in lines.splitlines()]
         except (ValueError, TypeError) as error:
             raise ModelError(f"{path}: cannot be read: {error}") from error
 
-    def _cut(self, path: Path, size: int) -> None:
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of all texts in each file."""
+        return {name: self._end * np.dtype(kind).itemsize * count for name, (kind, count) in self._kinds.items()}
+
+    def _cut_off(self) -> None:
+        """Drop what is of texts that were not finished."""
+        for name, size in self._sizes().items():
+            path = self._folder / name
+            path.touch()
+            os.truncate(path, size)
+        path = self._folder / INDEX
         path.touch()
-        if path.stat().st_size < size:
-            raise ModelError(f"{path}: has {path.stat().st_size} bytes, and {INDEX} tells of {size}")
-        os.truncate(path, size)
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        self._clean = True
 
     def _map(self, name: str) -> npt.NDArray[Any]:
         if name not in self._mapped:
             kind, count = self._kinds[name]
             self._mapped[name] = np.memmap(self._folder / name, kind, mode="r", shape=(self._end, count))
         return self._mapped[name]
+
+
+def kept_about(folder: Path) -> dict[str, str]:
+    """What the texts of a folder are of; empty where there are none. Raises ModelError."""
+    path = folder / ABOUT
+    try:
+        found = json.loads(path.read_text()) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+    return {key: str(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
 
 def batches(texts: Sequence[KeptText], tokens: int, seed: int) -> Iterator[list[KeptText]]:

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from specwire.core.model import AUTO, Feed, ModelError
+from specwire.core.model import AUTO, Feed, ModelError, is_gguf
+from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_cache import Sizes, TappedRunner
 from specwire.lm.load import native_dtype
-from specwire.lm.model_files import ModelText
+from specwire.lm.model_files import ModelText, files_fingerprint
 from specwire.lm.pretrained import CPU, DTYPES, outline, pretrained
 from specwire.lm.runners.select import How, runner_for
-from specwire.lm.training.kept_texts import BEST, NONE, KeptTexts, TokenRows
-from specwire.lm.training.prompts import TURN_TOKENS, Prompts
+from specwire.lm.training.kept_texts import BEST, NONE, KeptTexts, TokenRows, kept_about
+from specwire.lm.training.prompts import TURN_TOKENS, Prompts, texts_to_be_apart_from
 from specwire.named_models import located
 from specwire.progress import ProgressBar
 
@@ -34,6 +36,47 @@ GREEDY, TEMPERATURES, TURN_TEMPERATURES = 0.5, (0.7, 0.8, 0.8, 0.9, 1.0), (0.8, 
 # An answer that says the same up to LONGEST_LOOP tokens over and over, for LOOPED tokens, has ended.
 LONGEST_LOOP, LOOPED = 12, 36
 SAY_EVERY_S = 20.0
+SEED = 20261123
+# The folder beside what is trained that keeps answers, where no other one is named; hexadecimal digits by which weights
+# and tokens are known again.
+ANSWERS, DIGEST = "answers", 16
+
+
+def answers_of(
+    target: str,
+    folder: Path,
+    tokens: int,
+    apart: Sequence[Path],
+    tell: Callable[[str], None],
+    taps: tuple[int, ...] = (),
+) -> KeptTexts:
+    """The first so many tokens of a target's own answers: those that a folder keeps, and more where these are too few.
+
+    They share no run with the texts of the files `apart`. taps: what heads read that learn of them; none for those of
+    the folder, or for early, middle and late ones. Raises ModelError.
+    """
+    spec = located(target)
+    shape: Any = outline(spec).config.get_text_config()
+    stated = tuple(int(tap) for tap in kept_about(folder).get("taps", "").split() if tap.isdecimal())
+    layers = shape.num_hidden_layers
+    taps = taps or stated or (min(2, layers), layers // 2, layers)
+    about = {"target": digest_of(spec), "taps": " ".join(map(str, taps))}
+    kept = KeptTexts(folder, len(taps) * shape.hidden_size, about)
+    if kept.answers < tokens:
+        teacher = Teacher(spec, taps)
+        asked = [*texts_to_be_apart_from(apart)]
+        OwnAnswers(teacher, Prompts(teacher.text, teacher.ends, asked, SEED + len(kept.texts)), kept, SEED).write(
+            tokens, tell
+        )
+    kept.first(tokens)
+    return kept
+
+
+def digest_of(spec: str) -> str:
+    """Of a target's weights, wherever they are."""
+    if is_gguf(spec):
+        return read_gguf(spec).fingerprint()[:DIGEST]
+    return files_fingerprint(spec, outline(spec).config, "float32")[:DIGEST]
 
 
 class Apart(nn.Module):

@@ -1,4 +1,4 @@
-"""What is kept beside a head that was trained: by which arguments, on what, and how right it became."""
+"""What is kept beside a head or drafter that was trained: by which arguments, on what, and how right it became."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ def this_run(device: str) -> dict[str, Any]:
     }
 
 
-def write_record(folder: Path, seed: int, arguments: Mapping[str, Any], trained: Trained) -> None:
-    """Into the head's folder. arguments: by names for the user."""
+def write_record(
+    folder: Path, seed: int, arguments: Mapping[str, Any], trained: Trained, further: Mapping[str, Any] | None = None
+) -> None:
+    """Into the folder of what was trained. arguments: by names for the user. further: what else was measured."""
     curve = [{"step": step, "by_position": shares} for step, shares in trained.curve]
     record = {"seed": seed, "arguments": dict(arguments), "runs": trained.runs, "held_out_acceptance": curve}
+    record |= further or {}
     write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")

@@ -268,7 +268,10 @@ def _loaded(option: str, spec: str, does: str, device: torch.device) -> tuple[Ou
     if spec.startswith(PREFIX) or is_gguf(located(spec)):
         raise ModelError(f"{option}: {spec}: a scripted model or {GGUF} file cannot {does}")
     check_directory(spec)
-    return outline(spec), pretrained(spec, torch.float32, device)
+    known = outline(spec)
+    if known.says is not None:
+        raise ModelError(f"{option}: {spec}: a drafter that says some of its target's ids only cannot {does}")
+    return known, pretrained(spec, torch.float32, device)
 
 
 def _head_config(folder: Path, target: str, shape: Any) -> Eagle3Config:

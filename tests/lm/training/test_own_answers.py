@@ -15,26 +15,19 @@ from transformers import LlamaForCausalLM
 from specwire.core.model import ModelError
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.model_files import ModelText
-from specwire.lm.training import own_answers
 from specwire.lm.training.chains import guessed, own_ids_of
 from specwire.lm.training.distillation import draft_ids
 from specwire.lm.training.kept_texts import INDEX, NONE, KeptText, KeptTexts, batches, parted
 from specwire.lm.training.own_answers import OwnAnswers, Teacher, loops
 from specwire.lm.training.prompts import Prompts, functions_of, texts_to_be_apart_from
-from tests.lm import models
+from tests.lm.training.answering import TAPS, WIDTH, WORDS, answer_shortly, save_target
 
-WORDS = {word: index for index, word in enumerate(["?", "user", "<end>", "answer", *(f"w{n}" for n in range(46))])}
-TEMPLATE = "user {{ messages[0]['content'] }} <end> answer"
-TAPS, WIDTH, ABOUT = (0, 1, 2), 96, {"target": "tiny"}
+ABOUT = {"target": "tiny"}
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    made = models.build(models.config("llama"), seed=4)
-    folder = tmp_path_factory.mktemp("target")
-    where = models.save(made, folder, WORDS)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return where
+    return save_target(tmp_path_factory.mktemp("target"))
 
 
 def prompts_of(teacher: Teacher, apart: list[str] | None = None) -> Prompts:
@@ -43,15 +36,7 @@ def prompts_of(teacher: Teacher, apart: list[str] | None = None) -> Prompts:
 
 @pytest.fixture
 def answering(target: str, monkeypatch: pytest.MonkeyPatch) -> Teacher:
-    """Short answers, and turns of which hardly any is refused."""
-    monkeypatch.setattr(own_answers, "ANSWER", 12)
-    monkeypatch.setattr(own_answers, "LEAST_ANSWER", 1)
-    monkeypatch.setattr("specwire.lm.training.prompts.TURN_TOKENS", range(1, 20))
-    monkeypatch.setattr("specwire.lm.training.own_answers.TURN_TOKENS", range(1, 20))
-    monkeypatch.setattr("specwire.lm.training.prompts.DIFFERENT", 0.0)
-    monkeypatch.setattr("specwire.lm.training.prompts.LETTERS", 0.0)
-    monkeypatch.setattr("specwire.lm.training.prompts.PROMPT", range(2, 24))
-    monkeypatch.setattr(own_answers, "native_dtype", lambda: "float32")
+    answer_shortly(monkeypatch)
     return Teacher(target, TAPS, texts=3)
 
 
@@ -96,8 +81,11 @@ def test_a_text_that_was_not_finished_is_cut_off(answering: Teacher, tmp_path: P
     for name in ("tokens", "features", INDEX):
         with (tmp_path / name).open("ab") as file:
             file.write(b'{"at": 3')
+    held = {path: path.read_bytes() for path in tmp_path.iterdir()}
     again = KeptTexts(tmp_path, WIDTH, ABOUT)
     assert again.texts == kept.texts
+    assert torch.equal(again.rows(again.texts[0]).best, before[0].best)
+    assert {path: path.read_bytes() for path in held} == held, "who only reads changes nothing: others may be writing"
     again.add(before[0], 2, "turn", 0.0)
     for text, rows in zip(again.texts, [*before, before[0]], strict=True):
         assert all(torch.equal(one, other) for one, other in zip(again.rows(text), rows, strict=True))
@@ -111,6 +99,16 @@ def test_texts_of_another_target_are_refused(about: dict[str, str], width: int, 
     KeptTexts(tmp_path, WIDTH, ABOUT)
     with pytest.raises(ModelError, match=f"about.json: {message}"):
         KeptTexts(tmp_path, width, about)
+
+
+def test_the_first_texts_are_those_with_so_many_tokens_of_answers(answering: Teacher, tmp_path: Path) -> None:
+    kept = KeptTexts(tmp_path, WIDTH, ABOUT)
+    OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(60, print)
+    whole = [*kept.texts]
+    kept.first(30)
+    assert kept.texts == whole[: len(kept.texts)]
+    assert kept.answers >= 30 > kept.answers - kept.texts[-1].answer
+    assert KeptTexts(tmp_path, WIDTH, ABOUT).texts == whole
 
 
 def test_files_that_are_too_short_are_refused(answering: Teacher, tmp_path: Path) -> None:
