@@ -197,7 +197,10 @@ class RealField:
         if key == HEAD and models.head is None and (included := included_head(models.target)) is not None:
             own += ["--heads", str(included)]  # by itself `up` takes it only where rows are free
         if key == TABLE and models.table is None:
-            raise BenchError("there is no table (--table)")
+            table = Path(models.target).with_suffix(".table")
+            if not table.is_file():
+                raise BenchError(f"there is no table (--table), and no {table.name} beside the target")
+            own += ["--table", str(table)]
         began = time.monotonic()
         http = ("--no-ray", "--http", ANY_PORT)
         started = self._service(key, "up", "--target", models.target, *http, *models.options, *own)

@@ -130,7 +130,11 @@ def parser() -> argparse.ArgumentParser:
     add("--target", metavar="MODEL", help="serve this under the only name that is given")
     add("--draft", metavar="MODEL", help="drafter (default: the target's own; smollm2-135m for Qwen)")
     add("--head", metavar="DIR", help="of the row head, and of default (default: what specwire up takes)")
-    add("--table", metavar="FILE", help="of the row table, and of default (default: no row table)")
+    add(
+        "--table",
+        metavar="FILE",
+        help="of the row table, and of default (default: of the row table NAME.table beside the target's file)",
+    )
     add("--peer-draft", metavar="FILE", help="GGUF file that libraries draft with (default: the drafter, if it is one)")
     add("--peers", type=Path, default=PEERS, metavar="PYTHON", help="has the libraries (default: make setup-peers')")
     add("--questions", type=Path, metavar="FILE", help="Spec-Bench's (default: ../shared/data/spec_bench, if there)")

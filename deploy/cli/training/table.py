@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from specwire.core.invalid import InvalidParameter
@@ -16,10 +17,11 @@ from specwire.text.table_file import save_table
 EPILOG = f"""\
 CORPUS are texts, or lines of JSON with a "text" (.jsonl); in folders these are read:
 {SEARCHED},
-but no lock files, packages (node_modules) or hidden files. What is written is for --table of `specwire up` and
-`specwire verify` with a target of the same tokenizer, and drafts without any model: `specwire draft table:FILE`. It
-holds the most frequent token behind each context of up to N - 1 tokens, and its share: no text, but whoever has it can
-read off what often follows what."""
+but no lock files, packages (node_modules) or hidden files. A folder of answers that `specwire train-heads` or
+`train-drafter` has kept counts as what its target answered there, but for what is held out. What is written is for
+--table of `specwire up` and `specwire verify` with a target of the same tokenizer, and drafts without any model:
+`specwire draft table:FILE`. It holds the most frequent token behind each context of up to N - 1 tokens, and its share:
+no text, but whoever has it can read off what often follows what."""
 BUILD = "build"
 
 
@@ -27,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("action", choices=[BUILD], metavar=BUILD, help="count a corpus")
     parser.add_argument("corpus", nargs="+", type=Path, metavar="CORPUS", help="texts to count")
-    parser.add_argument("--tokenizer", required=True, metavar="MODEL", help="path or hub id of the target")
+    parser.add_argument("--tokenizer", required=True, metavar="MODEL", help="path, hub id or named model of the target")
     parser.add_argument(
         "--order",
         type=int,
@@ -45,19 +47,25 @@ def run(args: argparse.Namespace) -> int:
 
     from tokenizers import Tokenizer
 
-    from specwire.lm.model_files import read_text
+    from specwire.lm.training.kept_texts import answers_in, holds_texts
+    from specwire.lm.training.own_answers import digest_of, text_of_target
+    from specwire.named_models import located
 
     wrong = _refused(args)
     if wrong:
         say(f"specwire table: error: {wrong}")
         return 2
     try:
-        serialised = read_text(args.tokenizer).tokenizer_json
+        spec = located(args.tokenizer)
+        serialised = text_of_target(spec).tokenizer_json
         if not serialised:
             raise ModelError(f"tokenizer: {args.tokenizer} has none")
         tokenizer = Tokenizer.from_str(serialised.decode())
-        texts = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts_of(args.corpus))
-        table = NgramTable.built(texts, args.order, hashlib.sha256(serialised).hexdigest())
+        kept = [path for path in args.corpus if holds_texts(path)]
+        others = [path for path in args.corpus if path not in kept]
+        texts = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts_of(others))
+        answers = (text for folder in kept for text in answers_in(folder, digest_of(spec), args.order - 1))
+        table = NgramTable.built(chain(answers, texts), args.order, hashlib.sha256(serialised).hexdigest())
         if not table.contexts:
             raise ModelError("corpus: it has no two tokens in a row")
         save_table(replace(table, tokenizer_json=serialised), args.out)

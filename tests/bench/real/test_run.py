@@ -216,9 +216,29 @@ def test_a_service_that_ends_is_told_by_its_last_words(tmp_path: Path) -> None:
         field.start((OFF, rows.TABLE, FAR_20, LLAMACPP, rows.VLLM), 1, 100)
         assert field.rows == {}
     assert str(tmp_path / "nothing") in field.failed[OFF]
-    assert field.failed[rows.TABLE] == "there is no table (--table)"
+    assert field.failed[rows.TABLE] == "there is no table (--table), and no nothing.table beside the target"
     assert field.failed[LLAMACPP] == "it is measured on GGUF files, and the target is none"
     assert field.failed.keys() == {OFF, rows.TABLE, FAR_20, LLAMACPP, rows.VLLM}
+
+
+def test_the_row_of_the_table_takes_the_one_beside_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only that row: the default is what `up` takes by itself."""
+    asked: dict[str, tuple[str, ...]] = {}
+
+    def service(_: rows.RealField, key: str, *words: str) -> tuple[str]:
+        asked[key] = words
+        return ("",)
+
+    monkeypatch.setattr(rows.RealField, "_service", service)
+    monkeypatch.setattr(rows.RealField, "_ready", lambda *_: {"address": "", "http": ""})
+    monkeypatch.setattr(rows.RealField, "_ours", lambda self, key, *_: row_of(key, MadeChild()))
+    (tmp_path / "model.table").touch()
+    with ExitStack() as cleanup:
+        field = rows.RealField(rows.RealModels(str(tmp_path / "model.gguf")), tmp_path, cleanup)
+        field.start((rows.TABLE, rows.DEFAULT), 1, 100)
+    assert field.failed == {}
+    assert asked[rows.TABLE][-2:] == ("--table", str(tmp_path / "model.table"))
+    assert "--table" not in asked[rows.DEFAULT]
 
 
 def test_memory_counts_a_process_and_what_is_below_it() -> None:
