@@ -14,7 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from tokenizers import Tokenizer
 
-from deploy.cli.diagnosis.doctor import Grade
+from deploy.cli.diagnosis.checks import Grade
 from deploy.cli.diagnosis.doctor_models import check_models
 from deploy.cli.main import main
 from scripts import setup_models

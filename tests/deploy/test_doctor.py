@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 import demo_pair
 from deploy.cli import main as cli
-from deploy.cli.diagnosis import doctor as doctor_machine
-from deploy.cli.diagnosis.doctor import Finding, Grade, bad, check_log, judge, lines, ok
+from deploy.cli.diagnosis import checks
+from deploy.cli.diagnosis.checks import Finding, Grade, bad, check_log, judge, lines, ok
 from deploy.cli.diagnosis.doctor_models import check_models
 from deploy.stack.redis_server import RedisServer
 from orchestrator.store import open_store
@@ -89,34 +89,34 @@ def test_it_runs_where_no_model_can() -> None:
     ("version", "grade"), [((3, 10), Grade.BAD), ((3, 11), Grade.OK), ((3, 12), Grade.OK), ((3, 99), Grade.WARN)]
 )
 def test_versions_of_python(version: tuple[int, int], grade: Grade) -> None:
-    assert doctor_machine.check_python(version).grade is grade
+    assert checks.check_python(version).grade is grade
 
 
 def test_where_the_threads_of_one_process_are_is_told() -> None:
-    found = doctor_machine.check_placement()
+    found = checks.check_placement()
     assert found.grade is Grade.OK
     assert found.text.startswith("up --one-process has verifier, ")
 
 
 def test_a_quota_of_cores_is_told(tmp_path: Path) -> None:
-    assert doctor_machine.check_cores(tmp_path).grade is Grade.OK
+    assert checks.check_cores(tmp_path).grade is Grade.OK
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert doctor_machine.cpu_quota(tmp_path) is None
+    assert checks.cpu_quota(tmp_path) is None
     (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert doctor_machine.cpu_quota(tmp_path) == 0.5
-    assert doctor_machine.check_cores(tmp_path).remedy == (
+    assert checks.cpu_quota(tmp_path) == 0.5
+    assert checks.check_cores(tmp_path).remedy == (
         "give --target-threads and --draft-threads 1 in all, and --target-prompt-threads 1"
     )
 
 
 def test_memory_is_what_the_machine_and_its_group_leave(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
-    assert doctor_machine.available_memory(meminfo, tmp_path) is None
+    assert checks.available_memory(meminfo, tmp_path) is None
     meminfo.write_text("MemTotal: 4096 kB\nMemAvailable: 2048 kB\n")
-    assert doctor_machine.available_memory(meminfo, tmp_path) == 2048 * 1024
+    assert checks.available_memory(meminfo, tmp_path) == 2048 * 1024
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
-    assert doctor_machine.available_memory(meminfo, tmp_path) == 600000
+    assert checks.available_memory(meminfo, tmp_path) == 600000
 
 
 def test_a_port_in_use_is_wrong_only_where_it_was_asked_for() -> None:
@@ -124,8 +124,8 @@ def test_a_port_in_use_is_wrong_only_where_it_was_asked_for() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert doctor_machine.check_port(address, "listen", asked=False).grade is Grade.WARN
-        found = doctor_machine.check_port(address, "listen", asked=True)
+        assert checks.check_port(address, "listen", asked=False).grade is Grade.WARN
+        found = checks.check_port(address, "listen", asked=True)
     assert (found.grade, found.remedy) == (Grade.BAD, "stop what listens there, or choose another --listen")
 
 

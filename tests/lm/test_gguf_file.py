@@ -14,7 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from demo_pair import DRAFT, TARGET
-from deploy.cli.diagnosis.doctor import Grade
+from deploy.cli.diagnosis.checks import Grade
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.lm import ModelError
 from specwire.lm.gguf_file import END_TOKENS, NORMAL, SIZES, StoredTensor, read_gguf

@@ -10,7 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from demo_pair import DRAFT
-from deploy.cli.diagnosis.doctor import Grade
+from deploy.cli.diagnosis.checks import Grade
 from deploy.cli.diagnosis.doctor_models import check_models
 from specwire.core.model import LLAMACPP, ModelError
 from specwire.lm import load_model

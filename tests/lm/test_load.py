@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import BloomConfig, PreTrainedConfig, Starcoder2Config, T5Config, ZambaConfig
 
-from deploy.cli.diagnosis.doctor import Grade
+from deploy.cli.diagnosis.checks import Grade
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from scripts.pages import ROOT
 from specwire.core.model import Loading, LoadOptions

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from deploy.cli.diagnosis.doctor import Finding, bad, ok, warn
+from deploy.cli.diagnosis.checks import Finding, bad, ok, warn
 from specwire.core.model import AUTO, AUTO_KV, INT8_DYNAMIC, LLAMACPP, OPENVINO, TORCH, ModelError, is_gguf
 from specwire.lm import Feed, load_model
 from specwire.lm.gguf_file import read_gguf
