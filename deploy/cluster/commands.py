@@ -13,6 +13,7 @@ from typing import Any
 
 from deploy.cluster.rollout import ReplicaName, ReplicaPlace, plan, removal
 from deploy.cluster.schema import (
+    DRAIN_MARGIN_S,
     MOST_REPLICAS,
     ORCHESTRATORS,
     ClusterConfig,
@@ -22,12 +23,10 @@ from deploy.cluster.schema import (
     read_text,
 )
 from deploy.stack.options import StackError
+from deploy.stack.ray_cluster import RAY_AUTH_MODE, ray_token
 from specwire.rpc.process import say
 
 START_TIMEOUT_S = 600.0
-RAY_AUTH_MODE = "RAY_AUTH_MODE"
-# Beyond the grace of a service that drains.
-DRAIN_MARGIN_S = 30.0
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,22 +63,6 @@ def drain_timeout_of(args: argparse.Namespace, config: ClusterConfig | None) -> 
     if args.drain_timeout is not None:
         return float(args.drain_timeout)
     return max((group.grace for group in config.groups), default=0.0) + DRAIN_MARGIN_S if config else DRAIN_MARGIN_S
-
-
-def ray_token() -> tuple[str, str]:
-    """The token that Ray's clusters may demand, and where it is from, for people; empty where there is none.
-
-    Read from the places where Ray looks for it. Ray itself shows a token to a running cluster only if it is told to.
-    """
-    if os.environ.get(RAY_AUTH_MODE, "token") != "token":
-        return "", ""
-    if token := os.environ.get("RAY_AUTH_TOKEN", ""):
-        return token, "$RAY_AUTH_TOKEN"
-    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    try:
-        return file.read_text(encoding="utf-8").strip(), str(file)
-    except (OSError, UnicodeDecodeError):
-        return "", ""
 
 
 def carried_out(command: str, what: Callable[[], int]) -> int:
@@ -129,8 +112,7 @@ def _deploy_arguments(parser: argparse.ArgumentParser) -> None:
 def _deploy(args: argparse.Namespace) -> int:
     text = read_text(Path(args.file))
     config = parse(text)
-    from deploy.cluster.autoscaler import changing
-    from deploy.cluster.fleet import Fleet, connected
+    from deploy.cluster.fleet import Fleet, changing, connected
 
     with connected(args.ray_address, args.namespace):
         fleet = Fleet(print, args.start_timeout, drain_timeout_of(args, config))
@@ -178,8 +160,7 @@ def _scale_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _scale(args: argparse.Namespace) -> int:
-    from deploy.cluster.autoscaler import changing
-    from deploy.cluster.fleet import Fleet, connected, deployed
+    from deploy.cluster.fleet import Fleet, changing, connected, deployed
 
     with connected(args.ray_address, args.namespace):
         config = deployed(args.start_timeout)
@@ -276,7 +257,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def scaling(looks: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line for each pool that scales: its latest look (`deploy.cluster.autoscaler.PoolSample`)."""
+    """A line for each pool that scales: its latest look (`deploy.cluster.scaling.PoolSample`)."""
     return [
         _line(pool, look["reading"], look["wanted"]) for pool, look in {each["pool"]: each for each in looks}.items()
     ]

@@ -1,4 +1,7 @@
-"""The replicas of one deployment on a Ray cluster: named, detached actors in a namespace of its own."""
+"""The replicas of one deployment on a Ray cluster: named, detached actors in a namespace of its own.
+
+Among them is its autoscaler. While a command changes the deployment that one does not; afterwards another one does.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,13 @@ import logging
 import os
 import re
 import socket
+import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +25,17 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.cluster.commands import ray_token
 from deploy.cluster.replica import Record, Replica, ReplicaSpec
 from deploy.cluster.rollout import Change, ReplicaName, ReplicaPlace, replica_name
-from deploy.cluster.schema import ClusterConfig, Group, parse
+from deploy.cluster.scaling import PoolSample, ScalingActions, ScalingController, every
+from deploy.cluster.schema import DRAIN_MARGIN_S, ClusterConfig, Group, parse
 from deploy.stack.options import StackError
+from deploy.stack.ray_cluster import ray_token
 from specwire.registry.directory import Directory, RegistryUnavailable
 from specwire.registry.entry import Role, ServiceEntry, ServiceState
 from specwire.rpc.process import one_line
+
+logger = logging.getLogger(__name__)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Actors that a deployment has one of. A newer one has a higher number, and counts while both are there.
@@ -405,3 +415,101 @@ def wait_until_known(url: str, addresses: Iterable[str], limit_s: float = KNOWN_
             pass  # it may answer again
         time.sleep(PAUSE_S)
     return False
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The Ray actor that keeps a deployment's pools as large as their load asks: named, detached, one for a deployment.
+#
+# `specwire deploy` starts it where a pool may have more than one number of replicas. It keeps no state that matters: a
+# restarted one, by Ray or by the next command, goes on from what it finds.
+
+# Looks that can be asked for: an hour's of one pool.
+KEPT_LOOKS = 720
+
+
+class Autoscaler:
+    """See Fleet and ScalingController. text: the file that was deployed."""
+
+    def __init__(self, text: str, start_timeout: float) -> None:
+        self._config = parse(text)
+        self._fleet = Fleet(_say, start_timeout, DRAIN_MARGIN_S)
+        self._controller = ScalingController(self._config, start_timeout, DRAIN_MARGIN_S)
+        self._every_s = every(self._config)
+        self._looking = threading.Lock()
+        self._looks: deque[PoolSample] = deque(maxlen=KEPT_LOOKS)
+        # A daemon: it holds nothing that has to be put back, and its process ends when the actor is killed.
+        threading.Thread(target=self._run, name="autoscaler", daemon=True).start()
+
+    def looks(self) -> list[dict[str, Any]]:
+        """What was seen lately, the oldest first; times are Unix times."""
+        shift = time.time() - time.monotonic()
+        return [asdict(look) | {"at": look.at + shift} for look in list(self._looks)]
+
+    def hold(self) -> None:
+        """Stop: a command is about to change the deployment."""
+        self._looking.acquire()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self._every_s)
+            try:
+                with self._looking:
+                    self._look()
+            except (
+                RegistryUnavailable,
+                RayError,
+                ValueError,
+            ) as error:  # also errors of Ray, such as a name that is still taken
+                _say(f"not this time: {error}")
+            except Exception:  # a bug of ours: the next look may work
+                logger.exception("a look at the deployment failed")
+
+    def _look(self) -> None:
+        places = self._fleet.places()
+        entries = asyncio.run(listed(self._config.registry))
+        orders = self._controller.look(places, entries, time.monotonic())
+        self._looks += orders.looks
+        carry_out(self._fleet, self._config, orders)
+        for note in orders.notes:
+            _say(note)
+
+
+def carry_out(fleet: Fleet, config: ClusterConfig, orders: ScalingActions) -> None:
+    """Start changes without waiting: the next look tells how they went."""
+    for name in orders.kill:
+        fleet.kill(name)
+    for name in orders.start:
+        group = config.group(name.group)
+        if group is not None:
+            fleet.begin(group, name)
+    for name in orders.drain:
+        fleet.retire(name)
+
+
+def _say(line: str) -> None:
+    """Into the actor's log, which is Ray's."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+BEGIN_LIMIT_S = 30.0
+
+
+@contextmanager
+def changing(fleet: Fleet, start_timeout: float) -> Iterator[None]:
+    """Be the only autoscaler. The next one goes by the file that is kept then, also after a failure."""
+    fleet.take_over()
+    try:
+        yield
+    finally:
+        text = kept(start_timeout)
+        if text is not None:
+            autoscale(text, start_timeout)
+
+
+def autoscale(text: str, start_timeout: float) -> None:
+    """Start the autoscaler for this file's pools, if any of them scales."""
+    scaled = [group for group in parse(text).groups if group.scales]
+    if scaled:
+        actor = AUTOSCALERS.begin(Autoscaler, text, start_timeout, runtime_env=scaled[0].runtime_env)
+        ray.wait([actor.looks.remote()], timeout=BEGIN_LIMIT_S)  # it outlives this process once it is there

@@ -57,6 +57,13 @@ def replica_name(text: str) -> ReplicaName | None:
     return ReplicaName(found["group"], found["digest"], int(found["number"])) if found else None
 
 
+def new_names(group: Group, there: Iterable[ReplicaName], count: int) -> list[ReplicaName]:
+    """`count` names that no replica has."""
+    taken = {name.number for name in there}
+    free = (number for number in range(len(taken) + count) if number not in taken)
+    return [ReplicaName(group.name, group.digest, next(free)) for _ in range(count)]
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a group needs.
@@ -109,9 +116,7 @@ def _change(group: Group, there: list[ReplicaName], counts: Mapping[str, int] | 
     old = [each for each in there if each.digest != group.digest]
     wanted = group.clamped((counts or {}).get(group.name, max(len(current), len(old))))
     kept, surplus = current[:wanted], current[wanted:]
-    taken = {each.number for each in kept}
-    free = (number for number in range(len(taken) + wanted) if number not in taken)
-    start = tuple(ReplicaName(group.name, group.digest, next(free)) for _ in range(wanted - len(kept)))
+    start = tuple(new_names(group, kept, wanted - len(kept)))
     drain = (*old, *surplus)
     what = REPLACED if old else SCALED if current else CREATED
     if not (start or drain):

@@ -36,7 +36,6 @@ from typing import Any, NoReturn
 
 import yaml
 
-from deploy.cluster.scaling import ScalingRule
 from deploy.commands import CONFIGURABLE
 from deploy.settings import actions_of, name_of
 from specwire.core.invalid import InvalidParameter
@@ -188,6 +187,8 @@ SCALING = {
 # Grace of a verifier unless `options` says another. Sessions that no other one can take, because their weights were
 # replaced, end in this time.
 VERIFY_GRACE_S = 120
+# Beyond the grace of a service that drains.
+DRAIN_MARGIN_S = 30.0
 # What the deployment itself says to a service.
 OWN_OPTIONS = (
     "listen",
@@ -203,6 +204,38 @@ OWN_OPTIONS = (
     "redis-url",
     "http",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRule:
+    """least, most: replicas. high, low: shares of the slots; times are seconds.
+
+    queue_s: a session may wait as long for a slot before the pool counts as full.
+    misses: so may be the share of positions that drafters are late for.
+
+    Invariant: low < high, so that a pool which has just shrunk is not at once to grow.
+    """
+
+    least: int
+    most: int
+    high: float = 0.85
+    low: float = 0.5
+    grow_after_s: float = 10.0
+    shrink_after_s: float = 300.0
+    queue_s: float = 1.0
+    misses: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= self.most or self.most < 1:
+            raise ValueError(f"replicas: must be 0 <= min <= max and max >= 1, not {self.least} and {self.most}")
+        if not 0 < self.low < self.high <= 1:
+            raise ValueError(f"occupancy: must be 0 < low < high <= 1, not {self.low} and {self.high}")
+        if not min(self.grow_after_s, self.shrink_after_s, self.queue_s) >= 0:
+            raise ValueError(
+                f"times: must not be negative, not {self.grow_after_s}, {self.shrink_after_s}, {self.queue_s}"
+            )
+        if not 0 <= self.misses <= 1:
+            raise ValueError(f"misses: must be from 0 to 1, not {self.misses}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -63,6 +64,7 @@ class RayAnswer:
         return RayAnswer(**json.loads(text))
 
 
+RAY_AUTH_MODE = "RAY_AUTH_MODE"
 STOP_GRACE = 8.0
 ANSWER_SLACK = 10.0  # the process judges the deadline itself; this is for one that hangs
 # Ray replaces a loopback address by the machine's own, and then listens on every interface, unless it takes itself for
@@ -126,6 +128,22 @@ class RayCluster:
         return child.last_lines[-1] if child.last_lines else f"exit code {child.process.returncode}"
 
 
+def ray_token() -> tuple[str, str]:
+    """The token that Ray's clusters may demand, and where it is from, for people; empty where there is none.
+
+    Read from the places where Ray looks for it. Ray itself shows a token to a running cluster only if it is told to.
+    """
+    if os.environ.get(RAY_AUTH_MODE, "token") != "token":
+        return "", ""
+    if token := os.environ.get("RAY_AUTH_TOKEN", ""):
+        return token, "$RAY_AUTH_TOKEN"
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        return file.read_text(encoding="utf-8").strip(), str(file)
+    except (OSError, UnicodeDecodeError):
+        return "", ""
+
+
 def private_environment(token: Path) -> dict[str, str]:
     """Ours, but Ray keeps to loopback and serves only who has the token that is written to the file `token`.
 
@@ -135,4 +153,4 @@ def private_environment(token: Path) -> dict[str, str]:
     token.touch(0o600, exist_ok=False)
     token.write_text(secrets.token_hex(32))
     ours = {name: value for name, value in environment().items() if name != "RAY_AUTH_TOKEN"}
-    return {**ours, **ONE_MACHINE, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    return {**ours, **ONE_MACHINE, RAY_AUTH_MODE: "token", "RAY_AUTH_TOKEN_PATH": str(token)}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deploy.cluster.autoscaler import PoolSample, ScalingController, every
 from deploy.cluster.rollout import ReplicaName, ReplicaPlace
+from deploy.cluster.scaling import PoolSample, ScalingController, every
 from deploy.cluster.schema import ClusterConfig, Group
 from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.cluster.autoscaler import RETRY_S, PoolSample, ScalingActions, ScalingController, every
 from deploy.cluster.commands import scaling
 from deploy.cluster.fleet import are_known
 from deploy.cluster.rollout import ReplicaName, ReplicaPlace
+from deploy.cluster.scaling import RETRY_S, PoolSample, ScalingActions, ScalingController, every
 from deploy.cluster.schema import parse
 from specwire.registry.entry import Load, Role, ServedModel, ServiceEntry, ServiceState
 

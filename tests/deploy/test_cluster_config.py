@@ -17,11 +17,11 @@ import pytest
 import verify_service.server
 from deploy.cli import main as cli
 from deploy.cluster import fleet
-from deploy.cluster.commands import carried_out, counts_of, drain_timeout_of, ray_token, table
+from deploy.cluster.commands import carried_out, counts_of, drain_timeout_of, table
 from deploy.cluster.replica import ReplicaSpec, command
 from deploy.cluster.rollout import ReplicaName
-from deploy.cluster.scaling import ScalingRule
-from deploy.cluster.schema import InvalidConfig, parse
+from deploy.cluster.schema import InvalidConfig, ScalingRule, parse
+from deploy.stack.ray_cluster import ray_token
 from specwire.core.model import ModelError
 from specwire.rpc.server_options import model_options
 from tests.lm import models

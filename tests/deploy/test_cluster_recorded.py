@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster.scaling import PoolLoad, ScalingRule, ScalingState, decide
-from deploy.cluster.schema import parse
+from deploy.cluster.scaling import PoolLoad, ScalingState, decide
+from deploy.cluster.schema import ScalingRule, parse
 from tests.deploy.pool_model import BEAT_S, PoolModel
 
 RECORD: dict[str, Any] = json.loads((Path(__file__).parent / "recorded_load.json").read_text())

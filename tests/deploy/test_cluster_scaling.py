@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.cluster.scaling import PoolLoad, ScalingRule, ScalingState, decide
+from deploy.cluster.scaling import PoolLoad, ScalingState, decide
+from deploy.cluster.schema import ScalingRule
 
 RULE = ScalingRule(least=1, most=4)
 SLOTS = 16
