@@ -11,11 +11,12 @@ import grpc.aio
 
 from draft_service.service import DraftHandler, OrchestratorLink
 from draft_service.versions import LoadedDrafter, ServedDrafter
+from specwire.core.invalid import InvalidParameter
 from specwire.registry.directory import Listing, RegistryUnavailable
 from specwire.registry.entry import ServiceState
 from specwire.registry.service import RemoteDirectory
-from specwire.rpc.channel import Backoff, distrust, open_channel, unreachable
-from specwire.rpc.errors import retry_after
+from specwire.rpc.channel import Backoff, distrust, open_peer_channel, unreachable
+from specwire.rpc.errors import readable, retry_after
 from specwire.rpc.keys import Token
 from specwire.rpc.link import LinkError, Outbox
 from specwire.rpc.process import say
@@ -99,13 +100,15 @@ class Dialler:
 
     async def _talk_once(self) -> str:
         """One connection from start to end; returns why it ended."""
-        async with open_channel(self.address, self._tls, self._token) as channel:
+        async with open_peer_channel(self.address, self._tls, self._token) as channel:
             call: Call = draft_pb2_grpc.DraftHubServiceStub(channel).Join()
             self._call = call
             try:
                 return await self._talk(call)
             except TimeoutError:
                 return f"{self.address} did not answer within {JOIN_LIMIT:g} s"
+            except InvalidParameter as error:
+                return f"what {self.address} sent cannot be taken: {error}"
             except grpc.aio.AioRpcError as error:
                 self._wait = retry_after(error) or 0.0
                 return self._judge(error.code(), error.details() or "")
@@ -142,7 +145,7 @@ class Dialler:
     async def _listen(self, call: Call, link: OrchestratorLink, handler: DraftHandler) -> None:
         """Until the orchestrator closes the stream. Its first message says that we have joined."""
         async with asyncio.timeout(JOIN_LIMIT):
-            message = await call.read()
+            message = await readable(await call.read())
         if isinstance(message, draft_pb2.JoinResponse):
             if self.joined.is_set():
                 say(f"specwire draft: joined {self.address} again")
@@ -152,7 +155,7 @@ class Dialler:
         while isinstance(message, draft_pb2.JoinResponse):
             await handler.take(message.told, link)
             await handler.room()
-            message = await call.read()
+            message = await readable(await call.read())
 
     def _judge(self, code: grpc.StatusCode, details: str) -> str:
         """Why the link is down, in one sentence; JoinRefused if it will stay so."""

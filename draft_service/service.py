@@ -10,9 +10,9 @@ import asyncio
 import hashlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -36,6 +36,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
 from specwire.core.law.sampling import Sampling
 from specwire.rpc.convert import pace_from_wire, proposal_to_wire, sampling_from_wire
+from specwire.rpc.decoding import portions
 from specwire.rpc.errors import StatusError, code_number
 from specwire.rpc.link import Outbox
 from specwire.rpc.model_info import answer
@@ -49,9 +50,8 @@ log = logging.getLogger(__name__)
 DrafterThread = ServiceThread[Command, Replies, common_pb2.GetModelInfoResponse]
 
 SHOWN_HEX = 12
-# Parts of a message that are taken in one turn of the event loop.
-PARTS_AT_ONCE = 256
-Part = TypeVar("Part")
+# How the lists of a long message are taken.
+IN_TURN = ("vocabularies", "opens", "advances", "closes")
 # Ids of a target's vocabulary, and vocabularies on one link, at most.
 MOST_IDS = 1 << 20
 MOST_TOLD = 8
@@ -111,26 +111,23 @@ class DraftHandler:
         self._spans.lose(link)
 
     async def take(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> None:
-        """In the order that is right for a tick in which one session is opened, advanced and closed.
-
-        Where it has many parts, others of the event loop go on in between.
-        """
-        for _ in self._portions(message, link):
+        """Where it has many parts, others of the event loop go on in between."""
+        for portion in portions(message, IN_TURN):
+            self.take_at_once(portion, link)
             await asyncio.sleep(0)
 
     def take_at_once(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> None:
-        """Likewise of an orchestrator in this process, whose messages are of one tick."""
-        for _ in self._portions(message, link):
-            pass
-
-    def _portions(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> Iterator[None]:
-        """Take the parts, with a break behind every PARTS_AT_ONCE of a kind."""
-        yield from _each(message.vocabularies, self._take_vocabulary, link)
-        yield from _each(message.opens, self._take_open, link)
-        yield from _each(message.advances, self._take_advance, link)
+        """In the order that is right for a tick in which one session is opened, advanced and closed."""
+        for told in message.vocabularies:
+            self._take_vocabulary(told, link)
+        for opening in message.opens:
+            self._take_open(opening, link)
+        for advance in message.advances:
+            self._take_advance(advance, link)
         if message.closes:
             self._beginnings.over(link, (close.handle for close in message.closes))
-        yield from _each(message.closes, self._take_close, link)
+        for close in message.closes:
+            self._take_close(close, link)
 
     def _take_close(self, close: common_pb2.Close, link: OrchestratorLink) -> None:
         self._drafter.send(CloseSession(link, close.handle))
@@ -218,15 +215,6 @@ class DraftHandler:
             link.send([Dropped(handle, code_number(error.code), error.message)])
         else:
             link.send([Dropped(handle, code_number(grpc.StatusCode.INVALID_ARGUMENT), str(error))])
-
-
-def _each(
-    parts: Iterable[Part], take: Callable[[Part, OrchestratorLink], None], link: OrchestratorLink
-) -> Iterator[None]:
-    for number, part in enumerate(parts, 1):
-        take(part, link)
-        if number % PARTS_AT_ONCE == 0:
-            yield
 
 
 def _for_another_vocabulary(sampling: Sampling) -> Sampling:

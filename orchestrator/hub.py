@@ -13,6 +13,7 @@ from orchestrator.peers.models import Info
 from orchestrator.peers.peer import DrafterPeer
 from orchestrator.sessions import Orchestrator
 from specwire.core.invalid import InvalidParameter
+from specwire.rpc.decoding import portions
 from specwire.rpc.errors import StatusError
 from specwire.rpc.link import QUARANTINE, LinkError, Outbox
 from specwire.rpc.server import MessageTooLong, certified_names
@@ -222,7 +223,9 @@ async def _read(requests: Requests, drafter: DrafterPeer) -> None:
     async for message in requests:
         if message.HasField("model"):
             raise InvalidParameter("model", "must be in the first message only")
-        drafter.on_message(message.said)
+        for portion in portions(message.said):
+            drafter.on_message(portion)
+            await asyncio.sleep(0)
 
 
 def identity(context: Context) -> str:

@@ -33,7 +33,7 @@ from specwire.rpc.convert import (
     stopping_from_wire,
     verdict_to_wire,
 )
-from specwire.rpc.decoding import LONG_BYTES
+from specwire.rpc.decoding import LONG_BYTES, portions
 from specwire.rpc.errors import Context, StatusError, code_of
 from specwire.rpc.link import Outbox
 from specwire.rpc.model_info import answer
@@ -65,6 +65,8 @@ logger = logging.getLogger(__name__)
 # ----------------------------------------------------------------------------------------------------------------------
 # Messages of VerifyService <-> commands and reports. What is invalid is refused here, with the field's name.
 
+# How the lists of a long message are taken: as `Tick`, whose closes come first, and again for what it opened.
+IN_TURN = ("closes", "opens", "proposals", "progress", "references", "closes", "texts", "forgotten")
 MOST_SESSION_ID = 256
 MOST_SCOPE = 64
 SHOWN_HEX = 12
@@ -613,16 +615,22 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, requests: AsyncIterator[verify_pb2.ConnectVerifyRequest], link: int, outbox: Responses, tenant: str = ""
     ) -> None:
         async for message in requests:
-            late = turned_away(message) if self._draining else []
-            said = link, message, self._info, monotonic_us(), tenant, late
-            is_long = message.ByteSize() > LONG_BYTES
-            tick, refused, codes = await asyncio.to_thread(taken, *said) if is_long else taken(*said)
-            if tick.opens or tick.closes:
-                self._note(link, message, tick)
-            if codes:
-                self.refused.update(codes)
-                outbox.push(refused)
-            self._thread.send(tick)
-            for opening in tick.opens:
-                self._begin(link, opening)
-            await self._thread.room()
+            for portion in portions(message, IN_TURN):
+                await self._take(portion, link, outbox, tenant)
+                if portion is not message:
+                    await asyncio.sleep(0)
+
+    async def _take(self, message: verify_pb2.ConnectVerifyRequest, link: int, outbox: Responses, tenant: str) -> None:
+        late = turned_away(message) if self._draining else []
+        said = link, message, self._info, monotonic_us(), tenant, late
+        is_long = message.ByteSize() > LONG_BYTES
+        tick, refused, codes = await asyncio.to_thread(taken, *said) if is_long else taken(*said)
+        if tick.opens or tick.closes:
+            self._note(link, message, tick)
+        if codes:
+            self.refused.update(codes)
+            outbox.push(refused)
+        self._thread.send(tick)
+        for opening in tick.opens:
+            self._begin(link, opening)
+        await self._thread.room()

@@ -18,12 +18,13 @@ from google.protobuf.message import Message
 
 from orchestrator.peers.models import Info, Target, Tokenizers, maps_vocabulary
 from orchestrator.store import SessionRecord
+from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Rule
 from specwire.core.policy.controller import Planner
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.registry.entry import ServiceEntry, ServiceState
 from specwire.registry.registrar import HEARTBEAT_S
-from specwire.rpc.errors import RETRY_AFTER, StatusError, retry_after
+from specwire.rpc.errors import RETRY_AFTER, StatusError, readable, retry_after
 from specwire.rpc.keys import Token
 from specwire.rpc.link import Line, Link, LocalPeer
 from specwire.rpc.model_info import Identity
@@ -384,6 +385,8 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
             with guarded(subject):
                 subject.on_opened(opened)
                 for verdict in opened.tail:
+                    if self.subjects.get(opened.handle) is not subject:
+                        break  # what came before it has ended the session here
                     subject.on_verdict(verdict, verify_pb2.StepTimings(), received_ns)
 
     async def score(self, request: verify_pb2.ScoreRequest) -> verify_pb2.ScoreResponse:
@@ -396,8 +399,11 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         if channel is None:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, "no verifier is there", RETRY_AFTER)
         try:
-            response: verify_pb2.ScoreResponse = await verify_pb2_grpc.VerifyServiceStub(channel).Score(request)
+            told = await verify_pb2_grpc.VerifyServiceStub(channel).Score(request)
+            response: verify_pb2.ScoreResponse = await readable(told)
             return response
+        except InvalidParameter as error:
+            raise StatusError(grpc.StatusCode.ABORTED, f"what the verifier answered cannot be taken: {error}") from None
         except grpc.aio.AioRpcError as error:
             raise StatusError(error.code(), error.details() or "", retry_after(error)) from None
         except asyncio.CancelledError:

@@ -17,7 +17,7 @@ from orchestrator.session.output import OutputTimings, SessionView, Timers
 from specwire.core import messages
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import FENCE_LIMIT, VerdictArrived
-from specwire.core.session import Session, State, buffer_for
+from specwire.core.session import MOST_BUFFER, Session, State, buffer_for
 from specwire.rpc import convert
 from specwire.rpc.errors import code_of
 from specwire.rpc.versions import agreed
@@ -162,6 +162,11 @@ class SessionVerifier:
     # What it says
 
     def on_opened(self, opened: verify_pb2.Opened) -> None:
+        most = max(MOST_BUFFER, self._options.buffer)
+        if len(opened.tail) > most:
+            invalid = f"the verifier sent an invalid opening: tail: {len(opened.tail)} verdicts, of at most {most}"
+            self._tell(VerifierFailed(grpc.StatusCode.ABORTED, invalid, final=True))
+            return
         if self._is_new and not opened.resumed:
             self._view.stats.cached_tokens = min(opened.cached, len(self._view.record.prompt))
         self._is_new = False

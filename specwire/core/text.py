@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 
 from specwire.core.invalid import InvalidParameter
@@ -76,6 +76,12 @@ class Text:
 MOST_STOP_IDS = 1024
 
 
+def check_stop_ids(stop_ids: Sized) -> None:
+    """How many they are. Raises InvalidParameter."""
+    if len(stop_ids) > MOST_STOP_IDS:
+        raise InvalidParameter("stop_ids", f"at most {MOST_STOP_IDS} are allowed, not {len(stop_ids)}")
+
+
 @dataclass(frozen=True, slots=True)
 class Stopping:
     """max_tokens and min_tokens count the tokens decided after the prompt.
@@ -98,8 +104,7 @@ class Stopping:
             raise InvalidParameter(
                 "min_tokens", f"must be from 0 to max_tokens, which is {self.max_tokens}, not {self.min_tokens}"
             )
-        if len(self.stop_ids) > MOST_STOP_IDS:
-            raise InvalidParameter("stop_ids", f"at most {MOST_STOP_IDS} are allowed, not {len(self.stop_ids)}")
+        check_stop_ids(self.stop_ids)
         for token in self.stop_ids:
             if not 0 <= token < 1 << 32:
                 raise InvalidParameter("stop_ids", f"must be ids from 0 to {(1 << 32) - 1}, not {token}")

@@ -36,8 +36,8 @@ from specwire.registry.entry import (
 )
 from specwire.registry.options import CloudOptions
 from specwire.registry.registrar import SCATTER
-from specwire.rpc.channel import Backoff, distrust, open_channel, unreachable
-from specwire.rpc.errors import Context, StatusError, retry_after
+from specwire.rpc.channel import Backoff, distrust, open_peer_channel, unreachable
+from specwire.rpc.errors import Context, ReadableStream, StatusError, retry_after
 from specwire.rpc.keys import Token
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import registry_pb2, registry_pb2_grpc
@@ -84,7 +84,7 @@ def service_from_wire(service: registry_pb2.RegisteredService, role: Role, beat:
         "region": service.region,
         "models": [
             {"name": each.name, "weights": each.weights, "vocabulary": each.vocabulary, "identity": each.identity}
-            for each in service.models
+            for each in service.models[: MOST_MODELS + 1]  # one too many is refused as well
         ],
         "slots": service.slots,
         "kv_bytes": service.kv_bytes,
@@ -310,7 +310,7 @@ class RemoteDirectory:
         self._looks += 1
         ignored: Counter[str] = Counter()
         entries = []
-        for service in self._services[:MOST_HEARD]:
+        for service in self._services:
             try:
                 entries.append(service_from_wire(service, self._role, self._looks))
             except InvalidEntry as error:
@@ -335,13 +335,16 @@ class RemoteDirectory:
         while True:
             began, wait = loop.time(), 0.0
             try:
-                async with open_channel(self._address, self._tls, self._token) as channel:
-                    async for response in registry_pb2_grpc.RegistryServiceStub(channel).Follow(self._request):
-                        self._services, self._trouble = list(response.services), ""
+                async with open_peer_channel(self._address, self._tls, self._token) as channel:
+                    told = registry_pb2_grpc.RegistryServiceStub(channel).Follow(self._request)
+                    async for response in ReadableStream(aiter(told)):
+                        self._services, self._trouble = response.services[:MOST_HEARD], ""
                         self._heard.set()
                 self._trouble = f"{self._address} closed the stream"
             except grpc.aio.AioRpcError as error:
                 self._trouble, wait = self._why(error), retry_after(error) or 0.0
+            except InvalidParameter as error:
+                self._trouble = f"what {self._address} sent cannot be taken: {error}"
             except Exception as error:  # a bug of ours, or a file of keys that cannot be read just now
                 logger.exception("following %s failed", self._address)
                 self._trouble = f"{self._address}: {error}"

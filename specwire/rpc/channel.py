@@ -11,6 +11,8 @@ import grpc
 import grpc.aio
 
 from specwire.core.invalid import InvalidParameter
+from specwire.rpc.decoding import MOST_ANSWERED_PARTS, message_type
+from specwire.rpc.errors import reading
 from specwire.rpc.keys import Token, show, text_of
 from specwire.rpc.tls import ClientTls
 
@@ -159,6 +161,17 @@ def open_channel(
     return _showing(grpc.aio.secure_channel(address, tls.credentials(), options=options), shown)
 
 
+def open_peer_channel(address: str, tls: ClientTls | None = None, token: Token | str = "") -> grpc.aio.Channel:
+    """Like open_channel. What is answered on it is to be taken by `specwire.rpc.errors.readable` or `ReadableStream`.
+
+    Its parts are counted before any is made, as a server does with what it is asked.
+    """
+    channel = open_channel(address, tls, token)
+    for kind in KINDS:
+        setattr(channel, kind, _counting(getattr(channel, kind)))
+    return channel
+
+
 def open_blocking_channel(
     address: str, tls: ClientTls | None = None, token: str = "", read_ahead: int = 0
 ) -> grpc.Channel:
@@ -185,6 +198,14 @@ def _showing(channel: C, token: str) -> C:
         for kind in KINDS:
             setattr(channel, kind, _adding(getattr(channel, kind), show(token)))
     return channel
+
+
+def _counting(make: Callable[..., Any]) -> Callable[..., Any]:
+    def method(name: str, request_serializer: Any = None, response_deserializer: Any = None, **more: object) -> Any:
+        kind = message_type(name, answer=True)
+        return make(name, request_serializer, reading(response_deserializer, kind, MOST_ANSWERED_PARTS), **more)
+
+    return method
 
 
 def _adding(make: Callable[..., Any], shown: tuple[tuple[str, str], ...]) -> Callable[..., _Shown]:

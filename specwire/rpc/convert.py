@@ -31,7 +31,7 @@ from specwire.core.messages import (
     Verdict,
     Weights,
 )
-from specwire.core.text import Stopping, check_min_tokens
+from specwire.core.text import Stopping, check_min_tokens, check_stop_ids
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -200,6 +200,7 @@ def stopping_from_wire(
         eos_ids: the model's.
     """
     check_known(message, "stopping")
+    check_stop_ids(message.stop_ids)
     for token in message.stop_ids:
         if vocabulary is not None and token >= vocabulary:
             raise InvalidParameter("stop_ids", f"token id {token} is outside 0..{vocabulary - 1}")
@@ -339,9 +340,9 @@ def verdict_from_wire(
     _check_ids("tokens", message.tokens, vocabulary)
     if message.tested > MOST_TESTED:
         raise InvalidParameter("tested", f"must be at most {MOST_TESTED}, not {message.tested}")
+    if len(message.outcomes) != len(message.tokens):
+        raise InvalidParameter("outcomes", f"{len(message.outcomes)} for {len(message.tokens)} tokens")
     outcomes = outcomes_from_wire(message.outcomes)
-    if len(outcomes) != len(message.tokens):
-        raise InvalidParameter("outcomes", f"{len(outcomes)} for {len(message.tokens)} tokens")
     if len(message.logprobs) != (0 if wanted is None else len(message.tokens)):
         told = f"{len(message.logprobs)} for {len(message.tokens)} tokens, {wanted} asked for"
         raise InvalidParameter("logprobs", told)

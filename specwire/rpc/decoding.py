@@ -6,17 +6,19 @@ many times its bytes once it is decoded, and is walked by who checks it. So as m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pool import Default
+from google.protobuf.message import Message
 
 from specwire.core.invalid import MOST_NUMBERS, MOST_PARTS, InvalidParameter
 
 Deserialize = Callable[[bytes], object]
+M = TypeVar("M", bound=Message)
 
 NO_MESSAGE = "is no message of this method's type"
 # Bytes below which a message has no more parts than it may have: each has a tag and at least one byte more.
@@ -24,6 +26,10 @@ SMALL_BYTES = 2 * MOST_PARTS
 # Bytes from which a message of a link takes long enough to go through for others of the event loop to feel it: it may
 # have four thousand parts.
 LONG_BYTES = 1 << 13
+# Parts that a message may have which was asked for: a score has four for each token of a long text.
+MOST_ANSWERED_PARTS = 1 << 20
+# Parts of a link's message that are taken before others of the event loop go on.
+PARTS_AT_ONCE = 64
 # Kinds of wire (protobuf's encoding). Groups have a tag at each end.
 VARINT, EIGHT_BYTES, COUNTED, GROUP, GROUP_END, FOUR_BYTES = range(6)
 FIXED = {EIGHT_BYTES: 8, FOUR_BYTES: 4}
@@ -35,31 +41,32 @@ PACKED_BYTES = {
 NO_NUMBERS = (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
-def request_type(method: str) -> Descriptor | None:
-    """Of a method as gRPC calls it, /package.Service/Method; None for one that nobody has described."""
+def message_type(method: str, answer: bool = False) -> Descriptor | None:
+    """What is asked of a method as gRPC calls it, /package.Service/Method, or answered; None for an unknown one."""
     try:
-        found: Descriptor = Default().FindMethodByName(method.lstrip("/").replace("/", ".")).input_type
+        found = Default().FindMethodByName(method.lstrip("/").replace("/", "."))
     except KeyError:
         return None
-    return found
+    kind: Descriptor = found.output_type if answer else found.input_type
+    return kind
 
 
-def decoded(data: bytes, kind: Descriptor | None, deserialize: Deserialize) -> object:
+def decoded(data: bytes, kind: Descriptor | None, deserialize: Deserialize, most: int = MOST_PARTS) -> object:
     """Raises InvalidParameter: the message has too many parts or numbers; and as `deserialize`."""
     if kind is not None and len(data) > SMALL_BYTES:
-        check_parts(data, kind)
+        check_parts(data, kind, most)
     return deserialize(data)
 
 
-def check_parts(data: bytes, kind: Descriptor) -> None:
+def check_parts(data: bytes, kind: Descriptor, most: int = MOST_PARTS) -> None:
     """Raises InvalidParameter, also for what is no message: its beginning would be made before that is seen."""
     try:
-        _count(data, kind)
+        _count(data, kind, most)
     except IndexError:
         _refuse(NO_MESSAGE)
 
 
-def _count(data: bytes, kind: Descriptor) -> None:
+def _count(data: bytes, kind: Descriptor, most: int) -> None:
     """Raises InvalidParameter, and IndexError where the message breaks off."""
     parts = numbers = 0
     todo = [(0, len(data), kind)]
@@ -68,8 +75,8 @@ def _count(data: bytes, kind: Descriptor) -> None:
         messages, packed = _fields(within)
         while at < end:
             parts += 1
-            if parts > MOST_PARTS:
-                _refuse(f"has more than {MOST_PARTS} parts")
+            if parts > most:
+                _refuse(f"has more than {most} parts")
             tag, at = _varint(data, at)
             field, wire = tag >> 3, tag & 7
             if wire == COUNTED:
@@ -126,3 +133,27 @@ def _fields(kind: Descriptor) -> tuple[dict[int, Descriptor], dict[int, int]]:
 
 def _refuse(message: str) -> NoReturn:
     raise InvalidParameter("request", message)
+
+
+def portions(message: M, order: Sequence[str] = ()) -> Iterator[M]:
+    """The message; one whose lists have more than PARTS_AT_ONCE parts as several, which say the same one by one.
+
+    order: of the lists, as they are to be taken; by default as they are declared. What is no list stands in each.
+    """
+    lists = [field.name for field in message.DESCRIPTOR.fields if field.is_repeated]
+    if sum(len(getattr(message, name)) for name in lists) <= PARTS_AT_ONCE:
+        yield message
+        return
+    frame = type(message)()
+    for field, value in message.ListFields():
+        if not field.is_repeated and field.message_type is None:
+            setattr(frame, field.name, value)
+        elif not field.is_repeated:
+            getattr(frame, field.name).CopyFrom(value)
+    for name in order or lists:
+        parts = getattr(message, name)
+        for at in range(0, len(parts), PARTS_AT_ONCE):
+            portion = type(message)()
+            portion.CopyFrom(frame)
+            getattr(portion, name).extend(parts[at : at + PARTS_AT_ONCE])
+            yield portion

@@ -26,8 +26,8 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from specwire.core.invalid import InvalidParameter
-from specwire.rpc.decoding import NO_MESSAGE, SMALL_BYTES, Deserialize, decoded, request_type
+from specwire.core.invalid import MOST_PARTS, InvalidParameter
+from specwire.rpc.decoding import NO_MESSAGE, SMALL_BYTES, Deserialize, decoded, message_type
 
 # ----------------------------------------------------------------------------------------------------------------------
 # When to ask again: google.rpc.RetryInfo in a status, where clients of gRPC in any language look for it.
@@ -126,10 +126,10 @@ class ErrorPolicy(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not 
             return handler
         kind = kind_of(handler)
         guard = _guard_generator if inspect.isasyncgenfunction(getattr(handler, kind)) else _guard_coroutine
-        received = _streamed if handler.request_streaming else _readable
+        received = _streamed if handler.request_streaming else readable
         wrapped = guard(getattr(handler, kind), handler_call_details.method, received)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        decode = _decoding(handler.request_deserializer, request_type(handler_call_details.method))
+        decode = reading(handler.request_deserializer, message_type(handler_call_details.method))
         result: Handler = make(wrapped, decode, handler.response_serializer)
         return result
 
@@ -155,14 +155,14 @@ class _Undecoded:
     decode: Deserialize
 
 
-def _decoding(deserialize: Deserialize | None, kind: Descriptor | None) -> Deserialize | None:
-    """kind: of the requests."""
+def reading(deserialize: Deserialize | None, kind: Descriptor | None, most: int = MOST_PARTS) -> Deserialize | None:
+    """For gRPC: `deserialize`, whose result `readable` must be asked for. kind: of the messages. most: their parts."""
     if deserialize is None:
         return None
 
     def decode(data: bytes) -> object:
         try:
-            return decoded(data, kind, deserialize)
+            return decoded(data, kind, deserialize, most)
         except DecodeError:
             return _Unreadable(InvalidParameter("request", NO_MESSAGE))
         except (StatusError, InvalidParameter) as error:
@@ -171,29 +171,30 @@ def _decoding(deserialize: Deserialize | None, kind: Descriptor | None) -> Deser
     return lambda data: decode(data) if len(data) <= SMALL_BYTES else _Undecoded(data, decode)
 
 
-async def _readable(request: object) -> object:
-    if isinstance(request, _Undecoded):
-        request = await asyncio.to_thread(request.decode, request.data)
-    if isinstance(request, _Unreadable):
-        raise request.error
-    return request
+async def readable(message: Any) -> Any:
+    """What gRPC read by `reading`. Raises InvalidParameter, or StatusError, if it is unreadable."""
+    if isinstance(message, _Undecoded):
+        message = await asyncio.to_thread(message.decode, message.data)
+    if isinstance(message, _Unreadable):
+        raise message.error
+    return message
 
 
-async def _streamed(requests: AsyncIterator[object]) -> _Received:
-    return _Received(requests)
+async def _streamed(requests: AsyncIterator[object]) -> ReadableStream:
+    return ReadableStream(requests)
 
 
-class _Received:
-    """A stream of requests; raises at the first that is unreadable."""
+class ReadableStream:
+    """A stream of messages that gRPC read by `reading`; raises at the first that is unreadable."""
 
-    def __init__(self, requests: AsyncIterator[object]) -> None:
-        self._requests = requests
+    def __init__(self, messages: AsyncIterator[Any]) -> None:
+        self._messages = messages
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> object:
-        return await _readable(await anext(self._requests))
+    async def __anext__(self) -> Any:
+        return await readable(await anext(self._messages))
 
 
 def _guard_coroutine(behaviour: Behaviour, method: str, received: Received) -> Behaviour:

@@ -13,7 +13,10 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from specwire.rpc.channel import Backoff, distrust, open_channel, unreachable
+from specwire.core.invalid import InvalidParameter
+from specwire.rpc.channel import Backoff, distrust, open_peer_channel, unreachable
+from specwire.rpc.decoding import SMALL_BYTES, portions
+from specwire.rpc.errors import ReadableStream, readable
 from specwire.rpc.keys import Token
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2
@@ -25,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Message)
 
-# A merged message stays well below the cap of `specwire.rpc.channel.MOST_MESSAGE_BYTES`.
-MERGE_BYTES = 4 * 1024 * 1024
+# What is merged stays so small that it cannot have more parts than a message may have.
+MERGE_BYTES = SMALL_BYTES
 MOST_QUEUED_BYTES = 64 * 1024 * 1024
 
 
@@ -101,7 +104,7 @@ class Outbox(Generic[M]):
         self._signal()
 
     def push_later(self, parts: Iterator[M]) -> None:
-        """Send `parts`, each well below MERGE_BYTES, in turn with other such; void after a failure or `close`."""
+        """Send `parts`, each well below a message's cap, in turn with other such; void after a failure or `close`."""
         if not self._failed and not self._closing:
             self._later.append(parts)
             self._signal()
@@ -357,6 +360,8 @@ class Link(Generic[Request, Response]):
                     info = await self._gauged(channel)
             except (grpc.RpcError, TimeoutError) as error:
                 return False, self._why(error)
+            except InvalidParameter as error:
+                return False, self._unreadable(error)
             self.distrusted = False
             gauging = asyncio.create_task(self._gauge(channel), name=f"gauge of {self.address}")
             try:
@@ -368,7 +373,7 @@ class Link(Generic[Request, Response]):
                 await asyncio.gather(gauging, return_exceptions=True)
 
     def _open(self) -> grpc.aio.Channel:
-        return open_channel(self.address, self._tls, self._token) if self._local is None else self._local()
+        return open_peer_channel(self.address, self._tls, self._token) if self._local is None else self._local()
 
     def _why(self, error: Exception) -> str:
         """Why there is no connection; keeps `distrusted`."""
@@ -378,11 +383,18 @@ class Link(Generic[Request, Response]):
             return f"{self.address} did not answer within {CONNECT_TIMEOUT:g} s"
         return unreachable(details, self.address, tls=self._tls is not None) or describe(error)
 
+    def _unreadable(self, error: InvalidParameter) -> str:
+        """Why the peer is left alone for a while."""
+        self._was_cut = True
+        return f"what {self.address} sent cannot be taken: {error}"
+
     async def _ask(self, channel: grpc.aio.Channel) -> Info:
         """The peer's description, without its tokenizer, which is kept once for all peers that have it."""
         latest = self._tokenizers.latest if self._tokenizers is not None else ""
         known = self._tokenizer_hash or latest
-        info = await self._describe(channel, common_pb2.GetModelInfoRequest(known_tokenizer_hash=known))
+        info: Info = await readable(
+            await self._describe(channel, common_pb2.GetModelInfoRequest(known_tokenizer_hash=known))
+        )
         if self._tokenizers is not None:
             await self._tokenizers.take(info)
         info.ClearField("tokenizer_json")
@@ -427,9 +439,16 @@ class Link(Generic[Request, Response]):
                 logger.warning("link to %s is there again", self.address)
             self._told = False
             listener.on_up(info)
-            async for message in call:
-                listener.on_message(message)
+            async for message in ReadableStream(aiter(call)):
+                for portion in portions(message):
+                    listener.on_message(portion)
+                    if portion is not message:
+                        await asyncio.sleep(0)
+                    if broken:
+                        break  # the listener has cut the peer off
             return "the peer closed the stream"
+        except InvalidParameter as error:
+            return self._unreadable(error)
         except grpc.RpcError as error:
             return ending.told or describe(error)
         except asyncio.CancelledError:

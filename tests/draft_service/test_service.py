@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 
 import grpc
@@ -11,14 +10,12 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from draft_service import service
 from draft_service.server import start
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.text import hash_of
 from specwire.rpc.server_options import ModelServiceOptions
-from specwire.v1 import common_pb2, draft_pb2
+from specwire.v1 import draft_pb2
 from tests.draft_service.peer import GREEDY, Peer, connected, continuation, pace, serving, tokens_of
-from tests.wait import until
 
 MODEL = "scripted:7"
 PROMPT = [3, 1, 4, 1, 5]
@@ -324,29 +321,6 @@ async def test_rules_that_look_at_draft_tokens_take_chains_alone_in_an_opening_a
             assert refused.code == INVALID.value[0]
             assert refused.message.startswith(message.format(sampling.rule))
         await still_drafts(peer)
-
-
-async def test_others_go_on_between_the_parts_of_a_message_that_has_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixty thousand of them, in 120 KiB of one orchestrator, held the links of all."""
-    turn, taken, close = 0, Counter[int](), service.DraftHandler._take_close
-
-    async def count_turns() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
-
-    def noting(handler: service.DraftHandler, part: common_pb2.Close, link: service.OrchestratorLink) -> None:
-        taken[turn] += 1
-        close(handler, part, link)
-
-    monkeypatch.setattr(service.DraftHandler, "_take_close", noting)
-    async with serving(MODEL) as running, connected(running) as peer:
-        counting = asyncio.create_task(count_turns())
-        await peer.send(draft_pb2.ConnectDraftRequest(closes=[common_pb2.Close(handle=7)] * 5000))
-        await until(lambda: taken.total() == 5000)
-        counting.cancel()
-    assert max(taken.values()) <= 2 * service.PARTS_AT_ONCE
 
 
 async def test_advances_and_closes_of_unknown_sessions_are_ignored() -> None:

@@ -1,5 +1,5 @@
-"""Requests of which one field is as large as it can be: each field of each message of GenerationService, and of each
-HTTP route's body. Whoever sends them must not have a neighbour wait.
+"""Messages of which one field is as large as it can be: each field of what each method is asked, or answers, and of
+each HTTP route's body. Whoever sends them must not have a neighbour wait.
 """
 
 from __future__ import annotations
@@ -20,34 +20,71 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
 from specwire.core.invalid import MOST_PARTS
-from specwire.v1 import common_pb2
-from specwire.v1 import generation_pb2 as pb
+from specwire.core.law.sampling import Sampling
+from specwire.v1 import common_pb2, draft_pb2, generation_pb2, registry_pb2, status_pb2, verify_pb2
 from tests.faults.streams import PROMPT
 from tests.fuzz.http import HEALTH, answer_of
 from tests.fuzz.messages import Values
+from tests.fuzz.numbers import deciding, drafting
 from tests.fuzz.requests import POSTED, Raw, written
 from tests.fuzz.services import LIMIT_S, Services
 
-SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
+SERVICES = [
+    *generation_pb2.DESCRIPTOR.services_by_name.values(),
+    *status_pb2.DESCRIPTOR.services_by_name.values(),
+    *verify_pb2.DESCRIPTOR.services_by_name.values(),
+    *draft_pb2.DESCRIPTOR.services_by_name.values(),
+    *registry_pb2.DESCRIPTOR.services_by_name.values(),
+]
+METHODS = {f"{service.name}/{method.name}": method for service in SERVICES for method in service.methods}
 # Parts of a field that has nothing but these; a bit less than a message may have, beside what else is in it.
 PARTS = MOST_PARTS - 4096
 TEXT_BYTES = 4 << 20
 # How deep fields of messages in messages are made large.
 MOST_NESTED = 4
-# What a request says beside the field that is large.
-BESIDE: Mapping[str, Message] = {
-    "GenerateRequest": pb.GenerateRequest(
-        tokens=pb.TokenIds(ids=PROMPT), stopping=common_pb2.Stopping(max_tokens=2), sampling=common_pb2.Sampling()
-    ),
-    "ScoreTextRequest": pb.ScoreTextRequest(
-        prefix=pb.TextPart(tokens=pb.TokenIds(ids=PROMPT)),
-        continuations=[pb.ScoredText(parts=[pb.TextPart(tokens=pb.TokenIds(ids=PROMPT))])],
-    ),
-    "Chat": pb.Chat(messages=[pb.ChatMessage(role="user", content="5 6")]),
-    "ChatTool": pb.ChatTool(name="f"),
-    "ChatMessage": pb.ChatMessage(role="user", content="5"),
-    "ToolCall": pb.ToolCall(id="c", name="f", arguments="{}"),
-}
+HANDLE, DIRECT = 1, common_pb2.OUTCOME_DIRECT
+
+
+def beside(fingerprint: str) -> Mapping[str, Message]:
+    """By kind, what a message says beside the field that is large: what services of this vocabulary take."""
+    ids = generation_pb2.TokenIds(ids=PROMPT)
+    text = generation_pb2.TextPart(tokens=ids)
+    stopping, sampling = common_pb2.Stopping(max_tokens=2), common_pb2.Sampling()
+    model = common_pb2.GetModelInfoResponse(vocabulary=64, vocabulary_fingerprint=fingerprint, context=64, slots=1)
+    verdict = verify_pb2.Verdict(handle=HANDLE, attach=1, position=len(PROMPT), tokens=[1], outcomes=[DIRECT])
+    whole: list[Message] = [
+        generation_pb2.GenerateRequest(tokens=ids, stopping=stopping, sampling=sampling),
+        generation_pb2.ScoreTextRequest(prefix=text, continuations=[generation_pb2.ScoredText(parts=[text])]),
+        generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="user", content="5 6")]),
+        generation_pb2.ChatTool(name="f"),
+        generation_pb2.ToolCall(id="c", name="f", arguments="{}"),
+        deciding(fingerprint, HANDLE, "large", Sampling()),
+        drafting(fingerprint, HANDLE),
+        verify_pb2.ScoreRequest(tokens=[1, 2, 3], from_position=1, top=1, others=[{"tokens": [2]}]),
+        draft_pb2.JoinRequest(model=model),
+        registry_pb2.FollowRequest(role=registry_pb2.SERVICE_ROLE_VERIFIER),
+        verify_pb2.ConnectVerifyResponse(
+            opened=[verify_pb2.Opened(handle=HANDLE, attach=1, position=len(PROMPT))],
+            verdicts=[verdict],
+        ),
+        common_pb2.Refused(handle=HANDLE, code=13),
+        draft_pb2.ConnectDraftResponse(opened=[draft_pb2.OpenedDraft(handle=HANDLE)]),
+    ]
+    known: dict[str, Message] = {}
+    for each in whole:
+        _learn(known, each)
+    return known
+
+
+def _learn(known: dict[str, Message], message: Message) -> None:
+    """It and its parts; the first of a kind counts."""
+    known.setdefault(message.DESCRIPTOR.name, message)
+    for field, value in message.ListFields():
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for part in value if field.is_repeated else [value]:
+                _learn(known, part)
+
+
 # Texts of what is walked character by character, word by word, or as JSON; they fill a text by being repeated.
 TEXTS = ("5 6 7 ", "x", '{"a":[', "\u00e9", " ")
 # Values of a body's field.
@@ -67,7 +104,7 @@ VALUES: tuple[Any, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Large:
-    """name: of what is large. method: of GenerationService, or a path of HTTP's. make: its bytes, as they are sent."""
+    """name: of what is large. method: of METHODS, or a path of HTTP's. make: its bytes, as they are sent."""
 
     name: str
     method: str
@@ -77,33 +114,47 @@ class Large:
         return f"{self.method} with {self.name}"
 
 
-def large_messages() -> Iterator[Large]:
-    """One of each field, in each way that it can be large."""
-    for method in SERVICE.methods:
-        for name, make in _large(method.input_type, MOST_NESTED):
-            yield Large(f"{method.input_type.name}.{name}", method.name, make)
+def large_messages(method: str, known: Mapping[str, Message], answer: bool = False) -> Iterator[Large]:
+    """What the method is asked, or answers: one of each field, in each way that it can be large.
+
+    known: see `beside`.
+    """
+    kind = METHODS[method].output_type if answer else METHODS[method].input_type
+    for name, make in _large(kind, known, MOST_NESTED):
+        yield Large(f"{kind.name}.{name}", method, make)
 
 
-def _large(kind: Descriptor, depth: int) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Messages of a kind, one field large, with its name; others as in BESIDE."""
+def _large(kind: Descriptor, known: Mapping[str, Message], depth: int) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Messages of a kind, one field large, with its name; others as is known."""
     made = GetMessageClass(kind)
-    beside = BESIDE.get(kind.name, made()).SerializeToString()
+    said = known.get(kind.name, made()).SerializeToString()
     for field in kind.fields:
         inner = field.message_type
         if inner is None:
             for way, value in _values(field):
-                yield f"{field.name} ({way})", partial(_with, beside, made, field.name, value)
+                yield f"{field.name} ({way})", partial(_with, said, made, field.name, value)
             continue
         if inner.GetOptions().map_entry:
-            yield f"{field.name} (many)", partial(_with, beside, made, field.name, _entries)
+            is_text = inner.fields_by_name["key"].type == FieldDescriptor.TYPE_STRING
+            yield f"{field.name} (many)", partial(_with, said, made, field.name, partial(_entries, is_text))
             continue
         if field.is_repeated:
-            known = BESIDE.get(inner.name)
-            one = _tagged(field.number, b"" if known is None else known.SerializeToString())
-            yield f"{field.name} (many)", partial(_joined, beside, one, PARTS if known is None else PARTS // 4)
+            yield f"{field.name} (empty)", partial(_joined, said, _tagged(field.number, b""), PARTS)
+            if inner.name in known:
+                one = _tagged(field.number, known[inner.name].SerializeToString())
+                yield f"{field.name} (whole)", partial(_joined, said, one, PARTS // _parts(known[inner.name]))
         if depth:
-            for name, make in _large(inner, depth - 1):
-                yield f"{field.name}.{name}", partial(_around, beside, field.number, make)
+            for name, make in _large(inner, known, depth - 1):
+                yield f"{field.name}.{name}", partial(_around, said, field.number, make)
+
+
+def _parts(message: Message) -> int:
+    """That it counts as within another one."""
+    parts = 1
+    for field, value in message.ListFields():
+        inner = value if field.is_repeated and field.message_type is not None else [value]
+        parts += sum(_parts(each) if isinstance(each, Message) else 3 for each in inner)
+    return parts
 
 
 def _with(beside: bytes, made: type[Message], field: str, value: Callable[[], Any]) -> bytes:
@@ -118,14 +169,17 @@ def _around(beside: bytes, number: int, make: Callable[[], bytes]) -> bytes:
     return beside + _tagged(number, make())
 
 
-def _entries() -> dict[int, float]:
-    return dict.fromkeys(range(PARTS // 3), 1.0)
+def _entries(is_text: bool) -> dict[Any, Any]:
+    numbers = range(PARTS // 3)
+    return dict.fromkeys(map(str, numbers), "x") if is_text else dict.fromkeys(numbers, 1.0)
 
 
 def _values(field: FieldDescriptor) -> Iterator[tuple[str, Callable[[], Any]]]:
     is_text = field.type == field.TYPE_STRING
     if field.is_repeated:
         yield "many", lambda: ["5"] * PARTS if is_text else [1] * 1_000_000
+    elif field.type == field.TYPE_BYTES:
+        yield "long", lambda: b"5" * TEXT_BYTES
     elif is_text:
         for text in TEXTS:
             yield repr(text), partial(operator.mul, text, TEXT_BYTES // len(text.encode()))
@@ -160,9 +214,14 @@ def _posted(path: str, body: Mapping[str, Any]) -> bytes:
     return written(head) + data
 
 
-def requests() -> Values:
+# Methods that a service of `Services` is asked; the registry is not among these.
+ASKED = [method for method in METHODS if not method.startswith("RegistryService/")]
+
+
+def requests(fingerprint: str) -> Values:
     """Any of them."""
-    return st.sampled_from([*large_messages(), *large_bodies()])
+    known = beside(fingerprint)
+    return st.sampled_from([*(each for method in ASKED for each in large_messages(method, known)), *large_bodies()])
 
 
 def tell_large(services: Services, asked: Large) -> tuple[Counter[str], float]:
@@ -188,14 +247,16 @@ def _told(services: Services, asked: Large, data: bytes) -> str:
     if asked.method.startswith("/"):
         answer = answer_of(services.http, Raw(data, whole=True))
         return "CLOSED" if answer is None else str(answer[0])
-    with services.channel(services.orchestrator) as channel:
-        path = f"/{SERVICE.full_name}/{asked.method}"
-        streams = SERVICE.methods_by_name[asked.method].server_streaming
+    service, method = asked.method.split("/")[0], METHODS[asked.method]
+    address = {"VerifyService": services.verifier, "DraftService": services.drafter}.get(service, services.orchestrator)
+    services.pardon()
+    with services.channel(address) as channel:
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        sent = iter([data]) if method.client_streaming else data
+        make = channel.stream_stream if method.client_streaming else channel.unary_stream  # unary: a stream of one
+        call: Any = make(path, bytes, bytes)
         try:
-            if streams:
-                list(channel.unary_stream(path, bytes, bytes)(data, timeout=LIMIT_S))
-            else:
-                channel.unary_unary(path, bytes, bytes)(data, timeout=LIMIT_S)
+            list(call(sent, timeout=LIMIT_S))
         except grpc.RpcError as error:
             return str(error.code().name)
     return "OK"

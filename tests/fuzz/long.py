@@ -119,7 +119,7 @@ def _everything(
         *said,
         *asked,
         ("options of sessions in one step", neighbours, hurt_nobody),
-        ("large requests", large_requests(), large),
+        ("large requests", large_requests(running.fingerprint), large),
         ("HTTP floods", floods(), partial(tell_flood, running)),
         ("chat templates", sources, partial(tell_template, running)),
         ("HTTP figures", figures(), partial(tell_figures, running)),

@@ -1,19 +1,11 @@
-"""The table of limits, what is done beside the event loop, and the largest of each field of each request.
-
-For the last a request is made of every message of GenerationService and every route, in which one field is as large as
-a message or body may be. Between two turns of the loop no more may be walked than a chat of the most messages takes.
-"""
+"""The table of limits, and what is done beside the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from unittest.mock import patch
 
 import grpc
 import grpc.aio
@@ -25,10 +17,7 @@ from orchestrator.tenants import Access, Allowances
 from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2, generation_pb2_grpc
 from specwire.v1 import generation_pb2 as pb
-from tests.fuzz.large import SERVICE, large_bodies, large_messages
-from tests.fuzz.services import TEMPLATE
 from tests.orchestrator.stack import PROMPT, stack
-from tests.wait import LIMIT_S
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "SECURITY.md"
 
@@ -120,91 +109,3 @@ async def test_whoever_names_a_session_reads_no_more_of_its_log_than_is_charged(
             with pytest.raises(grpc.aio.AioRpcError, match="priority"):
                 [each async for each in refused]
             assert (len(read), sum(charged)) == (2, 2 * (1 + NOTE_BYTES // 1024))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The largest of each field.
-
-# Python's calls between two turns of the loop: what is walked there is a small multiple of them. The longest chat that
-# is not gone through aside, of LONG_BYTES, takes some 30,000.
-MOST_CALLS = 50_000
-MESSAGES = list(large_messages())
-# Of HTTP's, each field of each route with some of the values; `make fuzz` sends all of them.
-BODIES = [each for number, each in enumerate(large_bodies()) if number % 7 == 0]
-
-
-class Turns:
-    """Most calls between two turns of the loop, and in which callback."""
-
-    def __init__(self) -> None:
-        self.most, self.callback = 0, ""
-
-
-@contextmanager
-def counted_turns() -> Iterator[Turns]:
-    """Of this thread's loop."""
-    found, run, own = Turns(), asyncio.Handle._run, threading.get_ident()
-
-    def counted(handle: asyncio.Handle) -> None:
-        if threading.get_ident() != own:
-            run(handle)
-            return
-        calls = 0
-
-        def count(frame: FrameType, event: str, arg: object) -> None:
-            nonlocal calls
-            calls += event == "call"
-
-        sys.setprofile(count)
-        try:
-            run(handle)
-        finally:
-            sys.setprofile(None)
-            if calls > found.most:
-                found.most, found.callback = calls, repr(handle)
-
-    with patch.object(asyncio.Handle, "_run", counted):
-        yield found
-
-
-@pytest.mark.parametrize("part", range(8))
-async def test_no_message_has_much_walked_between_two_turns_of_the_loop(part: int) -> None:
-    async with stack(http="127.0.0.1:0", chat_template=TEMPLATE) as parts:
-        async with grpc.aio.insecure_channel(parts.orchestrator.address) as channel:
-            for large in MESSAGES[part::8]:
-                data = large.make()
-                with counted_turns() as turns:
-                    code = await _sent(channel, large.method, data)
-                assert code not in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN), large
-                assert turns.most < MOST_CALLS, f"{large}: {turns.most} in {turns.callback}"
-        assert len((await parts.client.complete(PROMPT, max_tokens=3)).tokens) == 3
-
-
-async def _sent(channel: grpc.aio.Channel, method: str, data: bytes) -> grpc.StatusCode:
-    path = f"/{SERVICE.full_name}/{method}"
-    if SERVICE.methods_by_name[method].server_streaming:
-        call = channel.unary_stream(path, bytes, bytes)(data, timeout=LIMIT_S)
-        with suppress(grpc.aio.AioRpcError):
-            async for _ in call:
-                pass
-        return await call.code()
-    asked = channel.unary_unary(path, bytes, bytes)(data, timeout=LIMIT_S)
-    with suppress(grpc.aio.AioRpcError):
-        await asked
-    return await asked.code()
-
-
-@pytest.mark.parametrize("part", range(8))
-async def test_no_body_has_much_walked_between_two_turns_of_the_loop(part: int) -> None:
-    async with stack(http="127.0.0.1:0", chat_template=TEMPLATE) as parts:
-        host, _, port = str(parts.orchestrator.http).removeprefix("http://").rpartition(":")
-        for large in BODIES[part::8]:
-            data = large.make()
-            with counted_turns() as turns:
-                reader, writer = await asyncio.open_connection(host, int(port))
-                writer.write(data)
-                head = await reader.readline()
-                await reader.read()
-                writer.close()
-            assert head.split()[1] in (b"200", b"400", b"404", b"413", b"429", b"504"), (large, head)
-            assert turns.most < MOST_CALLS, f"{large}: {turns.most} in {turns.callback}"

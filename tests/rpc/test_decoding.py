@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from specwire.core.invalid import MOST_NUMBERS, MOST_PARTS, InvalidParameter
 from specwire.rpc import decoding
-from specwire.rpc.decoding import SMALL_BYTES, check_parts, decoded, request_type
+from specwire.rpc.decoding import PARTS_AT_ONCE, SMALL_BYTES, check_parts, decoded, message_type, portions
 from specwire.v1 import common_pb2, generation_pb2_grpc, verify_pb2
 from specwire.v1 import generation_pb2 as pb
 from tests.orchestrator.stack import PROMPT, stack
@@ -93,20 +93,17 @@ def test_parts_are_counted_as_they_are_encoded(stop: list[str], ids: list[int], 
         stop=stop, tokens=pb.TokenIds(ids=ids), sampling=common_pb2.Sampling(logit_bias=bias, top_k=3)
     )
     parts = len(stop) + 1 + bool(ids) + 2 + sum(1 + 2 for _ in bias)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "MOST_PARTS", parts)
-        check_parts(message.SerializeToString(), REQUEST)
-        patch.setattr(decoding, "MOST_PARTS", parts - 1)
-        with pytest.raises(InvalidParameter):
-            check_parts(message.SerializeToString(), REQUEST)
+    check_parts(message.SerializeToString(), REQUEST, parts)
+    with pytest.raises(InvalidParameter):
+        check_parts(message.SerializeToString(), REQUEST, parts - 1)
 
 
 def test_every_method_s_request_is_known() -> None:
     for described in (pb.DESCRIPTOR, verify_pb2.DESCRIPTOR):
         for service in described.services_by_name.values():
             for method in service.methods:
-                assert request_type(f"/{service.full_name}/{method.name}") is method.input_type
-    assert request_type("/nobody.Knows/This") is None
+                assert message_type(f"/{service.full_name}/{method.name}") is method.input_type
+    assert message_type("/nobody.Knows/This") is None
 
 
 async def test_a_caller_is_told_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,9 +111,9 @@ async def test_a_caller_is_told_and_others_go_on(monkeypatch: pytest.MonkeyPatch
     threads: set[int] = set()
     counting = decoding.check_parts
 
-    def counted(data: bytes, kind: Descriptor) -> None:
+    def counted(data: bytes, kind: Descriptor, most: int) -> None:
         threads.add(threading.get_ident())
-        counting(data, kind)
+        counting(data, kind, most)
 
     monkeypatch.setattr(decoding, "check_parts", counted)
     async with stack() as parts, grpc.aio.insecure_channel(parts.orchestrator.address) as channel:
@@ -132,3 +129,28 @@ async def test_a_caller_is_told_and_others_go_on(monkeypatch: pytest.MonkeyPatch
         assert len((await parts.client.complete(PROMPT, max_tokens=3)).tokens) == 3
     assert threads
     assert threading.get_ident() not in threads
+
+
+Response = verify_pb2.ConnectVerifyResponse
+
+
+def test_the_portions_of_a_long_message_say_the_same_and_are_short() -> None:
+    verdicts = [verify_pb2.Verdict(handle=handle) for handle in range(2 * PARTS_AT_ONCE + 1)]
+    timings = verify_pb2.StepTimings(sessions=7)
+    message = Response(draining=True, timings=timings, verdicts=verdicts, refused=[common_pb2.Refused(handle=3)])
+    taken = list(portions(message, ("refused", "verdicts")))
+    assert [(len(each.refused), len(each.verdicts)) for each in taken] == [
+        (1, 0),
+        *[(0, PARTS_AT_ONCE)] * 2,
+        (0, 1),
+    ]
+    assert all(each.draining and each.timings == timings for each in taken)
+    whole = Response()
+    for each in taken:
+        whole.MergeFrom(each)
+    assert whole == message
+
+
+def test_a_short_message_is_taken_as_it_is() -> None:
+    message = Response(verdicts=[verify_pb2.Verdict()] * PARTS_AT_ONCE)
+    assert [each is message for each in portions(message)] == [True]

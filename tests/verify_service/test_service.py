@@ -17,6 +17,7 @@ from specwire.core.messages import Verdict
 from specwire.core.text import hash_of
 from specwire.lm import LanguageModel, load_model
 from specwire.rpc.convert import verdict_to_wire
+from specwire.rpc.decoding import LONG_BYTES, PARTS_AT_ONCE
 from specwire.rpc.errors import retry_after
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, verify_pb2
@@ -57,26 +58,27 @@ async def test_decides_what_the_target_alone_would(target: LanguageModel) -> Non
         assert peer.finished == {1: common_pb2.FINISH_REASON_LENGTH, 2: common_pb2.FINISH_REASON_LENGTH}
 
 
-async def test_a_long_message_is_gone_through_beside_the_event_loop(
+async def test_a_long_message_is_taken_in_portions_and_a_long_part_beside_the_event_loop(
     target: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thousands of opens, of one orchestrator of several, held the links of all."""
-    threads: list[str] = []
-    whole = service.tick_from_wire
+    """Thousands of opens, of one orchestrator of several, held the links of all, and their steps."""
+    threads: list[tuple[int, bool]] = []
+    whole, own = service.tick_from_wire, threading.current_thread()
 
-    def noting(*said: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return whole(*said)
+    def noting(link: int, message: verify_pb2.ConnectVerifyRequest, *more: Any) -> Any:
+        threads.append((len(message.opens), threading.current_thread() is own))
+        return whole(link, message, *more)
 
     monkeypatch.setattr(service, "tick_from_wire", noting)
     async with serving(MODEL) as running, connected(running) as peer:
         none = verify_pb2.Open(session_id="x" * 20, vocabulary_fingerprint="none")
-        await peer.send(opens=[none] * 6000)
+        await peer.send(opens=[none] * 6001)
+        await peer.send(opens=[verify_pb2.Open(session_id="x" * LONG_BYTES)])
         await peer.send(opens=[open_message(7001, PROMPT, peer.info)])
         await peer.until_finished(7001)
         assert peer.tokens[7001] == oracle(target, PROMPT, 40)
-    own = threading.current_thread().name
-    assert [name == own for name in threads[:2]] == [False, True]
+    portions, rest = divmod(6001, PARTS_AT_ONCE)
+    assert threads[: portions + 3] == [*[(PARTS_AT_ONCE, True)] * portions, (rest, True), (1, False), (1, True)]
 
 
 async def test_proposals_are_accepted_and_change_no_token(target: LanguageModel) -> None:

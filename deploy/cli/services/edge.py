@@ -25,7 +25,8 @@ from specwire.core.invalid import InvalidParameter
 from specwire.options import add_options
 from specwire.progress import LAST_LINE
 from specwire.redis.urls import MEMORY, without_password
-from specwire.rpc.channel import open_channel
+from specwire.rpc.channel import open_peer_channel
+from specwire.rpc.errors import readable
 from specwire.rpc.process import Footprint, run_until_signalled, say, share_machine
 from specwire.rpc.server_options import (
     ModelServiceOptions,
@@ -188,11 +189,11 @@ async def _check_vocabulary(options: EdgeOptions) -> None:
 
 async def _described(address: str, serving: OrchestratorOptions, known: str) -> Info | None:
     try:
-        async with open_channel(address, serving.peer_tls, serving.peer_token) as channel:
+        async with open_peer_channel(address, serving.peer_tls, serving.peer_token) as channel:
             asked = GetModelInfoRequest(known_tokenizer_hash=known)
-            info: Info = await VerifyServiceStub(channel).GetModelInfo(asked, timeout=ANSWER_S)
+            info: Info = await readable(await VerifyServiceStub(channel).GetModelInfo(asked, timeout=ANSWER_S))
             return info
-    except grpc.RpcError:
+    except (grpc.RpcError, InvalidParameter):
         return None
 
 
