@@ -127,7 +127,7 @@ RETENTION_S = 3600.0
 # Seconds: below what any proxy takes for a dead connection.
 SSE_KEEP_ALIVE_S = 15.0
 VERIFIER_WAIT_S, DETACH_GRACE_S = 30.0, 30.0
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S, CLUSTER_START_S = 120.0, 600.0
 # Sessions that wait for a slot, and how many seconds each does.
 QUEUE, QUEUE_WAIT_S = 64, 30.0
 SLOTS = 16
@@ -149,6 +149,7 @@ DOORS = "up edge orchestrate"
 LOGS = "stack edge orchestrate"
 DIALLING = "draft edge orchestrate proposer"
 STACK = "stack"
+CLUSTER = "deploy status scale undeploy"
 
 # What stands in braces in a help, by command.
 WORDS: dict[str, dict[str, str]] = {
@@ -191,6 +192,7 @@ LOG_OF = {
     "stack": {"default": None, "help": "session log: a Redis, or file:PATH (default: a private Redis)"},
     "edge": {"help": "session log: file:PATH, or a Redis (default: memory:, lost in a crash)"},
 }
+STARTED = {"default": CLUSTER_START_S, "help": "until what is started must be ready (default: %(default)g s)"}
 HEADS = (
     "what drafts beside this target, where that pays: the folder of an EAGLE-3, Medusa or Hydra head trained for it, "
     "of MTP layers, mostly its own, or of `specwire learn`; self:skip=LAYER,..., self:exit=LAYER or self:FILE, itself "
@@ -220,9 +222,10 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("redis-url", LOGS, "URL", default="memory:",
                help="session log: a Redis, or file:PATH (default: memory:, lost with the process)",
                unlike=LOG_OF),
-        Option("start-timeout", "edge orchestrate", "S", float, START_TIMEOUT_S,
+        Option("start-timeout", "edge orchestrate deploy scale", "S", float, START_TIMEOUT_S,
                help="wait for a verifier at start",
-               unlike={"edge": {"help": "wait for a verifier (default: %(default)s s)"}}),
+               unlike={"edge": {"help": "wait for a verifier (default: %(default)s s)"},
+                       **dict.fromkeys(("deploy", "scale"), STARTED)}),
         Option("plan", "orchestrate proposer", "PLAN", default="auto",
                help="auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]]"),
         Option("drafters-per-session", LOGS, "N", int, 1,
@@ -332,7 +335,18 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("grace", SERVING, "S", float, DRAIN_GRACE,
                help="on a signal, let what runs go on for so long (default: %(default)g s)"),
         Option("log-prompts", DOORS, kind=bool, help="log what is asked and answered, at level info (default: never)"),
-        Option("json", SERVING, kind=bool, help="print the ready line as one JSON object"),
+        Option("file", "deploy", "CONFIG", positional="", help="YAML with pools and orchestrators (docs/DEPLOY.md)"),
+        Option("wanted", "scale", "POOL=N", positional="+", help="replicas of a pool"),
+        Option("ray-address", CLUSTER, "ADDR", default="auto",
+               help="of the Ray cluster (default: the one of this machine)"),
+        Option("namespace", CLUSTER, "NAME", default="specwire",
+               help="Ray's, of this deployment (default: %(default)s)"),
+        Option("drain-timeout", "deploy scale undeploy", "S", float,
+               help="then what drains is killed (default: the longest grace in the file, and 30 s)"),
+        Option("dry-run", "deploy undeploy", kind=bool, help="say what would change, and change nothing",
+               unlike={"undeploy": {"help": "say what would go, and change nothing"}}),
+        Option("json", f"{SERVING} status", kind=bool, help="print the ready line as one JSON object",
+               unlike={"status": {"help": "print one JSON object instead of a table"}}),
     ),
     "session log": (
         Option("durability", LOGS, "LEVEL", default="",

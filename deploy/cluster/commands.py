@@ -24,38 +24,8 @@ from deploy.cluster.schema import (
 )
 from deploy.stack.options import StackError
 from deploy.stack.ray_cluster import RAY_AUTH_MODE, ray_token
+from specwire.options import CLUSTER_START_S, add_options
 from specwire.rpc.process import say
-
-START_TIMEOUT_S = 600.0
-
-
-def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--ray-address", default="auto", metavar="ADDR", help="of the Ray cluster (default: the one of this machine)"
-    )
-    parser.add_argument(
-        "--namespace", default="specwire", metavar="NAME", help="Ray's, of this deployment (default: %(default)s)"
-    )
-
-
-def add_waiting_arguments(parser: argparse.ArgumentParser) -> None:
-    add_drain_argument(parser)
-    parser.add_argument(
-        "--start-timeout",
-        type=float,
-        default=START_TIMEOUT_S,
-        metavar="S",
-        help="until what is started must be ready (default: %(default)g s)",
-    )
-
-
-def add_drain_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--drain-timeout",
-        type=float,
-        metavar="S",
-        help=f"then what drains is killed (default: the longest grace in the file, and {DRAIN_MARGIN_S:g} s)",
-    )
 
 
 def drain_timeout_of(args: argparse.Namespace, config: ClusterConfig | None) -> float:
@@ -88,11 +58,10 @@ class ClusterCommand:
     """A command that needs Ray, as a `deploy.commands.Module`."""
 
     name: str
-    arguments: Callable[[argparse.ArgumentParser], None]
     work: Callable[[argparse.Namespace], int]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        self.arguments(parser)
+        add_options(parser, self.name)
 
     def run(self, args: argparse.Namespace) -> int:
         return carried_out(self.name, lambda: self.work(args))
@@ -100,13 +69,6 @@ class ClusterCommand:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # `specwire deploy`: make a Ray cluster run what a file says.
-
-
-def _deploy_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="CONFIG", help="YAML with pools and orchestrators (docs/DEPLOY.md)")
-    add_cluster_arguments(parser)
-    add_waiting_arguments(parser)
-    parser.add_argument("--dry-run", action="store_true", help="say what would change, and change nothing")
 
 
 def _deploy(args: argparse.Namespace) -> int:
@@ -129,17 +91,11 @@ def _deploy(args: argparse.Namespace) -> int:
 # `specwire undeploy`: drain and end all replicas of a deployment.
 
 
-def _undeploy_arguments(parser: argparse.ArgumentParser) -> None:
-    add_cluster_arguments(parser)
-    add_drain_argument(parser)
-    parser.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
-
-
 def _undeploy(args: argparse.Namespace) -> int:
     from deploy.cluster.fleet import Fleet, connected, deployed  # Ray comes with it
 
     with connected(args.ray_address, args.namespace):
-        fleet = Fleet(print, START_TIMEOUT_S, drain_timeout_of(args, deployed(START_TIMEOUT_S)))
+        fleet = Fleet(print, CLUSTER_START_S, drain_timeout_of(args, deployed(CLUSTER_START_S)))
         if args.dry_run:
             print("\n".join(map(str, removal(fleet.seen()))))
             return 0
@@ -151,12 +107,6 @@ def _undeploy(args: argparse.Namespace) -> int:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # `specwire scale`: another number of replicas, within the bounds of the file that was deployed.
-
-
-def _scale_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("wanted", nargs="+", metavar="POOL=N", help="replicas of a pool")
-    add_cluster_arguments(parser)
-    add_waiting_arguments(parser)
 
 
 def _scale(args: argparse.Namespace) -> int:
@@ -205,11 +155,6 @@ def _bounds(group: Group, wanted: str) -> tuple[str, str]:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # `specwire status`: the replicas of a deployment, where they are, and what their load asks for.
-
-
-def _status_arguments(parser: argparse.ArgumentParser) -> None:
-    add_cluster_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -270,7 +215,7 @@ def _line(pool: str, reading: Mapping[str, Any], wanted: int) -> str:
     return f"{pool}: replicas {reading['replicas']}, wanted {wanted}; {slots}; {waiting}; {late}"
 
 
-DEPLOY = ClusterCommand("deploy", _deploy_arguments, _deploy)
-UNDEPLOY = ClusterCommand("undeploy", _undeploy_arguments, _undeploy)
-SCALE = ClusterCommand("scale", _scale_arguments, _scale)
-STATUS = ClusterCommand("status", _status_arguments, _status)
+DEPLOY = ClusterCommand("deploy", _deploy)
+UNDEPLOY = ClusterCommand("undeploy", _undeploy)
+SCALE = ClusterCommand("scale", _scale)
+STATUS = ClusterCommand("status", _status)

@@ -10,21 +10,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import IO
 
 import ray
 
 from deploy.cluster.rollout import ReplicaPlace
-from deploy.stack import subreaper
-from deploy.stack.processes import KEPT_LINES, environment
+from deploy.stack.processes import BlockingChild, environment
 from deploy.stack.ray_actors import ThreadOutcome
 from specwire.registry.options import advertised
 
@@ -66,8 +62,7 @@ class Replica:
             self._environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
         self._http = ""
         self._outcome: Future[ThreadOutcome] = Future()
-        self._last: deque[str] = deque(maxlen=KEPT_LINES)
-        self._process: subprocess.Popen[str] | None = None
+        self._child: BlockingChild | None = None
         self._draining = threading.Event()
         # A thread for as long as the child lives: the kernel binds the child to the thread that started it.
         self._thread = threading.Thread(target=self._run, name="replica", daemon=True)
@@ -85,30 +80,28 @@ class Replica:
     def drain(self) -> None:
         """Drain and end the service, then the actor: waiting callers learn that it is gone."""
         self._draining.set()
-        process = self._process
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+        if self._child is not None and self._child.process.poll() is None:
+            self._child.process.send_signal(signal.SIGTERM)
         self._thread.join(DRAIN_LIMIT_S)
         if self._reserved is not None:
             ray.util.remove_placement_group(self._reserved)
         ray.kill(self._actor)
 
     def _run(self) -> None:
-        process = self._process = self._start()
-        threading.Thread(target=self._read_errors, args=(process.stderr,), name="stderr", daemon=True).start()
+        child = self._child = BlockingChild(self._command, signal.SIGKILL, self._environment, _say)
         if self._draining.is_set():  # it was asked for before there was a process to tell
-            process.send_signal(signal.SIGTERM)
-        ready = process.stdout.readline() if process.stdout is not None else ""
+            child.process.send_signal(signal.SIGTERM)
+        ready = child.line()
         if ready:
             said = json.loads(ready)
             self._http = str(said.get("http") or "")
             self._outcome.set_result(ThreadOutcome(address=str(said["address"])))
-        code = process.wait()
+        code = child.process.wait()
         if self._draining.is_set():
             self._settle("was told to end")
             return
         if not ready and not self._succeeds:
-            self._settle(self._last[-1] if self._last else f"ended with {code}")
+            self._settle(child.last_words() or f"ended with {code}")
             return
         if not ready:
             time.sleep(PAUSE_S)
@@ -118,23 +111,11 @@ class Replica:
         if not self._outcome.done():
             self._outcome.set_result(ThreadOutcome(error=error))
 
-    def _start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-I", subreaper.__file__, str(os.getpid()), str(int(signal.SIGKILL)), *self._command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=self._environment,
-            text=True,
-        )
 
-    def _read_errors(self, stream: IO[str]) -> None:
-        """Into the actor's log, which is Ray's."""
-        for line in stream:
-            self._last.append(line.rstrip())
-            sys.stderr.write(line)
-            sys.stderr.flush()
+def _say(line: str) -> None:
+    """Into the actor's log, which is Ray's."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def command(order: ReplicaSpec, host: str) -> Sequence[str]:

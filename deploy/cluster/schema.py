@@ -29,17 +29,16 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
-from deploy.commands import CONFIGURABLE
-from deploy.settings import actions_of, name_of
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import SPECWIRE
+from specwire.options import add_options, options_of
 from specwire.registry.entry import check_region
 from specwire.registry.options import RegistryOptions
 from specwire.rpc.process import DRAIN_GRACE
@@ -120,51 +119,35 @@ class YamlKeys:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Options of a service as its command line, checked by the command's own parser.
-
-
-class InvalidOptions(ValueError):
-    """One sentence that names the option and its value."""
+# Options of a service as its command line, checked by the table of options.
 
 
 class _OptionsParser(argparse.ArgumentParser):
+    """prog: the key that its errors name."""
+
     def error(self, message: str) -> NoReturn:
-        raise InvalidOptions(message.removeprefix("argument "))
+        raise InvalidConfig(self.prog, message.removeprefix("argument "))
 
 
-def words_of(command: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """`options` by their flags' names, as arguments; what is true is a flag, several values are given in turn."""
-    actions = {name_of(action): action for action in actions_of(_parser(command))}
-    return tuple(word for name, value in options.items() for word in _option_words(name, value, actions.get(name)))
-
-
-def check_words(words: Sequence[str]) -> None:
-    """Raises InvalidOptions unless `specwire WORDS` parses."""
-    try:
-        _parser(words[0]).parse_args(words[1:])
-    except argparse.ArgumentError as error:
-        raise InvalidOptions(str(error)) from None
-
-
-def _option_words(name: str, value: object, action: argparse.Action | None) -> Iterator[str]:
-    if isinstance(value, bool):
-        if value:
-            yield f"--{name}"
-        elif isinstance(action, argparse.BooleanOptionalAction):
-            yield f"--no-{name}"
-        elif action is None:
-            raise InvalidOptions(f"--{name}: is not known")
-        return
-    for each in value if isinstance(value, list) else [value]:
-        if not isinstance(each, (str, int, float)):
-            raise InvalidOptions(f"--{name}: must be a value or a list of values, not {value!r}")
-        yield f"--{name}={each}"
-
-
-def _parser(command: str) -> argparse.ArgumentParser:
-    parser = _OptionsParser(prog=f"specwire {command}", allow_abbrev=False)
-    CONFIGURABLE[command].load().add_arguments(parser)
-    return parser
+def words_of(key: str, command: str, first: Sequence[str], options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The command line that `options` by their names make, behind what it must begin with. Raises InvalidConfig."""
+    known = {option.name: option for _, option in options_of(command)}
+    words = [*first]
+    for name, value in options.items():
+        row = known.get(name)
+        if value is False and row is None:
+            raise InvalidConfig(key, f"--{name}: is not known")
+        if isinstance(value, bool):
+            words += row.words(value) if row is not None and row.kind is bool else [f"--{name}"] * value
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            if not isinstance(each, (str, int, float)):
+                raise InvalidConfig(key, f"--{name}: must be a value or a list of values, not {value!r}")
+            words.append(f"--{name}={each}")
+    parser = _OptionsParser(prog=key, allow_abbrev=False)
+    add_options(parser, command)
+    parser.parse_args(words)
+    return (command, *words)
 
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
@@ -356,7 +339,7 @@ def _pool(name: str, keys: YamlKeys, shared: Mapping[str, str], runtime_env: Map
     options = _options(keys)
     if kind == "verify":
         options = {"grace": VERIFY_GRACE_S, **options}
-    words = _words(keys, options, kind, model, *first)
+    words = words_of(keys.of("options"), kind, (model, *first), options)
     group = Group(
         name,
         words,
@@ -415,7 +398,7 @@ def _orchestrators(keys: YamlKeys, shared: Mapping[str, str], runtime_env: Mappi
     count = keys.count("count", 1, least=1, most=MOST_REPLICAS)
     grpc_port = keys.count("grpc_port", 0, least=0, most=65535)
     http_port = keys.optional_count("http_port", least=0, most=65535)
-    words = _words(keys, _options(keys), "orchestrate")
+    words = words_of(keys.of("options"), "orchestrate", (), _options(keys))
     environment = {**_environment(shared), "SPECWIRE_REDIS_URL": shared["redis"]}
     group = Group(
         ORCHESTRATORS,
@@ -445,16 +428,6 @@ def _options(keys: YamlKeys) -> dict[str, Any]:
         if name in OWN_OPTIONS:
             raise InvalidConfig(f"{keys.of('options')}.{name}", "is said by the deployment itself: leave it out")
     return options
-
-
-def _words(keys: YamlKeys, options: Mapping[str, Any], command: str, *first: str) -> tuple[str, ...]:
-    """The command line, with the options behind what it must begin with."""
-    try:
-        words = (command, *first, *words_of(command, options))
-        check_words(words)
-    except InvalidOptions as error:
-        raise InvalidConfig(keys.of("options"), str(error)) from None
-    return words
 
 
 def _grace(words: tuple[str, ...]) -> float:

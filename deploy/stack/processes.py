@@ -6,7 +6,9 @@ import asyncio
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +57,7 @@ class Child:
         env: its environment, `environment()` unless given.
         """
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", subreaper.__file__, str(os.getpid()), str(int(bound_by)), *command),
+            *bound(command, bound_by),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -102,6 +104,61 @@ class Child:
             self.last_lines.append(text)
             if self._report is not None:
                 self._report(text)
+
+
+def bound(command: Sequence[str], number: int) -> list[str]:
+    """The command line of a process that gets this signal when ours ends."""
+    return [sys.executable, "-I", subreaper.__file__, str(os.getpid()), str(int(number)), *command]
+
+
+class BlockingChild:
+    """The same for threads that wait: a process bound to the thread that starts it. Its stdin is empty."""
+
+    def __init__(
+        self, command: Sequence[str], bound_by: int, env: Mapping[str, str], report: Callable[[str], None]
+    ) -> None:
+        self.process = subprocess.Popen(
+            bound(command, bound_by),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            env=env,
+        )
+        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self.report = report
+        self._reading = threading.Thread(target=self._read_errors, name="stderr", daemon=True)
+        self._reading.start()
+
+    def line(self) -> str:
+        """Return the next line of its stdout; "" once that is closed."""
+        return self.process.stdout.readline() if self.process.stdout is not None else ""
+
+    def last_words(self) -> str:
+        """Return what it said last; "" for nothing."""
+        self._reading.join(1.0)
+        return self.last_lines[-1] if self.last_lines else ""
+
+    def stop(self, grace: float) -> None:
+        """Ask it to end, and see to it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(grace)
+        if self.process.poll() is None:
+            end_tree(self.process.pid)
+        self.process.wait(grace)
+        self._reading.join(1.0)
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _read_errors(self) -> None:
+        for line in self.process.stderr or ():
+            self.last_lines.append(line.rstrip())
+            self.report(self.last_lines[-1])
 
 
 def signalled(number: int) -> str:

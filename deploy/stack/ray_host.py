@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
@@ -37,28 +37,6 @@ NICENESS = "RAY_worker_niceness"
 
 
 Say = Callable[[RayAnswer], None]
-
-
-class RemoteOutcome(Protocol):
-    """ServiceActor.outcome as it is called from here."""
-
-    def remote(self) -> ray.ObjectRef[ThreadOutcome]: ...
-
-
-class RemoteStop(Protocol):
-    """ServiceActor.stop as it is called from here."""
-
-    def remote(self) -> ray.ObjectRef[None]: ...
-
-
-class Handle(Protocol):
-    """A ServiceActor as it is seen from here."""
-
-    @property
-    def outcome(self) -> RemoteOutcome: ...
-
-    @property
-    def stop(self) -> RemoteStop: ...
 
 
 def main() -> None:
@@ -102,16 +80,16 @@ def _start_ray(order: RayOrder) -> None:
         raise StackError(f"this Ray ({ray.__version__}) listens on {address}, not on loopback: use --no-ray")
 
 
-def _actor(role: str, options: ModelServiceOptions, order: RayOrder, say: Say) -> Handle:
+def _actor(role: str, options: ModelServiceOptions, order: RayOrder, say: Say) -> Any:
     say(RayAnswer(progress=f"{role}: loading {options.model}"))
     address_file = Path(order.directory) / f"{role}.address"
     actor = ray.remote(ACTORS[kind_of(role)]).options(
         name=role, num_cpus=1, resources={_resource(role): 1}, max_restarts=-1
     )
-    return cast(Handle, actor.remote(options, address_file))
+    return actor.remote(options, address_file)
 
 
-def _addresses(actors: dict[str, Handle], limit: float, say: Say) -> dict[str, str]:
+def _addresses(actors: dict[str, Any], limit: float, say: Say) -> dict[str, str]:
     """Wait for every service; StackError with the first that cannot start."""
     began = time.monotonic()
     roles = {actor.outcome.remote(): role for role, actor in actors.items()}
@@ -136,7 +114,7 @@ def _address(role: str, reference: ray.ObjectRef[ThreadOutcome]) -> str:
     return outcome.address
 
 
-def _stop(actors: dict[str, Handle]) -> None:
+def _stop(actors: dict[str, Any]) -> None:
     """Let the services close their links, so that nobody sees a reset connection; ray.shutdown then ends them."""
     with suppress(GetTimeoutError, RayError):
         ray.get([actor.stop.remote() for actor in actors.values()], timeout=STOP_LIMIT)

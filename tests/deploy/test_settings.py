@@ -12,7 +12,7 @@ import pytest
 from deploy.cli import main as cli
 from deploy.commands import CONFIGURABLE
 from deploy.settings import CommandOptions, Setting, SettingInvalid
-from specwire.options import TABLE, WORDS, options_of
+from specwire.options import CLUSTER, TABLE, WORDS, options_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -152,7 +152,13 @@ def test_what_is_required_may_come_from_anywhere_and_is_missed(capsys: pytest.Ca
 def test_an_option_is_one_row_of_the_table_and_every_row_is_taken() -> None:
     rows = [row for rows in TABLE.values() for row in rows]
     assert len({row.name for row in rows}) == len(rows)
-    assert {each for row in rows for each in row.of.split()} == {*WORDS, "client", "doctor", "choose-layers"}
+    assert {each for row in rows for each in row.of.split()} == {
+        *WORDS,
+        *CLUSTER.split(),
+        "client",
+        "doctor",
+        "choose-layers",
+    }
     assert all(row.unlike.keys() <= {*row.of.split()} for row in rows)
 
 

@@ -9,9 +9,10 @@ import argparse
 import asyncio
 import importlib
 import importlib.util
+import json
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -22,8 +23,9 @@ import grpc
 from deploy.cli.clients.generate import add_sampling_arguments, check_timeout, sampling_options, shown, summary
 from deploy.cli.stack_address import StackAddress, add_address_arguments, explained, say_what_starts, stack_address_of
 from deploy.cli.terminal import ProvisionalTail, dim, is_terminal, painter, wants_colour
-from deploy.stack.child_stack import own_stack
+from deploy.settings import PREFIX
 from deploy.stack.options import StackError
+from deploy.stack.processes import BlockingChild, environment
 from orchestrator.chat.templates import Renderer, TemplateInvalid
 from orchestrator.options import chat_template_of
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
@@ -34,6 +36,7 @@ from specwire.core.messages import FinishReason
 from specwire.options import STACK, words_of
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say, visible
+from specwire.rpc.server_options import ANY_PORT
 from specwire.text.sandbox import Busy
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -421,3 +424,30 @@ def _read(terminal: bool) -> str | None:
             return None
         except KeyboardInterrupt:
             print()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A stack in a process of its own: this one waits for its user and not for events.
+
+STOP_GRACE_S = 10.0
+
+
+@contextmanager
+def own_stack(words: Sequence[str], report: Callable[[str], None]) -> Iterator[str]:
+    """Its address. It runs while the context lasts, whatever signals the terminal sends to this process.
+
+    `report` gets the lines that it says while it starts. Raises StackError.
+    """
+    ours = ["--json", "--listen", ANY_PORT, "--http", "none", "--unlisted"]
+    command = [sys.executable, "-m", "deploy", "up", *words, *ours]
+    kept = {name: value for name, value in environment().items() if not name.startswith(PREFIX)}
+    child = BlockingChild(command, signal.SIGTERM, kept, report)
+    try:
+        line = child.line()
+        if not line:
+            child.process.wait(STOP_GRACE_S)
+            raise StackError(child.last_words().rpartition("error: ")[2] or "the stack ended without a word")
+        child.report = lambda _: None
+        yield str(json.loads(line)["address"])
+    finally:
+        child.stop(STOP_GRACE_S)
