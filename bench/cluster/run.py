@@ -12,7 +12,7 @@ from bench.cluster import settings
 from bench.cluster.expected import simulated
 from bench.cluster.measure import measure
 from bench.cluster.results import ClusterResults, bars, row_results, shown, write
-from bench.harness import RESULTS, entry, machine
+from bench.harness import RESULTS, entry, record
 from specwire.rpc.process import say
 
 OUT = RESULTS / "cluster.json"
@@ -45,10 +45,10 @@ def repeats_of(args: argparse.Namespace) -> int:
 
 def measure_all(repeats: int) -> ClusterResults:
     """Raises BenchError."""
-    before = machine.describe()
+    ran_on = record.provenance()
     measured = measure(repeats, say)
     rows = row_results(measured, {row.name: simulated(row) for row in settings.ROWS})
-    return ClusterResults(arguments(repeats), before, machine.commit(), rows, bars(measured, rows), measured.samples)
+    return ClusterResults(arguments(repeats), ran_on, rows, bars(measured, rows), measured.samples)
 
 
 def tell(found: ClusterResults, out: Path) -> bool:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from bench.gpu.floor import Floor
 from bench.gpu.steps import StepLine
-from bench.harness import machine
 from bench.harness.interval import Estimate
-from bench.harness.record import write_object
+from bench.harness.record import save
 from bench.harness.report import Bar, at_most, bar_lines, table
 
 # Of the floor, for a compiled target: sessions, positions of each, and how many times the floor a step may take.
@@ -102,7 +101,6 @@ def report(found: GpuResults) -> str:
 
 def write(found: GpuResults, path: Path) -> None:
     head = {
-        "name": path.stem,
         "device": found.device,
         "compiled": found.compiled,
         "bars": [asdict(bar) for bar in found.bars],
@@ -110,11 +108,8 @@ def write(found: GpuResults, path: Path) -> None:
         "steps": [asdict(step) for step in found.steps],
         "speeds": [asdict(line) for line in found.speeds],
         "notes": list(found.notes),
-        "machine": machine.describe(),
-        "commit": machine.commit(),
-        "arguments": found.arguments,
     }
-    write_object(head, [asdict(sample) for sample in found.samples], path)
+    save(path, head, found.arguments, [asdict(sample) for sample in found.samples])
 
 
 def _interval(value: Estimate) -> str:

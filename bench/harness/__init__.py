@@ -1,15 +1,15 @@
 """What all benchmarks share.
 
-runs        what one timed generation yields; speeds and ratios of rows
+runs        what one timed generation yields
+sessions    generations of ours, several at once
 interleave  which row runs when, and how far a measurement is
 interval    medians with their confidence intervals, percentiles
-rows        the rows of transformers and of this system through its own stack
 child       a process that answers in lines of JSON
 services    services as processes that may be killed: ours, and Redis as the log
-texts       do all rows say the same, token for token
+processes   the same function of many things, in a process for each core
 report      tables, and bars that hold or not
 record      the file that a measurement leaves
-machine     what it ran on, and who used its cores
+machine     what it ran on
 entry       arguments, errors, exit codes
 certificates  made on the spot, for tests too
 """

@@ -11,9 +11,7 @@ from typing import TypeVar
 
 from bench.harness import ROOT
 from bench.harness.runs import BenchError
-from demo_pair import HEAD, TARGET
 from specwire.client import SpecwireError
-from specwire.core.invalid import InvalidParameter
 from specwire.rpc.process import say
 
 Settings = TypeVar("Settings")
@@ -74,23 +72,6 @@ def first_failure() -> Iterator[None]:
         if told is None:
             raise
         raise BenchError(str(told)) from group
-
-
-def add_head_argument(line: argparse.ArgumentParser) -> None:
-    own = "of the row that has one beside the target, '' for no such row (default: the demo pair's, where it fits)"
-    line.add_argument("--head", metavar="DIR", help=own)
-
-
-def head_of(args: argparse.Namespace) -> Path | None:
-    """InvalidParameter names a directory without one."""
-    if args.head is None:
-        return HEAD if Path(args.target).resolve() == TARGET.resolve() else None
-    if not args.head:
-        return None
-    folder = Path(args.head).expanduser().resolve()
-    if not (folder / "config.json").is_file():
-        raise InvalidParameter("head", f"there is no config.json in {args.head}")
-    return folder
 
 
 def shown_model(model: str) -> str:

@@ -5,10 +5,9 @@ Slow drift of the machine (heat, neighbours) then falls on all rows alike, as do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from bench.harness.runs import Row, Sample
 from specwire.progress import LAST_LINE, LastLine, ProgressBar
 
 Turn = TypeVar("Turn")
@@ -20,25 +19,6 @@ def schedule(repeats: int, prompts: int, rows: int) -> Iterator[tuple[int, int, 
         for prompt in range(prompts):
             for turn in range(rows):
                 yield repeat, prompt, (turn + prompt + repeat) % rows
-
-
-def interleave(
-    rows: Sequence[Row],
-    prompts: Sequence[Sequence[int]],
-    tokens: int,
-    repeats: int,
-    progress: Callable[[Sample], None],
-) -> list[Sample]:
-    """Every row on every prompt, `repeats` times; `progress` is called after each run's clock has stopped."""
-    samples = []
-    with ProgressBar("measuring", repeats * len(prompts) * len(rows)) as bar:
-        for repeat, prompt, index in schedule(repeats, len(prompts), len(rows)):
-            row = rows[index]
-            sample = Sample(repeat, prompt, row.key, row.run(prompts[prompt], tokens))
-            samples.append(sample)
-            progress(sample)
-            bar.update(note=f"repeat {repeat + 1} of {repeats}")
-    return samples
 
 
 def tracked(turns: Iterable[Turn], total: int, what: str = "measuring", line: LastLine = LAST_LINE) -> Iterator[Turn]:

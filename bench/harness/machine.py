@@ -1,4 +1,4 @@
-"""What a measurement ran on, without the machine's name, and how many of its cores each process used."""
+"""What a measurement ran on, without the machine's name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
 
 from bench.harness import ROOT
 from specwire import provenance
@@ -16,8 +14,6 @@ from specwire.options import cores
 from specwire.rpc.process import say
 
 PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "ray", "redis", "numpy", "openvino-genai")
-
-CpuSeconds = Callable[[], float]
 
 
 def describe() -> dict[str, object]:
@@ -48,35 +44,3 @@ def dtype_of(asked: str) -> str:
 def commit() -> str | None:
     """See `specwire.provenance.commit`."""
     return provenance.commit(ROOT)
-
-
-class CoreUse:
-    """Cores in use by each process while each row ran: another process that is busy disturbs a row.
-
-    Call `ran` after each run. A clock gives the processor time that its process, and what is below it, has used.
-    """
-
-    def __init__(self, clocks: Mapping[str, CpuSeconds]) -> None:
-        self._clocks = clocks
-        self._used: dict[str, dict[str, float]] = {}
-        self._elapsed: dict[str, float] = {}
-        self._last_used = self._read()
-        self._last = time.perf_counter()
-
-    def ran(self, row: str) -> None:
-        now, used = time.perf_counter(), self._read()
-        row_used = self._used.setdefault(row, dict.fromkeys(used, 0.0))
-        for name, seconds in used.items():
-            row_used[name] += seconds - self._last_used[name]
-        self._elapsed[row] = self._elapsed.get(row, 0.0) + now - self._last
-        self._last, self._last_used = now, used
-
-    def by_row(self) -> dict[str, dict[str, float]]:
-        """Mean number of cores in use, by row and process."""
-        return {
-            row: {name: round(seconds / self._elapsed[row], 3) for name, seconds in used.items()}
-            for row, used in self._used.items()
-        }
-
-    def _read(self) -> dict[str, float]:
-        return {name: clock() for name, clock in self._clocks.items()}

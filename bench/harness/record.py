@@ -28,25 +28,11 @@ def prompts_of(folder: Path) -> list[list[int]]:
     return [tokenizer.encode(prompt.text, add_special_tokens=False).ids for prompt in held_out_prompts()]
 
 
-def write(out: Path, found: Mapping[str, object], args: argparse.Namespace, names: Sequence[str]) -> None:
-    """`found`, with the machine, the commit and these arguments, as JSON."""
-    whole = {
-        "name": out.stem,
-        **found,
-        "machine": machine.describe(),
-        "commit": machine.commit(),
-        "arguments": {name: getattr(args, name) for name in names},
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(whole, indent=1) + "\n")
-    say(f"written to {out}")
-
-
 def save(
     path: Path,
     found: Mapping[str, object],
     arguments: Mapping[str, object],
-    raw: Sequence[object] = (),
+    raw: Sequence[object] | None = None,
     ran_on: Mapping[str, object] | None = None,
 ) -> None:
     """`found`, with the machine, the commit and these arguments, as JSON; raw runs on a line of their own each.
@@ -55,7 +41,7 @@ def save(
     """
     whole = {"name": path.stem, **found, **(ran_on or provenance()), "arguments": arguments}
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in whole.items()]
-    if raw:
+    if raw is not None:
         runs = ",\n  ".join(map(json.dumps, raw))
         lines.append(f'"raw": [\n  {runs}\n ]')
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,10 +52,3 @@ def save(
 def provenance() -> dict[str, object]:
     """Of what runs now, whatever is committed meanwhile."""
     return {"machine": machine.describe(), "commit": machine.commit()}
-
-
-def write_object(head: Mapping[str, object], raw: Sequence[Mapping[str, object]], path: Path) -> None:
-    """One JSON object; each raw run on a line of its own."""
-    runs = ",\n  ".join(json.dumps(run) for run in raw)
-    lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
-    path.write_text(f'{{\n {lines},\n "raw": [\n  {runs}\n ]\n}}\n')

@@ -17,13 +17,12 @@ from transformers import LlamaForCausalLM
 
 from bench.harness.runs import BenchError
 from bench.laws.pair import LETTERS, PROMPT, SEEDS, Text, model, write
-from bench.peers import openvino_rows
+from bench.peers.library import PEERS, PRECISIONS, exported, start
 
 # Tokens that are looked at, and asked for: what is drafted may reach beyond those that are looked at.
 FIRSTS, ASKED = 3, 6
 AT_ONCE = 8
 LIMIT_S = 120.0
-DRAFTED = 3
 
 
 class EngineWay(NamedTuple):
@@ -66,29 +65,26 @@ def _generated(target: LlamaForCausalLM, assistant: LlamaForCausalLM | None, cou
 
 
 def openvino_ways() -> list[EngineWay]:
-    """OpenVINO GenAI, where its extra is installed."""
-    if not openvino_rows.installed():
+    """OpenVINO GenAI, where `make setup-peers` has run."""
+    if not PEERS.exists():
         return []
     return [
-        EngineWay("OpenVINO GenAI", "plain sampling", True, lambda count: _by_openvino("plain", {}, count)),
-        EngineWay("OpenVINO GenAI", "draft model", False, lambda count: _by_openvino("draft", _ASSISTED, count)),
+        EngineWay("OpenVINO GenAI", "plain sampling", True, lambda count: _by_openvino("plain", count)),
+        EngineWay("OpenVINO GenAI", "draft model", False, lambda count: _by_openvino("draft", count)),
     ]
 
 
-_ASSISTED = {"num_assistant_tokens": DRAFTED}
-
-
-def _by_openvino(mode: str, settings: dict[str, int], count: int) -> Counter[Text]:
+def _by_openvino(mode: str, count: int) -> Counter[Text]:
     """Each text with a seed of its own, and all of the vocabulary."""
     with TemporaryDirectory() as folder:
-        target, draft = write(Path(folder), special=LETTERS[-1])
-        (exported := Path(folder, "exported")).mkdir()
-        with openvino_rows.start(str(target), str(draft), "float32", 1, str(exported)) as peer:
+        target, draft = (exported(str(model), Path(folder, f"exported-{model.name}")) for model in write(Path(folder)))
+        loading = {"model": target, "draft": draft, "mode": mode, "threads": 1, "precision": PRECISIONS["float32"]}
+        with start("openvino", loading) as peer:
             found: Counter[Text] = Counter()
             for seed in range(count):
-                sampled = {**settings, "do_sample": True, "temperature": 1.0, "top_p": 1.0, "rng_seed": seed + 1}
-                request = {"do": "generate", "prompt": list(PROMPT), "tokens": ASKED, "mode": mode, "settings": sampled}
-                found[tuple(peer.ask(request, LIMIT_S)["tokens"][:FIRSTS])] += 1
+                request = {"do": "generate", "prompts": [list(PROMPT)], "tokens": ASKED, "temperature": 1.0}
+                (run,) = peer.ask({**request, "seed": seed + 1}, LIMIT_S)["runs"]
+                found[tuple(run["tokens"][:FIRSTS])] += 1
             return found
 
 

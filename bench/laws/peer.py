@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join(table(("engine", "", "texts", f"p, first {FIRSTS}", ""), [each.cells for each in verdicts])))
     if not args.url:
         rows = [{**asdict(each), "refused": each.refused} for each in verdicts]
-        record.write(args.out, {"rows": rows, "alpha": ALPHA}, args, ("sessions",))
+        record.save(args.out, {"rows": rows, "alpha": ALPHA}, {"sessions": args.sessions})
     return 1 if any(each.control and each.refused for each in verdicts) else 0
 
 

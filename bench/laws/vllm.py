@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "alpha": ALPHA,
         "vllm": versions(),
     }
-    record.write(args.out, found, args, ("sessions",))
+    record.save(args.out, found, {"sessions": args.sessions})
     return 0 if all(bar.holds for bar in held[:-1]) else 1
 
 

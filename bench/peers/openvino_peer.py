@@ -1,7 +1,7 @@
-"""The process in which OpenVINO GenAI runs: plain, with a draft model, with prompt lookup.
+"""The process in which OpenVINO GenAI serves a GGUF file, which it reads itself, or an exported folder.
 
-It computes and keeps its cache in the precision of the other rows (its default for the cache is 8 bits), and forgets
-every prompt (by default it would recognise one that it has seen). The end of its standard input ends it.
+With its own defaults, but for threads and for the cache of prompts, which is off: every row computes every prompt. It
+runs in an environment of its own (`make setup-peers`) and imports nothing that is not there.
 """
 
 from __future__ import annotations
@@ -10,49 +10,31 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import openvino
 import openvino_genai
-import torch
-from openvino_tokenizers import convert_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from bench.peers.answering import Answer, Methods, Request, answer_asker
-from bench.peers.stateless import HuggingFaceStateless
-from bench.peers.transformers_peer import DTYPES
-from specwire.lm.runners.openvino.graph import PRECISIONS, computed_in, stateful
 
-LONGEST_PREFILL = 1 << 16  # tokens in one forward: a prompt is not cut up
 DEVICE = "CPU"
+PLAIN, DRAFT, LOOKUP = "plain", "draft", "lookup"
+# As in the examples of its documents.
+ASSISTANT_TOKENS, NGRAM_SIZE = 5, 3
+ALL_IDS = 1 << 20
 
 
-def export(spec: str, folder: Path) -> None:
-    """Write the model `spec` (a path or hub id) to a folder: a graph that keeps its KV cache, and a tokenizer.
-
-    The weights are stored as float32, which loses nothing. In which precision they are computed with is said when they
-    are loaded.
-    """
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(spec, dtype=torch.float32, attn_implementation="sdpa")
-    folder.mkdir()
-    openvino.save_model(stateful(HuggingFaceStateless(model)), folder / "openvino_model.xml", compress_to_fp16=False)
-    tokenizer, detokenizer = convert_tokenizer(AutoTokenizer.from_pretrained(spec), with_detokenizer=True)
-    openvino.save_model(tokenizer, folder / "openvino_tokenizer.xml")
-    openvino.save_model(detokenizer, folder / "openvino_detokenizer.xml")
-    model.config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
-
-
-class TokenStopwatch(openvino_genai.StreamerBase):  # type: ignore[misc]  # OpenVINO is an extra: its types may be absent
-    """Notes when how many tokens came."""
+class PutWatch(openvino_genai.StreamerBase):  # type: ignore[misc]  # OpenVINO is an extra: its types may be absent
+    """Notes when tokens came: once for each forward."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.puts: list[tuple[float, int]] = []
+        self.puts: list[float] = []
 
     def write(self, token: int | Sequence[int]) -> openvino_genai.StreamingStatus:
-        self.puts.append((time.perf_counter(), 1 if isinstance(token, int) else len(token)))
+        self.puts.append(time.perf_counter())
         return openvino_genai.StreamingStatus.RUNNING
 
     def end(self) -> None:
@@ -60,66 +42,69 @@ class TokenStopwatch(openvino_genai.StreamerBase):  # type: ignore[misc]  # Open
 
 
 class OpenvinoPeer:
-    """A pipeline for each way to decode, over the same exported models."""
+    """One pipeline, for one session at a time."""
 
     def __init__(self) -> None:
-        self._pipelines: dict[str, openvino_genai.LLMPipeline] = {}
+        self._pipeline: Any = None
+        self._mode = PLAIN
 
     @property
     def methods(self) -> Methods:
         return {"load": self.load, "generate": self.generate}
 
     def load(self, request: Request) -> Answer:
-        """Export both models into `folder`, then load them."""
-        torch.set_num_threads(1)  # it only traces, and its threads would be in the way later
-        target, draft = Path(request["folder"], "target"), Path(request["folder"], "draft")
-        export(request["target"], target)
-        export(request["draft"], draft)
-        options = _options(PRECISIONS[computed_in(DTYPES[request["dtype"]])], request["threads"])
-        drafter = openvino_genai.draft_model(draft, DEVICE, **options)
-        self._pipelines = {
-            "plain": openvino_genai.LLMPipeline(target, DEVICE, **options),
-            "draft": openvino_genai.LLMPipeline(target, DEVICE, draft_model=drafter, **options),
-            "lookup": openvino_genai.LLMPipeline(target, DEVICE, prompt_lookup=True, **options),
-        }
-        return {"threads": request["threads"]}
+        """`model`, `draft` (for DRAFT), `mode` (PLAIN, LOOKUP, DRAFT), `threads`; `precision`, None for its own."""
+        self._mode = request["mode"]
+        options = _options(request)
+        if self._mode == LOOKUP:
+            options["prompt_lookup"] = True
+        if self._mode == DRAFT:
+            options["draft_model"] = _draft_model(Path(request["draft"]), request)
+        self._pipeline = openvino_genai.LLMPipeline(request["model"], DEVICE, **options)
+        return {}
 
     def generate(self, request: Request) -> Answer:
-        """Generation in a `mode`, greedy unless the `settings` say otherwise; the end of a text does not stop it."""
-        prompt = openvino.Tensor(np.array([request["prompt"]], dtype=np.int64))
+        """The only one of `prompts`, `tokens` behind it, at `temperature` with `seed`."""
+        (prompt,) = request["prompts"]
+        assisting = {} if self._mode == PLAIN else {"num_assistant_tokens": ASSISTANT_TOKENS}
+        if self._mode == LOOKUP:
+            assisting["max_ngram_size"] = NGRAM_SIZE
+        drawing: dict[str, object] = {"do_sample": False}
+        if request["temperature"]:
+            drawing = {"do_sample": True, "temperature": request["temperature"], "rng_seed": request["seed"]}
+            drawing |= {"top_p": 1.0, "top_k": ALL_IDS}
         config = openvino_genai.GenerationConfig(
-            max_new_tokens=request["tokens"],
-            ignore_eos=True,
-            apply_chat_template=False,
-            **{"do_sample": False, **request["settings"]},
+            max_new_tokens=request["tokens"], ignore_eos=True, apply_chat_template=False, **assisting, **drawing
         )
-        watch = TokenStopwatch()
+        watch, ids = PutWatch(), openvino.Tensor(np.array([prompt], dtype=np.int64))
         began = time.perf_counter()
-        result = self._pipelines[request["mode"]].generate(prompt, config, watch)
-        ended = time.perf_counter()
-        return {
-            "tokens": list(result.tokens[0]),
-            "seconds": ended - began,
-            "first_token_seconds": watch.puts[0][0] - began,
-            "forwards": len(watch.puts),
-        }
+        result = self._pipeline.generate(ids, config, watch)
+        seconds = time.perf_counter() - began
+        run = {"tokens": list(result.tokens[0]), "seconds": seconds, "forwards": len(watch.puts)}
+        return {"seconds": seconds, "runs": [{**run, "first_token_seconds": watch.puts[0] - began}]}
 
 
-def _options(precision: str, threads: int) -> dict[str, object]:
+def _options(request: Request) -> dict[str, Any]:
     scheduling = openvino_genai.SchedulerConfig()
     scheduling.enable_prefix_caching = False
-    scheduling.max_num_batched_tokens = LONGEST_PREFILL
-    return {
-        "scheduler_config": scheduling,
-        "INFERENCE_PRECISION_HINT": precision,
-        "KV_CACHE_PRECISION": precision,
-        "INFERENCE_NUM_THREADS": threads,
-    }
+    options = {"scheduler_config": scheduling, "INFERENCE_NUM_THREADS": request["threads"]}
+    if precision := request.get("precision"):
+        options |= {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
+    return options
+
+
+def _draft_model(model: Path, request: Request) -> Any:
+    """It is read from no GGUF file, but from the folder that the library writes of one."""
+    if model.is_dir():
+        return openvino_genai.draft_model(model, DEVICE, **_options(request))
+    with TemporaryDirectory(prefix="specwire-draft-") as folder:
+        linked = Path(folder) / model.name
+        linked.symlink_to(model)
+        openvino_genai.LLMPipeline(linked, DEVICE, enable_save_ov_model=True)
+        return openvino_genai.draft_model(Path(folder), DEVICE, **_options(request))
 
 
 def main() -> int:
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
     answer_asker(OpenvinoPeer().methods)
     return 0
 

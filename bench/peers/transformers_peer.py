@@ -1,18 +1,19 @@
 """The process in which transformers runs, as its users run it: eager mode, its own cache, one thread per core.
 
-A process of its own, so that it shares no interpreter with the client and sleeps on a pipe while other rows run.
-The end of its standard input ends it.
+One session at a time, plain or assisted, or several: a static batch padded to the left, or continuous batching.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from math import ceil
+from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils import logging as transformers_logging
 
@@ -20,6 +21,9 @@ from bench.peers.answering import Answer, Methods, Request, answer_asker
 
 GGUF = ".gguf"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PLAIN, ASSISTED, STATIC, CONTINUOUS = "plain", "assisted", "static", "continuous"
+PADDING = 0
+PAGE = 256
 
 
 class Stopwatch:
@@ -40,74 +44,131 @@ class TransformersPeer:
 
     def __init__(self) -> None:
         self._models: dict[str, PreTrainedModel] = {}
-        self._spec = ""
-        self._variant: object = None
+        self._asked: Request = {}
 
     @property
     def methods(self) -> Methods:
-        return {"load": self.load, "encode": self.encode, "generate": self.generate, "scores": self.scores}
+        return {"load": self.load, "generate": self.generate}
 
     def load(self, request: Request) -> Answer:
-        """Load the models; a text's end does not stop them (no row stops early)."""
-        torch.set_num_threads(request["threads"])
-        self._spec = request["target"]
-        for role in ("target", "draft"):
-            if request[role] is not None:
-                self._models[role] = _load(request[role], DTYPES[request["dtype"]])
-        return {"threads": torch.get_num_threads()}
+        """`model`, `draft` (for ASSISTED), `mode`, `threads`, `dtype`; for CONTINUOUS `sessions` and their `context`.
 
-    def encode(self, request: Request) -> Answer:
-        """Token ids of texts, nothing added."""
-        tokenizer = AutoTokenizer.from_pretrained(self._spec)
-        return {"prompts": [tokenizer.encode(text, add_special_tokens=False) for text in request["texts"]]}
+        A text's end does not stop them: no row stops early.
+        """
+        torch.set_num_threads(request["threads"])
+        self._asked = request
+        roles = ("model", "draft") if request["mode"] == ASSISTED else ("model",)
+        self._models = {role: _load(request[role], DTYPES[request["dtype"]]) for role in roles}
+        return {}
+
+    def generate(self, request: Request) -> Answer:
+        """`tokens` behind each of `prompts`, at `temperature` with `seed`; but for STATIC and CONTINUOUS only one."""
+        torch.manual_seed(request["seed"])
+        how = {STATIC: self._padded, CONTINUOUS: self._continuous}.get(self._asked["mode"], self._alone)
+        return how(request)
 
     @torch.inference_mode()
-    def generate(self, request: Request) -> Answer:
-        """Greedy generation, assisted if the request has a `variant` (settings of the drafter)."""
-        prompt = torch.tensor([request["prompt"]])
-        assistant = None if request["variant"] is None else self._assistant(request["variant"])
-        generate = cast(Callable[..., torch.Tensor], self._models["target"].generate)
+    def _alone(self, request: Request) -> Answer:
+        (prompt,) = request["prompts"]
+        ids = torch.tensor([prompt])
+        output, watch, began = self._watched(
+            request, ids, torch.ones_like(ids), assistant_model=self._models.get("draft")
+        )
+        seconds = time.perf_counter() - began
+        (first, _), *_ = decided = watch.puts[1:]
+        tokens = output[0, len(prompt) :].tolist()
+        # Of n tokens that a forward decided the last is the target's own.
+        accepted = sum(count - 1 for _, count in decided)
+        run = {"tokens": tokens, "seconds": seconds, "first_token_seconds": first - began, "forwards": len(decided)}
+        return {"seconds": seconds, "runs": [{**run, "accepted": accepted}]}
+
+    @torch.inference_mode()
+    def scores(self, text: Sequence[int]) -> list[float]:
+        """Of every id behind a text, from one forward without a cache."""
+        logits = self._models["model"](input_ids=torch.tensor([[*text]]), use_cache=False).logits[0, -1]
+        found: list[float] = logits.tolist()
+        return found
+
+    @torch.inference_mode()
+    def _padded(self, request: Request) -> Answer:
+        """Every sequence of the batch gets a token in each forward."""
+        ids, mask = _padded(request["prompts"])
+        output, watch, began = self._watched(request, ids, mask, pad_token_id=PADDING)
+        times = [at - began for at, _ in watch.puts[1:]]
+        return _answer([row.tolist() for row in output[:, ids.shape[1] :]], [times] * len(ids))
+
+    def _watched(
+        self, request: Request, ids: torch.Tensor, mask: torch.Tensor, **more: object
+    ) -> tuple[torch.Tensor, Stopwatch, float]:
+        """What `generate` wrote, when, and when it began."""
         watch = Stopwatch()
+        generate = cast(Callable[..., torch.Tensor], self._models["model"].generate)
         began = time.perf_counter()
         output = generate(
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            use_cache=True,
+            input_ids=ids,
+            attention_mask=mask,
             max_new_tokens=request["tokens"],
-            assistant_model=assistant,
+            use_cache=True,
             streamer=watch,
+            **_drawing(request),
+            **more,
         )
-        ended = time.perf_counter()
-        decided = watch.puts[1:]
-        return {
-            "tokens": output[0, prompt.shape[1] :].tolist(),
-            "seconds": ended - began,
-            "first_token_seconds": decided[0][0] - began,
-            "decided": [count for _, count in decided],
-        }
+        return output, watch, began
 
-    @torch.inference_mode()
-    def scores(self, request: Request) -> Answer:
-        """Scores of the token after a text, from one forward in float32 without a cache."""
-        if "exact" not in self._models:
-            self._models["exact"] = _load(self._spec, torch.float32)
-        logits = self._models["exact"](input_ids=torch.tensor([request["text"]]), use_cache=False).logits[0, -1]
-        top = logits.topk(2)
-        return {
-            "top": top.indices.tolist(),
-            "top_scores": top.values.tolist(),
-            "scores": logits[request["of"]].tolist(),
-        }
+    def _continuous(self, request: Request) -> Answer:
+        """`generate_batch`, its manager kept from call to call.
 
-    def _assistant(self, variant: Mapping[str, object]) -> PreTrainedModel:
-        """The drafter under a variant's settings; not reset between calls of one variant, for schedules that learn."""
-        model = self._models["draft"]
-        if variant != self._variant:
-            for name in ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"):
-                setattr(model.generation_config, name, variant.get(name))
-            self._variant = dict(variant)
-        return model
+        The clock stops at the last token, because the call itself also waits for the manager's thread. Its cache holds
+        the sessions that were told when it was loaded, and no more: by default it takes most of the memory, which costs
+        seconds here.
+        """
+        most = self._asked["sessions"]
+        settings = ContinuousBatchingConfig(
+            page_size=PAGE,
+            num_blocks=most * ceil(self._asked["context"] / PAGE),
+            max_requests_per_batch=most,
+            allow_block_sharing=False,  # no row may start from an earlier run's cache
+        )
+        generate = cast(Callable[..., Mapping[str, Any]], self._models["model"].generate_batch)
+        began = time.perf_counter()
+        outputs = generate(
+            request["prompts"],
+            generation_config=GenerationConfig(
+                max_new_tokens=request["tokens"], eos_token_id=-1, pad_token_id=PADDING, **_drawing(request)
+            ),
+            continuous_batching_config=settings,
+            record_timestamps=True,
+            persistent_manager=True,
+        )
+        found = list(outputs.values())
+        failed = [each.error for each in found if each.error is not None]
+        if failed or len(found) != len(request["prompts"]):
+            raise RuntimeError(failed[0] if failed else f"{len(found)} requests were answered")
+        texts = [list(each.generated_tokens) for each in found]
+        return _answer(texts, [[at - began for at in each.timestamps] for each in found])
+
+
+def _drawing(request: Request) -> dict[str, Any]:
+    if not request["temperature"]:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": request["temperature"], "top_k": 0, "top_p": 1.0}
+
+
+def _answer(texts: Sequence[Sequence[int]], times: Sequence[Sequence[float]]) -> Answer:
+    """times: when each token of a text came."""
+    runs = [
+        {"tokens": list(text), "seconds": at[-1], "first_token_seconds": at[0], "forwards": len(at)}
+        for text, at in zip(texts, times, strict=True)
+    ]
+    return {"seconds": max(at[-1] for at in times), "runs": runs}
+
+
+def _padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids (sessions, longest), padded to the left, and the mask that says where."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[PADDING] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
 
 
 def _load(spec: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -138,6 +199,7 @@ def _of_file(path: str, dtype: torch.dtype) -> PreTrainedModel:
 def main(_: Sequence[str] = ()) -> int:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)  # it warns at every call that it is kept
     answer_asker(TransformersPeer().methods)
     return 0
 

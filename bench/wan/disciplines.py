@@ -6,15 +6,17 @@ Their speeds and ratios are of sessions of equal length, repeat by repeat.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.harness.interleave import schedule
 from bench.harness.interval import Estimate, estimate
-from bench.harness.rows import SpecwireRow
-from bench.harness.runs import Sample, of_row
+from bench.harness.runs import BenchError, Run, Sample, of_row
+from bench.harness.sessions import RUN_LIMIT, run_of
 from bench.wan.cells import LIGHT, WanCell
 from bench.wan.rig import AUTO, AUTO_CHAIN, Orchestration
+from specwire.client import Client, SpecwireError, Started
 
 PLAIN, TEXTBOOK, STREAM_WAIT, CHAIN, DEFAULT = "plain", "textbook", "stream, waiting", "chain", "default"
 DISCIPLINES = (PLAIN, TEXTBOOK, STREAM_WAIT, CHAIN, DEFAULT)
@@ -27,18 +29,30 @@ LEAST_REPEATS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class DisciplineRow(SpecwireRow):
-    """A row named after its discipline; drafting is off for plain decoding."""
+class DisciplineRow:
+    """One generation at a time through gRPC; drafting is off for plain decoding."""
 
-    name: str
+    client: Client
+    drafting: bool
+    key: str
 
-    @property
-    def key(self) -> str:
-        return self.name
-
-    @property
-    def label(self) -> str:
-        return self.name
+    def run(self, prompt: Sequence[int], tokens: int) -> Run:
+        """Generate exactly `tokens` tokens, and delete the session; BenchError if it cannot."""
+        began_ns = time.monotonic_ns()
+        try:
+            events = list(
+                self.client.generate(
+                    prompt, max_tokens=tokens, ignore_eos=True, drafting=self.drafting, timeout=RUN_LIMIT
+                )
+            )
+            ended_ns = time.monotonic_ns()
+            # The verifier then keeps nothing that a later run of the prompt would begin from.
+            for event in events:
+                if isinstance(event, Started):
+                    self.client.delete_session(event.session_id, timeout=RUN_LIMIT)
+        except SpecwireError as error:
+            raise BenchError(f"{self.key}: {error}") from error
+        return run_of(events, began_ns, ended_ns, tokens, self.key, self.drafting)
 
 
 def orchestration(policy: str) -> Orchestration:

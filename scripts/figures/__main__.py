@@ -15,7 +15,7 @@ from typing import Any
 from scripts.figures.cluster import cluster_faults_table, cluster_table
 from scripts.figures.exact import laws_table, peers_table, reference_table
 from scripts.figures.fuzz import fuzz_table, simulation_table
-from scripts.figures.markdown import bars_table, grid, interval, with_table
+from scripts.figures.markdown import grid, interval, with_table
 from scripts.figures.reliability import (
     bounds_table,
     load_table,
@@ -27,15 +27,10 @@ from scripts.figures.reliability import (
     tests_table,
 )
 from scripts.figures.speed import (
-    batch_table,
     gpu_table,
-    heads_table,
-    real_table,
-    speed_table,
-    step_table,
+    stack_table,
     vllm_table,
 )
-from scripts.figures.text import suffix_table
 from scripts.figures.wan import (
     branch_bytes_table,
     branching_table,
@@ -67,15 +62,15 @@ def headline_table(results: dict[str, Any]) -> str:
         what = f"tokens lost, repeated or changed by {sum(record['faults'].values())} faults in 10 minutes"
         rows.append([what, f"{wrong:g} of {record['tokens']:,}", "`make soak`"])
     if (record := _record("batch.json")) is not None:
-        bars = {bar["name"].partition(" (")[0]: bar for bar in record["bars"]}
-        for at, said in (("", "greedy"), (", temperature 0.8", "at temperature 0.8")):
+        found = {(row["row"], row["level"], row["temperature"]): row for row in record["rows"]}
+        for drawn, said in ((0.0, "greedy"), (0.8, "at temperature 0.8")):
             what = f"16 sessions at once, {said}, drafting automatic, times off"
-            rows.append([what, interval(bars[f"16 at once{at}, automatic / off"]), "`make bench-batch`"])
-    to = {row["key"]: row["to"]["a"] for row in results["rows"]}
-    rows.append(["one session, times transformers' `generate`", interval(to["d"]), "`make bench`"])
-    if "e-lookup" in to:
+            rows.append([what, interval(found["default, no head", 16, drawn]["to_off"]), "`make bench-batch`"])
+    to = {row["row"]: row["to"].get("transformers") for row in results["rows"] if not row["temperature"]}
+    rows.append(["one session, times transformers' `generate`", interval(to["default, no head"]), "`make bench`"])
+    if lookup := to.get("OpenVINO GenAI, prompt lookup"):
         what = "OpenVINO GenAI's prompt lookup (one process, no log), likewise"
-        rows.append([what, interval(to["e-lookup"]), "`make bench`"])
+        rows.append([what, interval(lookup), "`make bench`"])
     return grid(rows)
 
 
@@ -103,26 +98,21 @@ Render = Callable[[dict[str, Any]], str]
 # By name: the record in bench/results, the command that makes it, and what renders it.
 RECORDS: dict[str, tuple[str, str, Render]] = {
     "headline": ("main.json", "make bench", headline_table),
-    "speed": ("main.json", "make bench", speed_table),
-    "bars": ("main.json", "make bench", bars_table),
-    "speed-ordinary": ("main_ordinary.json", "make bench-ordinary", speed_table),
-    "bars-ordinary": ("main_ordinary.json", "make bench-ordinary", bars_table),
-    "box": ("box.json", "make bench-box", speed_table),
-    "box-bars": ("box.json", "make bench-box", bars_table),
-    "box-ordinary": ("box_ordinary.json", "make bench-box-ordinary", speed_table),
-    "real-smollm2-135m": ("real_smollm2-135m.json", "make bench-real", real_table),
-    "real-qwen2.5-coder-1.5b": ("real_qwen2.5-coder-1.5b.json", "make bench-real", real_table),
+    "main": ("main.json", "make bench", stack_table),
+    "main-ordinary": ("main_ordinary.json", "make bench-ordinary", stack_table),
+    "box": ("box.json", "make bench-box", stack_table),
+    "box-ordinary": ("box_ordinary.json", "make bench-box-ordinary", stack_table),
+    "batch": ("batch.json", "make bench-batch", stack_table),
+    "batch-ordinary": ("batch_ordinary.json", "make bench-batch-ordinary", stack_table),
+    "heads": ("heads.json", "make bench-heads", stack_table),
+    "heads-ordinary": ("heads_ordinary.json", "make bench-heads-ordinary", stack_table),
+    "real-smollm2-135m": ("real_smollm2-135m.json", "make bench-real", stack_table),
+    "real-qwen2.5-coder-1.5b": ("real_qwen2.5-coder-1.5b.json", "make bench-real", stack_table),
     "reference": ("reference_smollm2-135m.json", "make bench-reference", reference_table),
-    "step": ("step.json", "make bench-step", step_table),
-    "batch": ("batch.json", "make bench-batch", batch_table),
-    "batch-ordinary": ("batch_ordinary.json", "make bench-batch-ordinary", batch_table),
-    "heads": ("heads.json", "make bench-heads", heads_table),
-    "heads-ordinary": ("heads_ordinary.json", "make bench-heads-ordinary", heads_table),
     "wan": ("wan.json", "make bench-wan", wan_table),
     "pairs": ("wan.json", "make bench-wan", pairs_table),
     "branching": ("wan.json", "make bench-wan", branching_table),
     "branch-bytes": ("wan.json", "make bench-wan", branch_bytes_table),
-    "suffix": ("suffix.json", "make bench-suffix", suffix_table),
     "vllm": ("vllm.json", "make bench-vllm", vllm_table),
     "gpu": ("gpu.json", "make bench-gpu", gpu_table),
     "laws": ("laws.json", "make statistics", laws_table),

@@ -118,7 +118,7 @@ def measured(four: float = 395.0) -> MeasuredCluster:
 
 def results(found: MeasuredCluster) -> ClusterResults:
     rows = row_results(found, {row.name: 100.0 if row == ONE else None for row in ROWS})
-    return ClusterResults(run.arguments(7), {}, None, rows, bars(found, rows), found.samples)
+    return ClusterResults(run.arguments(7), {}, rows, bars(found, rows), found.samples)
 
 
 def test_figures(tmp_path: Path) -> None:

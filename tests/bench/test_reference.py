@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from bench import reference
-from bench.harness.texts import FLOAT32_TIE
-from bench.reference import ReferenceSettings, Scores, TextDifference, compared
+from bench.reference import FLOAT32_TIE, ReferenceSettings, Scores, TextDifference, compared
 from demo_pair import TARGET
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import TORCH, Feed

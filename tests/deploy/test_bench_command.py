@@ -32,7 +32,7 @@ def test_it_becomes_the_measurement() -> None:
 
 def test_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "nothing"]) == 2
-    assert capsys.readouterr().err.startswith("specwire bench: error: NAME must be one of main, ")
+    assert capsys.readouterr().err.startswith("specwire bench: error: NAME must be one of real, main, ")
 
 
 def test_without_a_checkout(

@@ -223,7 +223,7 @@ PREDICTION_PRIORS = (0.5, 0.6, 0.7, 0.85, 0.95)
 # Lengths of the n-grams that are looked up in texts of other sessions; the longest first.
 SHARED_ORDERS = (16, 8, 4, 2)
 # Their latest occurrences that are counted to find the likeliest continuation, and links of a chain that are followed
-# for that: a proposal may take 50 us, and 8 votes were right no more often (the trace of `make bench-suffix`).
+# for that: a proposal may take 50 us, and 8 votes were right no more often (LOG).
 VOTES, CHAIN_LINKS = 5, 16
 # Continuations are told apart by the share of the occurrences that has their first token: below these, above, one
 # occurrence only, several that all agree. P(accept) of each before anything was seen, by order.

@@ -1,1 +1,0 @@
-"""`make bench-step`: a step of the target on each runtime, beside OpenVINO GenAI."""

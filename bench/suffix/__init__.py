@@ -1,1 +1,0 @@
-"""`make bench-suffix`: proposals from what was said before; and text sources by themselves."""
