@@ -7,9 +7,10 @@ that takes more than some milliseconds, and is charged when it begins.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from orchestrator.tenants import MOST_TENANT_REFERENCES
@@ -49,6 +50,8 @@ CHARGED_BYTES = 1024
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+# `Admission.aside` for one request.
+Aside = Callable[..., Awaitable[Any]]
 
 
 class Limit(NamedTuple):
@@ -106,6 +109,10 @@ class Admission:
         tokens = max(least, size // CHARGED_BYTES)
         if tokens:
             self._charge(tenant, tokens)
+
+    def of(self, tenant: str, size: int) -> Aside:
+        """Of a tenant's request of so many bytes."""
+        return partial(self.aside, tenant, size)
 
     async def aside(
         self,

@@ -67,6 +67,8 @@ logger = logging.getLogger(__name__)
 
 # How the lists of a long message are taken: as `Tick`, whose closes come first, and again for what it opened.
 IN_TURN = ("closes", "opens", "proposals", "progress", "references", "closes", "texts", "forgotten")
+# Scores from which writing them takes long enough for others of the event loop to feel it.
+MANY = 512
 MOST_SESSION_ID = 256
 MOST_SCOPE = 64
 SHOWN_HEX = 12
@@ -214,6 +216,16 @@ def check_vocabulary(theirs: str, ours: str) -> None:
             f"vocabulary_fingerprint: the session's vocabulary is {theirs[:SHOWN_HEX] or '(none)'}, "
             f"this target's is {ours[:SHOWN_HEX]}",
         )
+
+
+def scores_to_wire(scores: Sequence[TokenScore], whole: bool) -> verify_pb2.ScoreResponse:
+    """whole: with ranks, and the most probable ids."""
+    told = scores if whole else []
+    return verify_pb2.ScoreResponse(
+        log_probabilities=[each.logprobs.logprob for each in scores],
+        scored=logprobs_to_wire(each.logprobs for each in told),
+        ranks=[each.rank for each in told],
+    )
 
 
 async def _scores(done: asyncio.Future[list[TokenScore] | Refusal]) -> list[TokenScore]:
@@ -522,12 +534,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             raise
         if self._usage is not None:
             await self._usage.scored(request, tenant, len(scores), time.monotonic() - began_s)
-        told = scores if request.HasField("top") else []
-        return verify_pb2.ScoreResponse(
-            log_probabilities=[each.logprobs.logprob for each in scores],
-            scored=logprobs_to_wire(each.logprobs for each in told),
-            ranks=[each.rank for each in told],
-        )
+        written = scores, request.HasField("top")
+        return await asyncio.to_thread(scores_to_wire, *written) if len(scores) > MANY else scores_to_wire(*written)
 
     def _whose(self, context: Context) -> str:
         """The tenant; "" where there are none."""

@@ -367,10 +367,11 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def _chat(self, chat: pb.Chat, target: Target, tenant: str) -> ChatPrompt:
         """What a session is asked for. Raises InvalidParameter; StatusError: too many wait for their template."""
-        talk = await self._orchestrator.admission.aside(tenant, chat.ByteSize(), talk_of, chat)
+        aside = self._orchestrator.admission.of(tenant, chat.ByteSize())
+        talk = await aside(talk_of, chat)
         model = self._chats.of(target)
         try:
-            prompt = await model.prompt(talk)
+            prompt = await model.prompt(talk, aside)
         except Busy as busy:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy), RETRY_AFTER) from None
         constraint = await talk.tools.constraint(model.family, talk.opens_thought(prompt))

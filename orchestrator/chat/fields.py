@@ -133,23 +133,30 @@ class Fields:
             raise self._wrong(name, "a number of ordinary size", value)
         return None if value is None else float(value)
 
-    def texts(self, name: str) -> list[str]:
-        """A string or a list of them."""
+    def texts(self, name: str, most: int) -> list[str]:
+        """A string or a list of at most so many; they are counted before they are walked."""
         value = self.take(name)
         if value is None:
             return []
         several = [value] if isinstance(value, str) else value
+        self._check_count(name, several, most)
         if not isinstance(several, list) or not all(isinstance(each, str) for each in several):
             raise self._wrong(name, "a string or a list of strings", value)
         return several
 
-    def ids(self, name: str) -> list[int]:
+    def ids(self, name: str, most: int) -> list[int]:
+        """Likewise."""
         value = self.take(name)
         if value is None:
             return []
+        self._check_count(name, value, most)
         if not is_ids(value):
             raise self._wrong(name, "a list of token ids", value)
         return list(value)
+
+    def _check_count(self, name: str, value: object, most: int) -> None:
+        if isinstance(value, list) and len(value) > most:
+            raise self.invalid(name, f"at most {most} are allowed, not {len(value)}")
 
     def inner(self, name: str) -> Fields | None:
         value = self.take(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.admission import Aside
 from orchestrator.chat.talk import Talk
 from orchestrator.chat.templates import RemoteTemplate, Renderer, TemplateInvalid, installed
 from orchestrator.peers.models import Target
@@ -32,8 +33,8 @@ class ChatModel:
     template: RemoteTemplate | None
     family: ChatFamily
 
-    async def prompt(self, talk: Talk) -> str:
-        """The talk as the model's chat template writes it.
+    async def prompt(self, talk: Talk, aside: Aside) -> str:
+        """The talk as the model's chat template writes it. aside: of the request that it is of.
 
         Raises:
             InvalidParameter: it refuses them, fails on them, or takes too long or too much memory.
@@ -46,7 +47,7 @@ class ChatModel:
         if self.template is None:
             raise CannotChat(f"model {name!r} has no chat template, so it cannot chat", "no_chat_template")
         try:
-            messages, more = talk.told(self.family)
+            messages, more = await aside(talk.told, self.family)
             return talk.prompt(await self.template.render(messages, talk.asks, more))
         except InvalidParameter as error:
             message = str(error).removeprefix(f"{error.field}: ")

@@ -45,7 +45,8 @@ class ConsoleEndpoints:
     async def generate(self, call: Call) -> ASGIApp:
         """A completion's fields with one prompt; answers a stream of events by `type`, errors included."""
         fields = await self._service.fields(call)
-        prompts = prompts_of(fields.take("prompt"))
+        aside = self._service.orchestrator.admission.of(call.tenant, len(call.body))
+        prompts = await aside(prompts_of, fields.take("prompt"))
         request = take_completion(fields, "")
         fields.end()
         served = self._service.served(request.model)

@@ -12,6 +12,7 @@ import grpc
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from orchestrator.admission import Aside
 from orchestrator.api.calls import GenerationHandler
 from orchestrator.chat.fields import Fields
 from orchestrator.chat.models import ChatModel, ChatModels
@@ -126,10 +127,10 @@ class HttpService:
         self.orchestrator.admission.charge(call.tenant, len(call.body))
         return Fields(await parse(self.orchestrator.admission, call.body, call.tenant))
 
-    async def prompt(self, served: Served, talk: Talk) -> str:
+    async def prompt(self, served: Served, talk: Talk, aside: Aside) -> str:
         """As `ChatModel.prompt`. Raises Failure (503) where too many wait."""
         try:
-            return await served.chat.prompt(talk)
+            return await served.chat.prompt(talk, aside)
         except Busy as error:
             raise Failure(503, str(error), SERVER, None, "unavailable", RETRY_S) from None
 

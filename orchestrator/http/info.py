@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -14,6 +15,7 @@ from orchestrator.sessions import ORCHESTRATOR
 from specwire import __version__
 from specwire.core.invalid import InvalidParameter
 from specwire.telemetry.metrics import CONTENT_TYPE, Families, by_labels, counter
+from specwire.text.tokenizer import TokenBytes
 
 # ----------------------------------------------------------------------------------------------------------------------
 # /metrics: the orchestrator's figures (`orchestrator.metrics`), and HTTP's own.
@@ -45,11 +47,20 @@ class Metrics:
 # The small endpoints: models, health, version, tokens.
 
 
+# Of a token's text in an answer.
+TEXT_BYTES = 16
+
+
+def _texts(names: TokenBytes, tokens: Sequence[int]) -> list[str]:
+    return [names.text(token) for token in tokens]
+
+
 class Info:
     """Each takes a call and gives a response."""
 
     def __init__(self, service: HttpService) -> None:
         self._service = service
+        self._admission = service.orchestrator.admission
 
     async def models(self, _: Call) -> Response:
         return JSONResponse({"object": "list", "data": [self._model(each) for each in self._service.all_served()]})
@@ -85,24 +96,24 @@ class Info:
         served = self._service.served(fields.text("model"))
         prompt = fields.text("prompt")
         if prompt is None:
-            prompt = await self._service.prompt(served, take_talk(fields))
+            aside = self._admission.of(call.tenant, len(call.body))
+            prompt = await self._service.prompt(served, await aside(take_talk, fields), aside)
         fields.fixed("add_special_tokens", False)
         with_texts = fields.flag("return_token_strs")
         fields.end()
         tokens = await encoded(prompt, served.target)
-        texts = [served.names.text(token) for token in tokens] if with_texts else None
+        texts = None
+        if with_texts:
+            texts = await self._admission.aside(call.tenant, TEXT_BYTES * len(tokens), _texts, served.names, tokens)
         context = served.target.context
         return JSONResponse({"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": texts})
 
     async def detokenize(self, call: Call) -> Response:
         fields = await self._service.fields(call)
         served = self._service.served(fields.text("model"))
-        tokens = fields.ids("tokens")
+        tokens = await self._admission.aside(call.tenant, len(call.body), fields.ids, "tokens", served.target.context)
         fields.end()
-        vocabulary, context = served.target.info.vocabulary, served.target.context
-        if len(tokens) > context:
-            raise InvalidParameter("tokens", f"must be at most {context}, as a context holds, not {len(tokens)}")
-        for token in tokens:
-            if token >= vocabulary:
-                raise InvalidParameter("tokens", f"token id {token} is outside 0..{vocabulary - 1}")
+        vocabulary = served.target.info.vocabulary
+        if max(tokens, default=0) >= vocabulary:
+            raise InvalidParameter("tokens", f"token id {max(tokens)} is outside 0..{vocabulary - 1}")
         return JSONResponse({"prompt": served.target.tokenizer.decode(tokens, skip_special_tokens=False)})

@@ -54,9 +54,8 @@ def check_prediction(tokens: Sequence[int], vocabulary: int, context: int) -> tu
     """Check a predicted output. Raises InvalidParameter."""
     if len(tokens) > context:
         raise InvalidParameter("prediction", f"at most {context} tokens are allowed, the context, not {len(tokens)}")
-    for token in tokens:
-        if token >= vocabulary:
-            raise InvalidParameter("prediction", f"token id {token} is outside 0..{vocabulary - 1}")
+    if max(tokens, default=0) >= vocabulary:
+        raise InvalidParameter("prediction", f"token id {max(tokens)} is outside 0..{vocabulary - 1}")
     return tuple(tokens)
 
 
@@ -80,6 +79,6 @@ def check_prompt(tokens: Sequence[int], vocabulary: int, context: int, field: st
         raise InvalidParameter(field, "must not be empty")
     if len(tokens) >= context:
         raise ContextExceeded(field, f"{len(tokens)} tokens leave no room for another one", context)
-    for token in tokens:
+    for token in (min(tokens), max(tokens)):
         if not 0 <= token < vocabulary:
             raise InvalidParameter(field, f"token id {token} is outside 0..{vocabulary - 1}")

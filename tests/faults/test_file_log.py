@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +80,34 @@ def test_a_full_disk_pauses_the_text(healthy: Stack, tmp_path: Path) -> None:
             resource.prlimit(pid, limited, (soft, hard))
             assert_whole(stream)
             assert eventually(lambda: "the session log takes writes again" in serving.said())
+    assert_kept(stream, log)
+
+
+@contextmanager
+def failing_fsync(pid: int) -> Iterator[None]:
+    """Meanwhile the system tells the process that its disk took nothing of what was to be on it."""
+    fault = "inject=fsync,fdatasync:error=EIO"
+    command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync,fdatasync", "-e", fault, "-p", str(pid)]
+    with subprocess.Popen(command) as tracer:
+        try:
+            yield
+        finally:
+            tracer.terminate()
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace has system calls fail")
+def test_a_disk_that_takes_nothing_pauses_the_text(healthy: Stack, tmp_path: Path) -> None:
+    """Nothing counts that could not be forced to it; once it takes something again, that is written anew."""
+    log = tmp_path / "log"
+    with (
+        boxed(healthy, log, "--durability", "file-fsync") as serving,
+        Stream(serving.address, max_tokens=LENGTH) as stream,
+    ):
+        stream.until(60)
+        with failing_fsync(serving.process.pid):
+            assert eventually(lambda: "takes no writes: its file cannot be written" in serving.said())
+            stream.until_quiet(QUIET_S)
+        assert_whole(stream)
     assert_kept(stream, log)
 
 

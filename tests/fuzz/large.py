@@ -87,6 +87,13 @@ def _learn(known: dict[str, Message], message: Message) -> None:
 
 # Texts of what is walked character by character, word by word, or as JSON; they fill a text by being repeated.
 TEXTS = ("5 6 7 ", "x", '{"a":[', "\u00e9", " ")
+# A chat's history in which the model called functions, of many arguments each.
+CALLED = {"name": "f", "arguments": json.dumps({f"a{number}": number for number in range(40)})}
+HISTORY = [
+    {"role": "user", "content": "5"},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": CALLED}]},
+    {"role": "tool", "tool_call_id": "c", "content": "5"},
+]
 # Values of a body's field.
 VALUES: tuple[Any, ...] = (
     ["5"] * PARTS,
@@ -97,6 +104,7 @@ VALUES: tuple[Any, ...] = (
     [{"role": "user", "content": "5"}] * (PARTS // 5),
     [{"type": "message", "role": "user", "content": "5"}] * (PARTS // 7),
     [{"type": "function", "function": {"name": f"f{number}"}} for number in range(PARTS // 8)],
+    HISTORY * 400,
     "5 6 7 " * (TEXT_BYTES // 6),
     " " * TEXT_BYTES,
 )

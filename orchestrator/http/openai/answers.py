@@ -17,6 +17,7 @@ import msgspec
 from google.protobuf.message import Message
 from starlette.types import Receive, Scope, Send
 
+from orchestrator.admission import Aside
 from orchestrator.api.calls import Part
 from orchestrator.api.scores import PromptScores
 from orchestrator.chat.answer import call_id
@@ -424,6 +425,7 @@ class AnswerChoice:
 
     before: what its text begins with. end: where the newest token's text ends in the output, in code points.
     place: how far its reader has come; None where it cannot come back. scores: of its prompt, if asked for.
+    of_prompt: what is told of them before the output's own log-probabilities.
     """
 
     before: str
@@ -435,6 +437,7 @@ class AnswerChoice:
     reason: str | None = None
     place: StreamPlace | None = None
     scores: PromptScores | None = None
+    of_prompt: Json | None = None
 
     def lacks(self, stage: Stage) -> bool:
         """Whether this is new to its reader; from now on it is not."""
@@ -445,11 +448,16 @@ class AnswerChoice:
         return lacks
 
 
+def _scored_bytes(choice: AnswerChoice) -> int:
+    """Of what is told of the prompt, about."""
+    return 0 if choice.scores is None else sum(map(common_pb2.TokenLogprobs.ByteSize, choice.scores.logprobs))
+
+
 class Answer:
     """One request's answer.
 
-    before: for each choice, what its text begins with (`echo`). places: for each choice, where its reader left off;
-    None for one that it has not heard of. Empty: None for all.
+    before: for each choice, what its text begins with (`echo`). aside: `Admission.aside` of the tenant. places: for
+    each choice, where its reader left off; None for one that it has not heard of. Empty: None for all.
     """
 
     def __init__(
@@ -458,8 +466,10 @@ class Answer:
         request: CompletionRequest,
         served: Served,
         before: Sequence[str],
+        aside: Aside,
         places: Sequence[StreamPlace | None] = (),
     ) -> None:
+        self._aside = aside
         self._shape = shape
         self._shapes = [shape.of_choice() for _ in before]
         self._resumable = shape.resumable and bool(request.template.request_id)
@@ -476,13 +486,21 @@ class Answer:
 
     # All at once
 
-    async def whole(self, events: Events) -> Json:
-        """The answer when everything is there. Raises what a session fails with."""
+    async def whole(self, events: Events) -> bytes:
+        """The answer when everything is there, as JSON. Raises what a session fails with."""
         async with aclosing(events):
             async for index, part in events:
                 self._gather(self._choices[index], part)
+        size = sum(_scored_bytes(each) + sum(part.ByteSize() for part in each.chunks) for each in self._choices)
+        written: bytes = await self._aside(size, self._written)
+        return written
+
+    def _written(self) -> bytes:
+        for choice in self._choices:
+            self._tell_prompt(choice)
         choices = [self._answered(index, choice) for index, choice in enumerate(self._choices)]
-        return {**self._envelope(self._shape.whole, choices), "usage": self._usage(), "metrics": metrics_of(self.stats)}
+        told = {"usage": self._usage(), "metrics": metrics_of(self.stats)}
+        return msgspec.json.encode({**self._envelope(self._shape.whole, choices), **told})
 
     def _gather(self, choice: AnswerChoice, part: Told) -> None:
         match part:
@@ -509,7 +527,7 @@ class Answer:
         if self._request.details:
             more["tokens"] = [token for chunk in choice.chunks for token in chunk.tokens]
             more["outcomes"] = [OUTCOMES.get(each, "") for chunk in choice.chunks for each in chunk.outcomes]
-        told = joined(self._of_prompt(choice), self._told(choice, choice.chunks))
+        told = joined(choice.of_prompt, self._told(choice, choice.chunks))
         shape = self._shapes[index]
         shape.begin(choice.started.session_id)
         content = shape.answer(choice.text)
@@ -526,6 +544,10 @@ class Answer:
         try:
             async with aclosing(events):
                 async for index, part in events:
+                    if isinstance(part, PromptScores):
+                        choice = self._choices[index]
+                        choice.scores = part
+                        await self._aside(_scored_bytes(choice), self._tell_prompt, choice)
                     for each in self._events(index, self._choices[index], part):
                         yield each
             lacking = [choice.lacks(Stage.COUNTED) for choice in self._choices]
@@ -539,7 +561,6 @@ class Answer:
     def _events(self, index: int, choice: AnswerChoice, part: Told) -> list[bytes]:
         match part:
             case PromptScores():
-                choice.scores = part
                 return []
             case pb.Started():
                 return self._first(index, choice, part)
@@ -558,7 +579,7 @@ class Answer:
             choice.place = StreamPlace.start(part)
         told = [self._part(index, self._shape.first() or self._shape.delta(""), None, None, _opening(part))]
         if choice.before and choice.lacks(Stage.GOING):
-            told.append(self._part(index, self._shape.delta(choice.before), self._of_prompt(choice)))
+            told.append(self._part(index, self._shape.delta(choice.before), choice.of_prompt))
         return told
 
     def _chunk(self, index: int, choice: AnswerChoice, part: pb.Chunk) -> list[bytes]:
@@ -589,10 +610,10 @@ class Answer:
 
     # Parts of both
 
-    def _of_prompt(self, choice: AnswerChoice) -> Json | None:
-        """What stands before the output's own log-probabilities."""
+    def _tell_prompt(self, choice: AnswerChoice) -> None:
         top = self._request.echo_logprobs
-        return None if choice.scores is None or top is None else echoed(choice.scores, top, self._served)
+        if choice.scores is not None and top is not None:
+            choice.of_prompt = echoed(choice.scores, top, self._served)
 
     def _told(self, choice: AnswerChoice, chunks: Sequence[pb.Chunk]) -> Json | None:
         tokens = [token for chunk in chunks for token in chunk.tokens]

@@ -8,13 +8,14 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from orchestrator.api.calls import merged
 from orchestrator.api.requests import check_copies, check_size, single_requests
 from orchestrator.api.scores import PromptScorer, PromptScores
 from orchestrator.chat.fields import is_ids, shown
+from orchestrator.chat.messages import check_count
 from orchestrator.chat.talk import Talk, take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import failure_of
@@ -62,11 +63,12 @@ class Completions:
     async def chat(self, call: Call) -> ASGIApp:
         fields = await self._service.fields(call)
         newer = "max_completion_tokens" in fields.names()
-        talk = await self._service.orchestrator.admission.aside(call.tenant, len(call.body), take_talk, fields)
+        aside = self._service.orchestrator.admission.of(call.tenant, len(call.body))
+        talk = await aside(take_talk, fields)
         request = take_chat(fields, call.headers.get(REQUEST_ID, ""))
         fields.end()
         served = await self._service.served_for(request.template, call.tenant)
-        prompt = await self._service.prompt(served, talk)
+        prompt = await self._service.prompt(served, talk, aside)
         shape = _chat_shape(served, talk, prompt)
         constraint = await talk.tools.constraint(served.family, talk.opens_thought(prompt))
         if constraint is not None:
@@ -84,7 +86,8 @@ class Completions:
 
     async def complete(self, call: Call) -> ASGIApp:
         fields = await self._service.fields(call)
-        prompts = prompts_of(fields.take("prompt"))
+        aside = self._service.orchestrator.admission.of(call.tenant, len(call.body))
+        prompts = await aside(prompts_of, fields.take("prompt"))
         request = take_completion(fields, call.headers.get(REQUEST_ID, ""))
         fields.end()
         served = await self._service.served_for(request.template, call.tenant)
@@ -112,11 +115,13 @@ class Completions:
         else:
             events = generated(request.timeout)
         echoed = [_echo(each, served) if request.echo else "" for each in requests]
-        answer = Answer(shape, request, served, echoed, places)
+        aside = partial(self._service.orchestrator.admission.aside, call.tenant)
+        answer = Answer(shape, request, served, echoed, aside, places)
         if request.stream:
             begins, leave = await begun(events, self._quiet)
             return EventStream(answer.stream(begins), self._quiet, leave)
-        return JSONResponse(await answer.whole(events), headers=headers_of(answer.stats))
+        written = await answer.whole(events)
+        return Response(written, media_type="application/json", headers=headers_of(answer.stats))
 
     async def _scored(
         self,
@@ -162,6 +167,7 @@ def prompts_of(value: object) -> list[Prompt]:
     if isinstance(value, list) and value:
         if is_ids(value):
             return [value]
+        check_count("prompt", len(value), MOST_CHOICES)
         if all(isinstance(each, str) or (is_ids(each) and each) for each in value):
             return list(value)
     message = f"must be a string, a list of token ids, or a list of such, and not empty; not {shown(value)}"

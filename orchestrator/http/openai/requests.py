@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.chat.fields import Fields, made_constraint, shown
-from orchestrator.chat.messages import text_of
-from specwire.core.invalid import InvalidParameter
+from orchestrator.chat.messages import check_count, text_of
+from specwire.core.invalid import MOST_REFERENCES, InvalidParameter
+from specwire.core.law.constraint import MOST_CHOICES as MOST_TEXTS
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from specwire.core.law.sampling import MOST_LOGPROBS, SEED_BITS, seed_of
+from specwire.core.law.sampling import MOST_BIASES, MOST_LOGPROBS, SEED_BITS, seed_of
+from specwire.core.text import MOST_STOP_IDS
 from specwire.rpc.convert import constraint_to_wire
+from specwire.text.output import MOST_STOPS
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
@@ -96,6 +99,8 @@ def _constraint(name: str, kind: ConstraintKind, value: Any) -> Constraint:
     if kind is ConstraintKind.JSON_SCHEMA:
         return _schema(name, value)
     texts = value if kind is ConstraintKind.CHOICES else [value]
+    if isinstance(texts, list):
+        check_count(name, len(texts), MOST_TEXTS)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         wanted = "a list of strings" if kind is ConstraintKind.CHOICES else "a string"
         raise InvalidParameter(name, f"must be {wanted}, not {shown(value)}")
@@ -124,7 +129,7 @@ def take_prediction(fields: Fields) -> str | None:
 
 def take_references(fields: Fields) -> list[pb.TextPart]:
     """`references`: documents that the output may quote."""
-    return [pb.TextPart(text=text) for text in fields.texts("references")]
+    return [pb.TextPart(text=text) for text in fields.texts("references", MOST_REFERENCES)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -324,8 +329,10 @@ def _top_k(fields: Fields) -> int:
 
 def _bias(fields: Fields) -> dict[int, float]:
     inner = fields.inner("logit_bias")
+    names = [] if inner is None else inner.names()
+    check_count("logit_bias", len(names), MOST_BIASES)
     bias: dict[int, float] = {}
-    for name in inner.names() if inner is not None else ():
+    for name in names:
         if not (ID.fullmatch(name) and int(name) < 1 << 32):
             raise InvalidParameter("logit_bias", f"{name[:20]!r} is no token id")
         value = inner.number(name) if inner is not None else None
@@ -339,7 +346,7 @@ def _stopping(fields: Fields, max_tokens: int | None) -> common_pb2.Stopping:
         max_tokens=COMPLETION_TOKENS if max_tokens is None else max_tokens,
         fit_context=max_tokens is None,
         min_tokens=fields.whole("min_tokens"),
-        stop_ids=fields.ids("stop_token_ids"),
+        stop_ids=fields.ids("stop_token_ids", MOST_STOP_IDS),
         ignore_eos=fields.flag("ignore_eos"),
     )
 
@@ -353,7 +360,7 @@ def _template(
     return pb.GenerateRequest(
         sampling=sampling,
         stopping=stopping,
-        stop=fields.texts("stop"),
+        stop=fields.texts("stop", MOST_STOPS),
         drafting=DRAFTING[drafting or "auto"] if sources is None else pb.DRAFTING_UNSPECIFIED,
         sources=sources,
         request_id=request_id,
@@ -372,7 +379,7 @@ def _sources(fields: Fields) -> pb.Sources | None:
     inner = fields.inner("specwire")
     if inner is None:
         return None
-    named = inner.texts("sources") if "sources" in inner.names() else None
+    named = inner.texts("sources", len(SOURCES)) if "sources" in inner.names() else None
     inner.end()
     if named is None:
         return None

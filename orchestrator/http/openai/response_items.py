@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from orchestrator.admission import MOST_ITEMS
 from orchestrator.chat.fields import shown
-from orchestrator.chat.messages import text_of
+from orchestrator.chat.messages import check_count, text_of
 from specwire.core.invalid import InvalidParameter
 from specwire.text.tool_calls.parser import CallBegun, CallDelta, CallEnded, ContentDelta, OutputEvent, ReasoningDelta
 
@@ -21,6 +22,8 @@ def items_of(value: object) -> list[Json]:
     """`input` as a list of items. InvalidParameter: it is none."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
+    if isinstance(value, list):
+        check_count("input", len(value), MOST_ITEMS)
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
         return list(value)
     raise InvalidParameter("input", f"must be a string or a list of items, not {shown(value)}")

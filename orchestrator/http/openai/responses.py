@@ -218,7 +218,7 @@ class Responses:
         if previous is not None:
             request.template.parent, request.template.whole_prompt = _session_of(previous), True
         served = await self._service.served_for(request.template, call.tenant)
-        prompt = await self._service.prompt(served, talk)
+        prompt = await self._service.prompt(served, talk, self._admission.of(call.tenant, size))
         await _constrain(request, talk, served, prompt)
         note = replace(note, names=[each.name for each in talk.tools.functions], thinking=talk.opens_thought(prompt))
         asked = request.for_prompt(prompt)
