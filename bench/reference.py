@@ -2,9 +2,10 @@
 
 Greedy, behind a chat template. `specwire up` on torch and OpenVINO, in float32 and with n-grams, is held to
 transformers' own `generate`, which reads the file by itself; on llama.cpp, in the file's own numbers, to
-llama-cpp-python. Each first difference of a text is told with the margin between the two best scores there. It is a
-near-tie where both tokens are within what equal arithmetic may differ by of the best one: 1e-4 in float32; of
-llama.cpp, twice what its own scores there move by when it computes the text at once instead of token by token.
+llama-cpp-python with flash attention, which llama.cpp takes by itself. There it drafts nothing: llama.cpp rounds the
+rows of a window otherwise than a row alone. Each first difference of a text is told with the margin between the two
+best scores there. It is a near-tie where both tokens are within what equal arithmetic may differ by of the best one:
+1e-4 in float32; of llama.cpp, twice what its own scores there move by between the text at once and token by token.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from specwire.lm.gguf_tokenizer import text_of
 from specwire.named_models import REAL, located
 
 TRANSFORMERS, LLAMA_CPP_PYTHON = "transformers", "llama-cpp-python"
-# By runtime of ours: the dtype, and the library whose text is expected.
-EXPECTED = {
-    TORCH: ("float32", TRANSFORMERS),
-    OPENVINO: ("float32", TRANSFORMERS),
-    LLAMACPP: (AUTO, LLAMA_CPP_PYTHON),
+# By runtime of ours: the dtype, the library whose text is expected, and further options.
+EXPECTED: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    TORCH: ("float32", TRANSFORMERS, ()),
+    OPENVINO: ("float32", TRANSFORMERS, ()),
+    LLAMACPP: (AUTO, LLAMA_CPP_PYTHON, ("--no-ngram",)),
 }
 PACKAGES = {OPENVINO: "openvino", LLAMACPP: "llama_cpp"}
 # In float32, scores of one token computed alone and in a longer forward differ by a few 1e-6.
@@ -159,15 +160,15 @@ class LlamaCppPython:
 
         self._functions = llama_cpp
         asked: dict[str, Any] = {"n_ctx": context, "n_threads": threads, "n_threads_batch": threads}
-        self._model = llama_cpp.Llama(str(target), verbose=False, **asked)
+        self._model = llama_cpp.Llama(str(target), verbose=False, flash_attn=True, **asked)
 
     def text(self, prompt: Sequence[int], tokens: int) -> list[int]:
         self._model.reset()
         return [*islice(self._model.generate([*prompt], temp=0.0), tokens)]
 
     def scores(self, prompt: Sequence[int], text: Sequence[int]) -> tuple[Scores, float]:
-        one_by_one = self._fed([prompt, *([token] for token in text)])
-        return one_by_one, 2 * float(np.abs(one_by_one - self._fed([[*prompt, *text]])).max())
+        moved = self._fed([[token] for token in (*prompt, *text)]) - self._fed([[*prompt, *text]])
+        return self._fed([prompt, *([token] for token in text)]), 2 * float(np.abs(moved).max())
 
     def _fed(self, pieces: Sequence[Sequence[int]]) -> Scores:
         self._model.reset()
@@ -194,7 +195,8 @@ def compared(
 @contextmanager
 def client_of(settings: ReferenceSettings, runtime: str) -> Iterator[Client]:
     """Of a whole stack on this runtime."""
-    own = ("--runtime", runtime, "--dtype", EXPECTED[runtime][0], "--no-draft", "--no-heads", "--slots", "1")
+    dtype, _, further = EXPECTED[runtime]
+    own = ("--runtime", runtime, "--dtype", dtype, "--no-draft", "--no-heads", "--slots", "1", *further)
     words = ("up", "--target", str(settings.target), *own, "--target-threads", str(settings.threads))
     command = (sys.executable, "-m", "deploy", *words, "--no-ray", "--listen", "127.0.0.1:0", "--json")
     with (
