@@ -119,11 +119,13 @@ def _keeps_8_bits(spec: str, asked: Loading) -> bool:
     """
     said = asked.dtype != AUTO or asked.quantization != NONE or asked.deterministic or asked.compiled
     elsewhere = asked.runtime == TORCH or asked.device != "cpu" or (asked.heads is not None and is_self(asked.heads))
-    if said or elsewhere or not is_gguf(spec) or find_spec("openvino") is None or rows_are_free():
+    if said or elsewhere or find_spec("openvino") is None or rows_are_free():
         return False
-    from specwire.lm.gguf_file import read_gguf  # imports transformers, as above
+    # Both import transformers, as above.
+    from specwire.lm.gguf_file import read_gguf
+    from specwire.lm.rounding import has_8_bits
 
-    return read_gguf(spec).is_quantised
+    return read_gguf(spec).is_quantised if is_gguf(spec) else has_8_bits(spec)
 
 
 def rows_are_free() -> bool:

@@ -8,10 +8,17 @@ weights come out for every fingerprint; the products are OpenVINO's of a whole m
 multiplies integers (src/cpu/x64/jit_brgemm_src_quantization_kernel.cpp of its oneDNN).
 """
 
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
+
+from specwire.lm.model_files import WEIGHTS, file_of
 
 LARGEST = 127
 # Activations that share a scale: 32, 64 and 256 took more time with half a billion weights. No fingerprint has it, so
@@ -19,6 +26,8 @@ LARGEST = 127
 GROUP = 128
 # For rows of zeros.
 LEAST_SCALE = 1e-12
+# Behind the name of a weight that a file has in 8 bits: its rows' scales.
+SCALE = ".scale"
 
 
 def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,6 +41,47 @@ def rounded_layer(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What an Int8Linear has of a weight: integers (out, in), and scales (out,) in the weight's dtype."""
     integers, scale = rounded(weight)
     return integers, scale.squeeze(1).to(weight.dtype)
+
+
+def packed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a file has of weights in 8 bits: of each matrix integers, and behind SCALE its rows' scales in float16."""
+    found = dict[str, torch.Tensor]()
+    for name, weight in weights.items():
+        if weight.ndim == 2:
+            found[name], scale = rounded(weight)
+            found[name + SCALE] = scale.squeeze(1).half()
+        else:
+            found[name] = weight
+    return found
+
+
+def is_packed(names: Collection[str]) -> bool:
+    """Whether a file with tensors of these names has weights in 8 bits."""
+    return any(name.endswith(SCALE) and name.removesuffix(SCALE) in names for name in names)
+
+
+def unpacked(stored: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The weights of what `packed` returned."""
+    weights = {name: tensor for name, tensor in stored.items() if not name.endswith(SCALE)}
+    for name, tensor in weights.items():
+        scale = stored.get(name + SCALE)
+        weights[name] = (tensor.float() if scale is None else tensor.float() * scale.float()[:, None]).to(dtype)
+    return weights
+
+
+def has_8_bits(spec: str) -> bool:
+    """Whether a directory has its weights in 8 bits as we write them. ModelError for a file that is broken."""
+    path = Path(spec).expanduser() / WEIGHTS
+    if not path.is_file():
+        return False
+    with file_of(spec, WEIGHTS), safe_open(path, "pt") as held:
+        return is_packed({*held.keys()})
+
+
+def read_8_bits(spec: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The weights of such a directory, by name. ModelError for a file that is broken."""
+    with file_of(spec, WEIGHTS):
+        return unpacked(load_file(Path(spec).expanduser() / WEIGHTS), dtype)
 
 
 def rounded_activations(x: torch.Tensor, group: int = GROUP) -> torch.Tensor:
