@@ -211,7 +211,7 @@ soak: $(if $(filter vllm,$(PAIR)),$(VLLM),$(STAMP)) ## stream to 32 clients whil
 	$(BIN)/python -m bench.soak.run --pair $(PAIR) --minutes $(MINUTES) --seed $(SEED)
 
 soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-load MINUTES=10)
-	$(BIN)/python -m bench.soak_load.run --minutes $(MINUTES)
+	$(BIN)/python -m bench.soak.load --minutes $(MINUTES)
 
 fuzz: $(STAMP) ## tell every service, and write into log and registry, anything (make fuzz MINUTES=30)
 	$(BIN)/python -m tests.fuzz.long $(MINUTES)

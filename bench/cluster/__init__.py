@@ -1,1 +1,7 @@
-"""A Ray cluster of several nodes on this machine: how it scales, and what Ray Serve as the way in costs."""
+"""A Ray cluster of several nodes on this machine, and how it scales: `make bench-cluster`.
+
+run     the command: python -m bench.cluster.run; all rows in turn, what is needed, the record
+load    the rows, the sessions, the deployment, what the simulator expects
+clocks  processor time by kind of process
+site    the cluster itself, for tests too
+"""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import Protocol, cast
+
+import torch
+from transformers import PreTrainedModel
 
 from bench.gpu.head import CountedHead
 from bench.harness.runs import BenchError
+from bench.peers.transformers_peer import Stopwatch
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome, Proposal
 from specwire.core.text import Stopping, Text
@@ -22,6 +26,38 @@ from verify_service.engine.engine import Engine
 from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import Opening, Reports, Tick
 from verify_service.engine.slots import common
+
+
+class TransformersPair:
+    """As its users run it; a fixed number of draft tokens, as the rows beside it have."""
+
+    def __init__(self, target: PreTrainedModel, draft: PreTrainedModel, tokens: int) -> None:
+        self._target, self._draft = target, draft
+        settings = draft.generation_config
+        settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = tokens, "constant"
+        settings.assistant_confidence_threshold = 0.0
+
+    @torch.inference_mode()
+    def run(self, prompt: Sequence[int], tokens: int, assisted: bool) -> Decoded:
+        """From the first token to the last."""
+        ids = torch.tensor([list(prompt)], device=self._target.device)
+        watch = Stopwatch()
+        generate = cast(Callable[..., torch.Tensor], self._target.generate)
+        output = generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            use_cache=True,
+            max_new_tokens=tokens,
+            assistant_model=self._draft if assisted else None,
+            streamer=watch,
+        )
+        (began, first), *rest = watch.puts[1:]
+        text = tuple(output[0, len(prompt) :].tolist())
+        ended = rest[-1][0] if rest else began
+        accepted = sum(tokens - 1 for _, tokens in watch.puts[1:])
+        return Decoded(ended - began, len(text) - first, (text,), 0, accepted if assisted else 0)
+
 
 LINK, SOURCE = 0, 1
 GREEDY = Sampling(temperature=0.0)

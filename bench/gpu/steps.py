@@ -6,13 +6,56 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.gpu.floor import Floor
+import torch
+from transformers import PreTrainedModel
+
 from bench.harness.interleave import schedule
 from bench.harness.interval import Estimate, estimate
 from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.sampling import Sampling
 from specwire.lm import Feed, LanguageModel
 from specwire.lm.law.sampler import choose
+
+TIMES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """weight_bytes: read in every forward; position_bytes: keys and values of one position; bandwidth: bytes/s."""
+
+    weight_bytes: int
+    position_bytes: int
+    bandwidth: float
+
+    def seconds(self, rows: int, positions: int) -> float:
+        """Of a forward of `rows` sessions that attend to so many positions each."""
+        return (self.weight_bytes + rows * positions * self.position_bytes) / self.bandwidth
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """All weights but the embeddings, of which a forward reads a row for each token."""
+    embedding = model.get_input_embeddings().weight
+    return sum(each.nbytes for each in model.parameters() if each is not embedding)
+
+
+def bandwidth(device: torch.device, size: int) -> float:
+    """Bytes per second that a copy of `size` bytes reads and writes, the best of a few."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(TIMES):
+        wait_for(device)
+        began = time.perf_counter()
+        target.copy_(source)
+        wait_for(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size / best
+
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
 
 GREEDY = Sampling(temperature=0.0)
 # Of each shape in a repeat, after one that does not count.

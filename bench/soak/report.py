@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bench.harness.interval import Estimate
-from bench.harness.report import Bar, at_least, at_most, table
+from bench.harness.record import save
+from bench.harness.report import Bar, at_least, exactly, none_of, table
 from bench.soak.checks import CheckKind, SoakFinding
 from bench.soak.neighbour import KINDS
 from bench.soak.reader import Told
-from bench.soak.record import WHOLE_MINUTES
+
+WHOLE_MINUTES = 10.0
+
 
 # Findings that are printed and written in full.
 MOST_SHOWN = 200
@@ -66,8 +67,7 @@ class SoakReport:
     """
 
     arguments: Mapping[str, object]
-    machine: Mapping[str, object]
-    commit: str | None
+    ran_on: Mapping[str, object]
     asked_minutes: float
     lasted_s: float
     seconds: float
@@ -91,10 +91,10 @@ class SoakReport:
         long = self.asked_minutes >= WHOLE_MINUTES
         kinds, asked = (self.kinds, len(KINDS)) if long else (1, 1)
         return [
-            at_least("minutes", _exactly(round(self.lasted_s / 60, 2)), self.asked_minutes),
-            at_least("kinds of faults", _exactly(len(self.faults)), kinds),
-            at_least("kinds of a neighbour's requests", _exactly(self.asked_kinds), asked),
-            _none("interruptions", int(self.interrupted)),
+            at_least("minutes", exactly(round(self.lasted_s / 60, 2)), self.asked_minutes),
+            at_least("kinds of faults", exactly(len(self.faults)), kinds),
+            at_least("kinds of a neighbour's requests", exactly(self.asked_kinds), asked),
+            none_of("interruptions", int(self.interrupted)),
         ]
 
     @property
@@ -102,13 +102,13 @@ class SoakReport:
         count = self.tally.count
         return [
             *self._whole,
-            _none("lost", count(CheckKind.LOST)),
-            _none("repeated", count(CheckKind.REPEATED)),
-            _none("mismatches", count(CheckKind.MISMATCH, CheckKind.TEXT)),
-            _none("sessions that did not end as asked", count(CheckKind.END, CheckKind.ERROR) + self.unended),
-            _none("sessions that were left and that nobody ended", self.tally.orphans),
-            _none("logs and readers that were told otherwise", count(CheckKind.LOG, CheckKind.READER)),
-            _none("processes that misbehaved", len(self.wrong)),
+            none_of("lost", count(CheckKind.LOST)),
+            none_of("repeated", count(CheckKind.REPEATED)),
+            none_of("mismatches", count(CheckKind.MISMATCH, CheckKind.TEXT)),
+            none_of("sessions that did not end as asked", count(CheckKind.END, CheckKind.ERROR) + self.unended),
+            none_of("sessions that were left and that nobody ended", self.tally.orphans),
+            none_of("logs and readers that were told otherwise", count(CheckKind.LOG, CheckKind.READER)),
+            none_of("processes that misbehaved", len(self.wrong)),
         ]
 
     @property
@@ -137,18 +137,13 @@ class SoakReport:
         }
 
     def write(self, path: Path) -> None:
-        everything = {
-            "name": path.stem,
+        found = {
             "bars": [asdict(bar) for bar in self.bars],
             **self.figures,
             "findings": [asdict(one) for one in self.tally.findings[:MOST_SHOWN]],
             "wrong": list(self.wrong)[:MOST_SHOWN],
-            "machine": self.machine,
-            "commit": self.commit,
-            "arguments": self.arguments,
         }
-        lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in everything.items())
-        path.write_text(f"{{\n {lines}\n}}\n")
+        save(path, found, self.arguments, ran_on=self.ran_on)
 
     def shown(self) -> str:
         rows = [f"{name.replace('_', ' ')}: {_shown(value)}" for name, value in self.figures.items()]
@@ -159,14 +154,6 @@ class SoakReport:
         said = [f"session {one.session}: {one.kind}: {one.detail}" for one in self.tally.findings[:MOST_SHOWN]]
         parts = (rows, table(("bar", "value", "needed", ""), bars), said, list(self.wrong))
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
-
-
-def _none(name: str, count: int) -> Bar:
-    return at_most(name, _exactly(count), 0)
-
-
-def _exactly(value: float) -> Estimate:
-    return Estimate(value, value, value, 1.0)
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:

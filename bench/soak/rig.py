@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.harness.services import ANY_PORT, Process, RedisLog, ServiceProcess
 from bench.relay.link import RelayLink
-from bench.soak.pairs import SoakPair
+from bench.soak.jobs import SoakPair
 from deploy.stack.processes import environment
 
 TWO = ("1", "2")

@@ -12,11 +12,7 @@ import pytest
 
 from bench.cluster import run
 from bench.cluster.clocks import CLIENTS, DRAFTERS, ORCHESTRATORS, REST, VERIFIERS, Clocks, kind_of, ports_of
-from bench.cluster.crowd import CrowdSession, ServedCrowd, prompt
-from bench.cluster.expected import simulated, trace
-from bench.cluster.measure import EXPECTED, ClusterSample, MeasuredCluster, Texts
-from bench.cluster.results import ClusterResults, bars, multiple_of, row_results, shown, write
-from bench.cluster.settings import (
+from bench.cluster.load import (
     AGREE,
     DRAFTED,
     FLOOD,
@@ -33,7 +29,24 @@ from bench.cluster.settings import (
     TOKENS,
     V_MS,
     WIDE,
+    CrowdSession,
+    ServedCrowd,
     config,
+    prompt,
+    simulated,
+    trace,
+)
+from bench.cluster.run import (
+    EXPECTED,
+    ClusterResults,
+    ClusterSample,
+    MeasuredCluster,
+    Texts,
+    bars,
+    multiple_of,
+    row_results,
+    shown,
+    write,
 )
 from bench.harness.runs import BenchError
 from deploy.cluster.schema import parse

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness import ROOT
-from bench.soak import record
+from bench.harness import ROOT, record
 from scripts.figures.reliability import pauses_table, played_line, ran_table
 from tests.faults import run_record
 from tests.faults.cells import HELD_S, SILENT, STOPPED_S, Cell, held_s

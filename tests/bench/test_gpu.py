@@ -12,13 +12,12 @@ import torch
 from transformers import PreTrainedModel
 
 from bench.gpu import head as head_module
-from bench.gpu import run, settings
+from bench.gpu import run
 from bench.gpu.decoding import Decoding, ModelDrafter, Oracle, Source
-from bench.gpu.floor import Floor, bandwidth, weight_bytes
 from bench.gpu.head import CountedHead, forward_bytes, planted
-from bench.gpu.results import GpuResults
+from bench.gpu.run import GpuResults
 from bench.gpu.shapes import SHAPES, agreeing, build, successors, walk
-from bench.gpu.steps import StepLine
+from bench.gpu.steps import Floor, StepLine, bandwidth, weight_bytes
 from bench.harness.interval import estimate
 from scripts.figures.speed import gpu_table
 from specwire.core.draft import HeadRequest
@@ -30,7 +29,7 @@ from specwire.lm.runners.compiled import Buckets
 
 CPU = torch.device("cpu")
 AFTER = successors(128, 1)
-QUICK = settings.settings_of(settings.parser().parse_args(["--quick"]))
+QUICK = run.settings_of(run.parser().parse_args(["--quick"]))
 
 
 def model(name: str, after: Sequence[int], seed: int = 1) -> PreTrainedModel:
@@ -141,7 +140,7 @@ def test_a_quick_measurement_ends_with_tables_and_a_file(tmp_path: Path, capsys:
 
 
 def test_steps_are_measured_in_the_shapes_that_a_service_compiles() -> None:
-    whole = settings.settings_of(settings.parser().parse_args([]))
+    whole = run.settings_of(run.parser().parse_args([]))
     usual = Buckets.usual(whole.slots, whole.context)
     assert run.buckets_of(whole, 8) == usual._replace(columns=(1, 4, 8))
     assert run.buckets_of(whole, 2).columns == (1, 4)
@@ -169,4 +168,4 @@ def test_what_cannot_be_measured_is_said_in_a_sentence(tmp_path: Path, capsys: p
     for words in ("nowhere", "rows: must each be at least 1", "another vocabulary", "tokens: must be at least 6"):
         assert words in errors
     with pytest.raises(InvalidParameter):
-        settings.GpuSettings(acceptance=1.5)
+        run.GpuSettings(acceptance=1.5)

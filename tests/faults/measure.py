@@ -19,8 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness import machine
-from bench.soak import record
+from bench.harness import machine, record
 from specwire.progress import ProgressBar
 from specwire.rpc.process import say
 from tests.faults.cells import HELD_S, Cell, Notice, held_s

@@ -9,9 +9,8 @@ from functools import cache
 import pytest
 from tokenizers import Tokenizer
 
-from bench.soak.jobs import Job, Manner
-from bench.soak.judge import mismatches
-from bench.soak.pairs import SoakPair, demo
+from bench.soak.checks import mismatches
+from bench.soak.jobs import Job, Manner, SoakPair, demo
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.messages import FinishReason
 from specwire.lm import load_model

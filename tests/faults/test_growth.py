@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.soak_load.run import LoadSettings, load
+from bench.soak.load import LoadSettings, load
 from specwire.rpc.process import say
 from tests.faults.leaky_verifier import KEPT
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from bench.harness import ROOT
-from bench.soak.settings import SoakSettings
-from bench.soak.soak import soak
-from bench.soak_load.run import LoadSettings, load
+from bench.soak.load import LoadSettings, load
+from bench.soak.run import SoakSettings, soak
 from deploy.stack.processes import descendants
 from specwire.rpc.process import say
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
+from bench.harness import record
 from bench.harness.processes import in_processes, usual_processes
-from bench.soak import record
 from specwire.rpc.process import say
 from tests.simulation.record import OUT, WHOLE, Totals
 from tests.simulation.run import run_seed

@@ -17,13 +17,12 @@ from bench.harness import services
 from bench.harness.entry import first_failure
 from bench.harness.runs import BenchError
 from bench.harness.services import Process, RedisLog, ServiceProcess
+from bench.soak import load as load
 from bench.soak import run
+from bench.soak.load import ServedLoad, SessionCrowd
+from bench.soak.memory import Memory
 from bench.soak.monkey import Fault, FaultKind, Monkey
 from bench.soak.rig import Rig
-from bench.soak_load import run as load
-from bench.soak_load.crowd import SessionCrowd
-from bench.soak_load.memory import Memory
-from bench.soak_load.served import ServedLoad
 from specwire.client import AsyncClient, SpecwireError
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak import monkey, record, settings
-from bench.soak.checks import CheckKind, check
-from bench.soak.jobs import Job, Manner, draw
-from bench.soak.judge import mismatches, scores_of
+from bench.harness import record
+from bench.soak import monkey, run
+from bench.soak.checks import CheckKind, check, mismatches, scores_of
+from bench.soak.jobs import Job, Manner, SoakPair, draw, scripted
 from bench.soak.neighbour import KINDS, Neighbour, dead_end, ends_of_ranges, long_note, many_numbers, many_parts
-from bench.soak.pairs import SoakPair, scripted
 from bench.soak.reader import Told
 from bench.soak.report import SoakReport, Tally, quantiles
 from specwire.client import Chunk, Finished, SessionState, Stats
@@ -179,7 +178,7 @@ def test_the_report(pair: SoakPair, tmp_path: Path) -> None:
 def a_report(tally: Tally) -> SoakReport:
     """Of a minute."""
     faults = Counter({"redis killed": 1})
-    return SoakReport({}, {}, None, 1.0, 60.0, 65.0, tally, faults, 2, {}, len(KINDS), [], 0, False)
+    return SoakReport({}, {}, 1.0, 60.0, 65.0, tally, faults, 2, {}, len(KINDS), [], 0, False)
 
 
 async def test_a_neighbour_is_answered_and_hurts_nobody() -> None:
@@ -234,4 +233,4 @@ def test_quantiles() -> None:
 @pytest.mark.parametrize("words", [["--minutes", "-1"], ["--sessions", "0"], ["--every", "nan"]])
 def test_settings_are_checked(words: list[str]) -> None:
     with pytest.raises(InvalidParameter, match=words[0].removeprefix("--")):
-        settings.settings_of(settings.parser().parse_args(words))
+        run.settings_of(run.parser().parse_args(words))

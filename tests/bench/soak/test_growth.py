@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from bench.soak_load.growth import MOST_KEPT, Point, blocks, kept_bytes
+from bench.soak.memory import MOST_KEPT, Point, blocks, kept_bytes
 
 RATE, SAMPLES, EVERY_S = 30, 300, 2
 

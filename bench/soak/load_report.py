@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.harness.interval import Estimate
-from bench.harness.report import Bar, at_least, at_most, table
-from bench.soak.record import WHOLE_MINUTES
-from bench.soak_load.growth import MOST_KEPT, Point, kept_bytes
-from bench.soak_load.memory import Sample, Weight
+from bench.harness.record import save
+from bench.harness.report import Bar, at_least, at_most, exactly, none_of, table
+from bench.soak.memory import MOST_KEPT, Point, Sample, Weight, kept_bytes
+from bench.soak.report import WHOLE_MINUTES
 
 # Redis keeps the request ids, for as long as the sessions' logs may live and longer.
 OURS = ("orchestrator", "verifier")
@@ -29,15 +28,14 @@ class LoadReport:
     Attributes:
         tokens_per_second: at full speed; the rest is of the paced run.
         before: MiB by process, resident, before the crowd came.
-        samples, weights: see `bench.soak_load.memory`.
+        samples, weights: see `bench.soak.memory`.
         sessions: at a time, those that nobody reads on included.
         idle: for each session that nobody read on: tokens decided before the crowd came, and at the end.
         unread: tokens that these had asked for.
     """
 
     arguments: Mapping[str, object]
-    machine: Mapping[str, object]
-    commit: str | None
+    ran_on: Mapping[str, object]
     tokens_per_second: float
     before: Mapping[str, float]
     samples: Sequence[Sample]
@@ -90,14 +88,14 @@ class LoadReport:
         moved = sum(later > first for first, later in self.idle)
         fewest = min((running for _, _, running, _, _ in self.samples), default=0)
         return [
-            at_least("fewest sessions at a look", _exactly(fewest), self._asked),
-            _most("sessions that failed", len(self.errors), 0),
-            _most("mismatches", self.mismatches, 0),
+            at_least("fewest sessions at a look", exactly(fewest), self._asked),
+            none_of("sessions that failed", len(self.errors)),
+            none_of("mismatches", self.mismatches),
             *(at_most(f"bytes kept of an ended session, {name}", self.kept[name], MOST_KEPT) for name in self._told),
             *self._resident_bars,
-            _most("services whose growth could not be told", len(GROWING) - len(self._told), 0),
-            _most("unread sessions decided to their end", sum(last >= self.unread for _, last in self.idle), 0),
-            _most("unread sessions decided further meanwhile", moved, 0),
+            none_of("services whose growth could not be told", len(GROWING) - len(self._told)),
+            none_of("unread sessions decided to their end", sum(last >= self.unread for _, last in self.idle)),
+            none_of("unread sessions decided further meanwhile", moved),
         ]
 
     @property
@@ -109,7 +107,7 @@ class LoadReport:
         """Of what is not held, growth can be shown, but not that there is none."""
         found = self.resident_kept
         name = "bytes of resident memory kept of one, at least"
-        return [_most(f"{name}, {of}", round(found[of].low, 1), MOST_KEPT) for of in OURS if of in found]
+        return [at_most(f"{name}, {of}", exactly(round(found[of].low, 1)), MOST_KEPT) for of in OURS if of in found]
 
     @property
     def holds(self) -> bool:
@@ -133,19 +131,9 @@ class LoadReport:
         }
 
     def write(self, path: Path) -> None:
-        everything = {
-            "name": path.stem,
-            "bars": [asdict(bar) for bar in self.bars],
-            **self.figures,
-            "errors": list(self.errors)[:MOST_SHOWN],
-            "machine": self.machine,
-            "commit": self.commit,
-            "arguments": self.arguments,
-            "samples": self.samples,
-            "weights": self.weights,
-        }
-        lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in everything.items())
-        path.write_text(f"{{\n {lines}\n}}\n")
+        found = {"bars": [asdict(bar) for bar in self.bars], **self.figures, "errors": list(self.errors)[:MOST_SHOWN]}
+        looked = {"samples": self.samples, "weights": self.weights}
+        save(path, {**found, **looked}, self.arguments, ran_on=self.ran_on)
 
     def shown(self) -> str:
         rows = [f"{name.replace('_', ' ')}: {value}" for name, value in self.figures.items()]
@@ -171,11 +159,3 @@ def _intervals(kept: Mapping[str, Estimate]) -> dict[str, list[float]]:
 
 def _shown(bar: Bar) -> str:
     return f"{bar.value:g}" if bar.low == bar.high else f"{bar.value:.0f} ({bar.low:.0f} to {bar.high:.0f})"
-
-
-def _most(name: str, value: float, needed: float) -> Bar:
-    return at_most(name, _exactly(value), needed)
-
-
-def _exactly(value: float) -> Estimate:
-    return Estimate(value, value, value, 1.0)

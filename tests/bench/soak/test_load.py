@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 
-from bench.soak import record
-from bench.soak_load import run as load
-from bench.soak_load.crowd import LONGEST, MEAN_LENGTH, length
-from bench.soak_load.report import LoadReport
+from bench.harness import record
+from bench.soak import load as load
+from bench.soak.load import LONGEST, MEAN_LENGTH, length
+from bench.soak.load_report import LoadReport
 from specwire.core.invalid import InvalidParameter
 
 BEFORE = {"orchestrator": 10.0, "verifier": 20.0, "redis": 4.0}
@@ -28,7 +28,7 @@ def a_report() -> LoadReport:
     ]
     rested = memory(20.0)
     weights = [(1000 * second, memory(20.0 if second > 2 else 15.0), rested) for second in range(20)]
-    return LoadReport({}, {}, None, 4321.0, BEFORE, samples, weights, 8, 5, [], 100, 0, [(700, 700)], 4000)
+    return LoadReport({}, {}, 4321.0, BEFORE, samples, weights, 8, 5, [], 100, 0, [(700, 700)], 4000)
 
 
 def missed(report: LoadReport) -> list[str]:

@@ -1,4 +1,4 @@
-"""How much memory a service holds, told by itself: python -m bench.soak_load.weighing SOCKET MODULE [ARGUMENT ...].
+"""How much memory a service holds, told by itself: python -m bench.soak.weighing SOCKET MODULE [ARGUMENT ...].
 
 Runs MODULE as `python -m` does; who connects to SOCKET meanwhile is told the bytes that are allocated and not freed,
 once what can be collected is collected. Resident memory says something else: what the allocator has not given back

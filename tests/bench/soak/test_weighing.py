@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench.harness import ROOT
-from bench.soak_load.growth import MOST_KEPT, Point, kept_bytes
-from bench.soak_load.weighing import ENVIRONMENT, weigh, words
+from bench.soak.memory import MOST_KEPT, Point, kept_bytes
+from bench.soak.weighing import ENVIRONMENT, weigh, words
 
 SESSIONS, TIMES = 100, 36
 # What a kept object has around it: its head, malloc's, and a place in a list.
@@ -20,7 +20,7 @@ AROUND = 64
 
 def weighed(socket: Path, kept: int) -> list[Point]:
     """Of a program that keeps so many bytes of each session, each time that some have come and gone."""
-    command = (sys.executable, "-m", *words(socket, "tests.bench.soak_load.churn"), str(kept))
+    command = (sys.executable, "-m", *words(socket, "tests.bench.soak.churn"), str(kept))
     surroundings = {**os.environ, **ENVIRONMENT}
     points = []
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A program to be weighed: python -m tests.bench.soak_load.churn KEPT.
+"""A program to be weighed: python -m tests.bench.soak.churn KEPT.
 
 Each line on stdin is a number of sessions that come and go: objects and buffers of many sizes, some in cycles, some
 hundred living at a time, so that its memory moves by far more than it keeps. It keeps KEPT bytes of each session for

@@ -1,8 +1,12 @@
-"""Many sessions at once on the scripted model: python -m bench.soak_load.run --help.
+"""Many sessions at once on the scripted model: python -m bench.soak.load --help.
 
 All clients are in this process. What is measured: tokens per second at full speed; then, paced, so that all wait for
 the verifier alone, memory per session, and how far it decides for clients that do not read. The paced crowd comes in
 rounds: whether memory grows is told by what the services hold between them, when nothing is under way.
+
+Lengths are drawn from an exponential law, so a session's age does not tell how much of it is left, and the mix of ages
+is soon steady. With other lengths sessions that begin together stay in step for minutes, and their memory goes up and
+down with their age by tens of MiB.
 """
 
 from __future__ import annotations
@@ -12,27 +16,191 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+import urllib.request
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from math import ceil
+from pathlib import Path
+from random import Random
 
-from bench.harness import RESULTS, machine
+from bench.harness import RESULTS, record
 from bench.harness.entry import first_failure, terminable
 from bench.harness.runs import BenchError
-from bench.soak import record
-from bench.soak.jobs import Job, Manner
-from bench.soak.judge import mismatches
-from bench.soak.pairs import SoakPair, scripted
-from bench.soak_load import weighing
-from bench.soak_load.crowd import READ_FIRST, UNREAD, SessionCrowd
-from bench.soak_load.report import LoadReport
-from bench.soak_load.served import DEPLOY, ServedLoad, served
-from specwire.client import AsyncClient
+from bench.harness.services import ANY_PORT, RedisLog, ServiceProcess, free_port
+from bench.soak import weighing
+from bench.soak.checks import mismatches
+from bench.soak.jobs import Job, Manner, SoakPair, scripted
+from bench.soak.load_report import LoadReport
+from bench.soak.memory import Memory
+from deploy.stack.processes import environment
+from specwire.client import AsyncClient, Chunk, Event, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling
 from specwire.rpc.process import say
+
+LIMIT_S = 60.0
+RUNNING = "specwire:num_sessions_running"
+# Ended sessions are remembered for as long, a minute by itself: at some thousand a minute their number, and with it
+# memory, would follow every change of the machine's speed.
+FORGETTING = ("--retention", "5")
+# With sessions that wait for a slot: on a slow machine it takes long until one is free.
+PATIENT = ("--queue-wait", "300")
+DEPLOY = "deploy"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLoad:
+    """address: where clients call. figures: where the orchestrator tells its own. memory: of all processes."""
+
+    address: str
+    figures: str
+    memory: Memory
+
+    def running(self) -> int:
+        """Sessions that have begun and not ended, as the orchestrator counts them. BenchError if it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://{self.figures}/metrics", timeout=LIMIT_S) as page:
+                lines = page.read().decode().splitlines()
+        except OSError as error:
+            raise BenchError(f"metrics: {error}") from error
+        return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(RUNNING))
+
+
+@contextmanager
+def served(pair: SoakPair, verifier: str) -> Iterator[ServedLoad]:
+    """Start everything. Whatever becomes of it, no process is left.
+
+    verifier: a module in place of deploy's for the verifier's process.
+    """
+    with ExitStack() as owned:
+        folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-load-")))
+        surroundings = {**environment(), **weighing.ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+        redis = RedisLog(folder)
+        owned.callback(redis.kill)
+
+        def start(module: str, *words: str) -> ServiceProcess:
+            through = weighing.words(folder / words[0], module)
+            service = ServiceProcess(words, surroundings, folder / f"{words[0]}.stderr", ANY_PORT, through)
+            owned.callback(service.kill)
+            return service
+
+        verify = start(verifier, "verify", pair.target, *pair.words, *PATIENT)
+        figures = f"127.0.0.1:{free_port()}"
+        words = ("--redis-url", f"redis://{redis.ready()}/0", *FORGETTING, "--metrics", figures)
+        orchestrate = start(DEPLOY, "orchestrate", "--verifier", verify.ready(), *words)
+        parts = {"orchestrator": orchestrate, "verifier": verify, "redis": redis}
+        sockets = {"orchestrator": folder / "orchestrate", "verifier": folder / "verify"}
+        yield ServedLoad(orchestrate.ready(), figures, Memory(parts, sockets, redis))
+
+
+PROMPT_TOKENS = 16
+MEAN_LENGTH, LONGEST = 75, 600
+VOCABULARY = 64
+# Behind so many tokens an idle reader stops reading; its session is long enough never to end.
+READ_FIRST, UNREAD = 16, 4000
+# Every so many sessions are kept for the judge.
+JUDGED = 50
+# Sessions at a time that only come and go.
+PASSING = 64
+
+
+def length(random: Random) -> int:
+    return min(LONGEST, 1 + int(random.expovariate(1 / MEAN_LENGTH)))
+
+
+@dataclass(slots=True)
+class SessionCrowd:
+    """Sessions in motion.
+
+    Attributes:
+        tokens: received so far, by all.
+        gone: sessions that have ended, by themselves or because they were left.
+        texts: (prompt, tokens) of some that have ended.
+        idle: ids of the sessions that nobody reads on.
+    """
+
+    client: AsyncClient
+    seed: int
+    limit_s: float
+    tokens: int = 0
+    ended: int = 0
+    gone: int = 0
+    errors: list[str] = field(default_factory=list)
+    texts: list[tuple[tuple[int, ...], list[int]]] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
+    _numbers: count[int] = field(default_factory=count)
+
+    async def pass_through(self, sessions: int) -> None:
+        """So many sessions of one token: whatever is remembered of the latest ones is full then. They do not count."""
+        left = iter(range(sessions))
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(PASSING, sessions)):
+                tasks.create_task(self._pass(left))
+        self.tokens = self.ended = 0
+
+    async def _pass(self, left: Iterator[int]) -> None:
+        for _ in left:
+            await self._one(1, lambda _: 1, lambda: False)
+
+    async def go_on(self, until: asyncio.Event) -> None:
+        """One session after the other; the last one is left where it is."""
+        while not until.is_set():
+            await self._one(PROMPT_TOKENS, length, until.is_set)
+
+    async def hold(self, until: asyncio.Event) -> None:
+        """One session that is read for a little while, and then is not, and does not end."""
+        prompt = [2 + len(self.idle)] * PROMPT_TOKENS
+        events = self.client.generate(prompt, max_tokens=UNREAD, ignore_eos=True, timeout=self.limit_s)
+        seen = 0
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    if isinstance(event, Started):
+                        self.idle.append(event.session_id)
+                    seen += len(event.tokens) if isinstance(event, Chunk) else 0
+                    if seen >= READ_FIRST:
+                        await until.wait()
+                        return
+        except SpecwireError as error:
+            self.errors.append(str(error))
+
+    async def lengths(self) -> list[int]:
+        """How far each idle session has been decided."""
+        states = [await self.client.get_session(session_id) for session_id in self.idle]
+        return [len(state.tokens) - state.prompt_tokens for state in states]
+
+    async def _one(self, tokens: int, drawn: Callable[[Random], int], over: Callable[[], bool]) -> None:
+        """With a prompt of so many tokens."""
+        number = next(self._numbers)
+        random = Random(f"{self.seed}/{number}")
+        prompt = tuple(random.randrange(2, VOCABULARY) for _ in range(tokens))
+        most = drawn(random)
+        events = self.client.generate(prompt, max_tokens=most, ignore_eos=True, timeout=self.limit_s)
+        output = await self._read(events, over)
+        if number % JUDGED == 0:
+            self.texts.append((prompt, output))
+
+    async def _read(self, events: AsyncGenerator[Event, None], over: Callable[[], bool]) -> list[int]:
+        tokens: list[int] = []
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    if isinstance(event, Chunk):
+                        tokens += event.tokens
+                        self.tokens += len(event.tokens)
+                    if over():
+                        return tokens
+            self.ended += 1
+        except SpecwireError as error:
+            self.errors.append(str(error))
+        finally:
+            self.gone += 1
+        return tokens
+
 
 OUT = RESULTS / "load.json"
 LOOK_S = 2.0
@@ -90,7 +258,7 @@ def load(settings: LoadSettings, tell: Callable[[str], None], verifier: str = DE
     """
     if not weighing.supported():
         raise BenchError("memory: this C library does not tell what is allocated (mallinfo2, glibc 2.33 or later)")
-    commit = machine.commit()  # of what runs, whatever is committed meanwhile
+    ran_on = record.provenance()
     tell(f"load: starting the services for {settings.sessions} sessions")
     with served(scripted(delay_ms=0.0, slots=settings.slots), verifier) as services, first_failure():
         speed = asyncio.run(_full_speed(settings, services))
@@ -98,7 +266,7 @@ def load(settings: LoadSettings, tell: Callable[[str], None], verifier: str = DE
     pair = scripted(delay_ms=1000 / (PACE * speed), slots=settings.slots, row_cost=1.0)
     with served(pair, verifier) as services, first_failure():
         found = asyncio.run(_measure(settings, pair, services, speed, tell))
-    return replace(found, commit=commit)
+    return replace(found, ran_on=ran_on)
 
 
 async def _full_speed(settings: LoadSettings, services: ServedLoad) -> float:
@@ -153,8 +321,7 @@ async def _measure(
     wrong = sum(len(mismatches(pair, _job(prompt), tokens)) for prompt, tokens in crowd.texts)
     return LoadReport(
         arguments=asdict(settings),
-        machine=machine.describe(),
-        commit=None,  # read before all this began
+        ran_on={},  # read before all this began
         tokens_per_second=speed,
         before=before,
         samples=memory.samples,
@@ -231,7 +398,7 @@ async def _watch(
 
 def parser() -> argparse.ArgumentParser:
     line = argparse.ArgumentParser(
-        prog="python -m bench.soak_load.run",
+        prog="python -m bench.soak.load",
         description="Stream to many clients at once on the scripted model; measure speed and memory.",
         epilog="Exit code 1: it could not be measured, or a bar is missed.",
     )

@@ -1,1 +1,0 @@
-"""`make soak-load`: a thousand sessions at once. Speed, memory, and whether memory grows."""
