@@ -144,7 +144,6 @@ FILE_VARIABLE = "SPECWIRE_CONFIG"
 PREFIX = "SPECWIRE_"
 DEFAULT = "default"
 FLAG_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-TYPE_NAMES: dict[object, str] = {int: "a whole number", float: "a number"}
 OWN = ("help", "config")
 
 
@@ -270,16 +269,10 @@ def _converted(action: argparse.Action, text: str) -> object:
         if text.lower() not in FLAG_WORDS:
             raise ValueError(f"must be true or false, not {text!r}")
         return FLAG_WORDS[text.lower()]
-    convert = action.type if callable(action.type) else str
     try:
-        value = convert(text)
+        return action.type(text) if callable(action.type) else text
     except argparse.ArgumentTypeError as error:
         raise ValueError(str(error)) from None
-    except ValueError:
-        raise ValueError(f"must be {TYPE_NAMES.get(convert, 'another value')}, not {text!r}") from None
-    if action.choices is not None and value not in action.choices:
-        raise ValueError(f"must be one of {', '.join(map(str, action.choices))}, not {text!r}")
-    return value
 
 
 def _takes_several(action: argparse.Action) -> bool:
@@ -287,8 +280,6 @@ def _takes_several(action: argparse.Action) -> bool:
 
 
 def _default(action: argparse.Action) -> Any:
-    if isinstance(action.default, str) and callable(action.type):
-        return action.type(action.default)
     return list(action.default) if isinstance(action.default, list) else action.default
 
 

@@ -114,30 +114,18 @@ def chat_template_of(args: argparse.Namespace) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorOptions:
-    """Addresses are HOST:PORT; times are seconds.
+    """Options of `specwire orchestrate` (`specwire.options`), and what they stand for. Times are seconds.
 
     tls: encrypts what is listened on. peer_tls: encrypts the links to verifiers and drafters that are dialled.
-    accept_drafters: let drafters dial in where clients call. Off unless asked for: a drafter is told every prompt.
-    drafter_names: whom to let dial in, by a name in its certificate; empty lets in everybody who has one.
+    drafter_names: empty lets in everybody who has a certificate.
     access: tokens that callers must show, and what a tenant may have. peer_token: shown to peers that are dialled.
-    drafters_per_session: how many drafters propose for one session at a time, if so many are there.
     buffer: tokens that a verifier may decide beyond what is durable and taken by the client; more where it is far.
-    start_timeout: wait at start for a verifier to answer; for drafters that are named only a moment longer.
-    verifier_wait: how long a session waits for a verifier before it fails with UNAVAILABLE.
+    start_timeout: for a verifier; for drafters that are named it waits only a moment longer.
     detach_grace: how long a session with a request id goes on without a reader; without one it is cancelled at once.
-    redis_url: of the session log; see `specwire.redis.urls`.
-    durability: what the log must survive, by name (`orchestrator.store.base`); "" takes what redis_url gives.
+    durability: by name (`orchestrator.store.base`); "" takes what redis_url gives.
     session_ttl: how long the log keeps a running session after its owner's last sign of life.
-    retention: how long the log keeps prompt and text after a session's end.
-    http: where HTTP is listened on, with the same `tls` and `access`; "" for nowhere.
-    metrics: where figures are read by HTTP, with the same `tls`, by whoever can connect; with `http` they are read
-        there, too. "" for nowhere.
-    log_prompts: what is asked and answered may be logged, at level info.
-    chat_template: Jinja source in place of the model's own; "" takes that.
-    tool_format: of `specwire.text.tool_calls.formats.FORMATS`; "" for what the chat template tells.
-    http_access: what is let in there.
-    sse_keep_alive: a stream of events over HTTP that is silent for so long gets a comment.
-    plan: auto, or a fixed plan for every session (`specwire.core.policy.controller.parse_plan`), for measurements.
+    http, metrics: with the same `tls`; "" for nowhere. Figures are read by whoever can connect, and at `http`, too.
+    chat_template: Jinja source. plan: `specwire.core.policy.controller.parse_plan`, fixed for measurements.
     registration: where this orchestrator is registered, and looks for verifiers and drafters beside the named ones.
     cloud: where it asks for verifiers instead, and is not registered.
     """

@@ -184,33 +184,18 @@ NOT_OF_DRAFTERS = ("deterministic", "ngram", "text_memory", "references", "table
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """A whole stack on one machine.
+    """A whole stack on one machine: options of `specwire up` (`specwire.options`), and what they stand for.
 
     Attributes:
-        target, draft: a path, a hub id or a scripted model; draft None runs without a drafter.
+        draft: None runs without a drafter. more_drafts: of further drafters.
         also: further targets, which requests name; without heads, references and table, which are of one model.
-        more_drafts: of further drafters. drafters_per_session: see OrchestratorOptions.
-        redis_url: of the session log, see `specwire.redis.urls`; None starts a private Redis.
-        durability, retention: see OrchestratorOptions.
-        listen: HOST:PORT of the orchestrator; the other services take free ports on loopback.
-        target_threads, draft_threads: CPU threads of the models' forwards. target_prompt_threads: of the target's that
-            feed a long part of a prompt; 0: as many.
-        slots: sessions held at once by each service.
-        runtime: what computes the forwards of both models.
-        device, compiled: see ModelServiceOptions. draft_device: of the drafters; "" for the target's.
-        quantization: of both models' weights. kv_type: of keys and values of those that are GGUF files. deterministic,
-            text_memory, references, table: of the verifier. See ModelServiceOptions.
-        ngram: the verifier proposes from the text itself, too. heads: directory of a head beside the target, or "";
-            auto: the one that is included for it, if any.
-        insecure, tls, access, http, chat_template, tool_format, http_access, sse_keep_alive, log_prompts: see
-            OrchestratorOptions; only it is reached remotely.
-        metrics: HOST:PORT of the orchestrator's figures, encrypted as `tls` says; the others' at the ports behind
-            it, plain. "" for nowhere.
-        grace: seconds for which sessions may go on when the stack stops.
+        redis_url: None starts a private Redis; with one_process the log is in memory.
+        listen: of the orchestrator; the other services take free ports on loopback.
+        heads: "" for none.
+        insecure, tls, access, http and what goes with it: of the orchestrator; only that is reached remotely.
+        metrics: of the orchestrator, encrypted as `tls` says; the others' at the ports behind it, plain.
         ray: host the services in Ray actors; otherwise in plain child processes.
-        one_process: host them in this process instead, with the log in its memory unless redis_url says where.
         start_timeout: seconds until everything must be healthy, downloads included.
-        plan: see OrchestratorOptions.
     """
 
     target: str

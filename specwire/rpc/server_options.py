@@ -114,36 +114,15 @@ TEXT_MEMORY = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelServiceOptions:
-    """How to serve a model, as drafter or verifier.
+    """How to serve a model, as drafter or verifier: options of `specwire verify` and `draft` (`specwire.options`).
 
     Attributes:
-        model: a path, a hub id or a scripted model.
-        listen: HOST:PORT; port 0 takes a free one.
-        dtype: of weights and arithmetic; auto: bfloat16 where the device computes it itself, else float32.
-        runtime: what computes the forwards; auto: openvino where it is installed and agrees with the model, else torch.
-            A GGUF file is computed by llamacpp, whatever it says.
-        threads: CPU threads of the model's forwards. prompt_threads: of those that feed a long part of a prompt; 0: as
-            many.
-        slots: sessions held at once. kv_memory: bytes for their keys and values, a head's too; as many slots as fit.
-        context: positions per slot; None takes the model's own.
-        insecure: listen on an address other than loopback without encryption.
-        tls: encrypt what is listened on, for figures too.
-        metrics: HOST:PORT where figures are read by HTTP (docs/OPERATIONS.md); "" for nowhere.
+        prompt_threads: 0 for as many as `threads`. context: None for the model's own.
+        insecure: listen on an address other than loopback without encryption. tls: of figures, too.
         keys: who may call; None lets in everybody who can connect.
-        ngram: a verifier proposes from the text itself, too; nothing to a drafter.
-        text_memory: bytes in which a verifier keeps texts to propose from in other sessions of their tenants, and as
-            many for requests' own references; 0: none.
-        references: files and folders of documents that a verifier proposes from. table: file of a table of n-grams that
-            it does; "" for none.
-        quantization: of the linear layers, none, int8 or int8-dynamic.
-        compiled: run the model as compiled graphs of static shapes (`specwire.lm.load.load_model`).
-        heads: what drafts beside a verifier's target (`specwire.lm.load_model`); "" for none. Nothing to a drafter.
-        deterministic: a verifier's logits are a function of the text alone, bit for bit; nothing to a drafter.
-        tensor_parallel_size, pipeline_parallel_size: processes over which vLLM splits each layer of a verifier, and
-            stages that it splits the layers into; each has so many processes.
-        engine: what a verifier's forwards are computed with, specwire or vllm; nothing to a drafter.
-        engine_options: further arguments of vLLM's EngineArgs, as a JSON object.
-        kv_type: of a GGUF file's keys and values. gpu_layers: how many of its layers lie on a GPU.
+        text_memory: bytes. kv_memory: bytes, for as many slots as fit; None goes by `slots`.
+        ngram, text_memory, references, table, heads, deterministic, engine: nothing to a drafter.
+        engine_options: of vLLM's EngineArgs, a JSON object. compiled: `specwire.lm.load.load_model`.
     """
 
     model: str
@@ -181,32 +160,29 @@ class ModelServiceOptions:
         check_listen(self.listen)
         check_exposure(self.listen, self.tls, self.insecure)
         check_metrics(self.metrics, self.insecure, self.tls)
-        if self.dtype not in SERVED_DTYPES:
-            raise InvalidParameter("dtype", f"must be one of {', '.join(SERVED_DTYPES)}, not {self.dtype!r}")
         if not self.device:
             raise InvalidParameter("device", "must not be empty")
-        if self.runtime not in RUNTIMES:
-            raise InvalidParameter("runtime", f"must be one of {', '.join(RUNTIMES)}, not {self.runtime!r}")
-        if self.quantization not in QUANTIZATIONS:
-            raise InvalidParameter(
-                "quantization", f"must be one of {', '.join(QUANTIZATIONS)}, not {self.quantization!r}"
-            )
-        check_deterministic(self.deterministic, self.runtime)
-        for field, value, least in (
-            ("threads", self.threads, 1),
-            ("prompt-threads", self.prompt_threads, 0),
-            ("slots", self.slots, 1),
+        for field, word, known in (
+            ("dtype", self.dtype, SERVED_DTYPES),
+            ("runtime", self.runtime, RUNTIMES),
+            ("quantization", self.quantization, QUANTIZATIONS),
+            ("engine", self.engine, ENGINES),
+            ("kv-type", self.kv_type, KV_TYPES),
         ):
-            if not least <= value <= MOST_THREADS:
-                raise InvalidParameter(field, f"must be from {least} to {MOST_THREADS}, not {value}")
-        check_ranks(self.tensor_parallel_size, self.pipeline_parallel_size, self.engine)
-        if self.engine not in ENGINES:
-            raise InvalidParameter("engine", f"must be one of {', '.join(ENGINES)}, not {self.engine!r}")
+            if word not in known:
+                raise InvalidParameter(field, f"must be one of {', '.join(known)}, not {word!r}")
+        for field, value, least, most in (
+            ("threads", self.threads, 1, MOST_THREADS),
+            ("prompt-threads", self.prompt_threads, 0, MOST_THREADS),
+            ("slots", self.slots, 1, MOST_THREADS),
+            ("gpu-layers", self.gpu_layers, 0, MOST_LAYERS),
+        ):
+            if not least <= value <= most:
+                raise InvalidParameter(field, f"must be from {least} to {most}, not {value}")
+        if self.deterministic and self.runtime == "openvino":  # its rounding depends on what it computes together
+            raise InvalidParameter("deterministic", "needs the runtime torch, not openvino")
+        _check_ranks(self.tensor_parallel_size, self.pipeline_parallel_size, self.engine)
         engine_options(self.engine, self.engine_options)
-        if self.kv_type not in KV_TYPES:
-            raise InvalidParameter("kv-type", f"must be one of {', '.join(KV_TYPES)}, not {self.kv_type!r}")
-        if not 0 <= self.gpu_layers <= MOST_LAYERS:
-            raise InvalidParameter("gpu-layers", f"must be from 0 to {MOST_LAYERS}, not {self.gpu_layers}")
         if self.context is not None and self.context < 2:
             raise InvalidParameter("context", f"must be at least 2, not {self.context}")
 
@@ -252,12 +228,6 @@ class ModelServiceOptions:
         return Admission(self.keys)
 
 
-def check_deterministic(deterministic: bool, runtime: str) -> None:
-    """InvalidParameter for a runtime whose rounding depends on what it computes together."""
-    if deterministic and runtime == "openvino":
-        raise InvalidParameter("deterministic", "needs the runtime torch, not openvino")
-
-
 def engine_options(engine: str, text: str) -> dict[str, Any]:
     """What `--engine-options` says; InvalidParameter unless it is a JSON object, empty for our own engine."""
     try:
@@ -271,7 +241,7 @@ def engine_options(engine: str, text: str) -> dict[str, Any]:
     return options
 
 
-def check_ranks(size: int, stages: int = 1, engine: str = SPECWIRE) -> None:
+def _check_ranks(size: int, stages: int = 1, engine: str = SPECWIRE) -> None:
     """InvalidParameter unless vLLM may split a model into stages of this many processes each."""
     if not 1 <= size <= MOST_RANKS:
         raise InvalidParameter(RANKS, f"must be from 1 to {MOST_RANKS}, not {size}")

@@ -12,21 +12,26 @@ import pytest
 from deploy.cli import main as cli
 from deploy.commands import CONFIGURABLE
 from deploy.settings import CommandOptions, Setting, SettingInvalid
-from specwire.options import CLUSTER, TABLE, WORDS, options_of
+from specwire.options import CLUSTER, TABLE, WORDS, Option, options_of
+
+ROWS = (
+    Option("model", "", positional="", help=""),
+    Option("listen", "", default="127.0.0.1:0", help="where (default: %(default)s, 100 %%)"),
+    Option("slots", "", kind=int, default=16, help=""),
+    Option("grace", "", kind=float, default=1.5, help=""),
+    Option("dtype", "", choices=("float32", "bfloat16"), default="float32", help=""),
+    Option("ngram", "", kind=bool, default=True, help=""),
+    Option("start-timeout", "", kind=float, help=""),
+)
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="specwire up")
-    parser.add_argument("model")
-    parser.add_argument("--listen", default="127.0.0.1:0", help="where (default: %(default)s, 100 %%)")
-    parser.add_argument("--slots", type=int, default=16)
-    parser.add_argument("--grace", type=float, default="1.5")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--ngram", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--start-timeout", type=float)
+    for row in ROWS:
+        row.add_to(parser, {})
     draft = parser.add_mutually_exclusive_group()
-    draft.add_argument("--draft", action="append")
-    draft.add_argument("--no-draft", action="store_true")
+    Option("draft", "", several=True, help="").add_to(draft, {})
+    Option("no-draft", "", kind=bool, help="").add_to(draft, {})
     return parser
 
 
@@ -239,11 +244,3 @@ def test_show_refuses_as_the_command_does(config: Path, capsys: pytest.CaptureFi
     assert (
         capsys.readouterr().err == f"specwire config: error: {config}, line 2: slots must be a whole number, not 'x'\n"
     )
-
-
-def test_the_example_in_the_docs_is_taken(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "CLI.md").read_text()
-    config.write_text(page.partition("```yaml\n")[2].partition("```")[0])
-    monkeypatch.setenv("SPECWIRE_CONFIG", str(config))
-    assert cli.parse(["up"]).draft == ["models/small", "models/smaller"]
-    assert cli.parse(["orchestrate"]).verifier == ["10.0.0.1:50061", "10.0.0.2:50061"]
