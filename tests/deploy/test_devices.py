@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,46 @@ def told(options: ModelServiceOptions) -> ModelServiceOptions:
     verify_service.server.add_arguments(line)
     _, _, _, *words = PlainService(VERIFIER, options, 1.0, pytest.fail)._command(options.listen)
     args = line.parse_args(words)
-    return replace(model_options(args), heads=args.heads)
+    return model_options(args)
+
+
+# One of each option, none of which is its default.
+EVERY = {
+    "model": "m",
+    "listen": "127.0.0.1:7",
+    "dtype": "bfloat16",
+    "device": "cuda:1",
+    "runtime": "openvino",
+    "threads": 3,
+    "prompt_threads": 2,
+    "slots": 5,
+    "context": 64,
+    "insecure": True,
+    "ngram": False,
+    "text_memory": 0,
+    "references": ("a", "b"),
+    "table": "t",
+    "quantization": "int8",
+    "heads": "h",
+    "kv_memory": 1 << 20,
+    "metrics": "127.0.0.1:8",
+    "compiled": True,
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 2,
+    "engine": "vllm",
+    "engine_options": '{"enforce_eager": true}',
+    "kv_type": "q8_0",
+    "gpu_layers": 3,
+}
+
+
+def test_every_option_reaches_a_child_process() -> None:
+    assert {each.name for each in fields(ModelServiceOptions)} == {*EVERY, "deterministic", "tls", "keys"}
+    every = ModelServiceOptions(**EVERY)  # type: ignore[arg-type]  # each of its own type
+    assert told(every) == every
+    exact = ModelServiceOptions("m", deterministic=True)
+    assert told(exact) == exact
+    assert "--deterministic" not in PlainService(DRAFTER, exact, 1.0, pytest.fail)._command(exact.listen)
 
 
 @pytest.mark.parametrize(

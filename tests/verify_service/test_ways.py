@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from deploy.stack.options import DRAFTER, VERIFIER, stack_options
-from deploy.stack.plain_host import PlainService
 from specwire.core.invalid import InvalidParameter
 from specwire.options import STACK, add_options
 from specwire.rpc.server_options import ModelServiceOptions
@@ -44,13 +43,6 @@ def test_flags_reach_the_services_that_they_are_for() -> None:
     for role, deterministic in ((VERIFIER, True), (DRAFTER, False)):
         assert services[role].deterministic is deterministic
         assert services[role].quantization == "int8"
-
-    verifier = PlainService(VERIFIER, services[VERIFIER], 1.0, print)._command("127.0.0.1:0")
-    own = argparse.ArgumentParser()
-    add_arguments(own)
-    args = own.parse_args(verifier[3:])
-    assert (args.deterministic, args.quantization) == (True, "int8")
-    assert "--deterministic" not in PlainService(DRAFTER, services[DRAFTER], 1.0, print)._command("127.0.0.1:0")
 
 
 def test_what_contradicts_itself_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
