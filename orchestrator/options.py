@@ -16,10 +16,10 @@ from specwire.core.policy.controller import parse_plan
 from specwire.options import NO_HTTP, RETENTION_S, SSE_KEEP_ALIVE_S, VERIFIER_WAIT_S
 from specwire.redis.urls import MEMORY
 from specwire.registry.options import NO_CLOUD, NOWHERE, CloudOptions, RegistryOptions
-from specwire.rpc.channel import check_token_is_safe, exposure, host_of, is_loopback
+from specwire.rpc.channel import check_token_is_safe, host_of, is_loopback
 from specwire.rpc.keys import Token
 from specwire.rpc.renewal import Renewable
-from specwire.rpc.server_options import check_exposure, check_listen, check_metrics
+from specwire.rpc.server_options import check_exposure, check_metrics
 from specwire.rpc.tls import ClientTls, ServerTls
 
 HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
@@ -77,10 +77,7 @@ def http_of(args: argparse.Namespace) -> str:
 def check_http(address: str, tls: ServerTls | None = None, insecure: bool = True) -> str:
     """`address`; InvalidParameter where it cannot be listened on for HTTP."""
     if address:
-        check_listen(address, "http")
-        exposed = exposure(address, encrypted=tls is not None, insecure=insecure)
-        if exposed is not None:
-            raise InvalidParameter("http", exposed)
+        check_exposure(address, tls, insecure, "http")
         if not http_is_installed():
             raise InvalidParameter("http", "needs the extra: pip install 'specwire[http]', or --http none")
     return address

@@ -241,7 +241,6 @@ class StackOptions:
     one_process: bool = False
 
     def __post_init__(self) -> None:
-        check_listen(self.listen)
         check_exposure(self.listen, self.tls, self.insecure)
         check_http(self.http, self.tls, self.insecure)
         check_sse_keep_alive(self.sse_keep_alive)

@@ -58,20 +58,18 @@ def check_listen(listen: str, field: str = "listen") -> None:
         raise InvalidParameter(field, f"must be HOST:PORT with a port from 0 to 65535, not {listen!r}")
 
 
-def check_exposure(listen: str, tls: ServerTls | None, insecure: bool) -> None:
-    """InvalidParameter if other machines could read along; checked before a model is loaded."""
-    exposed = exposure(listen, encrypted=tls is not None, insecure=insecure)
+def check_exposure(address: str, tls: ServerTls | None, insecure: bool, field: str = "listen") -> None:
+    """InvalidParameter unless it reads HOST:PORT, where others cannot read along; checked before a model is loaded."""
+    check_listen(address, field)
+    exposed = exposure(address, encrypted=tls is not None, insecure=insecure)
     if exposed is not None:
-        raise InvalidParameter("listen", exposed)
+        raise InvalidParameter(field, exposed)
 
 
 def check_metrics(address: str, insecure: bool, tls: ServerTls | None = None) -> str:
-    """`address`, of figures, "" for nowhere; InvalidParameter if others would read along."""
+    """`address`, of figures, "" for nowhere; InvalidParameter as above."""
     if address:
-        check_listen(address, "metrics")
-        exposed = exposure(address, encrypted=tls is not None, insecure=insecure)
-        if exposed is not None:
-            raise InvalidParameter("metrics", exposed)
+        check_exposure(address, tls, insecure, "metrics")
     return address
 
 
@@ -157,7 +155,6 @@ class ModelServiceOptions:
     def __post_init__(self) -> None:
         if not self.model:
             raise InvalidParameter("model", "must not be empty")
-        check_listen(self.listen)
         check_exposure(self.listen, self.tls, self.insecure)
         check_metrics(self.metrics, self.insecure, self.tls)
         if not self.device:

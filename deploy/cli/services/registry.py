@@ -19,7 +19,6 @@ from specwire.rpc.server import Admission, RunningServer, Service, check_free, s
 from specwire.rpc.server_options import (
     ANY_PORT,
     check_exposure,
-    check_listen,
     check_metrics,
     drain_grace,
     filled,
@@ -49,7 +48,6 @@ class RegistryServiceOptions:
     metrics: str = ""
 
     def __post_init__(self) -> None:
-        check_listen(self.listen)
         check_exposure(self.listen, self.tls, self.insecure)
         check_metrics(self.metrics, self.insecure, self.tls)
         try:
