@@ -220,7 +220,10 @@ class SqliteStore:
             self._db = in_memory()
             return
         self.durability = str(Level.FILE_FSYNC if synced else Level.FILE)
-        self._path = path.resolve()
+        try:
+            self._path = path.resolve()
+        except (OSError, RuntimeError) as error:  # symbolic links that lead to themselves
+            raise UnusableFile(str(error)) from error
         self._db, self._lock = open_file(self._path, synced)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="session-log")
         try:

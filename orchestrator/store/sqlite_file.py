@@ -85,6 +85,7 @@ FORMER_TOLD = "it has the former format, which specwire 0.1.0 reads up to its co
 # Of SQLite's write-ahead log: its head, then frames, each a head and a page.
 WAL = "-wal"
 WAL_HEAD_BYTES, FRAME_HEAD_BYTES = 32, 24
+WAL_MAGICS = bytes.fromhex("377f0682"), bytes.fromhex("377f0683")
 WAL_SALT_AT, FRAME_SALT_AT, COMMIT_AT = slice(16, 24), slice(8, 16), slice(4, 8)
 # Appended to the name of a file that was cut or damaged, and a number.
 ASIDE = ".damaged-"
@@ -216,8 +217,11 @@ def _lacks_commits(wal: bytes, frames: int) -> bool:
     """Whether SQLite, which took so many frames, left out a commit behind which others stand: it was acknowledged.
 
     The last one may have been under way when its process ended. Frames of earlier uses of the file have another salt.
+    Where its head is gone nothing tells whose frames they are.
     """
     size = FRAME_HEAD_BYTES + PAGE_BYTES
+    if len(wal) >= WAL_HEAD_BYTES + size and wal[: len(WAL_MAGICS[0])] not in WAL_MAGICS:
+        return True
     heads = [wal[at : at + FRAME_HEAD_BYTES] for at in range(WAL_HEAD_BYTES, len(wal), size)]
     salts = {wal[WAL_SALT_AT], *(head[FRAME_SALT_AT] for head in heads[:1])}
     left = [head for head in heads[frames:] if head[FRAME_SALT_AT] in salts]

@@ -31,7 +31,7 @@ from orchestrator.store import (
 )
 from orchestrator.store.base import CALLED_WITHIN_S
 from orchestrator.store.sqlite import ROW_TOKENS, SqliteStore
-from orchestrator.store.sqlite_file import EXPIRING, FORMER, PAGE_BYTES, UnusableFile
+from orchestrator.store.sqlite_file import EXPIRING, FORMER, PAGE_BYTES, WAL_HEAD_BYTES, UnusableFile
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, TokenLogprobs
 from tests.orchestrator.test_store import TTL, A, D, alter, logs_of, record_of
@@ -324,6 +324,25 @@ async def test_acknowledged_commits_that_cannot_be_read_are_said_and_kept_aside(
             assert not caplog.text
         await store.close()
     assert said > 40
+
+
+@pytest.mark.parametrize("size", [WAL_HEAD_BYTES, 4096])
+async def test_commits_whose_beginning_is_gone_are_said_and_kept_aside(
+    size: int, file: LogFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a disk lost the first sector of what was written last."""
+    killed, _ = await three_appends(file)
+    data = bytes(size) + killed.wal.read_bytes()[size:]
+    killed.wal.write_bytes(data)
+    await SqliteStore(killed.at, clock=Clock()).close()
+    assert f"{killed.wal} is damaged, and what was written last is lost" in caplog.text
+    assert LogFile(killed.at.with_name("log-wal.damaged-1")).read() == data
+
+
+async def test_a_link_to_itself_is_refused(file: LogFile) -> None:
+    file.at.symlink_to(file.at)
+    with pytest.raises(UnusableFile):
+        SqliteStore(file.at)
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 99])
