@@ -81,6 +81,7 @@ LIMITS = (
     Limit("`stop_token_ids`", MOST_STOP_IDS, FIELD, INVALID),
     Limit("entries of `logit_bias`", MOST_BIASES, FIELD, INVALID),
     Limit("`n`", MOST_COMPLETIONS, "before the prompt is copied", INVALID),
+    Limit("prompts of a completion", MOST_COMPLETIONS, FIELD, INVALID),
     Limit("`references`", MOST_REFERENCES, FIELD, INVALID),
     Limit("tokens of `references`", MOST_REFERENCE_TOKENS, "while they are encoded", INVALID),
     Limit("bytes of `references`, by `n`", MOST_REFERENCE_BYTES, "before they are copied", INVALID),
