@@ -127,19 +127,14 @@ def test_generate_refuses(arguments: tuple[str, ...], message: str, capsys: pyte
     assert refused(capsys, "generate", *arguments) == f"specwire generate: error: {message}"
 
 
+EDGE = ("edge", "--draft", "a.gguf", "--verifier", "127.0.0.1:1")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("up", "--listen", "nowhere"), "specwire up: error: listen: must be HOST:PORT with a port from 0 to 65535"),
         (("up", "--draft", "x", "--no-draft"), "specwire up: error: argument --no-draft: not allowed with"),
-        (
-            ("up", "--dtype", "int3"),
-            "specwire up: error: argument --dtype: must be one of auto, float32, bfloat16, not 'int3'",
-        ),
-        (
-            ("up", "--runtime", "onnx"),
-            "specwire up: error: argument --runtime: must be one of torch, openvino, llamacpp, auto, not 'onnx'",
-        ),
         (("demo", "--count", "0"), "specwire demo: error: count: must be at least 1, not 0"),
         (("demo", "--max-tokens", "0"), "specwire demo: error: max_tokens: must be at least 1, not 0"),
         (
@@ -157,6 +152,14 @@ def test_generate_refuses(arguments: tuple[str, ...], message: str, capsys: pyte
             "specwire generate: error: unrecognized arguments: --tempature 3: --temp",
         ),
         (("generate", "x", "y"), "specwire generate: error: unrecognized arguments: y"),
+        (
+            ("edge", "--draft", "scripted:7"),
+            "specwire edge: error: verifiers: at least one address is needed, or --registry",
+        ),
+        (("edge", "--draft", "scripted:7", "--registry", "radish://a"), "specwire edge: error: registry: "),
+        ((*EDGE, "--kv-memory", "much"), "specwire edge: error: kv-memory: "),
+        ((*EDGE, "--context", "1"), "specwire edge: error: context: "),
+        (("draft", "m", "--connect", "127.0.0.1:1", "--connect", "nowhere"), "specwire draft: error: connect: "),
         (("config",), "specwire config: error: the following arguments are required: ACTION"),
         (("config", "show", "fly"), "specwire config show: error: argument COMMAND: invalid choice: 'fly'"),
         (("config", "show", "up", "--slotz", "3"), "specwire up: error: unrecognized arguments: --slotz 3: --slots?"),

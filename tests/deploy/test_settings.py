@@ -110,8 +110,6 @@ def test_an_empty_variable_counts_as_none() -> None:
         ("upp:\n  slots: 3", "line 1: unknown section 'upp': up?"),
         ("upp:", "line 1: unknown section 'upp': up?"),
         ("up:\n  slots: many", "line 2: slots must be a whole number, not 'many'"),
-        ("up:\n  grace: long", "line 2: grace must be a number, not 'long'"),
-        ("up:\n  dtype: int3", "line 2: dtype must be one of float32, bfloat16, not 'int3'"),
         ("up:\n  ngram: perhaps", "line 2: ngram must be true or false, not 'perhaps'"),
         ("up:\n  slots: [1, 2]", "line 2: slots must be one value, not 2"),
         ("up:\n  slots: {a: 1}", "line 2: slots must be one value, or a list of values"),
@@ -139,11 +137,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"up:\n  model: \xff")
     with pytest.raises(SettingInvalid, match="is not UTF-8 at byte 13"):
         complete("m", file=tmp_path / "bytes")
-
-
-def test_a_wrong_variable_is_refused_by_name() -> None:
-    with pytest.raises(SettingInvalid, match=r"\$SPECWIRE_SLOTS: slots must be a whole number, not '1.5'"):
-        complete("m", env={"SPECWIRE_SLOTS": "1.5"})
 
 
 def test_what_is_required_may_come_from_anywhere_and_is_missed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +176,9 @@ def test_a_wrong_value_is_refused_in_the_same_words_wherever_it_stands(
         with pytest.raises(SystemExit) as ended:
             cli.parse([command, *words])
         assert ended.value.code == 2
-        return capsys.readouterr().err.partition(" must be ")[2]
+        place, _, said = capsys.readouterr().err.partition(" must be ")
+        assert name in place
+        return said
 
     said = refused(f"--{name}", "x")
     assert said.endswith("not 'x'\n")
