@@ -23,10 +23,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from bench.harness import RESULTS, machine
+from bench.harness import RESULTS
 from bench.harness.interleave import tracked
 from bench.harness.interval import Estimate
 from bench.harness.processes import in_processes
+from bench.harness.record import save
 from bench.harness.report import Bar, at_least, bar_lines, table
 from bench.wan.cells import TOKENS, V_MS, WanCell, grid
 from bench.wan.traces import GREEDY, acceptance, nearest, recorded, with_acceptance
@@ -271,23 +272,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     began = time.monotonic()
     found = sweep_all(cells, args.traces, TOKENS, best)
-    args.out.write_text(
-        json.dumps(
-            {
-                "name": "sweep",
-                "bars": [asdict(bar(found))],
-                "cells": [{**asdict(one), "share": one.share} for one in found],
-                "traces": args.traces,
-                "tokens": TOKENS,
-                "best_from_earlier": sum(cell.name in best for cell in cells),
-                "seconds": round(time.monotonic() - began),
-                "machine": machine.describe(),
-                "commit": machine.commit(),
-            },
-            indent=1,
-        )
-        + "\n"
-    )
+    told = {
+        "bars": [asdict(bar(found))],
+        "cells": [{**asdict(one), "share": one.share} for one in found],
+        "best_from_earlier": sum(cell.name in best for cell in cells),
+        "seconds": round(time.monotonic() - began),
+    }
+    save(args.out, told, {"traces": args.traces, "tokens": TOKENS})
     print(report(found))
     return 0 if bar(found).holds else 1
 

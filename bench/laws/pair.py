@@ -39,14 +39,17 @@ def model(seed: int) -> LlamaForCausalLM:
     return llama
 
 
-def write(folder: Path) -> tuple[Path, Path]:
-    """Target and drafter as directories, for an engine to load; a text's letters are its ids."""
+def write(folder: Path, special: str | None = None) -> tuple[Path, Path]:
+    """Target and drafter as directories, for an engine to load; a text's letters are its ids.
+
+    special: a letter that the tokenizer calls an end of sequence; some engines' converters need one.
+    """
     words = Tokenizer(models.BPE({letter: index for index, letter in enumerate(LETTERS)}, []))
     words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     target, draft = folder / "target", folder / "draft"
     for path, seed in zip((target, draft), SEEDS, strict=True):
         model(seed).save_pretrained(path)
-        PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(path)
+        PreTrainedTokenizerFast(tokenizer_object=words, eos_token=special).save_pretrained(path)
     return target, draft
 
 

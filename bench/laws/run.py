@@ -18,17 +18,19 @@ from bench.harness.interleave import tracked
 from bench.harness.report import Bar, at_least, exactly, none_of, table
 from bench.laws.biased import BIASED, BIASED_VERIFIERS, biased
 from bench.laws.exact import p_of_firsts, p_of_steps
-from bench.laws.same_seed import WAYS, SeedWay, same_seed
 from bench.laws.sampling import (
     DRAFTING,
     PROMPT,
     RULES,
     SCRIPT,
     TARGET,
+    WAYS,
     DraftSetup,
     LawSample,
+    SeedWay,
     all_of,
     deployment,
+    same_seed,
     sample,
 )
 from specwire.rpc.process import say

@@ -35,8 +35,7 @@ from bench.harness.services import ANY_PORT, ServiceProcess
 from bench.laws.exact import chi_square
 from bench.laws.pair import PROMPT, SEEDS, joint, model, write
 from bench.laws.run import ALPHA, FIRSTS, LawTest, report
-from bench.laws.same_seed import NGRAM, OFF, SeedWay
-from bench.laws.sampling import AT_ONCE, RULES, LawSample, all_of, sample
+from bench.laws.sampling import AT_ONCE, NGRAM, OFF, RULES, LawSample, SeedWay, all_of, sample
 from bench.vllm.server import EAGER, MISSING, PYTHON, VLLM, versions
 from deploy.stack.processes import environment
 from orchestrator import server

@@ -1,7 +1,6 @@
-"""vLLM's own speculation beside specwire's drafters for it, and a verifier of ours on vLLM's worker.
+"""vLLM's own speculation beside specwire's drafters for it, and a verifier of ours on vLLM's worker: `make bench-vllm`.
 
-server    vLLM as a server and as a library, from the environment that `make setup-vllm` makes
-offline   the process in which it is a library
-service   our service on its worker
-run       the measurement: python -m bench.vllm.run
+run      the measurement: python -m bench.vllm.run
+server   vLLM as a server and as a library, from the environment that `make setup-vllm` makes
+offline  the process in which it is a library
 """

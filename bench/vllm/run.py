@@ -12,7 +12,6 @@ turn: they spin for a second behind their last message.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import time
@@ -23,19 +22,74 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.harness import RESULTS, machine
+from bench.harness import RESULTS
 from bench.harness.entry import terminable
 from bench.harness.interleave import schedule, tracked
 from bench.harness.interval import Estimate, estimate
-from bench.harness.record import prompts_of, refused
+from bench.harness.record import prompts_of, refused, save
 from bench.harness.report import Bar, at_least, table
 from bench.harness.runs import BenchError
-from bench.harness.services import free_port
+from bench.harness.services import ANY_PORT, RedisLog, ServiceProcess, free_port
 from bench.relay.link import RelayLink
-from bench.vllm.server import MISSING, PROPOSER, VLLM, Front, Speculation, VllmLibrary, VllmServer, awake, versions
-from bench.vllm.service import ENGINE, ENGINE_BOTH, ENGINE_OFF, ENGINES, drafter_of, engine_service
+from bench.vllm.server import (
+    CONTEXT,
+    EAGER,
+    MISSING,
+    PROPOSER,
+    PYTHON,
+    VLLM,
+    Front,
+    Speculation,
+    VllmLibrary,
+    VllmServer,
+    awake,
+    versions,
+)
 from demo_pair import DRAFT, TARGET
+from deploy.stack.processes import environment
 from specwire.rpc.process import say
+
+# What may propose.
+ENGINE_OFF, ENGINE_BOTH = "engine vllm, off", "engine vllm, drafter and n-grams"
+ENGINE = {0: "engine vllm, drafter at 0 ms", 20: "engine vllm, drafter at 20 ms"}
+ENGINES = (ENGINE_OFF, *ENGINE.values(), ENGINE_BOTH)
+# As vLLM's own rows are.
+COMPUTED = ("--dtype", "float32", "--threads", "1")
+
+
+def drafter_of(owned: ExitStack, folder: Path) -> ServiceProcess:
+    """Start the demo pair's drafter. Raises BenchError."""
+    words = ("draft", str(DRAFT), *COMPUTED, "--slots", "64")
+    drafter = ServiceProcess(words, environment(), folder / "draft.stderr", ANY_PORT)
+    owned.callback(drafter.kill)
+    drafter.ready()
+    return drafter
+
+
+def engine_service(owned: ExitStack, folder: Path, links: Mapping[int, RelayLink], sessions: int) -> dict[str, Front]:
+    """Start it; where its rows are asked for. links: to the drafter, by their delay in ms. Raises BenchError."""
+    log = RedisLog(folder)
+    owned.callback(log.kill)
+    told = {**environment(), "OMP_NUM_THREADS": "1"}
+    engine = ("--engine", "vllm", "--engine-options", EAGER)
+    words = ("verify", str(TARGET), *COMPUTED, "--slots", str(sessions), "--context", str(CONTEXT), *engine)
+    verifier = ServiceProcess(words, told, folder / "verify.stderr", ANY_PORT, python=PYTHON)
+    owned.callback(verifier.kill)
+    logged = ("--redis-url", f"redis://{log.ready()}", "--http", ANY_PORT)
+    verifier.ready()
+    orchestrators = {}
+    for rtt in ENGINE:
+        line = ("orchestrate", "--verifier", verifier.address, "--drafter", links[rtt].address, *logged)
+        orchestrators[rtt] = one = ServiceProcess(line, environment(), folder / f"orchestrate-{rtt}.stderr", ANY_PORT)
+        owned.callback(one.kill)
+        one.ready()
+    nearest = orchestrators[min(orchestrators)]
+    return {
+        ENGINE_OFF: Front(nearest.http, "off"),
+        **{row: Front(orchestrators[rtt].http, "drafters") for rtt, row in ENGINE.items()},
+        ENGINE_BOTH: Front(nearest.http, "auto"),
+    }
+
 
 OUT = RESULTS / "vllm.json"
 OFF, NGRAM, MODEL, IDLE, BOTH = "off", "its ngram", "its draft model", "nothing proposed", "drafter and n-grams"
@@ -299,16 +353,12 @@ def write_results(
     args: argparse.Namespace, turns: Sequence[VllmTurn], lines: Sequence[VllmLine], bars: Sequence[Bar]
 ) -> None:
     found = {
-        "name": args.out.stem,
         "bars": [asdict(bar) for bar in bars],
         "lines": [asdict(line) for line in lines],
-        "machine": machine.describe(),
         "vllm": versions(),
-        "commit": machine.commit(),
-        "arguments": {name: getattr(args, name) for name in ("prompts", "tokens", "repeats", "sessions", "only")},
         "seconds_of_turns": [[turn.level, turn.temperature, turn.turn, turn.row, turn.seconds] for turn in turns],
     }
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    save(args.out, found, {name: getattr(args, name) for name in ("prompts", "tokens", "repeats", "sessions", "only")})
 
 
 def parser() -> argparse.ArgumentParser:

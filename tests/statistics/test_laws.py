@@ -12,8 +12,7 @@ from bench.laws import run
 from bench.laws.biased import BIASED, BIASED_VERIFIERS, PATIENCE_US
 from bench.laws.exact import chi_square, joint
 from bench.laws.run import LawTest, judged
-from bench.laws.same_seed import WAYS, SeedWay, same_seed
-from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, TARGET, LawSample, all_of
+from bench.laws.sampling import DRAFTING, PROMPT, RULES, SCRIPT, TARGET, WAYS, LawSample, SeedWay, all_of, same_seed
 from scripts.figures.exact import laws_table
 from specwire.core.draft import DraftSession
 from specwire.core.messages import Proposal

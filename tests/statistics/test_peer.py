@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench.harness.runs import BenchError
-from bench.laws import engines, peer
-from bench.laws.engines import EngineWay, server_way, transformers_ways
+from bench.laws import peer
 from bench.laws.pair import LETTERS, PROMPT, SEEDS, joint, model, write
+from bench.laws.peer import EngineWay, server_way, transformers_ways
 from scripts.figures.exact import peers_table
 from tests.orchestrator.http.front import front
 
@@ -34,7 +34,7 @@ def test_the_test_accepts_plain_sampling_and_refuses_another_model_s() -> None:
     (right,) = peer.judged([plain], TEXTS)
     assert not right.refused
     other = EngineWay(
-        "transformers", "the drafter alone", False, lambda count: engines._generated(model(SEEDS[1]), None, count)
+        "transformers", "the drafter alone", False, lambda count: peer._generated(model(SEEDS[1]), None, count)
     )
     assert peer.judged([other], TEXTS)[0].p < LIMIT
     assert sum(assisted.texts(3).values()) == 3
