@@ -20,7 +20,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, seed, settings
 
-from tests.fuzz import configs, registry
+from tests.fuzz import configs, quotas, registry
 from tests.fuzz.files import read_spoilt, spoilt
 from tests.fuzz.http import tell, tell_figures, tell_flood, tell_template
 from tests.fuzz.large import Large, tell_large
@@ -120,6 +120,7 @@ def _everything(
         *asked,
         ("options of sessions in one step", neighbours, hurt_nobody),
         ("large requests", large_requests(running.fingerprint), large),
+        ("quotas of a tenant", quotas.asked(), quotas.hold),
         ("HTTP floods", floods(), partial(tell_flood, running)),
         ("chat templates", sources, partial(tell_template, running)),
         ("HTTP figures", figures(), partial(tell_figures, running)),

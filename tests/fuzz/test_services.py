@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.fuzz import quotas
 from tests.fuzz.services import UNSENT_BY, Failures, Services, services
 from tests.fuzz.targets import targets
 
-EXAMPLES = 40
+EXAMPLES, FEW = 40, 8
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 NAMES = [
     "GenerationService.Generate",
@@ -77,3 +79,12 @@ def test_whatever_it_is_told_it_serves_on(running: Services, name: str) -> None:
 
     tell()
     running.check()
+
+
+def test_what_is_kept_of_a_tenant_stays_bounded() -> None:
+    @settings(max_examples=FEW, suppress_health_check=SLOW)
+    @given(quotas.asked())
+    def ask(requests: list[Any]) -> None:
+        quotas.hold(requests)
+
+    ask()
