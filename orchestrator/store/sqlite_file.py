@@ -131,7 +131,7 @@ def _opened(path: Path, synced: bool) -> tuple[sqlite3.Connection, int]:
                 database.close()
                 busy = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY
                 raise UnusableFile("another process has it" if busy else str(error)) from error
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the second where it tells of damaged names
                 _keep_aside(path, f"is damaged ({error})")
                 database.close()  # not before: that changes the files that have its names
     except BaseException:

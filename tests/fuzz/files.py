@@ -1,4 +1,4 @@
-"""Files that an operator may have from anywhere: GGUF files, tables of n-grams, configurations.
+"""Files that an operator may have from anywhere: GGUF files, tables of n-grams, configurations, session logs.
 
 Each is whole but for some bytes, or numbers of the head, that say anything. It is refused by one sentence, or used; in
 either case soon, and without more memory than it has bytes.
@@ -6,6 +6,7 @@ either case soon, and without more memory than it has bytes.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 import tempfile
@@ -19,13 +20,17 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from orchestrator.store import StoreError
+from orchestrator.store.sqlite import SqliteStore
 from specwire.core.invalid import InvalidParameter
+from specwire.core.messages import Append, Outcome
 from specwire.core.model import ModelError, served_context
 from specwire.core.verify.table import NgramTable, TableIndex
 from specwire.lm.gguf_file import SIZES, read_gguf
 from specwire.lm.model_config import check_layers
 from specwire.text.table_file import load_table, save_table
 from tests.fuzz.messages import Values
+from tests.orchestrator.test_store import TTL, record_of
 
 # Seconds of processor time that no file may take, and what numbers of 8 bytes are made of.
 MOST_S = 1.0
@@ -139,9 +144,45 @@ def _read_config(path: Path) -> None:
     served_context(stated if type(stated) is int else None, None)
 
 
+LOGGED = 4
+
+
+def _write_log(path: Path) -> None:
+    async def write() -> None:
+        store = SqliteStore(path)
+        for number in range(LOGGED):
+            fence = await store.create(record_of(f"s{number}"), TTL)
+            await store.append(f"s{number}", fence, Append(3, (7,) * 40, (Outcome.DIRECT,) * 40))
+        await store.close()
+
+    asyncio.run(write())
+
+
+def _read_log(path: Path) -> None:
+    """What is lost is kept aside, and a log that is begun anew takes sessions."""
+
+    async def read() -> None:
+        store = SqliteStore(path)
+        try:
+            known = [each.session_id async for each in store.known_sessions()]
+            for session_id in known:
+                await store.read(session_id)
+            if not known:
+                assert path.with_name(f"{path.name}.damaged-1").exists(), "a log was begun anew over another one"
+                await store.create(record_of("new"), TTL)
+        finally:
+            await store.close()
+
+    try:
+        asyncio.run(read())
+    except StoreError as error:
+        raise ModelError(str(error)) from error
+
+
 # How a whole one is written, and how one is read.
 KINDS: Mapping[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
     "gguf": (_write_gguf, _read_gguf),
     "table": (_write_table, _read_table),
     "json": (_write_config, _read_config),
+    "log": (_write_log, _read_log),
 }

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from specwire.client import Client, SpecwireError
 from tests.fuzz import registry
+from tests.fuzz.files import Spoilt, read_spoilt
 from tests.fuzz.logs import meet
 from tests.fuzz.services import LIMIT_S, Services, services
 from tests.fuzz.values import Damage, cases, try_all
@@ -83,3 +84,7 @@ def _spoil(log: RedisServer, running: Services) -> None:
     with redis.Redis.from_url(log.url) as client:
         for session_id in running.sessions:
             client.hset(f"specwire:{{{session_id}}}:meta", "record", "{}")
+
+
+def test_a_log_s_file_of_which_sqlite_tells_in_bytes_that_are_no_text_is_kept_aside() -> None:
+    read_spoilt(Spoilt("log", ((0.75, False, 255, 1),), 1.0))
